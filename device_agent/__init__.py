@@ -6,5 +6,6 @@ commands     `paceline agent`
 consent      the question at enrolment: who may ask this device through the cloud
 credentials  file of keys, one entry per cloud
 enrolment    exchanges keys with a cloud by a one-time code
+link_check   what `paceline doctor` says of the link
 program      the process from start to stop
 """

@@ -60,6 +60,7 @@ class Cloud:
         self._emulation = emulation
         self._vocab_size = vocab_size
         self._credential: Credential | None = None
+        self._fault = ""  # why it is not enrolled yet
 
     async def enrol(self) -> bool:
         """Get a credential; False if there is none yet because the cloud cannot be reached.
@@ -82,7 +83,9 @@ class Cloud:
         try:
             fresh = await exchange(http_url(self._url), self._code)
         except LinkClosed as error:
-            _log.warning("not enrolled yet: %s", error)
+            if str(error) != self._fault:  # once, not at every attempt
+                _log.warning("not enrolled yet: %s", error)
+            self._fault = str(error)
             self._credential = kept
         except ConfigError as error:
             if kept is None:

@@ -7,6 +7,7 @@ import base64
 import hmac
 import json
 import secrets
+import ssl
 from urllib.parse import urlsplit
 
 import httpx
@@ -15,6 +16,7 @@ from paceline.core.printable import printable
 from paceline.errors import ConfigError, LinkClosed
 from paceline.local_users import is_loopback
 from paceline.runtime.identity import PrivateKey, verify
+from paceline.runtime.link.transport import unreachable
 from paceline.wire.fields import NONCE_BYTES
 from paceline.wire.identity.enrolment import (
     BY_CODE,
@@ -78,9 +80,10 @@ async def _post(url: str, body: dict[str, object]) -> tuple[int, dict[str, objec
     try:
         # A proxy named by the environment is used, except for this machine itself.
         loopback = is_loopback(urlsplit(url).hostname or "")
+        trusted = ssl.create_default_context()  # what the system trusts, as for the link; not httpx's own list
         async with (
             asyncio.timeout(TIMEOUT_S),  # the whole of it: httpx counts the time between two pieces only
-            httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=not loopback) as http,
+            httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=not loopback, verify=trusted) as http,
             http.stream("POST", url, json=body, headers={"accept-encoding": "identity"}) as answer,
         ):
             async for piece in answer.aiter_raw():
@@ -88,7 +91,7 @@ async def _post(url: str, body: dict[str, object]) -> tuple[int, dict[str, objec
                 if len(content) > MAX_ANSWER_BYTES:
                     return answer.status_code, {}
     except (httpx.TransportError, httpx.InvalidURL, TimeoutError) as error:
-        raise LinkClosed(f"cannot reach {url}: {printable(str(error)) or 'no answer in time'}") from error
+        raise LinkClosed(unreachable(url, error)) from error
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):

@@ -14,7 +14,7 @@ import typer
 
 from paceline.errors import ConfigError
 from paceline.secret_files import STDIN, given_secret
-from paceline.settings_sources import Origins, describe
+from paceline.settings_sources import Origins, describe_given
 from paceline.stage_settings import StageSettings
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ def stage(settings: StageSettings, origins: Origins) -> None:
 
     configure_logging(settings.log_level, settings.log_format)
     if settings.credential is None:
-        for line in describe(settings, origins):
-            logging.getLogger("paceline.settings").info("%s", line)
+        logging.getLogger("paceline.settings").info("%s", describe_given(settings, origins))
     asyncio.run(_run(settings))
 
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from paceline.configuration.groups import grouped
 from paceline.errors import ConfigError
 from paceline.settings import DERIVED, PREFIX, SCHEMAS, SECRETS, ProgramSettings
 from paceline.side_folders import FOLDERS, own_folder
@@ -59,12 +60,17 @@ def resolve(
 
 
 def describe(settings: ProgramSettings, origins: Origins) -> list[str]:
-    """One line per setting for the start of the log: name, value and origin, secrets masked."""
-    width = max(len(key) for key in type(settings).model_fields)
-    return [
-        f"{key:<{width}} = {_shown(key, getattr(settings, key))}  ({origins[key]})"
-        for key in type(settings).model_fields
-    ]
+    """One line per setting, in the order of their groups: name, value and origin, secrets masked."""
+    keys = [key for _, key in grouped(type(settings).model_fields)]
+    width = max(map(len, keys))
+    return [f"{key:<{width}} = {_shown(key, getattr(settings, key))}  ({origins[key]})" for key in keys]
+
+
+def describe_given(settings: ProgramSettings, origins: Origins) -> str:
+    """What was set by a flag, a variable or the file, in one line for the start of the log; secrets masked."""
+    keys = [key for _, key in grouped(type(settings).model_fields) if origins[key] != "default"]
+    told = ", ".join(f"{key} = {_shown(key, getattr(settings, key))} ({origins[key]})" for key in keys)
+    return f"{told or 'nothing was set'}; --show-settings lists all"
 
 
 def field_default(key: str, info: FieldInfo) -> str | None:

@@ -14,17 +14,18 @@ from typing import Annotated, Literal
 import typer
 
 from paceline.commands.groups import devices_group
-from paceline.commands.options import Config, Json, StateDir, options
+from paceline.commands.options import Config, GroupedCommand, Json, StateDir, options
 from paceline.errors import ConfigError
 from paceline.settings import ServerSettings
-from paceline.settings_sources import Origins, describe, resolve
+from paceline.settings_sources import Origins, describe_given, resolve
 
 from .devices import CODE_LIFE_S, Registry
 from .keys import Keys
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: paceline serve --model Qwen/Qwen2.5-7B-Instruct")(options(ServerSettings)(serve))
+    example = "Example: paceline serve --model Qwen/Qwen2.5-7B-Instruct"
+    app.command(epilog=example, cls=GroupedCommand)(options(ServerSettings)(serve))
     group = devices_group(app)
     group.command("add", epilog="Example: paceline devices add phone")(add_device)
     group.command("list", epilog="Example: paceline devices list --json")(list_devices)
@@ -48,8 +49,7 @@ def serve(settings: ServerSettings, origins: Origins) -> None:
     from .program import run  # torch is imported here, not for `paceline --help`
 
     configure_logging(settings.log_level, settings.log_format)
-    for line in describe(settings, origins):
-        logging.getLogger("paceline.settings").info("%s", line)
+    logging.getLogger("paceline.settings").info("%s", describe_given(settings, origins))
     asyncio.run(run(settings))
 
 

@@ -15,7 +15,7 @@ from paceline.local_users import is_loopback
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, ServerSettings
-from paceline.settings_sources import describe, resolve
+from paceline.settings_sources import describe, describe_given, resolve
 from paceline.stage_settings import StageSettings
 
 PORTS = st.integers(0, 65_535)
@@ -228,7 +228,7 @@ def test_a_value_that_cannot_be_used_is_named_with_its_origin_and_what_would_be(
 def test_secrets_are_shown_nowhere() -> None:
     env = {"PACELINE_API_KEYS": "hush-1,hush-2", "PACELINE_CODE": "hush-3"}
     settings, origins = resolve(AgentSettings, {}, env)
-    shown = "\n".join([*describe(settings, origins), repr(settings)])
+    shown = "\n".join([*describe(settings, origins), describe_given(settings, origins), repr(settings)])
     assert "hush" not in shown
     assert "(2 set)  (environment PACELINE_API_KEYS)" in shown
     with pytest.raises(ConfigError) as error:
@@ -236,8 +236,12 @@ def test_secrets_are_shown_nowhere() -> None:
     assert "hush" not in str(error.value)
 
 
-def test_start_up_shows_every_value_with_its_origin() -> None:
+def test_a_start_tells_what_was_set_and_every_value_can_be_shown_with_its_origin() -> None:
     settings, origins = resolve(AgentSettings, {"threads": 2}, {"PACELINE_MODEL": "fake"})
+    assert describe_given(settings, origins) == (
+        "model = fake (environment PACELINE_MODEL), threads = 2 (flag --threads); --show-settings lists all"
+    )
+    assert describe_given(*resolve(AgentSettings, {}, {})).startswith("nothing was set; ")
     lines = describe(settings, origins)
     assert len(lines) == len(AgentSettings.model_fields)
     assert any(line.split() == ["threads", "=", "2", "(flag", "--threads)"] for line in lines)

@@ -5,7 +5,7 @@ demo            `paceline demo`
 demonstration   its pair of programs, and its questions
 docs            `paceline docs`
 doctor          `paceline doctor`
-doctor_checks   the checks of `paceline doctor`, one function per subject
+diagnosis       what `paceline doctor` looks at
 main            root of the command: subcommands, exit codes
 models          `paceline models`
 options         shared options, and options made from a settings class

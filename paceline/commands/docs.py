@@ -65,6 +65,14 @@ def add(
         bool, typer.Option("--sync", help="of folders: documents whose files are gone from there are removed too")
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="go on as --sync whenever files change, until Ctrl-C")] = False,
+    check_contents: Annotated[
+        bool,
+        typer.Option(
+            "--check-contents",
+            help="read files also that have the size, inode and times with which they were read before; default: they "
+            "count as unchanged",
+        ),
+    ] = False,
     side: Side = "device",
     store: Store = None,
     state_dir: StateDir = None,
@@ -81,7 +89,9 @@ def add(
     with opened(side, store, embedder, config, state_dir) as documents:
         for number, _ in enumerate(changes(_folders(paths)) if watch else [None]):
             try:
-                results = add_with_progress(documents, paths, side, sync=sync or watch)
+                results = add_with_progress(
+                    documents, paths, side, sync=sync or watch, read_all=check_contents and not number
+                )
             except ConfigError as error:  # such as a folder without its last file, while that is being replaced
                 if not number:
                     raise
@@ -233,9 +243,14 @@ def opened(
 
 
 def add_with_progress(
-    store: DocumentStore, paths: Iterable[Path], side: Literal["cloud", "device"], *, sync: bool = False
+    store: DocumentStore,
+    paths: Iterable[Path],
+    side: Literal["cloud", "device"],
+    *,
+    sync: bool = False,
+    read_all: bool = False,
 ) -> list[IngestResult]:
-    """Add files, with one progress bar for all of them if stderr is a terminal.
+    """Add files, with one progress bar for all of them if stderr is a terminal. read_all: see `DocumentStore.add`.
 
     Raises ConfigError where there is nothing to read and nothing to synchronise.
     """
@@ -253,8 +268,8 @@ def add_with_progress(
             bar.update(task, total=now.num_files, completed=now.file, description=printable(now.name))
 
         if sync:
-            return sync_folders(store, paths, zone=side, progress=update)
-        results = store.add(paths, zone=side, progress=update)
+            return sync_folders(store, paths, zone=side, read_all=read_all, progress=update)
+        results = store.add(paths, zone=side, read_all=read_all, progress=update)
     if all(result.status == "skipped" for result in results):
         raise ConfigError(f"Nothing to read there: give files of {NAMED_KINDS}, or folders of them.")
     return results

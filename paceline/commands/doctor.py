@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.commands import doctor_checks as checks
+from paceline.commands.diagnosis import checks
 from paceline.settings import SCHEMAS
 from paceline.settings_sources import resolve
 
@@ -20,13 +20,15 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
+    context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="write JSON to standard output")] = False,
     config: Annotated[Path | None, typer.Option("--config", help="TOML file with settings to look at")] = None,
 ) -> None:
-    """Look at the machine, the installation and the settings, and say what will not work and why."""
+    """Look at the machine, the installation, the settings with their models and link, and what runs; say what will not
+    work and why."""
     nodes = tuple(resolve(schema, {}, os.environ, config)[0] for schema in SCHEMAS)
     found = []
-    for check in checks.run(nodes):
+    for check in checks.run(nodes, context.obj.checks):
         found.append(check)
         if not as_json:
             typer.echo(f"{check.status:<5} {check.name:<18} {check.text}")

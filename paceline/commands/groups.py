@@ -1,8 +1,26 @@
-"""Groups of subcommands that several programs add to, so that none imports another."""
+"""What several programs add to, so that none imports another: groups of subcommands, and the checks of `doctor`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import typer
+
+from paceline.commands.diagnosis.outcome import NodeChecks
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The object of the command's context (`typer.Context.obj`)."""
+
+    checks: NodeChecks = field(default_factory=dict)
+
+
+def doctor_checks(app: typer.Typer) -> NodeChecks:
+    """Checks of `paceline doctor` besides its own."""
+    added = (app.info.context_settings or {})["obj"]
+    assert isinstance(added, Added), "the root of the command has it"
+    return added.checks
 
 
 def devices_group(app: typer.Typer) -> typer.Typer:

@@ -14,6 +14,7 @@ import typer
 
 from paceline import __version__
 from paceline.commands import bench, demo, docs, doctor, models, profile, tables
+from paceline.commands.groups import Added
 from paceline.core.printable import printable_lines
 from paceline.errors import PacelineError
 
@@ -32,7 +33,7 @@ def build(programs: tuple[EntryPoint, ...] | None = None) -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode=None,  # brackets in a help text are no markup
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "obj": Added()},
     )
     app.callback()(_root)
     found = tuple(entry_points(group=GROUP)) if programs is None else programs

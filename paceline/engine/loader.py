@@ -143,6 +143,7 @@ def load_engine(directory: Path, options: EngineOptions = DEFAULTS, *, name: str
 
 def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTrainedModel, ModelInfo]:
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from paceline.engine.model_config import max_positions, shape_of
@@ -162,6 +163,11 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
                 trust_remote_code=False,
                 output_loading_info=True,
             )
+    except SafetensorError as error:
+        raise ConfigError(
+            f"{directory} cannot be loaded: a file of its weights is damaged or was cut ({error}). Fetch or copy it "
+            "again."
+        ) from error
     except Exception as error:  # bad files, unknown architectures and odd configurations raise errors of any type
         raise ConfigError(f"{directory} cannot be loaded: {error}") from error
     model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)

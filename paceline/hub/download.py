@@ -55,13 +55,11 @@ def local(name: HubName) -> Path:
 
 def pull(name: HubName, progress: Progress = lambda *_: None) -> Pulled:
     """Fetch the newest files of the name's revision. Raises ConfigError; `Unreachable` where the hub cannot serve."""
-    from huggingface_hub import HfApi, constants, hf_hub_url, snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.file_download import repo_folder_name
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, by its documentation
 
-    with _explained(name):
-        info = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=30.0)
-    files = _files(name, info, lambda file: hf_hub_url(name.repository, file, revision=info.sha))
+    revision, files = _remote(name)
     blobs = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name.repository, repo_type="model") / "blobs"
     missing = {file: remote for file, remote in files.items() if not (blobs / remote.blob).exists()}
     size = sum(remote.size for remote in files.values())
@@ -82,7 +80,21 @@ def pull(name: HubName, progress: Progress = lambda *_: None) -> Pulled:
             fetch(remote, blobs / remote.blob, build_hf_headers(), counted)
     with _explained(name), _without_bars():  # links the files into the snapshot, and names the revision
         found = snapshot_download(name.repository, revision=name.revision or MAIN, allow_patterns=list(files))
-    return Pulled(str(name), info.sha or "", Path(found), size, fetched)
+    return Pulled(str(name), revision, Path(found), size, fetched)
+
+
+def remote_size(name: HubName) -> int:
+    """Bytes of the model's files at the hub. Raises ConfigError; `Unreachable` where the hub cannot serve."""
+    return sum(remote.size for remote in _remote(name)[1].values())
+
+
+def _remote(name: HubName) -> tuple[str, dict[str, RemoteFile]]:
+    """(commit, files by their names) at the hub now. Raises as `pull` does."""
+    from huggingface_hub import HfApi, hf_hub_url
+
+    with _explained(name):
+        info = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=30.0)
+    return info.sha or "", _files(name, info, lambda file: hf_hub_url(name.repository, file, revision=info.sha))
 
 
 def _files(name: HubName, info: ModelInfo, url: Callable[[str], str]) -> dict[str, RemoteFile]:

@@ -23,7 +23,7 @@ from paceline.sealing.seal import PLAIN, Seal, StoreSeal
 from paceline.sealing.store_key import StoreKey
 
 FILE = "documents.sqlite"
-VERSION = 5  # PRAGMA user_version
+VERSION = 6  # PRAGMA user_version
 _DOCUMENTS = """CREATE TABLE documents (
         id TEXT PRIMARY KEY,
         name TEXT NOT NULL,
@@ -34,6 +34,7 @@ _DOCUMENTS = """CREATE TABLE documents (
         collection TEXT NOT NULL DEFAULT 'default',
         file TEXT NOT NULL DEFAULT '',  -- id of the uploaded file it was made from
         source BLOB NOT NULL DEFAULT x'',  -- whole path of the file it was read from, as bytes
+        stamp TEXT NOT NULL DEFAULT '',  -- of that file when it was read; in a sealed store a keyed hash
         key BLOB NOT NULL DEFAULT x'',  -- the document's data key, wrapped; of a sealed store, as all below
         sealed BLOB NOT NULL DEFAULT x'')  -- name, sha256 and source, for which keyed hashes stand above"""
 # Uploaded files may share names and texts; documents managed by `paceline docs` may not.
@@ -125,11 +126,13 @@ _FROM_3 = (
     "ALTER TABLE files ADD COLUMN key BLOB NOT NULL DEFAULT x''",
 )
 _FROM_4 = ("ALTER TABLE chunks ADD COLUMN place TEXT NOT NULL DEFAULT ''",)
+_FROM_5 = ("ALTER TABLE documents ADD COLUMN stamp TEXT NOT NULL DEFAULT ''",)
 _MIGRATIONS = {
-    1: (*_FROM_1, *_FROM_4),  # it has no tables of uploads: these are created in today's form
-    2: (*_FROM_2, *_FROM_3, *_FROM_4),
-    3: (*_FROM_3, *_FROM_4),
-    4: _FROM_4,
+    1: (*_FROM_1, *_FROM_4),  # it has no tables of uploads: these and documents are created in today's form
+    2: (*_FROM_2, *_FROM_3, *_FROM_4, *_FROM_5),
+    3: (*_FROM_3, *_FROM_4, *_FROM_5),
+    4: (*_FROM_4, *_FROM_5),
+    5: _FROM_5,
 }
 _logger = logging.getLogger("paceline.rag")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import socket
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from paceline.commands import doctor_checks as checks
+from paceline.commands.diagnosis import checks
 from paceline.commands.main import build
 from paceline.errors import ConfigError
 from paceline.settings import SCHEMAS, AgentSettings, NodeSettings
@@ -41,7 +42,9 @@ def test_a_whole_installation_passes_and_every_subject_is_reported() -> None:
     result = CliRunner().invoke(build(()), ["doctor", "--json"])
     report = json.loads(result.stdout)
     found = {check["name"]: check for check in report["checks"]}
-    assert set(found) >= EXPECTED | {f"{side} {what}" for side in ("cloud", "device") for what in ("state", "port")}
+    assert set(found) >= EXPECTED | {
+        f"{side} {what}" for side in ("cloud", "device") for what in ("state", "model", "program")
+    }
     failed = [check for check in found.values() if check["status"] == "fail"]
     assert (report["ok"], result.exit_code, failed) == (True, 0, [])
     assert "fingerprint" in found["demo cloud model"]["text"]
@@ -63,19 +66,6 @@ def test_a_missing_model_fails_with_what_to_do_and_the_rest_is_still_looked_at(
     assert (found["demo cloud model"]["status"], found["python"]["status"]) == ("fail", "ok")
     assert "install paceline again" in found["demo cloud model"]["text"]
     assert len(found) > len(EXPECTED)
-
-
-def test_a_taken_port_is_a_warning_that_names_it() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        status, text = checks.port("127.0.0.1", taken.getsockname()[1])
-    assert status == "warn"
-    assert "choose another" in text
-
-
-def test_a_free_port_is_fine() -> None:
-    assert checks.port("127.0.0.1", 0)[0] == "ok"
 
 
 def test_who_may_ask_a_device_is_told() -> None:
@@ -101,9 +91,17 @@ def test_what_raises_has_failed_with_its_sentence(monkeypatch: pytest.MonkeyPatc
         raise ConfigError("no memory at all")
 
     monkeypatch.setattr(checks, "memory", broken)
-    found = {check.name: check for check in checks.run(nodes())}
+    found = {check.name: check for check in checks.run(nodes(), {})}
     assert found["memory"] == checks.Check("memory", "fail", "no memory at all")
-    assert "device port" in found
+    assert "device program" in found
+
+
+def test_a_program_adds_checks_of_its_own_settings() -> None:
+    def of_a_device(settings: NodeSettings) -> Callable[[], checks.Found] | None:
+        return partial(tuple, ("warn", settings.side)) if settings.side == "device" else None
+
+    found = [check for check in checks.run(nodes(), {"own": of_a_device}) if check.name == "own"]
+    assert found == [checks.Check("own", "warn", "device")]
 
 
 def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,16 +8,17 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.commands.options import options
+from paceline.commands.options import OTHERS, GroupedCommand, options
+from paceline.configuration.groups import GROUPS
 from paceline.errors import ConfigError
 from paceline.settings import SCHEMAS, AgentSettings, NodeSettings
-from paceline.settings_sources import Origins, describe
+from paceline.settings_sources import PROGRAMS, Origins, describe
 
 
 def app_of(schema: type[NodeSettings]) -> typer.Typer:
-    app = typer.Typer(rich_markup_mode=None)
+    app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-    @app.command()
+    @app.command(cls=GroupedCommand)
     @options(schema)
     def run(settings: NodeSettings, origins: Origins) -> None:
         """Show them."""
@@ -40,6 +41,43 @@ def test_every_field_has_a_flag_that_names_its_variable(schema: type[NodeSetting
         assert f"[PACELINE_{key.upper()}]" in shown
     assert "Show them." in shown
     assert "--config" in shown
+
+
+def test_every_setting_of_every_program_stands_in_one_group() -> None:
+    listed = [key for group in GROUPS.values() for key in group]
+    assert sorted(listed) == sorted({key for schema in PROGRAMS for key in schema.model_fields})
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_help_shows_the_settings_under_the_titles_of_their_groups(schema: type[NodeSettings]) -> None:
+    lines = CliRunner().invoke(app_of(schema), ["--help"], terminal_width=400).output.splitlines()
+    shown: dict[str, list[str]] = {}
+    for line in lines:
+        if line.endswith(":") and line[:1] != " ":
+            shown[line[:-1]] = []
+        elif line.strip().startswith("--"):
+            shown[list(shown)[-1]].append(line.split()[0].removeprefix("--").replace("-", "_"))
+    others = shown.pop(OTHERS)
+    assert others == ["config", "show_settings", "help"]
+    has = {title: [key for key in group if key in schema.model_fields] for title, group in GROUPS.items()}
+    assert list(shown.items()) == [(title, keys) for title, keys in has.items() if keys]
+
+
+def test_settings_can_be_shown_in_place_of_a_start() -> None:
+    app = typer.Typer(rich_markup_mode=None)
+    started: list[NodeSettings] = []
+
+    @app.command(cls=GroupedCommand)
+    @options(AgentSettings)
+    def run(settings: NodeSettings, origins: Origins) -> None:  # noqa: ARG001  # the signature of a program
+        started.append(settings)
+
+    result = CliRunner().invoke(app, ["--port", "9", "--code", "K7QF", "--show-settings"])
+    assert (result.exit_code, started) == (0, [])
+    assert "= 9  (flag --port)" in result.output and "K7QF" not in result.output
+    assert len(result.output.splitlines()) == len(AgentSettings.model_fields)
+    CliRunner().invoke(app, ["--port", "9"])
+    assert [settings.port for settings in started] == [9]
 
 
 def test_flags_of_every_kind_arrive_with_their_origin(tmp_path: Path) -> None:

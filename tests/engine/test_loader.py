@@ -65,6 +65,13 @@ def test_a_spoiled_file_is_a_sentence(copied: Path, spoil: str) -> None:
         load_engine(copied, name="x")
 
 
+def test_a_cut_file_of_weights_is_told_as_one(copied: Path) -> None:
+    weights = copied / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"damaged or was cut .* again"):
+        load_engine(copied, name="x")
+
+
 def test_an_unknown_architecture_is_a_sentence(copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | {"model_type": "no-such-model"}))

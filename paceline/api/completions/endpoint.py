@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from pydantic import BaseModel
@@ -19,11 +20,19 @@ from paceline.api.completions.output import CompletionBody, CompletionChunks, Co
 from paceline.api.completions.request import CompletionCall, CompletionRequest, completion_call
 from paceline.api.generation.fan_in import close_all, prepare_all
 from paceline.api.generation.inputs import Input
+from paceline.api.generation.late import LateGeneration, must_load
 from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
 from paceline.api.http.body import read_body, while_connected
 from paceline.api.http.strict_json import decode_object
 from paceline.api.routes import Route
-from paceline.runtime.service import GenerateEvent, Generation, GenerationResult, Logprobs, Service
+from paceline.runtime.service import (
+    GenerateEvent,
+    GenerateRequest,
+    Generation,
+    GenerationResult,
+    Logprobs,
+    Service,
+)
 
 Tokens = tuple[int, ...]
 
@@ -79,6 +88,9 @@ class CompletionsEndpoint:
 
     async def _begin(self, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
         """Admit the answers, then score the prompts: nothing is computed for a request that will be refused."""
+        if call.stream and call.write and not call.echo and must_load(self._service, call.model.name):
+            await self._service.wait_for_room(call.request.owner)
+            return await self._meta(call, ()), self._late(call)
         prompts = [await self._tokens(prompt, call.model.name) for prompt in call.prompts]
         for prompt in prompts if call.echo else ():
             await self._service.check(replace(call.request, prompt=prompt), room=int(call.write))
@@ -92,13 +104,23 @@ class CompletionsEndpoint:
             await close_all(generations)
             raise
 
+    def _late(self, call: CompletionCall) -> list[Generation]:
+        """The answers of a model that has to be loaded first."""
+
+        async def prepare(asked: GenerateRequest, prompt: Input) -> Generation:
+            return await self._service.prepare(replace(asked, prompt=await self._tokens(prompt, asked.model)))
+
+        unread = call.requests([()] * len(call.prompts))
+        return [
+            LateGeneration(partial(prepare, asked, call.prompts[index // call.n])) for index, asked in enumerate(unread)
+        ]
+
     async def _meta(self, call: CompletionCall, prompts: Sequence[Tokens]) -> CompletionMeta:
         return CompletionMeta(
             id=f"cmpl-{secrets.token_hex(12)}",
             created=int(time.time()),
             fingerprint=f"fp_{call.model.fingerprint[:12]}",
             call=call,
-            prompt_tokens=tuple(map(len, prompts)),
             echoes=await self._echoes(call, prompts) if call.echo else (),
         )
 

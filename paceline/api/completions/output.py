@@ -50,12 +50,11 @@ class CompletionMeta:
     created: int  # Unix time, s
     fingerprint: str  # of the model
     call: CompletionCall
-    prompt_tokens: tuple[int, ...]  # of each prompt
     echoes: tuple[EchoedPrompt, ...]  # one per prompt; none without `echo`
 
     @property
     def num_choices(self) -> int:
-        return len(self.prompt_tokens) * self.call.n
+        return len(self.call.prompts) * self.call.n
 
     def echo(self, index: int) -> EchoedPrompt | None:
         return self.echoes[index // self.call.n] if self.echoes else None
@@ -63,7 +62,7 @@ class CompletionMeta:
     def tail(self, dones: Mapping[int, GenerationResult]) -> Json:
         """Usage, which counts each prompt once, and the field `paceline`. `dones`: by index of the choice."""
         ordered = [dones[index] for index in sorted(dones)]
-        prompt = sum(self.prompt_tokens)
+        prompt = sum(done.prompt_tokens for done in ordered[:: self.call.n])
         completions = sum(done.completion_tokens for done in ordered)
         tokens = usage(ordered) | {"prompt_tokens": prompt, "total_tokens": prompt + completions}
         extension = summary(self.call, ordered)

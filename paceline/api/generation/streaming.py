@@ -1,7 +1,8 @@
 """Sending of generated answers, in one piece or streamed, for every endpoint that generates text.
 
-Requests are refused before headers are sent; headers go out with the first token, or after a second. A later failure
-is reported in the stream, which always ends as its protocol requires. Each endpoint has its own pure encoders, an
+Requests are refused before headers are sent; headers go out with the first token, or after a second. A later failure,
+or the refusal of a request whose model had to be loaded first (`late`), is reported in the stream, which always ends as
+its protocol requires. Each endpoint has its own pure encoders, an
 `AnswerBody` and an `AnswerChunks`, which receive the events of the generations and return bytes.
 """
 

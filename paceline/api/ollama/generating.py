@@ -13,7 +13,7 @@ from paceline.api.chat.admit import admit_chat, read_chat
 from paceline.api.chat.request import ChatCall, chat_call
 from paceline.api.chat.tools import ToolUse
 from paceline.api.completions.request import CompletionCall, completion_call
-from paceline.api.generation.fan_in import prepare_all
+from paceline.api.generation.late import LateGeneration, must_load
 from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import while_connected
@@ -101,9 +101,15 @@ class OllamaGeneration:
         call = completion_call(raw_body(asked), self._service, identity)
         request.state.model = call.model.name  # for the log
 
-        async def begin() -> list[Generation]:
+        async def prepare() -> Generation:
             prompt = await self._service.tokenize(asked.prompt, call.model.name)
-            return await prepare_all(self._service, call.requests([prompt]))
+            return await self._service.prepare(*call.requests([prompt]))
+
+        async def begin() -> list[Generation]:
+            if asked.stream and must_load(self._service, call.model.name):
+                await self._service.wait_for_room(call.request.owner)
+                return [LateGeneration(prepare)]
+            return [await prepare()]
 
         return self._response(request, asked, call, None, await while_connected(request.receive, begin()))
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from paceline.api.chat.schema import MAX_MESSAGES
+from paceline.api.generation.late import LateGeneration, must_load
 from paceline.api.http.body import MAX_BODY
 from paceline.api.responses.event_log.conversations import Conversations
 from paceline.api.responses.event_log.log import EventLog
@@ -97,8 +99,12 @@ def _missing(previous: str) -> RequestError:
 async def prepare(service: Service, asked: ResponseRequest, request: GenerateRequest) -> Generation:
     """Admit the request. With `truncation: auto`, drop as few of the oldest messages as make it fit the context.
 
+    Where the model has to be loaded first, a client that is not waiting for the whole is not kept waiting for that.
     Holds one admission at a time, and none when this raises or is cancelled: a trial is closed at once.
     """
+    if (asked.stream or asked.background) and asked.truncation != "auto" and must_load(service, request.model):
+        await service.wait_for_room(request.owner)
+        return LateGeneration(partial(service.prepare, request))
     try:
         return await service.prepare(request)
     except RequestError as error:

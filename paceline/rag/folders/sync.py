@@ -21,19 +21,20 @@ def sync_folders(
     paths: Iterable[Path],
     *,
     zone: Zone,
+    read_all: bool = False,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> list[IngestResult]:
     """Add what `DocumentStore.add` adds, then remove the documents whose files are not below these folders any more.
 
-    Documents stay whose files are there and cannot be read now. Raises ConfigError for a path that is no folder, and
-    for one whose files are all gone.
+    read_all: see there. Documents stay whose files are there and cannot be read now. Raises ConfigError for a path that
+    is no folder, and for one whose files are all gone.
     """
     folders = list(paths)
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder; only folders can be synchronised. Nothing was changed.")
         _check_not_emptied(store, folder)
-    results = store.add(folders, zone=zone, progress=progress)
+    results = store.add(folders, zone=zone, read_all=read_all, progress=progress)
     gone = [document for folder in folders for document in _documents_below(store, folder) if _is_gone(document.source)]
     if gone:
         store.remove(*(document.id for document in gone))

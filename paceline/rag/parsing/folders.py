@@ -1,6 +1,7 @@
 """Finding files: the named ones, and below named folders every file of a kind that can be read; and reading them ahead.
 
-Links are not followed. What cannot be read is reported and keeps nothing else from being read.
+Links are not followed. What cannot be read is reported and keeps nothing else from being read. A file's stamp tells
+whether it may have changed since it was read, without reading it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -16,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from paceline import __version__
 from paceline.errors import DocumentError, ParserLost
 from paceline.rag.parsing.kinds import NAMED_KINDS, kind_of
 from paceline.rag.parsing.parsed import MAX_NAME, Parsed
@@ -23,6 +26,7 @@ from paceline.rag.parsing.pool import ParserPool
 from paceline.rag.parsing.process import MAX_TRIES
 
 _AHEAD = 8  # files parsed or read ahead at most; a text has at most 10 MiB
+_FRESH_NS = 2_000_000_000  # a file may change again without another time in it: file systems count in up to 2 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class FoundFile:
 
     path: Path
     name: str  # the document's name, unless another file's document has it
+    stamp: str = ""  # see `stamp_of`
 
     @property
     def source(self) -> bytes:
@@ -50,6 +55,26 @@ class FoundFile:
                 yield name
         path_hash = hashlib.sha256(self.source).hexdigest()[:12]
         yield f"{path_hash}/{self.name}"[:MAX_NAME]
+
+
+def stamp_of(status: os.stat_result, now_ns: int) -> str:
+    """Size, inode and times of a file, which change with its content, and the release, which may read it otherwise; ""
+    for a file that was changed in this moment, whose next change they may not show.
+
+    Not noticed: a change that keeps the size and both times, which takes a clock that was set back, or a file system
+    that does not keep the time of a change (`st_ctime`).
+    """
+    if not stat.S_ISREG(status.st_mode) or now_ns - max(status.st_mtime_ns, status.st_ctime_ns) < _FRESH_NS:
+        return ""
+    return f"{__version__} {status.st_size} {status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
+
+
+def _found_file(path: Path, name: str) -> FoundFile:
+    """With its stamp from before it is read, so that a change meanwhile shows."""
+    try:
+        return FoundFile(path, name, stamp_of(path.stat(), time.time_ns()))
+    except (OSError, ValueError):  # it is gone, or no path: reading it will say so
+        return FoundFile(path, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +154,7 @@ def _found(path: Path) -> list[FoundFile | Skipped]:
         return [Skipped(name, "does not exist; check the path", is_failure=True)]
     if kind_of(path.name) is None:
         return [Skipped(name, f"not of a kind that can be read; convert it to {NAMED_KINDS}", is_failure=True)]
-    return [FoundFile(path, _readable(path.name))]
+    return [_found_file(path, _readable(path.name))]
 
 
 def _walk(root: Path) -> Iterator[FoundFile | Skipped]:
@@ -149,7 +174,7 @@ def _walk(root: Path) -> Iterator[FoundFile | Skipped]:
             if not reason and kind_of(name) is None:
                 reason = f"not {NAMED_KINDS}"
             below = _name_below(path, root)
-            yield Skipped(below, reason) if reason else FoundFile(path, below)
+            yield Skipped(below, reason) if reason else _found_file(path, below)
     for error in unreadable:
         yield Skipped(_name_below(Path(error.filename), root), f"cannot be read: {error.strerror}", is_failure=True)
 

@@ -67,16 +67,17 @@ def finish_encryption(directory: Path, database: Database) -> None:
 
 def _seal_documents(database: Database) -> None:
     seal: Seal = database.seal
-    rows = database.execute("SELECT id, name, sha256, source, collection, file FROM documents").fetchall()
-    for before, name, sha256, source, _, file in rows:
+    rows = database.execute("SELECT id, name, sha256, source, stamp, file FROM documents").fetchall()
+    for before, name, sha256, source, stamp, file in rows:
         # The id of a document without a file is taken from its text: a hash of it would tell a guess right or wrong.
         after = before if file else document_id(database, sha256)
         key, box = seal.make_key(after)
         for table in ("chunks", "texts"):
             database.execute(f"UPDATE {table} SET document = ? WHERE document = ?", after, before)
         database.execute(
-            "UPDATE documents SET id = ?, name = ?, sha256 = ?, source = ?, key = ?, sealed = ? WHERE id = ?",
-            after, seal.lookup(name), seal.lookup(sha256), stored_source(database, source), key,
+            "UPDATE documents SET id = ?, name = ?, sha256 = ?, source = ?, stamp = ?, key = ?, sealed = ? "
+            "WHERE id = ?",
+            after, seal.lookup(name), seal.lookup(sha256), stored_source(database, source), seal.lookup(stamp), key,
             seal_record(box, name, sha256, source), before,
         )  # fmt: skip
         chunks = database.execute(

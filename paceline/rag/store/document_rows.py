@@ -52,18 +52,19 @@ def insert_document(
     collection: str = DEFAULT_COLLECTION,
     file: str = "",
     source: bytes = b"",
+    stamp: str = "",
 ) -> None:
     """Insert a document with all its chunks inside the caller's transaction. vectors: (len(chunks), dimensions)
 
-    file: id of the uploaded file it was made from; source: path of the file it was read from.
+    file: id of the uploaded file it was made from; source, stamp: path and stamp of the file it was read from.
     """
     seal = database.seal
     key, box = seal.make_key(document.id)
     database.execute(
-        "INSERT INTO documents (id, name, sha256, zone, added_at, num_chunks, collection, file, source, key, sealed) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO documents (id, name, sha256, zone, added_at, num_chunks, collection, file, source, stamp, key, "
+        "sealed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         document.id, seal.lookup(document.name), seal.lookup(document.sha256), document.zone, document.added_at,
-        len(chunks), collection, file, stored_source(database, source), key,
+        len(chunks), collection, file, stored_source(database, source), seal.lookup(stamp), key,
         seal_record(box, document.name, document.sha256, source) if seal.is_on else b"",
     )  # fmt: skip
     database.executemany(
@@ -215,8 +216,14 @@ def set_zone(database: Database, document_id: str, zone: Zone) -> None:
     database.execute("UPDATE documents SET zone = ? WHERE id = ?", zone, document_id)
 
 
+def set_stamp(database: Database, document_id: str, stamp: str) -> None:
+    """Record that a document is what its file said when it had this stamp."""
+    database.execute("UPDATE documents SET stamp = ? WHERE id = ?", database.seal.lookup(stamp), document_id)
+
+
 def set_source(database: Database, document: Document, name: str, source: bytes) -> None:
-    """Record that a document is read from this file, under this name. Raises DamagedError."""
+    """Record that a document is read from this file, under this name; its stamp is the caller's to set. Raises
+    DamagedError."""
     sealed = b""
     if database.seal.is_on:
         key, record = database.execute("SELECT key, sealed FROM documents WHERE id = ?", document.id).fetchone()
@@ -269,6 +276,16 @@ def find_by_source(database: Database, name: str, source: bytes) -> Document | N
         f"SELECT {_DOCUMENT} FROM documents WHERE collection = ? AND source = ? AND (source != x'' OR name = ?) "
         "AND file = ''",
         DEFAULT_COLLECTION, stored_source(database, source), database.seal.lookup(name),
+    ).fetchone()  # fmt: skip
+    return row and _document(database, row)
+
+
+def find_by_stamp(database: Database, source: bytes, stamp: str) -> Document | None:
+    """The managed document that was read from this file when it had this stamp."""
+    row = database.execute(
+        f"SELECT {_DOCUMENT} FROM documents WHERE collection = ? AND source = ? AND source != x'' AND stamp = ? AND "
+        "file = ''",
+        DEFAULT_COLLECTION, stored_source(database, source), database.seal.lookup(stamp),
     ).fetchone()  # fmt: skip
     return row and _document(database, row)
 

@@ -72,6 +72,18 @@ class DocumentWriter:
             self._document_kv.forget(forgotten)
         return [results[number] for number in range(len(batch))]
 
+    def unchanged(self, files: Iterable[FoundFile], zone: Zone) -> tuple[list[IngestResult], list[FoundFile]]:
+        """Outcomes of the files that have the stamp with which their documents were read, and the other files."""
+        results, others = [], []
+        with self._connection.reading() as database:
+            for file in files:
+                known = rows.find_by_stamp(database, file.source, file.stamp) if file.stamp else None
+                if known is None or known.zone != zone:
+                    others.append(file)
+                else:
+                    results.append(IngestResult(known.name, "unchanged", known.id, known.num_chunks))
+        return results, others
+
     def _new_chunks(self, documents: Sequence[Parsed]) -> list[list[Chunk]]:
         """Chunks of each of these documents whose text is not stored and not that of one before it."""
         with self._connection.reading() as database:
@@ -128,7 +140,7 @@ def _put(
 
     None, and nothing done, when the document it was a copy of has been removed meanwhile.
     """
-    source = b"" if file is None else file.source
+    source, stamp = (b"", "") if file is None else (file.source, file.stamp)
     known = rows.find_by_text(database, parsed.sha256)
     before = rows.find_by_source(database, parsed.name, source)
     if known and not known.source and known.name == parsed.name and source:
@@ -138,6 +150,7 @@ def _put(
     if known and before and known.id == before.id:
         if known.zone != zone:
             rows.set_zone(database, known.id, zone)
+        rows.set_stamp(database, known.id, stamp)
         return IngestResult(known.name, "unchanged", known.id, known.num_chunks), set()
     if not known and not chunks:
         return None, set()
@@ -149,6 +162,7 @@ def _put(
         return IngestResult(parsed.name, "failed", note=str(error)), set()
     if known and not before and file is not None and _is_gone(known.source):
         rows.set_source(database, known, name, source)
+        rows.set_stamp(database, known.id, stamp)
         return IngestResult(name, "moved", known.id, known.num_chunks, f"it was {known.source}"), set()
     text_hashes: set[str] = set()
     if before:
@@ -158,7 +172,7 @@ def _put(
         return IngestResult(parsed.name, "duplicate", known.id, known.num_chunks, note), text_hashes
     document_id = rows.document_id(database, parsed.sha256)
     document = Document(document_id, name, parsed.sha256, zone, time.time(), len(chunks))
-    rows.insert_document(database, document, chunks, vectors, source=source)
+    rows.insert_document(database, document, chunks, vectors, source=source, stamp=stamp)
     note = "" if before or name == parsed.name else f"{parsed.name} is the name of another file's document"
     return IngestResult(name, "replaced" if before else "added", document_id, len(chunks), note), text_hashes
 

@@ -140,10 +140,11 @@ class DocumentStore:
         paths: Path | Iterable[Path],
         *,
         zone: Zone,
+        read_all: bool = False,
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> list[IngestResult]:
         """Add files, and folders with all files below of a kind that can be read. Each document is added whole or not
-        at all.
+        at all. A file is not read again that has the same size, inode and times as when it was read, unless `read_all`.
 
         The same text again changes nothing; the same file with another text replaces the document; a text whose file is
         gone and is found in another one is renamed. Files of one name in different folders are different documents: the
@@ -154,6 +155,9 @@ class DocumentStore:
         results = [
             IngestResult(item.name, "failed" if item.is_failure else "skipped", note=item.reason) for item in skipped
         ]
+        if not read_all:
+            known, files = self._writer.unchanged(files, zone)
+            results += known
         with closing(ParserPool()) as parsers:
             try:
                 first = 0

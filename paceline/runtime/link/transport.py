@@ -7,7 +7,7 @@ Overrides the defaults of both libraries, which compress, ping every 20 s and ac
 from __future__ import annotations
 
 import asyncio
-from ssl import SSLContext
+from ssl import SSLCertVerificationError, SSLContext
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 from websockets.typing import Subprotocol
 
+from paceline.core.printable import printable
 from paceline.errors import ConfigError, LinkClosed, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.fields import MAX_FRAME_BYTES
@@ -190,8 +191,22 @@ async def dial(url: str, *, ssl: SSLContext | None = None) -> Transport:
     except InvalidURI as error:
         raise ConfigError(f"{url!r} is not a link's URL; it looks like wss://host:port/link") from error
     except (OSError, InvalidHandshake, TimeoutError) as error:  # asyncio sets TCP_NODELAY itself
-        raise LinkClosed(f"cannot reach {url}: {error}") from error
+        raise LinkClosed(unreachable(url, error)) from error
     return ClientTransport(connection)
+
+
+def unreachable(url: str, error: Exception) -> str:
+    """Why a cloud cannot be asked, and what to do about a certificate."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, SSLCertVerificationError):
+            return (
+                f"{url} has a certificate that this machine does not trust ({printable(cause.verify_message)}): have "
+                "the server use one that it does, add its authority to this system, or name that one's file in "
+                "SSL_CERT_FILE"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return f"cannot reach {url}: {printable(str(error)) or 'no answer in time'}"
 
 
 def is_secret(url: str) -> bool:

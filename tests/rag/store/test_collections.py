@@ -135,7 +135,7 @@ def test_a_store_of_version_2_keeps_its_documents_and_pending_files(tmp_path: Pa
         rows.executescript(
             "DROP INDEX document_sources; ALTER TABLE documents DROP COLUMN source; "
             "ALTER TABLE documents DROP COLUMN key; ALTER TABLE documents DROP COLUMN sealed; "
-            "ALTER TABLE chunks DROP COLUMN place; "
+            "ALTER TABLE chunks DROP COLUMN place; ALTER TABLE documents DROP COLUMN stamp; "
             "ALTER TABLE files DROP COLUMN key; ALTER TABLE attached DROP COLUMN starts; PRAGMA user_version = 2;"
         )
     (tmp_path / "boat.txt").write_text(BOAT)

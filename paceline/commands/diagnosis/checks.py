@@ -1,50 +1,39 @@
-"""Checks of `paceline doctor`: one function per subject, which returns a status and a sentence.
+"""Checks of `paceline doctor`: one function per subject, which returns a status and a sentence (`outcome`).
 
-`ok`: as it should be. `warn`: works, with the drawback that the sentence names. `fail`: something will not work, and
-the sentence says what to do. Changes nothing, except that it creates and removes a temporary file in state directories.
+Changes nothing, except that it creates and removes a temporary file in state directories.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import socket
 import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal
 
 import psutil
 from packaging.requirements import Requirement
 
 from paceline import __version__, models
+from paceline.commands.diagnosis.models import model
+from paceline.commands.diagnosis.outcome import Check, Found, NodeChecks, Status
+from paceline.commands.diagnosis.programs import program
 from paceline.core.permission import EVERYBODY, NOBODY
 from paceline.errors import ConfigError, PacelineError
 from paceline.settings import AgentSettings, NodeSettings
 
-Status = Literal["ok", "warn", "fail"]
 GIB = 1 << 30
 MIN_MEMORY = 2 * GIB  # both demo processes together need about 1.5
 MIN_DISK = GIB
 FAST = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")  # as /proc/cpuinfo spells them
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    name: str
-    status: Status
-    text: str
-
-
-Found = tuple[Status, str]
-
-
-def run(nodes: tuple[NodeSettings, ...]) -> Iterator[Check]:
-    """Run all checks in order. A check that raises has failed; the others still run."""
+def run(nodes: tuple[NodeSettings, ...], others: NodeChecks) -> Iterator[Check]:
+    """Run all checks in order. A check that raises has failed; the others still run. others: of each node too."""
     subjects: list[tuple[str, Callable[[], Found]]] = [
         ("python", python),
         ("packages", packages),
@@ -61,15 +50,19 @@ def run(nodes: tuple[NodeSettings, ...]) -> Iterator[Check]:
     ]
     for node in nodes:
         subjects += [
-            (f"{node.side} state", lambda node=node: state_directory(node.state_dir)),  # type: ignore[misc]  # bound now
-            (f"{node.side} disk", lambda node=node: disk(node.state_dir)),  # type: ignore[misc]  # likewise
-            (f"{node.side} at rest", lambda node=node: at_rest(node)),  # type: ignore[misc]  # likewise
-            (f"{node.side} energy", lambda node=node: energy(node)),  # type: ignore[misc]  # likewise
-            (f"{node.side} units", lambda node=node: units(node)),  # type: ignore[misc]  # likewise
-            (f"{node.side} port", lambda node=node: port(node.host, node.port)),  # type: ignore[misc]  # likewise
+            (f"{node.side} state", partial(state_directory, node.state_dir)),
+            (f"{node.side} disk", partial(disk, node.state_dir)),
+            (f"{node.side} at rest", partial(at_rest, node)),
+            (f"{node.side} energy", partial(energy, node)),
+            (f"{node.side} units", partial(units, node)),
         ]
+        for number, wanted in enumerate(node.model, start=1):
+            name = f"{node.side} model{'' if number == 1 else f' {number}'}"
+            subjects.append((name, partial(model, node, wanted)))
+        subjects.append((f"{node.side} program", partial(program, node)))
+        subjects += [(name, look) for name, check in others.items() if (look := check(node)) is not None]
         if isinstance(node, AgentSettings):
-            subjects.append(("cloud may ask", lambda node=node: cloud_may_ask(node)))  # type: ignore[misc]  # likewise
+            subjects.append(("cloud may ask", partial(cloud_may_ask, node)))
     for name, look in subjects:
         try:
             status, text = look()
@@ -247,17 +240,6 @@ def units(settings: NodeSettings) -> Found:
 
 def _cores(cores: frozenset[int]) -> str:
     return f"cores {', '.join(map(str, sorted(cores)))}" if cores else "any core"
-
-
-def port(host: str, number: int) -> Found:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: TIME_WAIT is no obstacle
-        try:
-            probe.bind((host, number))
-        except OSError as error:
-            return "warn", f"{host}:{number} cannot be used ({error.strerror}): stop what runs there or choose another"
-    return "ok", f"{host}:{number} is free"
 
 
 def cloud_may_ask(settings: AgentSettings) -> Found:
