@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from paceline.commands import doctor_checks as checks
 from paceline.settings import SCHEMAS
 from paceline.settings_sources import resolve
 
@@ -24,6 +23,8 @@ def doctor(
     config: Annotated[Path | None, typer.Option("--config", help="TOML file with settings to look at")] = None,
 ) -> None:
     """Look at the machine, the installation and the settings, and say what will not work and why."""
+    from paceline.commands import doctor_checks as checks
+
     nodes = tuple(resolve(schema, {}, os.environ, config)[0] for schema in SCHEMAS)
     found = []
     for check in checks.run(nodes):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Protocol
 
 import pytest
 
+from tests.reliability.forked import forked_starts
 from tests.reliability.real_server import SHORT, RealServer, many_files, real_server
 
 SEED = 1  # without --seed
@@ -48,6 +50,13 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
     """Seeded by --seed and by the test's name, so that one test alone draws what it draws among all."""
     seed = request.config.getoption("seed", default=SEED)
     return random.Random(f"{seed} {request.node.name}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def starts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Programs are forked in the short form, and started by exec at night."""
+    with nullcontext() if request.config.getoption("nightly", default=False) else forked_starts():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -86,8 +86,8 @@ def real_server(
     """A server with the fake model and these keys. files: limit of open ones."""
 
     def limit() -> None:
-        if files is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+        assert files is not None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
     settings = ["--model", "fake", "--threads", "1", "--port", "0", "--state-dir", str(directory / "state")]
     settings += ["--api-keys", ",".join(keys)] if keys else []
@@ -99,7 +99,7 @@ def real_server(
             text=True,
             cwd=directory,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
-            preexec_fn=limit,
+            preexec_fn=None if files is None else limit,
         )
     try:
         assert process.stdout is not None
