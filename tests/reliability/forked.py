@@ -1,7 +1,7 @@
 """Programs started by fork from one that has imported the package: a start is most of what a short scenario costs.
 
-`forked_starts` replaces `subprocess.Popen` in this process. A Python program of the package is then a fork of a process
-that has imported it and has done nothing else: with its own arguments, environment, working directory, streams and
+`starting` replaces `subprocess.Popen` in this process for a while. A Python program of the package is then a fork of
+one that has imported it and has done nothing else: with its own arguments, environment, working directory, streams and
 session, and a child of this process, which waits for it and kills it as any other. What differs from a start by exec:
 `/proc/PID/cmdline` and `environ` are those of the process that was forked, and all have the same hash seed. Other
 programs, and those that need a `preexec_fn`, start as ever; so does everything in a nightly run.
@@ -42,43 +42,41 @@ USUAL: Final = subprocess.Popen
 
 
 # ---- in the tests' process ------------------------------------------------------------------------------------------
+Starts = type[subprocess.Popen[Any]]
+
+
 @contextmanager
-def forked_starts() -> Iterator[None]:
-    """Where the system has no way to hand a process over to an ancestor, programs start as ever."""
-    if not _is_subreaper():
-        yield
+def forked_starts() -> Iterator[Starts]:
+    """How to start programs by fork, for `starting`; the usual way where the system hands no process to an ancestor."""
+    if not _be_subreaper(True):
+        yield USUAL
         return
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     arguments = [sys.executable, "-m", "tests.reliability.forked", str(there.fileno())]
     with closing(here):
         with closing(there):
-            parent = subprocess.Popen(arguments, cwd=ROOT, pass_fds=[there.fileno()], start_new_session=True)
-        with _popen(type("Forked", (_Forked,), {"control": here})):
-            yield
+            parent = USUAL(arguments, cwd=ROOT, pass_fds=[there.fileno()], start_new_session=True)
+        yield type("Forked", (_Forked,), {"control": here})
     parent.wait()  # it ends with `here`
 
 
 @contextmanager
-def usual_starts() -> Iterator[None]:
-    """Programs start by exec meanwhile."""
-    with _popen(USUAL):
-        yield
-
-
-@contextmanager
-def _popen(kind: type[subprocess.Popen[Any]]) -> Iterator[None]:
+def starting(kind: Starts) -> Iterator[None]:
+    """Programs that this process starts meanwhile start so."""
     before = subprocess.Popen
+    _be_subreaper(kind is not USUAL)
     setattr(subprocess, "Popen", kind)  # noqa: B010  # mypy takes an assignment for a mistake
     try:
         yield
     finally:
         setattr(subprocess, "Popen", before)  # noqa: B010
+        _be_subreaper(before is not USUAL)
 
 
-def _is_subreaper() -> bool:
-    """Make this process the parent of its orphaned descendants."""
+def _be_subreaper(wanted: bool) -> bool:
+    """Become the parent of orphaned descendants, or no longer. False where the system knows no such thing."""
     try:
-        return ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        return ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0) == 0
     except (AttributeError, OSError, TypeError):
         return False
 

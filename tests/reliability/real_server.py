@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ import psutil
 
 from paceline.wire.messages import SUBPROTOCOL
 from server.devices import Registry
+from tests.reliability.forked import USUAL, starting
 from tests.server.test_programs import ROOT, STARTER
 
 WAIT = 120.0  # s, far beyond every limit of the server
@@ -91,7 +92,9 @@ def real_server(
 
     settings = ["--model", "fake", "--threads", "1", "--port", "0", "--state-dir", str(directory / "state")]
     settings += ["--api-keys", ",".join(keys)] if keys else []
-    with (directory / "log").open("wb") as log:
+    # One that changes modules before others import them cannot be forked from a process that has imported all.
+    how = nullcontext() if program == STARTER else starting(USUAL)
+    with (directory / "log").open("wb") as log, how:
         process = subprocess.Popen(
             [sys.executable, "-c", program, "serve", *settings, *flags],
             stdout=subprocess.PIPE,

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from paceline.commands.processes import command
-from tests.reliability.forked import usual_starts
+from tests.reliability.forked import USUAL, starting
 
 SAYS = (
     "import json, os, sys; print(json.dumps([sys.argv, dict(os.environ), os.getcwd(), sys.stdin.read()])); sys.exit(3)"
@@ -55,5 +55,5 @@ def test_programs_start_by_exec_where_that_is_asked_for(request: pytest.FixtureR
         return found
 
     assert (WAITS in its_arguments()) == bool(request.config.getoption("nightly", default=False))
-    with usual_starts():
+    with starting(USUAL):
         assert WAITS in its_arguments()

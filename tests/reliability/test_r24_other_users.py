@@ -200,7 +200,7 @@ def test_no_answer_is_cheaper_because_another_key_has_asked(
     warm: list[tuple[int, float]] = []  # bert's, of what ann has asked
     cold: list[tuple[int, float]] = []  # bert's, of what nobody has
     own: list[tuple[int, float]] = []  # ann's own, again
-    for _ in range(size(50, 500)):
+    for _ in range(size(36, 500)):
         secret = text()
         ask(ann, secret)
         for kind in rng.sample((warm, cold), 2):
