@@ -4,7 +4,7 @@
 one that has imported it and has done nothing else: with its own arguments, environment, working directory, streams and
 session, and a child of this process, which waits for it and kills it as any other. What differs from a start by exec:
 `/proc/PID/cmdline` and `environ` are those of the process that was forked, and all have the same hash seed. Other
-programs, and those that need a `preexec_fn`, start as ever; so does everything in a nightly run.
+programs, and those with a `preexec_fn` or `pass_fds`, start as ever; so does everything in a nightly run.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Forked(subprocess.Popen[Any]):
         process_group: int,
     ) -> None:
         """As `subprocess.Popen` has it: the one place where a process is made."""
-        if preexec_fn is not None or not _is_ours(args):
+        if preexec_fn is not None or pass_fds or not _is_ours(args):
             super()._execute_child(  # type: ignore[misc]  # not in typeshed
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
                 p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask,
