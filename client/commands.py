@@ -1,4 +1,4 @@
-"""The commands `paceline chat` and `paceline status`."""
+"""The commands `paceline chat` and `paceline status`. httpx and rich are imported when they run, not for others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,12 +14,11 @@ from paceline.core.printable import printable_json, printable_lines
 from paceline.errors import ConfigError
 from paceline.secret_files import given_secret
 
-from .conversation import Conversation
-from .dialogue import HELP, Dialogue
 from .options import AsJson, Key, KeyFile, Url
-from .prompt import Pipe, Terminal
-from .screen import Screen
 from .status import status
+
+if TYPE_CHECKING:
+    from .conversation import Conversation
 
 URL = "http://127.0.0.1:8000"
 
@@ -55,6 +54,9 @@ def chat(
     In a conversation /help lists the commands. From a pipe each line is a question; the answers have no colours then,
     and failures go to standard error, with exit code 1 at the end.
     """
+    from .conversation import Conversation
+    from .screen import Screen
+
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     extension = {"device": device, "strategy": strategy, "privacy": privacy, "documents": documents}
     asked = " ".join(question or []).strip()
@@ -81,6 +83,10 @@ def _given(options: Mapping[str, object]) -> dict[str, object]:
 
 def _converse(conversation: Conversation, history: Path | None) -> None:
     """Answer questions until the input ends. A failed or interrupted answer does not end the conversation."""
+    from .dialogue import HELP, Dialogue
+    from .prompt import Pipe, Terminal
+    from .screen import Screen
+
     screen = Screen()
     if sys.stdin.isatty():
         screen.say(f"{conversation.model} at {conversation.url}. /help lists commands, Ctrl-C stops an answer.")

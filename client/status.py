@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,8 +12,10 @@ from paceline.core.printable import printable, printable_json
 from paceline.errors import PacelineError
 from paceline.secret_files import given_secret
 
-from .conversation import Conversation, Json
 from .options import AsJson, Key, KeyFile, Url
+
+if TYPE_CHECKING:
+    from .conversation import Json
 
 BOTH = ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
 
@@ -32,6 +34,8 @@ def status(
     Without --url: at a server and an agent of this machine, on their usual ports. A key needs the scope `devices`, or
     all. Exit code 1 if the one that was named does not answer, or none does.
     """
+    from .conversation import Conversation
+
     given = given_secret("key", key, key_file)
     found: dict[str, Json] = {}
     faults: dict[str, str] = {}

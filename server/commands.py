@@ -1,4 +1,7 @@
-"""`paceline serve`, `paceline devices` and `paceline keys`."""
+"""`paceline serve`, `paceline devices` and `paceline keys`.
+
+Registry and keys are imported by the commands that open them: their libraries take longer than other commands do.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import os
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,8 +22,9 @@ from paceline.errors import ConfigError
 from paceline.settings import ServerSettings
 from paceline.settings_sources import Origins, describe_given, resolve
 
-from .devices import CODE_LIFE_S, Registry
-from .keys import Keys
+if TYPE_CHECKING:
+    from .devices import Registry
+    from .keys import Keys
 
 
 def register(app: typer.Typer) -> None:
@@ -63,6 +67,8 @@ def add_device(
     as_json: Json = False,
 ) -> None:
     """Make a one-time code that lets one device in under this name. It holds for ten minutes."""
+    from .devices import CODE_LIFE_S
+
     code = _registry(state_dir, config).add(name, role)
     if as_json:
         typer.echo(json.dumps({"device": name, "code": code, "expires_in_s": CODE_LIFE_S}))
@@ -103,6 +109,8 @@ def revoke_device(
 
 
 def _registry(state_dir: Path | None, config: Path | None) -> Registry:
+    from .devices import Registry
+
     settings, _ = resolve(ServerSettings, {"state_dir": state_dir}, os.environ, config)
     return Registry(settings.state_dir)
 
@@ -163,5 +171,7 @@ def revoke_key(
 
 
 def _keys(state_dir: Path | None, config: Path | None) -> Keys:
+    from .keys import Keys
+
     settings, _ = resolve(ServerSettings, {"state_dir": state_dir}, os.environ, config)
     return Keys(settings.state_dir)

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from paceline.commands.diagnosis import checks
 from paceline.settings import SCHEMAS
 from paceline.settings_sources import resolve
 
@@ -26,6 +25,8 @@ def doctor(
 ) -> None:
     """Look at the machine, the installation, the settings with their models and link, and what runs; say what will not
     work and why."""
+    from paceline.commands.diagnosis import checks
+
     nodes = tuple(resolve(schema, {}, os.environ, config)[0] for schema in SCHEMAS)
     found = []
     for check in checks.run(nodes, context.obj.checks):

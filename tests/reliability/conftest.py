@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from typing import Protocol
 
 import pytest
 
+from tests.reliability.forked import USUAL, Starts, forked_starts, starting
 from tests.reliability.real_server import SHORT, RealServer, many_files, real_server
 
 SEED = 1  # without --seed
@@ -51,7 +53,24 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 
 
 @pytest.fixture(scope="session")
-def hall(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+def forked(request: pytest.FixtureRequest) -> Iterator[Starts]:
+    """How programs start: by fork in the short form, at night by exec, as users start them."""
+    with nullcontext(USUAL) if request.config.getoption("nightly", default=False) else forked_starts() as starts:
+        yield starts
+
+
+@pytest.fixture(scope="module", autouse=True)
+def starts(forked: Starts) -> Iterator[None]:
+    """For the modules of this folder only."""
+    with starting(forked):
+        yield
+
+
+@pytest.fixture(scope="session")
+def hall(forked: Starts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """One server for all scenarios that attack one: with keys, the fake model, and an answer's token every 5 ms."""
-    with many_files(), real_server(tmp_path_factory.mktemp("hall"), "--emulate", "forward=5ms", *SHORT) as server:
-        yield server
+    with many_files(), ExitStack() as ended:
+        with starting(forked):
+            server = real_server(tmp_path_factory.mktemp("hall"), "--emulate", "forward=5ms", *SHORT)
+            running = ended.enter_context(server)
+        yield running

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ import psutil
 
 from paceline.wire.messages import SUBPROTOCOL
 from server.devices import Registry
+from tests.reliability.forked import USUAL, starting
 from tests.server.test_programs import ROOT, STARTER
 
 WAIT = 120.0  # s, far beyond every limit of the server
@@ -86,12 +87,14 @@ def real_server(
     """A server with the fake model and these keys. files: limit of open ones."""
 
     def limit() -> None:
-        if files is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+        assert files is not None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
     settings = ["--model", "fake", "--threads", "1", "--port", "0", "--state-dir", str(directory / "state")]
     settings += ["--api-keys", ",".join(keys)] if keys else []
-    with (directory / "log").open("wb") as log:
+    # One that changes modules before others import them cannot be forked from a process that has imported all.
+    how = nullcontext() if program == STARTER else starting(USUAL)
+    with (directory / "log").open("wb") as log, how:
         process = subprocess.Popen(
             [sys.executable, "-c", program, "serve", *settings, *flags],
             stdout=subprocess.PIPE,
@@ -99,7 +102,7 @@ def real_server(
             text=True,
             cwd=directory,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
-            preexec_fn=limit,
+            preexec_fn=None if files is None else limit,
         )
     try:
         assert process.stdout is not None

@@ -23,6 +23,7 @@ from paceline.core.side import Side
 from paceline.wire.codec import decode
 from paceline.wire.messages import Drafts, OpenSession, SessionFrame
 from tests.reliability.conftest import Figure
+from tests.reliability.forked import USUAL, starting
 from tests.reliability.tap import Tap, tapped
 
 MARK_BYTES = 8
@@ -79,7 +80,7 @@ def marked(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     (directory / "device-notes").mkdir()
     for number, mark in enumerate(marks):
         (directory / "device-notes" / f"note-{mark}.md").write_text(f"My boat number {number} is {mark}. {mark}!\n")
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack, starting(USUAL):  # environ and cmdline are read
         patch.setenv("TMPDIR", str(directory / "tmp"))
         children = stack.enter_context(Children(directory))
         taps: list[Tap] = []

@@ -28,7 +28,6 @@ from tests.reliability.honest import STRICT, client_of
 pytestmark = pytest.mark.anyio
 
 AT_ONCE = 4
-SAMPLES = 12
 MIB = 2**20
 WAYS = (
     {"strategy": "autoregressive"},
@@ -131,13 +130,13 @@ async def test_a_pair_that_has_served_many_sessions_is_as_it_was(
     pair: Pair, rng: random.Random, size: Callable[[int, int], int], figure: Figure
 ) -> None:
     soak = Soak(pair, rng)
-    nightly_s, per_sample = size(0, 3600), size(16, 200)
+    nightly_s, per_sample, enough = size(0, 3600), size(16, 200), size(6, 12)
     await soak.sessions(size(40, 1000))  # caches and pools are filled
     before = await soak.idle()
     begun = time.monotonic()
     at: list[float] = []
     samples = []
-    while len(samples) < SAMPLES or time.monotonic() - begun < nightly_s:
+    while len(samples) < enough or time.monotonic() - begun < nightly_s:
         await soak.sessions(per_sample)
         await soak.idle()
         at.append(time.monotonic() - begun)
