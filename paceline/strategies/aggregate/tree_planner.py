@@ -10,10 +10,10 @@ in one forward what a fast one has drafted. Width 1 is DRAGON's chain.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.aggregation.registry import Aggregator
-from paceline.core.drafting.acceptance import beside_choice, margin_class
+from paceline.core.drafting.acceptance import beside_choice, leaning_class, margin_class
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.ranking import best_margin
@@ -91,21 +91,31 @@ class DraftTreePlanner:
                     heapq.heappush(waiting, (-weight, order, node, child))
         return selected[: _cut_at_break_even(weights, seconds, delay + seconds(1))]
 
-    def worthwhile(self, head: PrefixNode) -> Container[PrefixNode] | None:
-        """Nodes worth the bytes of their distributions now: targets go through them with at least `LEAST_USE`. None:
-        all, where drafts are chains."""
+    def uses(self, head: PrefixNode) -> Mapping[PrefixNode, float] | None:
+        """Nodes that targets go through with at least `LEAST_USE`, each with that probability. None: of chains."""
         if self._drafting.rows == 1:
             return None
-        found = {head}
+        found = {head: 1.0}
         waiting = [(head, 1.0)]
         while waiting and len(found) < MAX_VISITS:
             node, weight = waiting.pop()
             for token, prob in self._children(node, head):
                 child = node.children.get(token)
                 if child is not None and weight * prob >= LEAST_USE:
-                    found.add(child)
+                    found[child] = weight * prob
                     waiting.append((child, weight * prob))
         return found
+
+    def uses_of_expected(self, head: PrefixNode) -> Mapping[PrefixNode, float] | None:
+        """Likewise, each with the probability that what this side expects after it is the target."""
+        uses = self.uses(head)
+        if uses is None:
+            return None
+        computed = {node: weight for node, weight in uses.items() if node.own_dist is not None}
+        return {
+            node: weight * dict(self._children(node, head)).get(self.expected(node), 0.0)
+            for node, weight in computed.items()
+        }
 
     def observe_target(self, head: PrefixNode, target: int) -> None:
         """Count the rank of the target after `head` among the drafts of each side."""
@@ -174,7 +184,7 @@ class DraftTreePlanner:
         share = node.peer_dist
         if own is None or share is None or share.head is not None:
             return None
-        return DraftTokens(*beside_choice(own.tokens, share.token))
+        return DraftTokens(*beside_choice(own.tokens, share.token, self._leaning(self._side, node)))
 
     def _predicted(self, node: PrefixNode) -> int | None:
         """The token that is the target after this node, if what is known determines it."""
@@ -196,7 +206,7 @@ class DraftTreePlanner:
         if node.peer_drafts is None and node.peer_dist is not None:
             share = node.peer_dist
             node.peer_drafts = (
-                DraftTokens((share.token,), margin_class(0.0))
+                DraftTokens((share.token,), leaning_class(margin_class(0.0), self._leaning(self._peer_side, node)))
                 if share.head is None
                 else self._drafts(self._peer_side, share.head, node)
             )
@@ -205,7 +215,11 @@ class DraftTreePlanner:
     def _drafts(self, side: Side, dist: Dist, node: PrefixNode) -> DraftTokens:
         width = self._drafting.width
         tokens = tuple(self._aggregator.draft_tokens(side, dist, self._weigh(node), node.position, width))
-        return DraftTokens(tokens, margin_class(best_margin(dist, self._sampling, node.position, tokens)))
+        margin = margin_class(best_margin(dist, self._sampling, node.position, tokens))
+        return DraftTokens(tokens, leaning_class(margin, self._leaning(side, node)))
+
+    def _leaning(self, side: Side, node: PrefixNode) -> int:
+        return self._aggregator.leaning(side, node.position)
 
 
 def _cut_at_break_even(weights: list[float], seconds: Callable[[int], float], saved: float) -> int:
