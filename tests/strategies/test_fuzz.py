@@ -239,11 +239,9 @@ class Run:
             case Targets():
                 assert message.start <= len(self.known) or not self.front
                 if self.front:  # all that was emitted, and then perhaps the end
-                    sources = message.sources or bytes(len(message.tokens))
-                    named = zip(message.tokens, sources, strict=True)
-                    told = [
-                        self.known[at] if source else token for at, (token, source) in enumerate(named, message.start)
-                    ]
+                    emitted = [*self.known, *EOS]  # an end is a target, and is not emitted
+                    named = zip(message.tokens, message.sources or bytes(len(message.tokens)), strict=True)
+                    told = [emitted[at] if source else token for at, (token, source) in enumerate(named, message.start)]
                     targets = [*self.known[: message.start], *told]
                     assert targets == self.known or (targets[:-1] == self.known and targets[-1] in EOS), "retracted"
                 self._at = message.start + len(message.tokens)

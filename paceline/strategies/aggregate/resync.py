@@ -41,12 +41,11 @@ class Resync:
         """Every second without a target: send this side's state."""
         if self._next is not None and now < self._next:
             return []
-        begins, self._next = self._next is None, now + 0.9 * SYNC_INTERVAL_S  # wake-ups may come a little early
-        if begins:
-            return []  # the first targets may be on their way
+        begins = self._next is None  # the first targets may be on their way
+        self._next = now + 0.9 * SYNC_INTERVAL_S  # wake-ups may come a little early
         self._resent_drafts = False
         progressed, self._answer.progressed = self._answer.progressed, False
-        if progressed or not self._peer.linked:
+        if begins or progressed or not self._peer.linked:
             return []
         self._decider.forget_requests()
         return [Send(self._sync_state()), *self._decider.request_detail()]
