@@ -14,9 +14,6 @@ from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.sampling.dist import Dist
 from paceline.core.side import Side
 
-# Towards the other side's draft, neither, or this side's (`Aggregator.leaning`).
-LEANINGS = 3
-Leaning = Literal[0, 1, 2]
 AggregatorName = Literal["mixture", "coin", "paper"]
 LAST_LEVEL = 2  # levels of detail: 0 a small head, 1 a larger one with exact float64 probabilities, 2 nearly all ids
 DIST_TOP_P, DIST_MAX_IDS = 0.999, 512  # truncation of a distribution that is sent whole (`needs_dists`, `paper`)
@@ -78,10 +75,6 @@ class Aggregator(Protocol):
         self, side: Side, dist: Dist, weights: Mapping[Side, float] | None, position: int, count: int
     ) -> list[int]:
         """At most `count` distinct draft tokens of this side after this prefix, best first."""
-        ...
-
-    def leaning(self, side: Side, position: int) -> Leaning:
-        """What this position alone says of whose draft the target will be, for one who does not know the weights."""
         ...
 
 

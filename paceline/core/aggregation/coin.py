@@ -10,9 +10,8 @@ picks `coin` there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
-from paceline.core.aggregation.aggregator import LEANINGS, AggregatorName, Leaning, PeerDist, TargetToken
+from paceline.core.aggregation.aggregator import AggregatorName, PeerDist, TargetToken
 from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.noise import uniform
@@ -65,12 +64,6 @@ class Coin:
         final = filter_top(dist, self._sampling)
         places = top_by_score(final, self._sampling, position, count)
         return [int(token) for token in final.ids[places[final.probs[places] > 0.0]]]
-
-    def leaning(self, side: Side, position: int) -> Leaning:
-        """The coin falls for the cloud below the cloud's weight: a low number leans to it whatever the weight."""
-        number = uniform(self._sampling.seed, position, "coin")
-        share = number if side == "device" else 1.0 - number
-        return cast("Leaning", min(int(LEANINGS * share), LEANINGS - 1))
 
     def flip(self, weights: Mapping[Side, float], position: int) -> Side:
         """The side that the coin picks; never one of weight 0."""

@@ -17,7 +17,6 @@ from paceline.core.aggregation.aggregator import (
     DIST_MAX_IDS,
     DIST_TOP_P,
     AggregatorName,
-    Leaning,
     PeerDist,
     TargetToken,
     lane_of,
@@ -99,9 +98,6 @@ class Dragon:
         draft = self._draft(side, head, position)
         likely = [token for token, _ in head.top(count) if token != draft]
         return [draft, *likely][:count]
-
-    def leaning(self, side: Side, position: int) -> Leaning:  # noqa: ARG002  # its coin is not weighted
-        return 1
 
     def _truncated(self, dist: Dist) -> Dist:
         return quantize(filter_top(dist, self._sampling), top_p=DIST_TOP_P, max_ids=DIST_MAX_IDS)

@@ -21,7 +21,6 @@ from paceline.core.aggregation.aggregator import (
     DIST_TOP_P,
     LAST_LEVEL,
     AggregatorName,
-    Leaning,
     PeerDist,
     TargetToken,
     lane_of,
@@ -162,9 +161,6 @@ class Mixture:
         final = filter_top(dist, self._sampling)
         places = top_by_score(final, self._sampling, position, count)
         return [int(token) for token in final.ids[places[final.probs[places] > 0.0]]]
-
-    def leaning(self, side: Side, position: int) -> Leaning:
-        return 1
 
     def _small_head(self, own: RowHead, position: int) -> Dist | None:
         """Level 0 from the own head; None where that does not contain the first ids of the ranking.

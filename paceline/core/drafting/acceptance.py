@@ -19,8 +19,6 @@ _MEMORY: Final = 0.98  # about the last fifty observations count
 
 
 _BESIDE_FIRSTS: Final = (0.55, 0.97)  # prior of the peer's choice, where it is another than the own one and where not
-# Prior chance that a side is picked, by how a coin leans (`core.aggregation.aggregator.Leaning`).
-_PICKED: Final = (0.15, 0.5, 0.85)
 _MODEL_EDGES: Final = (0.15, 0.3, 0.6, 1.0, 1.5, 2.2, 3.0, 4.0, 6.0)  # likewise, of a draft model's scores
 _MODEL_FIRSTS: Final = (0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.87, 0.93, 0.97)
 _MODEL_MEMORY: Final = 0.995  # about the last two hundred of a class count
@@ -36,20 +34,10 @@ def model_margin_class(margin: float) -> int:
     return bisect_right(_MODEL_EDGES, margin)
 
 
-def leaning_class(group: int, leaning: int) -> int:
-    """Class of drafts of a class of `leaning_rates` or `beside_choice_rates` beside how a coin leans to their side."""
-    return group * len(_PICKED) + leaning
-
-
-def beside_choice(drafts: Sequence[int], choice: int, leaning: int) -> tuple[tuple[int, ...], int]:
-    """Own drafts and the peer's choice after the same prefix as one list, best first, and its class. leaning: of a
-    coin, to the own drafts."""
-    if len(drafts) > 0 and drafts[0] == choice:
-        return tuple(drafts), leaning_class(1, leaning)
-    both = (choice, *(token for token in drafts if token != choice))
-    if leaning > 1 and len(both) > 1:
-        both = (both[1], choice, *both[2:])
-    return both, leaning_class(0, leaning)
+def beside_choice(drafts: Sequence[int], choice: int) -> tuple[tuple[int, ...], int]:
+    """Own drafts and the peer's choice after the same prefix as one list, best first, and its class."""
+    agree = len(drafts) > 0 and drafts[0] == choice
+    return (choice, *(token for token in drafts if token != choice)), int(agree)
 
 
 def _prior(first: float) -> list[float]:
@@ -93,17 +81,9 @@ class AcceptanceByRank:
         return self._known[group]
 
 
-def leaning_rates() -> AcceptanceByRank:
-    """Acceptance rates of a side's drafts before any answer, by `leaning_class` of their margin class: drafts of a side
-    that is not picked are accepted where both sides agree."""
-    agreement = [2.0 * first - 1.0 for first in _FIRSTS]  # that gives these rates where either is as likely picked
-    return AcceptanceByRank(tuple(picked + (1.0 - picked) * agree for agree in agreement for picked in _PICKED))
-
-
 def beside_choice_rates() -> AcceptanceByRank:
     """Acceptance rates of drafts beside a peer's choice before any answer. Its classes are those of `beside_choice`."""
-    differ, agree = _BESIDE_FIRSTS
-    return AcceptanceByRank((_PICKED[-1], differ, _PICKED[-1], *[agree] * len(_PICKED)))
+    return AcceptanceByRank(_BESIDE_FIRSTS)
 
 
 def model_rates() -> AcceptanceByRank:

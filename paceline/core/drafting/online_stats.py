@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from paceline.core.batching.segment import StepSize
-from paceline.core.drafting.acceptance import AcceptanceByRank, beside_choice_rates, leaning_rates, model_rates
+from paceline.core.drafting.acceptance import AcceptanceByRank, beside_choice_rates, model_rates
 from paceline.core.drafting.budget import BudgetStats
 from paceline.core.drafting.ngram_drafter import DrafterStats
 from paceline.core.estimation.timing import TimingModel
@@ -22,8 +22,8 @@ class OnlineStats:
     """Statistics of requests with alike sampling: acceptance rates at temperature 1 differ from those at 0."""
 
     timing: TimingModel = field(default_factory=TimingModel)
-    own_ranks: AcceptanceByRank = field(default_factory=leaning_rates)
-    peer_ranks: AcceptanceByRank = field(default_factory=leaning_rates)
+    own_ranks: AcceptanceByRank = field(default_factory=AcceptanceByRank)
+    peer_ranks: AcceptanceByRank = field(default_factory=AcceptanceByRank)
     beside_choice: AcceptanceByRank = field(default_factory=beside_choice_rates)
     budget: BudgetStats = field(default_factory=BudgetStats)
     drafter: DrafterStats = field(default_factory=DrafterStats)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from paceline.core.aggregation.registry import LAST_LEVEL, Aggregator
 from paceline.core.estimation.timing import TimingModel
 from paceline.core.sampling.sampler import filter_top
-from paceline.strategies.aggregate.options import sends_both_ways
 from paceline.strategies.aggregate.side_weights import SideWeights
 from paceline.strategies.aggregate.state import LANES, Answer, PeerState
 from paceline.strategies.aggregate.stats import AggregateStats
@@ -13,8 +12,6 @@ from paceline.strategies.base import Effect, MachineConfig, Send
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.wire.messages import DetailRequest, Handover, Targets
 from paceline.wire.payloads.target_codec import NAMED
-
-MAX_LATE_TARGETS = 4  # not sent one by one, where the peer can tell them itself
 
 
 class Decider:
@@ -40,9 +37,6 @@ class Decider:
         self._timing = timing
         self._stats = stats
         self._requested: set[tuple[int, int]] = set()  # node ids and levels
-        # The peer can tell targets itself where it has what they were decided from.
-        self._peer_tells = config.faces_client and aggregator.name == "coin" and sends_both_ways(config)
-        self._awaited = False  # a target that is not sent yet is news to the peer
         self._undecided: tuple[PrefixNode, bool, int] | None = None  # known when the aggregator last had no answer
 
     def decide(self) -> list[Effect] | None:
@@ -76,22 +70,16 @@ class Decider:
         if not self._answer.permits(target.token):  # this side's own distribution is masked, the peer's is as it came
             return self._answer.give_up(self._peer)
         lane = LANES.index(target.lane) if self._weights.has_documents else 0
-        self._awaited |= not self._peer_tells or head.own_id is None or head.peer_dist is None
         return self._answer.append(target.token, lane, target.dist, self._peer)
 
     def send_targets(self) -> list[Effect]:
-        """Send the targets that the peer has not got yet; several at once, where it can tell them itself."""
+        """Send the targets that the peer has not got yet."""
         peer, start = self._peer, self._peer.num_sent
-        pending = len(self._answer.targets) - start
-        if not (peer.decides and peer.linked) or pending <= 0:
+        if not (peer.decides and peer.linked) or start >= len(self._answer.targets):
             return []
-        if not self._awaited and pending < MAX_LATE_TARGETS:
-            return []
-        self._awaited = False
         # Not to a device, which remembers what it was told (`runtime.asking`).
-        sources = (
-            bytes(self._answer.sources[start:]) if self._config.faces_client and self._config.side == "device" else b""
-        )
+        refers = self._config.faces_client and self._config.side == "device"
+        sources = bytes(self._answer.sources[start:]) if refers else b""
         message = self.targets_message(start, sources if any(sources) else b"")
         peer.num_sent = len(self._answer.targets)
         return [Send(message)]

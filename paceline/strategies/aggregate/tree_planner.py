@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.aggregation.registry import Aggregator
-from paceline.core.drafting.acceptance import beside_choice, leaning_class, margin_class
+from paceline.core.drafting.acceptance import beside_choice, margin_class
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.ranking import best_margin
@@ -106,17 +106,6 @@ class DraftTreePlanner:
                     waiting.append((child, weight * prob))
         return found
 
-    def uses_of_expected(self, head: PrefixNode) -> Mapping[PrefixNode, float] | None:
-        """Likewise, each with the probability that what this side expects after it is the target."""
-        uses = self.uses(head)
-        if uses is None:
-            return None
-        computed = {node: weight for node, weight in uses.items() if node.own_dist is not None}
-        return {
-            node: weight * dict(self._children(node, head)).get(self.expected(node), 0.0)
-            for node, weight in computed.items()
-        }
-
     def observe_target(self, head: PrefixNode, target: int) -> None:
         """Count the rank of the target after `head` among the drafts of each side."""
         own, peer = self._own(head), self._peer(head)
@@ -184,7 +173,7 @@ class DraftTreePlanner:
         share = node.peer_dist
         if own is None or share is None or share.head is not None:
             return None
-        return DraftTokens(*beside_choice(own.tokens, share.token, self._leaning(self._side, node)))
+        return DraftTokens(*beside_choice(own.tokens, share.token))
 
     def _predicted(self, node: PrefixNode) -> int | None:
         """The token that is the target after this node, if what is known determines it."""
@@ -206,7 +195,7 @@ class DraftTreePlanner:
         if node.peer_drafts is None and node.peer_dist is not None:
             share = node.peer_dist
             node.peer_drafts = (
-                DraftTokens((share.token,), leaning_class(margin_class(0.0), self._leaning(self._peer_side, node)))
+                DraftTokens((share.token,), margin_class(0.0))
                 if share.head is None
                 else self._drafts(self._peer_side, share.head, node)
             )
@@ -215,11 +204,7 @@ class DraftTreePlanner:
     def _drafts(self, side: Side, dist: Dist, node: PrefixNode) -> DraftTokens:
         width = self._drafting.width
         tokens = tuple(self._aggregator.draft_tokens(side, dist, self._weigh(node), node.position, width))
-        margin = margin_class(best_margin(dist, self._sampling, node.position, tokens))
-        return DraftTokens(tokens, leaning_class(margin, self._leaning(side, node)))
-
-    def _leaning(self, side: Side, node: PrefixNode) -> int:
-        return self._aggregator.leaning(side, node.position)
+        return DraftTokens(tokens, margin_class(best_margin(dist, self._sampling, node.position, tokens)))
 
 
 def _cut_at_break_even(weights: list[float], seconds: Callable[[int], float], saved: float) -> int:

@@ -316,7 +316,7 @@ def expecting(say: Callable[[tuple[int, ...]], Dist], **changes: object) -> Hand
 
 def test_a_device_that_decides_shows_the_one_path_it_expects() -> None:
     """Not its second guesses, which it computes as well, and no distribution."""
-    hand = expecting(lambda path: two(90 + len(path), 40, 0.93))
+    hand = expecting(lambda path: two(90 + len(path), 40))
     hand.on(weighed())
     hand.answer()
     assert (40,) in hand.rows, "a second guess was computed"
