@@ -30,14 +30,11 @@ from paceline.wire.identity_messages import (
     Welcome,
 )
 from paceline.wire.payloads.dist_list import pack_dists, unpack_dists
-from paceline.wire.payloads.target_codec import NAMED, SOURCES, pack_targets, unpack_targets
+from paceline.wire.payloads.target_codec import are_sources, pack_targets, unpack_targets
 from paceline.wire.payloads.tree_codec import unpack_nodes
 
-# 12: nodes of Drafts packed bit by bit, choices of either side referred to in Drafts and Targets, short form of Drafts
-# with distributions, log h in steps of 1/16; 11: the scale of relevance in an introduction, short forms of Drafts and
-# Targets; 10: second guesses in DraftChain, choices of Drafts with scores, texts of workflows' agents (`write`), places
-# and ids of RetrievedPassage; 9: short form of DraftChain; 8: verifiers and energy budgets of VerifyOptions; 7:
-# OpenSession.cache_key, size and speed of models
+# 12: nodes of Drafts packed bit by bit, reference to choices that the receiver knows, steps of log h, short form of
+# Drafts with distributions; 11: the scale of relevance in an introduction, short forms of Drafts and Targets
 VERSION = 12
 SUBPROTOCOL = "paceline.v1"
 
@@ -236,10 +233,8 @@ class Drafts(SessionMessage, frozen=True, tag="d"):
         return None
 
     def to_compact(self) -> tuple[list[int], bytes] | None:
-        if not self.dists:
-            return [0], self.nodes
-        if not self.nodes:
-            return None  # a fault, see above
+        if not (self.dists and self.nodes):
+            return None if self.dists else ([0], self.nodes)  # distributions alone are a fault
         return [len(self.nodes)], self.nodes + pack_dists([(dist.ids, dist.probs) for dist in self.dists])
 
     @classmethod
@@ -288,27 +283,19 @@ class Targets(SessionMessage, frozen=True, tag="t"):
             return f"{len(self.lanes)} lanes for {len(self.tokens)} tokens - at `$.lanes`"
         if self.lanes.strip(LANES):
             return "a lane is neither 0, 1 nor 2 - at `$.lanes`"
-        if self.sources and not self._has_valid_sources():
+        if self.sources and not are_sources(self.sources, self.tokens, self.lanes):
             return "sources are not those of the tokens - at `$.sources`"
         return bad_tokens("tokens", self.tokens, self.start, vocab_size)
 
     def to_compact(self) -> tuple[list[int], bytes] | None:
-        if self.lanes and (len(self.lanes) != len(self.tokens) or self.lanes.strip(LANES)):
+        wrong_lanes = self.lanes and (len(self.lanes) != len(self.tokens) or self.lanes.strip(LANES))
+        if wrong_lanes or (self.sources and not are_sources(self.sources, self.tokens, self.lanes)):
             return None  # a fault, see above
-        if self.sources and not self._has_valid_sources():
-            return None
         return [self.start], pack_targets(self.tokens, self.lanes, self.sources)
 
     @classmethod
     def from_compact(cls, numbers: list[int], rest: bytes) -> Sequence[object]:
         return [*numbers, *unpack_targets(rest)]
-
-    def _has_valid_sources(self) -> bool:
-        """They tell apart tokens and choices, in one way alone."""
-        if len(self.sources) != len(self.tokens) or self.sources.strip(SOURCES) or self.lanes:
-            return False
-        known = [token for token, source in zip(self.tokens, self.sources, strict=True) if source != NAMED]
-        return bool(known) and not any(known)
 
 
 class Handover(SessionMessage, frozen=True, tag="turn"):

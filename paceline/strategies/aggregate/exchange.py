@@ -5,8 +5,8 @@ of a decided prefix, and later messages on nodes of earlier ones. Where such a m
 ignored until all is sent again: a distribution after a prefix never becomes wrong.
 A token that the receiver knows is not repeated, be it its own choice or one that it was sent. So what a side has sent
 as its choice after a prefix stays (`PrefixNode.sent_choice`).
-A node that is not likely to be used is withheld until it is, since distributions are most of an answer's bytes; one with
-a choice, if it is less likely than `URGENT_USE`, until a message goes anyway.
+A node that is not likely to be used is withheld until it is, since distributions are most of an answer's bytes; one
+with a choice, if it is less likely than `URGENT_USE`, until a message goes anyway.
 A node reveals which token was drafted, so a node that only an n-gram look-up drafted (not `derivable`) is withheld with
 all below it until the peer has sent that token itself or it is a target: documents, and other answers of this side, are
 private.
@@ -30,9 +30,9 @@ from paceline.wire.messages import Drafts
 from paceline.wire.payloads.tree_codec import FOLLOWS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
 
 MAX_MESSAGE_NODES = 256
-# Choices all less likely to be used than this wait for company, as alone each takes twice the bytes. The device decides,
-# or did at first: less depends on what it sends. At 0.25 for the cloud answers took 3 to 7 % longer at a round trip of
-# 300 ms, for a sixth less bytes. Distributions do not wait: answers took 12 % longer.
+# Choices all less likely to be used than this wait for company, as alone each takes twice the bytes. The device
+# decides, or did at first: less depends on what it sends. At 0.25 for the cloud answers took 3 to 7 % longer at a round
+# trip of 300 ms, for a sixth less bytes. Distributions do not wait: answers took 12 % longer.
 URGENT_USE: Mapping[Side, float] = {"cloud": 0.15, "device": 0.4}
 MAX_DEPTH = 256  # tokens below the head; deeper nodes are ignored
 MAX_PEER_IDS = 4096  # remembered at once
@@ -64,7 +64,6 @@ class DraftExchange:
         self._uses = uses
         self._announce = announce
         self._only_choices = only_choices
-        self._may_wait = aggregator.name == "coin"
         self._withheld: list[PrefixNode] = []  # computed nodes that must not be sent yet, parents first
         self._side = side
         self._aggregator = aggregator
@@ -114,9 +113,9 @@ class DraftExchange:
             parent_sent = parent is not None and (parent in ready or parent.own_id is not None)
             if node is head or (parent_sent and (uses is None or node in uses) and self._derivable(node)):
                 ready[node] = None
-        if self._may_wait and uses is not None and head not in ready:
-            if all(uses[node] < URGENT_USE[self._side] for node in ready):
-                ready = {}  # they go with the next message that is needed sooner
+        may_wait = self._aggregator.name == "coin" and head not in ready
+        if uses is not None and may_wait and all(uses[node] < URGENT_USE[self._side] for node in ready):
+            ready = {}  # they go with the next message that is needed sooner
         self._withheld = [node for node in live if node not in ready]
         sendable = list(ready)
         return [

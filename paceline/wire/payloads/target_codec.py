@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
@@ -13,10 +12,17 @@ from paceline.wire.payloads.varints import from_varints, to_varints
 
 # Where a target comes from: it is named itself, or is the choice that one of the sides has sent after its prefix.
 NAMED, RECEIVERS, SENDERS = range(3)
-SOURCES: Final = bytes((NAMED, RECEIVERS, SENDERS))
 _MARK_BITS = 3
 _LAST_LANE = 3  # lanes are marked 1 to 3
 _FIRST_SOURCE = _LAST_LANE  # a choice of the receiver's is marked 4, of the sender's 5
+
+
+def are_sources(sources: bytes, tokens: Sequence[int], lanes: bytes) -> bool:
+    """They say of these targets which are named: not all are, and those that are not are 0."""
+    if len(sources) != len(tokens) or max(sources, default=0) > SENDERS or lanes:
+        return False
+    known = [token for token, source in zip(tokens, sources, strict=True) if source != NAMED]
+    return bool(known) and not any(known)
 
 
 def pack_targets(tokens: Sequence[int], lanes: bytes, sources: bytes) -> bytes:
