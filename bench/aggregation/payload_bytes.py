@@ -62,8 +62,7 @@ def _size(name: AggregatorName, sampling: SamplingParams, dist: Dist, position: 
     first = 4 * (position + 3)
     coin = share.head is None
     nodes = EncodedNodes(
-        position=position,
-        anchor=first - 9,
+        position=None,
         level=0,
         first=first,
         parents=(first - 1,),

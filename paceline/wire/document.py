@@ -13,6 +13,7 @@ from typing import TypeGuard
 import msgspec
 from msgspec import inspect
 
+from paceline.core.aggregation.weights import SCORE_STEPS
 from paceline.wire import messages
 from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
 from paceline.wire.codec import MAX_OPTIONS_BYTES
@@ -42,7 +43,16 @@ from paceline.wire.messages import (
     SessionFrame,
     SessionMessage,
 )
-from paceline.wire.payloads.tree_codec import MAX_NODES
+from paceline.wire.payloads.tree_codec import (
+    COUNT_GROUP,
+    DISTANCE_GROUP,
+    ID_GROUP,
+    LEVEL_BITS,
+    MAX_NODES,
+    SCORE_GROUP,
+    TOKEN_BITS,
+    WIDTH_BITS,
+)
 from paceline.wire.sessions import MAX_SESSIONS
 from paceline.wire.signing import DOMAIN
 from paceline.wire.stages.document import INTRODUCTION, SECTIONS
@@ -283,9 +293,11 @@ def _short_form() -> Iterator[str]:
         Of messages with one of these codes: {", ".join(codes)}. A first byte below {FIRST_OF_ARRAY:#04x}: the code
         times 4, plus 1 if the epoch is not 0, plus 2 if the last number is not 0. Then LEB128 numbers in their shortest
         form, without those two where they are 0: the session, the epoch, and the other fields but the last, which is
-        bytes and goes on to the end of the frame. Of `d` that is `nodes`, and one with distributions is sent as an
-        array. Of `t` it is a LEB128 number for each token: the token times 4, plus its lane and 1 where there are
-        lanes. A message with a number of 2**35 or more is sent as an array.
+        bytes and goes on to the end of the frame. Of `d` the number is that of the bytes of `nodes` where distributions
+        follow, else 0, and the bytes are `nodes`, then for each distribution the number of bytes of `ids`, `ids`, the
+        number of bytes of `probs`, `probs`. Of `t` the bytes are a LEB128 number for each token: the token times 8,
+        plus its lane and 1 where there are lanes, or 3 and its source where that is not 0. A message with a number of
+        2**35 or more is sent as an array.
     """)
 
 
@@ -310,16 +322,29 @@ def _trees() -> Iterator[str]:
     yield "## Draft trees"
     yield ""
     yield from _lines(f"""
-        `nodes` of `d`: a byte, then LEB128 numbers in their shortest form. The byte's lowest four bits are the number
-        of nodes less 1; when all four are set, the first number is added to it. Bits 4 and 5 are the level of detail;
-        bit 6 says that the nodes are a trunk, or without choices that scores are present; bit 7 says that choices are
-        present. Then the output position behind the anchor, the first node's id, and the distance from the anchor's id
-        to it, doubled (if the anchor is later, doubled less 1). Then for every node: unless in a trunk the distance
-        back to its parent's id (0: the node is the anchor), doubled, plus 1 if the edge's token follows, and that
-        token; if choices are present the token the sender would choose after the node; if scores are present the
-        score, doubled (if negative, its magnitude doubled less 1). An edge without a token carries the choice of its
-        parent; in a trunk each node is the child of the previous one by such an edge. At most {MAX_NODES} nodes a
-        message.
+        `nodes` of `d`: bits, from the lowest of the first byte on, zeros at the end of the last one. A *number* is in
+        groups of so many bits, the lowest first, each followed by a bit that says whether another one follows, and has
+        no more groups than it needs. First the number of nodes less 1, in groups of {COUNT_GROUP}; a bit each: the
+        first node is an anchor, choices are present, scores are present; without choices {LEVEL_BITS} bits with the
+        level of detail; {WIDTH_BITS} bits that pick the width of tokens, the first of
+        {", ".join(map(str, TOKEN_BITS))} that holds all of the message; the first node's id, in groups of {ID_GROUP}.
+        Then for every node:
+    """)
+    yield ""
+    yield from _lines(f"""
+        1. Of an anchor, the node of decided targets, the output position behind it, in groups of {ID_GROUP}. Of another
+        node a bit that says that the node before (by id) is its parent; if not, the distance to its parent's id less 2,
+        in groups of {DISTANCE_GROUP}. With choices then a bit that says that its token is the sender's choice after the
+        parent; if not, a token.
+        2. If choices are present, the token that the sender would choose after the node.
+        3. If scores are present, log h in steps of 1/{SCORE_STEPS}, doubled (if negative, its magnitude doubled, less
+        1), in groups of {SCORE_GROUP}.
+    """)
+    yield ""
+    yield from _lines(f"""
+        A token is a bit that says that it is what the receiver has sent as its choice after the same prefix (of 1.:
+        after the parent's); if not, the token itself. A side does not change, within an epoch, what it has sent as its
+        choice after a prefix. A node whose parent was not received is ignored. At most {MAX_NODES} nodes a message.
     """)
 
 

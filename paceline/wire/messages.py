@@ -29,13 +29,13 @@ from paceline.wire.identity_messages import (
     RenewKey,
     Welcome,
 )
-from paceline.wire.payloads.target_codec import pack_targets, unpack_targets
+from paceline.wire.payloads.dist_list import pack_dists, unpack_dists
+from paceline.wire.payloads.target_codec import are_sources, pack_targets, unpack_targets
 from paceline.wire.payloads.tree_codec import unpack_nodes
 
-# 11: the scale of relevance in an introduction, short forms of Drafts and Targets; 10: second guesses in DraftChain,
-# choices of Drafts with scores, texts of workflows' agents (`write`), places and ids of RetrievedPassage; 9: short form
-# of DraftChain; 8: verifiers and energy budgets of VerifyOptions; 7: OpenSession.cache_key, size and speed of models
-VERSION = 11
+# 12: nodes of Drafts packed bit by bit, reference to choices that the receiver knows, steps of log h, short form of
+# Drafts with distributions; 11: the scale of relevance in an introduction, short forms of Drafts and Targets
+VERSION = 12
 SUBPROTOCOL = "paceline.v1"
 
 LAST_TOKEN = 2**31 - 1
@@ -219,6 +219,7 @@ class Drafts(SessionMessage, frozen=True, tag="d"):
     kind = "drafts"
     max_bytes = MAX_FRAME_BYTES
     compact_code = 2
+    compact_numbers = 1  # bytes of `nodes`, where distributions follow
 
     nodes: Annotated[bytes, msgspec.Meta(max_length=65_536)]
     # One per node; none where choices are sent.
@@ -232,11 +233,14 @@ class Drafts(SessionMessage, frozen=True, tag="d"):
         return None
 
     def to_compact(self) -> tuple[list[int], bytes] | None:
-        return None if self.dists else ([], self.nodes)
+        if not (self.dists and self.nodes):
+            return None if self.dists else ([0], self.nodes)  # distributions alone are a fault
+        return [len(self.nodes)], self.nodes + pack_dists([(dist.ids, dist.probs) for dist in self.dists])
 
     @classmethod
-    def from_compact(cls, numbers: list[int], rest: bytes) -> Sequence[object]:  # noqa: ARG003  # it has none
-        return [rest]
+    def from_compact(cls, numbers: list[int], rest: bytes) -> Sequence[object]:
+        (length,) = numbers
+        return [rest[:length], unpack_dists(rest[length:])] if length else [rest]
 
 
 class EvidenceWeight(SessionMessage, frozen=True, tag="w"):
@@ -270,18 +274,24 @@ class Targets(SessionMessage, frozen=True, tag="t"):
     start: Count
     tokens: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
     lanes: Annotated[bytes, msgspec.Meta(max_length=131_072)]  # one per token: 0 none, 1 cloud, 2 device; or empty
+    # One per token, 0 that token, 1 or 2 in place of it (0) the choice that the receiver or the sender has sent after
+    # its prefix; or empty. Not with lanes.
+    sources: Annotated[bytes, msgspec.Meta(max_length=131_072)] = b""
 
     def fault(self, vocab_size: int | None) -> str | None:
         if self.lanes and len(self.lanes) != len(self.tokens):
             return f"{len(self.lanes)} lanes for {len(self.tokens)} tokens - at `$.lanes`"
         if self.lanes.strip(LANES):
             return "a lane is neither 0, 1 nor 2 - at `$.lanes`"
+        if self.sources and not are_sources(self.sources, self.tokens, self.lanes):
+            return "sources are not those of the tokens - at `$.sources`"
         return bad_tokens("tokens", self.tokens, self.start, vocab_size)
 
     def to_compact(self) -> tuple[list[int], bytes] | None:
-        if self.lanes and (len(self.lanes) != len(self.tokens) or self.lanes.strip(LANES)):
+        wrong_lanes = self.lanes and (len(self.lanes) != len(self.tokens) or self.lanes.strip(LANES))
+        if wrong_lanes or (self.sources and not are_sources(self.sources, self.tokens, self.lanes)):
             return None  # a fault, see above
-        return [self.start], pack_targets(self.tokens, self.lanes)
+        return [self.start], pack_targets(self.tokens, self.lanes, self.sources)
 
     @classmethod
     def from_compact(cls, numbers: list[int], rest: bytes) -> Sequence[object]:

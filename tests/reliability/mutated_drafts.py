@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.verification.draft_dist import POINTS
+from paceline.errors import RemoteProtocolError
 from paceline.wire.fields import Frame
+from paceline.wire.messages import Targets
 from paceline.wire.payloads.draft_codec import PROB_BYTES
 from paceline.wire.payloads.draft_places import encode_places
-from paceline.wire.payloads.tree_codec import FOLLOWS, EncodedNodes, pack_nodes
+from paceline.wire.payloads.tree_codec import FOLLOWS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
 from paceline.wire.payloads.varints import encode_tokens
 from paceline.wire.verify_messages import MAX_CHAIN, DraftsWithDists
 
@@ -57,19 +59,18 @@ class DraftValues:
         rng = self._rng
         count = rng.choice((1, 1, 2, 5, 15, 16, 256 if rng.random() < 0.1 else 3))
         first = min(self.near(aim.node), 2**31 - 1 - count)
-        choices = tuple(self.token() for _ in range(count)) if rng.random() < 0.5 else None
+        drawn = tuple(YOURS if rng.random() < 0.1 else self.token() for _ in range(count))
+        choices = drawn if rng.random() < 0.5 else None
         parents, tokens = [], []
         for number in range(first, first + count):
             before = rng.choice((number - 1, rng.randrange(max(1, number)), max(0, number - 300)))
-            parents.append(before if number and rng.random() < 0.9 else -1)
-            follows = choices is not None and before < first and rng.random() < 0.3
-            tokens.append(0 if parents[-1] < 0 else FOLLOWS if follows else self.token())
+            rooted = number == first and rng.random() < 0.5
+            parents.append(before if number and not rooted and rng.random() < 0.99 else -1)
+            known = rng.choice((FOLLOWS, YOURS)) if choices is not None and before < first else YOURS
+            tokens.append(0 if parents[-1] < 0 else known if rng.random() < 0.3 else self.token())
         scores = tuple(rng.choice((0, 1, -(2**30), 2**30)) for _ in range(count)) if choices is None else None
-        orphans = [number for number, parent in enumerate(parents, first) if parent < 0]
-        anchor = orphans[0] if orphans else max(0, first - 1)
         nodes = EncodedNodes(
-            position=self.near(aim.position),
-            anchor=anchor,
+            position=self.near(aim.position) if parents[0] < 0 else None,
             level=rng.randrange(3),
             first=first,
             parents=tuple(parents),
@@ -81,18 +82,17 @@ class DraftValues:
         try:
             packed = pack_nodes(nodes)
         except ValueError:
-            packed = bytes([0x80 | rng.randrange(128), *(rng.randrange(256) for _ in range(rng.randrange(40)))])
+            packed = rng.randbytes(rng.randrange(40))
         return packed
 
     @staticmethod
     def num_dists(nodes: bytes) -> int:
-        """Number of distributions that belong to these nodes; a wrong one at times."""
-        if not nodes or nodes[0] & 0x80:
-            return 0
-        count = (nodes[0] & 15) + 1
-        if count == 16 and len(nodes) > 1:
-            count += nodes[1] & 127 | (nodes[2] << 7 if nodes[1] & 128 and len(nodes) > 2 else 0)
-        return min(256, count)
+        """Number of distributions that belong to these nodes."""
+        try:
+            unpacked = unpack_nodes(nodes)
+        except RemoteProtocolError:
+            return 1
+        return len(unpacked.parents) if unpacked.choices is None else 0
 
     def dist(self) -> list[bytes]:
         """A distribution: a right one, one that does not sum, one with other ids, or no numbers at all."""
@@ -111,6 +111,17 @@ class DraftValues:
                 return [ids, struct.pack(f"<{count}H", *(rng.choice((0, 1, 2**15, 2**16 - 1)) for _ in range(count)))]
             case _:
                 return [rng.randbytes(rng.choice((0, 5, 300))), rng.randbytes(rng.choice((0, 7, 300)))]
+
+    def fit_targets(self, message: list[Any]) -> None:
+        """As many lanes as targets, or sources of some of them, or neither."""
+        tokens, lanes, sources = (Targets.__struct_fields__.index(name) + 1 for name in ("tokens", "lanes", "sources"))
+        count = len(message[tokens])
+        message[lanes] = bytes(self._rng.choice((0, 1, 2)) for _ in range(count)) if self._rng.random() < 0.5 else b""
+        message[sources] = b""
+        if count and not message[lanes]:
+            marks = [self._rng.randrange(3) for _ in range(count)]
+            message[tokens] = [0 if mark else token for mark, token in zip(marks, message[tokens], strict=True)]
+            message[sources] = bytes(marks) if any(marks) else b""
 
     def fit_drafts(self, message: list[Any]) -> None:
         """Chances for as many drafts as a message has, or distributions, none of which has a second guess."""

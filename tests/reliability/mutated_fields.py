@@ -103,7 +103,7 @@ class FieldValues:
         if kind is Drafts:  # as many distributions as nodes, at times
             message[3:] = [message[3], [self._drafts.dist() for _ in range(self._drafts.num_dists(message[3]))]]
         elif kind is Targets and self._rng.random() < 0.7:
-            message[-1] = bytes(len(message[-2]))
+            self._drafts.fit_targets(message)
         elif kind is Verdict:  # as many distributions as tokens, or none
             message[-1] = [self._drafts.dist() for _ in range(sum(byte < 128 for byte in message[4]))]
             message[-1] = message[-1] if self._rng.random() < 0.3 else []

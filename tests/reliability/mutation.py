@@ -24,7 +24,7 @@ from paceline.wire import compact
 from paceline.wire.codec import decode, registered
 from paceline.wire.fields import MAX_FRAME_BYTES, Frame
 from paceline.wire.identity_messages import IDENTITY_MESSAGES
-from paceline.wire.messages import SessionMessage
+from paceline.wire.messages import DistPayload, Drafts, SessionMessage
 from tests.reliability.mutated_drafts import Aim
 from tests.reliability.mutated_fields import REPLACED, FieldValues
 
@@ -90,7 +90,10 @@ class Mutator:
         """A message in its short form, where it has one."""
         if not issubclass(kind, SessionMessage) or kind.compact_code is None:
             return _encode(message)
-        made = kind(*message[1:])  # unchecked, as an attacker's are
+        fields = message[1:]
+        if kind is Drafts:
+            fields[-1] = [DistPayload(*each) for each in fields[-1]]
+        made = kind(*fields)  # unchecked, as an attacker's are
         parts = made.to_compact()
         short = None if parts is None else compact.pack(kind.compact_code, made.session, made.epoch, *parts)
         return short or _encode(message)

@@ -216,7 +216,7 @@ def drafted(start: int, *tokens: int, epoch: int = 0, first: int | None = None, 
     token."""
     number = 1000 * (start + 1) if first is None else first
     parents = (-1, *range(number, number + len(tokens) - 1))
-    nodes = EncodedNodes(start, number, 0, number, parents, (0, *tokens[:-1]), None)
+    nodes = EncodedNodes(start, 0, number, parents, (0, *tokens[:-1]), None)
     dists = [encode_head(point(token) if dist is None else dist, precise=False) for token in tokens]
     return Received(Drafts(0, epoch, pack_nodes(nodes), dists))
 

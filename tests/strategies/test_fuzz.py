@@ -59,7 +59,7 @@ from paceline.wire.messages import (
     SyncState,
     Targets,
 )
-from paceline.wire.payloads.tree_codec import FOLLOWS, EncodedNodes, pack_nodes, unpack_nodes
+from paceline.wire.payloads.tree_codec import FOLLOWS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
 from tests.strategies.cases import EOS, VOCAB
 
 NUM_RUNS = 1200
@@ -239,7 +239,10 @@ class Run:
             case Targets():
                 assert message.start <= len(self.known) or not self.front
                 if self.front:  # all that was emitted, and then perhaps the end
-                    targets = [*self.known[: message.start], *message.tokens]
+                    emitted = [*self.known, *EOS]  # an end is a target, and is not emitted
+                    named = zip(message.tokens, message.sources or bytes(len(message.tokens)), strict=True)
+                    told = [emitted[at] if source else token for at, (token, source) in enumerate(named, message.start)]
+                    targets = [*self.known[: message.start], *told]
                     assert targets == self.known or (targets[:-1] == self.known and targets[-1] in EOS), "retracted"
                 self._at = message.start + len(message.tokens)
             case SyncState():
@@ -272,7 +275,7 @@ class Run:
         for number, (parent, edge, choice) in enumerate(
             zip(nodes.parents, nodes.tokens, nodes.choices, strict=True), nodes.first
         ):
-            if parent >= 0 and edge not in (FOLLOWS, self._chosen[parent]):
+            if parent >= 0 and edge not in (FOLLOWS, YOURS, self._chosen[parent]):
                 others = self._shown.setdefault(parent, set())
                 others.add(edge)
                 assert edge in self._peer_tokens or (decides and len(others) == 1), "a guess"
@@ -344,22 +347,21 @@ class Run:
         first = (self._peer_nodes[-1][0] + 1 if self._peer_nodes else 0) if chance.random() < 0.9 else self._any()
         count = chance.choice((1, 1, 2, 3, 6))
         old = [(name, position) for name, position in self._peer_nodes if name < first]
-        anchor, start = (first, start) if not old or chance.random() < 0.5 else chance.choice(old[-8:])
+        anchored = not old or chance.random() < 0.5
         wide = chance.random() < 0.5
         parents, edges = [], []
         for number in range(first, first + count):
-            if number == anchor:
+            if number == first and anchored:
                 parents.append(-1)
                 edges.append(0)
                 continue
             before = [name for name, _ in old[-8:]] + list(range(first, number))
             parent = chance.choice(before) if wide and before else max(0, number - 1)
             parents.append(parent)
-            edges.append(self._token() % VOCAB)
-            if parent >= number:
-                parents[-1], edges[-1], anchor = -1, 0, number
+            edges.append(YOURS if chance.random() < 0.1 else self._token() % VOCAB)
         coin = self.options.aggregator == "coin" if chance.random() < 0.95 else chance.random() < 0.5
-        choices = tuple(self._token() % VOCAB for _ in range(count)) if coin else None
+        drawn = tuple(YOURS if chance.random() < 0.1 else self._token() % VOCAB for _ in range(count))
+        choices = drawn if coin else None
         self._peer_tokens.update(choices or ())
         if coin:
             edges = [
@@ -370,7 +372,7 @@ class Run:
         level = 0 if coin and chance.random() < 0.95 else level
         scored = self.options.rescoring and chance.random() < 0.9
         scores = tuple(chance.randrange(-999, 999) for _ in range(count)) if scored else None
-        nodes = EncodedNodes(start, anchor, level, first, tuple(parents), tuple(edges), choices, scores)
+        nodes = EncodedNodes(start if anchored else None, level, first, tuple(parents), tuple(edges), choices, scores)
         self._peer_nodes += [(number, start) for number in range(first, first + count)]
         try:
             packed = pack_nodes(nodes)

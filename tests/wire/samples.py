@@ -79,15 +79,13 @@ def closing(session: int, reason: str = "stop") -> CloseSession:
 def draft(session: int) -> Drafts:
     """A chain of two nodes after four targets, with their distributions."""
     dist = Dist(np.array([1, 5, 9], dtype=np.int32), np.array([0.5, 0.25, 0.125]), 0.125)
-    nodes = pack_nodes(EncodedNodes(4, 7, 0, 7, (-1, 7), (0, 5), None))
+    nodes = pack_nodes(EncodedNodes(4, 0, 7, (-1, 7), (0, 5), None))
     return Drafts(session=session, epoch=2, nodes=nodes, dists=[encode_dist(dist)] * 2)
 
 
 def choice(session: int) -> Drafts:
     """The same chain, with the sender's choice after each node."""
-    return Drafts(
-        session=session, epoch=2, nodes=pack_nodes(EncodedNodes(4, 7, 0, 7, (-1, 7), (0, 5), (5, 9))), dists=[]
-    )
+    return Drafts(session=session, epoch=2, nodes=pack_nodes(EncodedNodes(4, 0, 7, (-1, 7), (0, 5), (5, 9))), dists=[])
 
 
 def weight(session: int) -> EvidenceWeight:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.registry import STRATEGIES
+from paceline.wire import compact
 from paceline.wire.codec import decode, encode
-from paceline.wire.messages import Drafts, Targets
+from paceline.wire.messages import DistPayload, Drafts, Targets
 from paceline.wire.payloads.draft_places import decode_places, encode_places
 from paceline.wire.payloads.tree_codec import EncodedNodes, pack_nodes
 from paceline.wire.payloads.varints import encode_tokens
@@ -66,22 +67,31 @@ def test_faults_are_told(data: bytes, fault: str) -> None:
         decode(data)
 
 
+PARTS = st.builds(DistPayload, st.binary(max_size=200), st.binary(max_size=200))
 TREES = st.builds(
     lambda start, first, tokens, choices: pack_nodes(
-        EncodedNodes(
-            start, first, 0, first, (-1, *[first] * len(tokens)), (0, *tokens), tuple(choices[: len(tokens) + 1])
-        )
+        EncodedNodes(start, 0, first, (-1, *[first] * len(tokens)), (0, *tokens), tuple(choices[: len(tokens) + 1]))
     ),
     st.integers(0, 2**20),
     st.integers(0, 2**20),
     st.lists(IDS, max_size=7, unique=True),
     st.lists(IDS, min_size=8, max_size=8),
 )
+
+
+def _targets(session: int, epoch: int, start: int, each: list[tuple[int, int]], *, laned: bool) -> Targets:
+    """Tokens with lanes, or with sources."""
+    marks = bytes(mark for _, mark in each)
+    if laned:
+        return Targets(session, epoch, start, [token for token, _ in each], marks)
+    return Targets(
+        session, epoch, start, [0 if mark else token for token, mark in each], b"", marks.strip(b"\0") and marks
+    )
+
+
 targets = st.lists(st.tuples(IDS, st.integers(0, 2)), max_size=200).flatmap(
     lambda each: st.builds(
-        lambda session, epoch, start, laned: Targets(
-            session, epoch, start, [token for token, _ in each], bytes(lane for _, lane in each) if laned else b""
-        ),
+        lambda session, epoch, start, laned: _targets(session, epoch, start, each, laned=laned),
         st.integers(0, 300),
         counts,
         st.integers(0, 2**30),
@@ -90,8 +100,15 @@ targets = st.lists(st.tuples(IDS, st.integers(0, 2)), max_size=200).flatmap(
 )
 
 
-@given(st.builds(Drafts, st.integers(0, 300), counts, TREES) | targets)
-def test_drafts_without_distributions_and_targets_come_back_and_are_shorter(message: Drafts | Targets) -> None:
+with_dists = st.lists(PARTS, min_size=1, max_size=6).map(
+    lambda dists: Drafts(
+        3, 0, pack_nodes(EncodedNodes(0, 0, 0, tuple(range(-1, len(dists) - 1)), (0,) * len(dists), None)), dists
+    )
+)
+
+
+@given(st.builds(Drafts, st.integers(0, 300), counts, TREES) | with_dists | targets)
+def test_drafts_and_targets_come_back_and_are_shorter(message: Drafts | Targets) -> None:
     data = encode(message)
     assert decode(data, vocab_size=151_936) == message
     assert len(data) < len(msgspec.msgpack.encode(message))
@@ -111,15 +128,49 @@ def test_they_are_written_in_one_way_alone(first: bytes, rest: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "fault"),
     [
-        (b"\x0a\x01", "no last number"),
-        (b"\x0c\x01\x04\x05", "lanes of some tokens alone"),
+        (b"\x0a\x01\x01\x00", "distributions end too early"),
+        (b"\x0a\x01\x01\x00\x01\x00", "distributions end too early"),
+        (b"\x0a\x01\x01\x00\x02\x00\x00", "distributions end too early"),
+        (b"\x0c\x01\x08\x09", "lanes of some tokens alone"),
+        (b"\x0c\x01\x09\x0c", "lanes of some tokens alone"),
+        (b"\x0c\x01\x0c", "in two ways"),
+        (b"\x0c\x01\x06", "in two ways"),
         (b"\x0c\x01\x80", "end within a number"),
-        (b"\x0c\x01\xfc\xff\xff\xff\x7f", r"\$\.tokens"),
+        (b"\x0c\x01\xf8\xff\xff\xff\x7f", r"\$\.tokens"),
     ],
 )
 def test_their_faults_are_told(data: bytes, fault: str) -> None:
     with pytest.raises(RemoteProtocolError, match=fault):
         decode(data)
+
+
+def test_a_last_number_is_refused_where_there_is_none() -> None:
+    with pytest.raises(RemoteProtocolError, match="no last number"):
+        compact.unpack(b"\x0a\x01", 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Targets(2, 0, 1, [5], b"", b"\x01"),
+        Targets(2, 0, 1, [5], b"", b"\x00"),
+        Targets(2, 0, 1, [0], b"", b"\x03"),
+        Targets(2, 0, 1, [0], b"\x00", b"\x01"),
+        Targets(2, 0, 1, [0], b"", b"\x01\x01"),
+    ],
+)
+def test_sources_that_are_none_are_refused_in_either_form(wrong: Targets) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"\$\.sources"):
+        decode(encode(wrong))
+
+
+def test_a_target_that_the_receiver_knows_takes_a_byte() -> None:
+    assert len(encode(Targets(41, 0, 100, [0, 0, 0], b"", b"\x01\x02\x01"))) == 3 + 3
+
+
+def test_a_distribution_takes_two_bytes_beside_its_ids_and_probabilities() -> None:
+    nodes = pack_nodes(EncodedNodes(None, 0, 500, (499,), (77_000,), None))
+    assert len(encode(Drafts(41, 0, nodes, [DistPayload(b"\x05", b"\x00\x70")]))) == 3 + len(nodes) + 2 + 3
 
 
 def test_a_target_of_a_large_vocabulary_takes_three_bytes_with_its_lane() -> None:

@@ -15,7 +15,8 @@ from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.dist_codec import decode_head, encode_head, quantize
 from paceline.wire.messages import DistPayload
-from paceline.wire.payloads.tree_codec import FOLLOWS, MAX_NODES, EncodedNodes, pack_nodes, unpack_nodes
+from paceline.wire.payloads.bits import BitWriter
+from paceline.wire.payloads.tree_codec import FOLLOWS, MAX_NODES, YOURS, EncodedNodes, pack_nodes, unpack_nodes
 
 VOCAB = 151_936
 untimed = settings(deadline=None)
@@ -25,31 +26,25 @@ untimed = settings(deadline=None)
 def messages(draw: st.DrawFn) -> EncodedNodes:
     first = draw(st.integers(0, 100_000))
     count = draw(st.integers(1, 24))
-    anchor = draw(st.integers(0, first + count))
+    anchored = first == 0 or draw(st.booleans())
     tokens = st.integers(0, VOCAB - 1)
-    choices = draw(st.none() | st.lists(tokens, min_size=count, max_size=count))
+    choices = draw(st.none() | st.lists(st.just(YOURS) | tokens, min_size=count, max_size=count))
     numbers = st.lists(st.integers(-(2**30), 2**30), min_size=count, max_size=count)
     scores = draw(st.none() | numbers)
     parents: list[int] = []
     edges: list[int] = []
     for node in range(first, first + count):
-        if node == anchor and (node == 0 or draw(st.booleans())):
-            parents.append(-1)
-            edges.append(0)
-            continue
-        if node == 0:
-            anchor = 0
+        if node == first and anchored:
             parents.append(-1)
             edges.append(0)
             continue
         parent = draw(st.sampled_from([node - 1, draw(st.integers(0, node - 1))]))
-        inside = parent - first if choices is not None and parent >= first else None
-        implied = [] if choices is None else [FOLLOWS] if inside is None else [choices[inside]]
+        chosen = YOURS if choices is None or parent < first else choices[parent - first]
+        own = [] if choices is None else [FOLLOWS] if chosen == YOURS else [chosen]
         parents.append(parent)
-        edges.append(draw(st.sampled_from([draw(tokens), *implied])))
+        edges.append(draw(st.sampled_from([draw(tokens), YOURS, *own])))
     return EncodedNodes(
-        position=draw(st.integers(0, 2**31 - 1)),
-        anchor=anchor,
+        position=draw(st.integers(0, 2**31 - 1)) if anchored else None,
         level=draw(st.integers(0, 2)) if choices is None else 0,
         first=first,
         parents=tuple(parents),
@@ -74,7 +69,7 @@ def test_any_bytes_are_nodes_or_a_fault_of_the_peer(data: bytes) -> None:
         assert error.close_code == CloseCode.BAD_FRAME
         return
     assert pack_nodes(nodes) == data, "one spelling"
-    assert all(FOLLOWS <= token < 1000 for token in nodes.tokens)
+    assert all(token in (FOLLOWS, YOURS) or 0 <= token < 1000 for token in nodes.tokens)
 
 
 @untimed
@@ -86,20 +81,25 @@ def test_a_changed_byte_gives_other_nodes_or_a_fault(nodes: EncodedNodes, data: 
         assert pack_nodes(unpack_nodes(bytes(packed), VOCAB)) == packed
 
 
-CHAIN = EncodedNodes(position=300, anchor=412, level=0, first=415, parents=(414,), tokens=(FOLLOWS,), choices=(2345,))
+CHAIN = EncodedNodes(None, level=0, first=415, parents=(414,), tokens=(FOLLOWS,), choices=(102_345,))
 
 
-def test_a_node_of_a_chain_takes_eight_bytes_and_further_ones_little_more_than_their_choice() -> None:
-    assert len(pack_nodes(CHAIN)) == 8
-    assert len(pack_nodes(replace(CHAIN, tokens=(977,)))) == 11, "an edge that is no choice known: three bytes more"
-    choices = (11, 2345, 977, 30_000, 12)
+def test_a_node_of_a_chain_takes_six_bytes_and_further_ones_little_more_than_their_choice() -> None:
+    assert len(pack_nodes(CHAIN)) == 6
+    assert len(pack_nodes(replace(CHAIN, tokens=(977,)))) == 8, "an edge that is no choice known"
+    choices = (11, 102_345, 977, 30_000, 12)
     chain = replace(CHAIN, parents=(414, 415, 416, 417, 418), tokens=(FOLLOWS, *choices[:-1]), choices=choices)
-    assert len(pack_nodes(chain)) == 6 + (1 + 2 + 2 + 3 + 1)
+    assert 8 * len(pack_nodes(chain)) <= 25 + 5 * (1 + 1 + 18) + 8
     assert unpack_nodes(pack_nodes(chain), VOCAB) == chain
 
 
-def test_the_weight_of_a_sides_documents_takes_two_bytes_at_most_beside_a_choice() -> None:
-    for score in (-8192, -65, 0, 8191):  # log h from -32 to 32
+def test_what_the_receiver_has_chosen_takes_a_bit_in_place_of_a_token() -> None:
+    assert len(pack_nodes(replace(CHAIN, choices=(YOURS,)))) == 4
+    assert len(pack_nodes(replace(CHAIN, tokens=(YOURS,)))) == len(pack_nodes(CHAIN))
+
+
+def test_the_weight_of_a_sides_documents_takes_nine_bits_beside_a_choice() -> None:
+    for score in (-128, -65, 0, 127):  # log h from -8 to 8
         assert len(pack_nodes(replace(CHAIN, scores=(score,)))) <= len(pack_nodes(CHAIN)) + 2
     assert unpack_nodes(pack_nodes(replace(CHAIN, scores=(-300,))), VOCAB).scores == (-300,)
 
@@ -107,7 +107,7 @@ def test_the_weight_of_a_sides_documents_takes_two_bytes_at_most_beside_a_choice
 def test_the_maximum_of_nodes_is_encoded_and_one_more_is_refused() -> None:
     def of(count: int) -> EncodedNodes:
         parents = tuple(range(-1, count - 1))
-        return EncodedNodes(0, 0, 0, 0, parents, (0, *[5] * (count - 1)), (5,) * count)
+        return EncodedNodes(0, 0, 0, parents, (0, *[5] * (count - 1)), (5,) * count)
 
     assert unpack_nodes(pack_nodes(of(MAX_NODES)), 6) == of(MAX_NODES)
     with pytest.raises(ValueError, match="257 nodes"):
@@ -120,18 +120,20 @@ def test_the_maximum_of_nodes_is_encoded_and_one_more_is_refused() -> None:
         (replace(CHAIN, parents=(415,)), "not an earlier one"),
         (replace(CHAIN, parents=(-2,)), "not an earlier one"),
         (replace(CHAIN, parents=(-1,)), "not the anchor"),
-        (replace(CHAIN, parents=(-1,), anchor=415, tokens=(7,)), "not the anchor"),
-        (replace(CHAIN, tokens=(-2,)), "outside the vocabulary"),
+        (replace(CHAIN, position=3), "not the anchor"),
+        (replace(CHAIN, position=3, parents=(-1,), tokens=(7,)), "not the anchor"),
+        (replace(CHAIN, tokens=(-3,)), "outside the vocabulary"),
         (replace(CHAIN, tokens=(2**31,)), "outside the vocabulary"),
-        (replace(CHAIN, choices=(-1,)), "choice"),
+        (replace(CHAIN, choices=(FOLLOWS,)), "choice"),
         (replace(CHAIN, choices=None), "follows a choice"),
+        (replace(CHAIN, parents=(414, 415), tokens=(FOLLOWS, FOLLOWS), choices=(1, 2)), "follows a choice"),
         (replace(CHAIN, choices=(1, 2)), "1 nodes"),
         (replace(CHAIN, level=1), "no level 1"),
         (replace(CHAIN, choices=None, tokens=(5,), level=3), "no level 3"),
-        (replace(CHAIN, position=-1), "out of range"),
-        (replace(CHAIN, anchor=-1), "out of range"),
+        (replace(CHAIN, position=-1, parents=(-1,), tokens=(0,)), "out of range"),
         (replace(CHAIN, first=2**31), "out of range"),
-        (EncodedNodes(0, 0, 0, 0, (), (), None), "0 nodes"),
+        (replace(CHAIN, scores=(1, 2)), "scores"),
+        (EncodedNodes(0, 0, 0, (), (), None), "0 nodes"),
     ],
 )
 def test_inconsistent_nodes_are_not_encoded(bad: EncodedNodes, why: str) -> None:
@@ -139,19 +141,33 @@ def test_inconsistent_nodes_are_not_encoded(bad: EncodedNodes, why: str) -> None
         pack_nodes(bad)
 
 
+def bits(*numbers: tuple[int, int]) -> bytes:
+    """Numbers with their widths, the first in the lowest bits."""
+    writer = BitWriter()
+    for number, width in numbers:
+        writer.bits(number, width)
+    return writer.to_bytes()
+
+
+# One node, anchored or not, with choices, tokens of 16 bits, id 0.
+ANCHORED, HANGING = ((0, 3), (0b011, 3), (0, 2), (0, 7)), ((0, 3), (0b010, 3), (0, 2), (0, 7))
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [
         (b"", "missing"),
-        (b"\x80", "end within"),
-        (b"\xc0\x00\x00\x80", "end within"),
-        (b"\xc0\x00\x00\x00\x05\x00", "not packed as"),
-        (b"\xc0\x80\x00\x00\x00\x05", "not packed as"),
-        (b"\xc0\xff\xff\xff\xff\xff\x00\x00\x00\x05", "too large"),
-        (b"\xcf\xff\xff\xff\x7f\x00\x00\x00", "in one message"),
-        (b"\xf0\x00\x00\x00\x05\x00", "not packed as"),
-        (b"\x30\x00\x00\x00\x02\x05", "no level 3"),
-        (b"\xc0\x00\x00\x00\x64", "choice"),
+        (bits((0, 3), (0b011, 3)), "ends within"),
+        (bits(*ANCHORED, (0, 7)), "ends within"),
+        (bits(*ANCHORED, (0, 7), (0, 1), (5, 16), (1, 8)), "not packed as"),
+        (bits((0, 3), (0b011, 3), (1, 2), (0, 7), (0, 7), (0, 1), (5, 17)), "not packed as"),
+        (bits(*ANCHORED, (64, 7), (0, 7), (0, 1), (5, 16)), "not packed as"),
+        (bits(*ANCHORED, *[(127, 7)] * 6), "too large"),
+        (bits(*[(7, 3)] * 6), "in one message"),
+        (bits((0, 3), (0b001, 3), (3, 2), (0, 2), (0, 7), (0, 7)), "no level 3"),
+        (bits(*ANCHORED, (0, 7), (0, 1), (100, 16)), "choice"),
+        (bits(*HANGING, (1, 1), (1, 1), (0, 1), (5, 16)), "without parent"),
+        (bits(*HANGING, (0, 1), (0, 4), (1, 1), (0, 1), (5, 16)), "not an earlier one"),
     ],
 )
 def test_hostile_bytes_are_refused(data: bytes, why: str) -> None:

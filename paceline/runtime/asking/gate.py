@@ -141,7 +141,7 @@ class Ask:
     def observe(self, message: SessionMessage) -> None:
         """Follow the targets, of which this device may be told again when it joins the answer again."""
         known = len(self._targets)
-        if isinstance(message, Targets) and message.start <= known < MAX_TARGETS:
+        if isinstance(message, Targets) and not message.sources and message.start <= known < MAX_TARGETS:
             self._targets += message.tokens[known - message.start :]
 
     def end(self, outcome: str, egress: Egress) -> None:

@@ -11,6 +11,7 @@ from paceline.strategies.aggregate.stats import AggregateStats
 from paceline.strategies.base import Effect, MachineConfig, Send
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.wire.messages import DetailRequest, Handover, Targets
+from paceline.wire.payloads.target_codec import NAMED
 
 
 class Decider:
@@ -73,17 +74,24 @@ class Decider:
 
     def send_targets(self) -> list[Effect]:
         """Send the targets that the peer has not got yet."""
-        peer = self._peer
-        if not (peer.decides and peer.linked) or peer.num_sent >= len(self._answer.targets):
+        peer, start = self._peer, self._peer.num_sent
+        if not (peer.decides and peer.linked) or start >= len(self._answer.targets):
             return []
-        message = self.targets_message(peer.num_sent)
+        # Not to a device, which remembers what it was told (`runtime.asking`).
+        refers = self._config.faces_client and self._config.side == "device"
+        sources = bytes(self._answer.sources[start:]) if refers else b""
+        message = self.targets_message(start, sources if any(sources) else b"")
         peer.num_sent = len(self._answer.targets)
         return [Send(message)]
 
-    def targets_message(self, start: int) -> Targets:
-        """All targets from `start` on; with lanes only where the peer faces the client."""
+    def targets_message(self, start: int, sources: bytes = b"") -> Targets:
+        """All targets from `start` on; with lanes only where the peer faces the client. sources: of those targets,
+        where the peer has missed nothing."""
+        tokens = self._answer.targets[start:]
+        if sources:
+            tokens = [token if source == NAMED else 0 for token, source in zip(tokens, sources, strict=True)]
         lanes = b"" if self._config.faces_client else bytes(self._answer.lanes[start:])
-        return Targets(0, self._peer.epoch, start, self._answer.targets[start:], lanes)
+        return Targets(0, self._peer.epoch, start, tokens, lanes, sources)
 
     def request_detail(self) -> list[Effect]:
         """Request more of the peer's distribution, where the part it sent does not determine the next target."""

@@ -11,6 +11,7 @@ from paceline.strategies.base import Effect, MachineConfig, Send
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 from paceline.wire.messages import EvidenceWeight, Handover, SpeedReport, Targets
+from paceline.wire.payloads.target_codec import NAMED
 
 MAX_EARLY_MESSAGES = 64  # messages of targets that wait for earlier ones; the rest is asked for again
 MAX_EARLY_TOKENS = 64  # in each of them
@@ -53,9 +54,13 @@ class Follower:
         effects: list[Effect] = []
         lanes = message.lanes or bytes(len(message.tokens))
         fresh = slice(len(answer.targets) - message.start, None)
-        for token, lane in zip(message.tokens[fresh], lanes[fresh], strict=True):
+        sources = message.sources or bytes(len(message.tokens))
+        for named, lane, source in zip(message.tokens[fresh], lanes[fresh], sources[fresh], strict=True):
             if answer.ended or (peer.decides and len(answer.targets) >= peer.start):
                 break  # from there on only this side decides
+            token = named if source == NAMED else answer.named_by(source)
+            if token is None:
+                break  # it will be told again
             if not answer.permits(token):
                 return [*effects, *answer.give_up(peer)]
             effects += answer.append(token, lane if lane < len(LANES) else 0, None, peer)

@@ -145,7 +145,7 @@ class Aggregate:
             config.vocab_size,
             tree,
             derivable=planner.may_be_announced if shows else planner.derivable_by_peer,
-            worthwhile=None if shows else planner.worthwhile,
+            uses=None if shows else planner.uses,
             announce=planner.expected if shows else None,
             only_choices=shows_choices and config.side == "cloud",
         )

@@ -34,17 +34,18 @@ class Resync:
         self._weights = weights
         self._decider = decider
         self._sender = sender
-        self._next = 0.0  # s, when to look at the progress again
+        self._next: float | None = None  # s, when to look at the progress again
         self._resent_drafts = False  # since that was done last
 
     def wake(self, now: float) -> list[Effect]:
         """Every second without a target: send this side's state."""
-        if now < self._next:
+        if self._next is not None and now < self._next:
             return []
+        begins = self._next is None  # the first targets may be on their way
         self._next = now + 0.9 * SYNC_INTERVAL_S  # wake-ups may come a little early
         self._resent_drafts = False
         progressed, self._answer.progressed = self._answer.progressed, False
-        if progressed or not self._peer.linked:
+        if begins or progressed or not self._peer.linked:
             return []
         self._decider.forget_requests()
         return [Send(self._sync_state()), *self._decider.request_detail()]

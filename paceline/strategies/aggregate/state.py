@@ -25,6 +25,7 @@ from paceline.strategies.base import ClosePeer, Effect, Emit, MachineConfig
 from paceline.strategies.decoding.form import BROKEN_FORM, permits
 from paceline.strategies.decoding.ngram_drafts import NgramDrafts
 from paceline.strategies.decoding.prefix_tree import PrefixTree
+from paceline.wire.payloads.target_codec import NAMED, RECEIVERS, SENDERS
 
 FIRST_HOLDER: Side = "device"
 CLEANUP_TARGETS = 8  # targets between two removals of node ids that are no longer needed
@@ -80,6 +81,7 @@ class Answer:
     ) -> None:
         self.targets = list(config.targets)
         self.lanes = [0] * len(config.targets)
+        self.sources = [NAMED] * len(config.targets)  # how each can be told to the peer (`wire.messages.Targets`)
         self.ended = False  # all targets are known
         self.progressed = False  # since the last wake-up
         self._config = config
@@ -88,6 +90,11 @@ class Answer:
         self._planner = planner
         self._ngram_drafts = ngram_drafts
         self._stats = stats
+
+    def named_by(self, source: int) -> int | None:
+        """The next target as the peer that decides tells it; None where a message on which it relies was lost."""
+        head = self._tree.head
+        return head.sent_choice if source == RECEIVERS else head.peer_choice
 
     def permits(self, token: int) -> bool:
         """See `decoding.form.permits`."""
@@ -101,6 +108,8 @@ class Answer:
     def append(self, token: int, lane: int, dist: Dist | None, peer: PeerState) -> list[Effect]:
         """Add the next target, and emit it if this side faces the client."""
         head = self._tree.head
+        theirs, ours = token == head.peer_choice, token == head.sent_choice
+        self.sources.append(RECEIVERS if theirs else SENDERS if ours else NAMED)
         if peer.linked:
             self._stats.count_target(token, self._planner.first_drafts(head), peer.holder)
             if self._drafts_ahead:  # else nothing is ever drafted, and both places are alike

@@ -10,7 +10,7 @@ in one forward what a fast one has drafted. Width 1 is DRAGON's chain.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.aggregation.registry import Aggregator
 from paceline.core.drafting.acceptance import beside_choice, margin_class
@@ -91,19 +91,18 @@ class DraftTreePlanner:
                     heapq.heappush(waiting, (-weight, order, node, child))
         return selected[: _cut_at_break_even(weights, seconds, delay + seconds(1))]
 
-    def worthwhile(self, head: PrefixNode) -> Container[PrefixNode] | None:
-        """Nodes worth the bytes of their distributions now: targets go through them with at least `LEAST_USE`. None:
-        all, where drafts are chains."""
+    def uses(self, head: PrefixNode) -> Mapping[PrefixNode, float] | None:
+        """Nodes that targets go through with at least `LEAST_USE`, each with that probability. None: of chains."""
         if self._drafting.rows == 1:
             return None
-        found = {head}
+        found = {head: 1.0}
         waiting = [(head, 1.0)]
         while waiting and len(found) < MAX_VISITS:
             node, weight = waiting.pop()
             for token, prob in self._children(node, head):
                 child = node.children.get(token)
                 if child is not None and weight * prob >= LEAST_USE:
-                    found.add(child)
+                    found[child] = weight * prob
                     waiting.append((child, weight * prob))
         return found
 

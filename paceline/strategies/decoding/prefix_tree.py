@@ -51,6 +51,7 @@ class PrefixNode:
     alive: bool = True  # the head, or below it
     own_id: int | None = None  # id under which this side sent it
     peer_id: int | None = None  # id under which the peer sent it
+    sent_choice: int | None = None  # this side's choice after the prefix, as it was sent
     own_drafts: DraftTokens | None = None
     peer_drafts: DraftTokens | None = None
     predicted: int | None = None  # the token that would be the target here, where what is known determines it
@@ -69,6 +70,11 @@ class PrefixNode:
         self.peer_id = node_id
         if self.peer_dist is None or share.level > self.peer_dist.level:
             self.peer_dist, self.peer_drafts = share, None
+
+    @property
+    def peer_choice(self) -> int | None:
+        """The choice that the peer has sent after the prefix; None: it has sent none, or a distribution."""
+        return None if self.peer_dist is None or self.peer_dist.head is not None else self.peer_dist.token
 
     def subtree(self) -> Iterator[PrefixNode]:
         """This node and all under it, parents first."""
@@ -125,5 +131,5 @@ class PrefixTree:
     def forget_peer_ids(self) -> None:
         """Forget everything received from the peer, and which nodes were sent to it."""
         for node in self.head.subtree():
-            node.peer_dist = node.peer_drafts = node.peer_id = node.own_id = None
+            node.peer_dist = node.peer_drafts = node.peer_id = node.own_id = node.sent_choice = None
             node.predicted = node.predicted_from = None

@@ -156,6 +156,6 @@ def test_the_head_of_a_distribution_gives_the_same_evidence_as_all_of_it() -> No
 
 
 @given(st.floats(-1e4, 1e4))
-def test_a_score_survives_the_wire_to_a_512th_of_a_nat(score: float) -> None:
+def test_a_score_survives_the_wire_to_a_32nd_of_a_nat(score: float) -> None:
     sent = dequantize_score(quantize_score(score))
-    assert abs(sent - score) <= 1 / 512 and dequantize_score(quantize_score(sent)) == sent
+    assert abs(sent - score) <= 1 / 32 and dequantize_score(quantize_score(sent)) == sent

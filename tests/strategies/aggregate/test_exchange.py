@@ -13,12 +13,13 @@ from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.aggregation.registry import Aggregator, AggregatorName, PeerDist, make_aggregator
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.side import SIDES, Side, other
 from paceline.strategies.aggregate.exchange import MAX_PEER_PROBS, DraftExchange
 from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, PrefixNode, PrefixTree
 from paceline.wire.codec import decode, encode
 from paceline.wire.dist_codec import decode_head, encode_head
 from paceline.wire.messages import Drafts
-from paceline.wire.payloads.tree_codec import EncodedNodes, pack_nodes
+from paceline.wire.payloads.tree_codec import FOLLOWS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
 from tests.strategies.cases import VOCAB, point
 
 untimed = settings(deadline=None, max_examples=40)
@@ -178,6 +179,79 @@ def test_what_was_lost_comes_with_all_that_is_alive(name: AggregatorName) -> Non
         assert pair.check() == sum(node.own_dist is not None for node in pair.out.head.subtree())
 
 
+class BothWays:
+    """Two sides that send each other choices, under `coin`, over a link that keeps the order and may lose messages."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.rule, self.chance = rule_of("coin"), chance
+        self.trees = {side: PrefixTree(0) for side in SIDES}
+        self.exchanges = {side: DraftExchange(side, self.rule, VOCAB, self.trees[side]) for side in SIDES}
+        self.choices: dict[Side, dict[tuple[int, ...], int]] = {side: {} for side in SIDES}
+        self.way: dict[Side, list[bytes]] = {side: [] for side in SIDES}  # to each side
+        self.referred = 0
+
+    def grow(self, side: Side) -> None:
+        """Compute the head, or nodes below computed ones, often by a choice of either side; and send them."""
+        computed = [node for node in self.trees[side].head.subtree() if node.own_dist is not None]
+        nodes = [] if computed else [self.scored(side, self.trees[side].head)]
+        for _ in range(self.chance.randrange(4)):
+            parent = self.chance.choice([*computed, *nodes])
+            known = [each for each in (parent.sent_choice, parent.peer_choice) if each is not None]
+            node = parent.child(self.chance.choice([*known, self.chance.choice(TOKENS)]))
+            nodes += [self.scored(side, node)] if node.own_dist is None else []
+        for message in self.exchanges[side].encode(nodes, 0):
+            sent = unpack_nodes(message.nodes)
+            self.referred += (*sent.tokens, *(sent.choices or ())).count(YOURS)
+            self.way[other(side)].append(encode(message))
+
+    def scored(self, side: Side, node: PrefixNode) -> PrefixNode:
+        node.own_dist = OwnDist.of(random_dist(self.chance))
+        self.choices[side][path(node)] = self.rule.to_wire(side, node.own_dist, node.position).token
+        return node
+
+    def arrive(self, side: Side) -> None:
+        message = decode(self.way[side].pop(0), vocab_size=VOCAB)
+        assert isinstance(message, Drafts)
+        self.exchanges[side].receive(message)
+        for node in self.trees[side].head.subtree():
+            if node.peer_dist is not None:
+                assert node.peer_dist.token == self.choices[other(side)][path(node)]
+
+    def decide(self) -> None:
+        token = self.chance.choice(TOKENS)
+        for tree in self.trees.values():
+            tree.advance(token)
+
+
+@untimed
+@given(chance=st.randoms(use_true_random=False))
+def test_what_is_named_as_the_receivers_choice_is_right_whatever_is_lost(chance: random.Random) -> None:
+    both = BothWays(chance)
+    for _ in range(60):
+        side = chance.choice(SIDES)
+        match chance.randrange(8):
+            case 0:
+                both.decide()
+            case 1 if both.way[side]:
+                both.way[side].pop(chance.randrange(len(both.way[side])))
+            case 2 | 3 | 4 if both.way[side]:
+                both.arrive(side)
+            case _:
+                both.grow(side)
+
+
+def test_tokens_that_the_receiver_has_chosen_are_named_so() -> None:
+    both = BothWays(random.Random(4))
+    for _ in range(200):
+        for side in SIDES:
+            both.grow(side)
+            while both.way[side]:
+                both.arrive(side)
+        if both.chance.random() < 0.3:
+            both.decide()
+    assert both.referred > 40
+
+
 def test_a_node_in_more_detail_replaces_a_coarser_one_and_never_the_other_way() -> None:
     pair = Pair("mixture", random.Random(5))
     pair.grow()
@@ -209,11 +283,12 @@ def test_a_distribution_takes_few_bytes_and_a_choice_fewer() -> None:
 @pytest.mark.parametrize(
     "nodes",
     [
-        EncodedNodes(9, 0, 0, 0, (-1,), (0,), None),  # a prefix that is not decided
-        EncodedNodes(0, 0, 0, 5, (3,), (66,), None),  # a parent that was never received
-        EncodedNodes(0, 0, 0, 5, (0,), (-1,), (66,)),  # a choice that was never received
+        EncodedNodes(9, 0, 0, (-1,), (0,), None),  # a prefix that is not decided
+        EncodedNodes(None, 0, 5, (3,), (66,), None),  # a parent that was never received
+        EncodedNodes(None, 0, 5, (0,), (FOLLOWS,), (66,)),  # a choice that was never received
+        EncodedNodes(0, 0, 5, (-1,), (0,), (YOURS,)),  # one that was never sent
     ],
-    ids=["anchor", "parent", "choice"],
+    ids=["anchor", "parent", "choice", "own choice"],
 )
 def test_what_hangs_on_nothing_is_ignored(nodes: EncodedNodes) -> None:
     tree = PrefixTree(0)
@@ -231,7 +306,7 @@ def test_nodes_kept_for_a_peer_are_bounded() -> None:
     for start in range(0, 40_000, 200):
         parents = (-1, *(start + place for place in range(199)))
         tokens = (0, *((start // 200 + place) % VOCAB for place in range(199)))
-        nodes = EncodedNodes(0, start, 0, start, parents, tokens, (65,) * 200)
+        nodes = EncodedNodes(0, 0, start, parents, tokens, (65,) * 200)
         exchange.receive(Drafts(0, 0, pack_nodes(nodes), []))
     assert sum(1 for _ in tree.head.subtree()) <= MAX_LIVE_NODES + 256
 
@@ -255,7 +330,7 @@ def test_whole_distributions_of_a_large_vocabulary_are_held_up_to_a_limit_and_ta
         head = tree.head.position
         for number in range(count):
             parent = -1 if number == 0 else first + number - 1
-            level = EncodedNodes(head, first, 2, first + number, (parent,), (65 if number else 0,), None)
+            level = EncodedNodes(None if number else head, 2, first + number, (parent,), (65 if number else 0,), None)
             receiver.receive(Drafts(0, 0, pack_nodes(level), [whole]))
         return [node.position for node in tree.head.subtree() if node.peer_dist is not None]
 
