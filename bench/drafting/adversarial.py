@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
 
+import msgspec
 import numpy as np
 
 from paceline.core.batching.segment import Batch
@@ -75,7 +76,7 @@ class Scripted(PlacingEngine):
 
     def forward(self, batch: Batch) -> Output:
         start = time.perf_counter()
-        placed = self.run(Batch(tuple(replace(segment, logits="none") for segment in batch.segments)))
+        placed = self.run(Batch(tuple(msgspec.structs.replace(segment, logits="none") for segment in batch.segments)))
         dists = tuple(
             tuple(self._dist(each.positions()[row]) for row in segment.logits_rows())
             for each, segment in zip(placed, batch.segments, strict=True)

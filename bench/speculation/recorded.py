@@ -8,8 +8,9 @@ verifies along the text alone; its token is 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from paceline.core.batching.placed_segment import PlacedSegment
@@ -79,7 +80,7 @@ class RecordedEngine(PlacingEngine):
     def forward(self, batch: Batch) -> Output:
         """Honest about rows: the inner engine fails for one that was never written."""
         known = [self._on_text(segment.seq) for segment in batch.segments]
-        placed = self.run(Batch(tuple(replace(segment, logits="none") for segment in batch.segments)))
+        placed = self.run(Batch(tuple(msgspec.structs.replace(segment, logits="none") for segment in batch.segments)))
         rows = [
             self._places(segment, each, on_text)
             for segment, each, on_text in zip(batch.segments, placed, known, strict=True)

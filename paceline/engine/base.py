@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NewType, Protocol, runtime_checkable
 
+import msgspec
+
 from paceline.core.aggregation.branches import BranchMixture, sample_mixed_rows
 from paceline.core.batching.kv_prefix import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.offloading.workload import ModelShape
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
+from paceline.core.sampling.row_tree import NOT_SAMPLED, RowTree
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
 
 
@@ -81,23 +84,32 @@ class Output:
         return tuple(logits.dists() for logits in self.logits)
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
+class SampleRequest(msgspec.Struct, frozen=True):
     """Rows to sample: `branches` holds them in order, in parts where the scheduler has cut their segment.
 
     mixture: of several branches, whose rows are mixed; the last branch may have more rows, see `sample_mixed_rows`.
+    tree: of one branch's rows; those to which no token leads need not be sampled, and may be `NOT_SAMPLED`.
     """
 
     branches: tuple[tuple[Logits, ...], ...]
     rows: tuple[RowSampling, ...]
     mixture: BranchMixture | None = None
+    tree: RowTree | None = None
 
     def by_reference(self) -> tuple[SampledRow, ...]:
         """The definition of the answer, from the rows' distributions."""
         branches = [[dist for part in parts for dist in part.dists()] for parts in self.branches]
         if self.mixture is not None:
             return sample_mixed_rows(branches, self.rows, self.mixture)
-        return tuple(sample_row(dist, row) for dist, row in zip(branches[0], self.rows, strict=True))
+        if self.tree is None:
+            return tuple(sample_row(dist, row) for dist, row in zip(branches[0], self.rows, strict=True))
+        found = [NOT_SAMPLED] * len(self.rows)
+        for root in self.tree.roots:
+            row: int | None = root
+            while row is not None:
+                found[row] = sample_row(branches[0][row], self.rows[row])
+                row = self.tree.child(row, found[row].token)
+        return tuple(found)
 
 
 class SequenceEngine(Protocol):

@@ -224,6 +224,11 @@ class SequenceTable:
         rows = self._rows.get(seq)
         return rows.tree if rows else NOTHING_OPEN
 
+    def is_settled(self, seq: SeqId) -> bool:
+        """No row of its is open, and none is still to come that a prune has overtaken."""
+        rows = self._rows.get(seq)
+        return rows is None or (not rows.tree.tokens and rows.horizon == ROOT)
+
     def last_id(self, seq: SeqId) -> int:
         """The greatest id of its rows that has come."""
         rows = self._rows.get(seq)

@@ -16,6 +16,7 @@ from paceline.core.aggregation.branches import BranchMixture
 from paceline.core.batching.segment import Batch, Segment
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling
+from paceline.core.sampling.row_tree import NOT_SAMPLED, RowTree
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, SampleRequest
 from paceline.engine.loader import quiet
@@ -163,6 +164,15 @@ def test_property_10_sampled_rows_have_the_tokens_of_the_reference(engine: Engin
         both = SampleRequest((parts,), (*requests[1].rows, *requests[2].rows))
         mixture = BranchMixture((0.3, 1.1), ((0.0, -0.4),) * 3, True, (-1, 0, 1), (0, 5, 9), (None, None))
         mixed = SampleRequest(requests[1].branches + requests[2].branches, requests[1].rows, mixture)
+        tokens = [row.token for row in requests[3].by_reference()]
+        tree = RowTree(
+            (-1, 0, 0, 2), (4, (tokens[0] + 1) % vocab, tokens[0], tokens[2])
+        )  # from row 0 to row 2 to row 3
+        path = SampleRequest(requests[3].branches, requests[3].rows, tree=tree)
+        assert [row is NOT_SAMPLED for row in path.by_reference()] == [False, True, False, False]
+        for found, token in zip(engine.sample([path])[0], tokens, strict=True):
+            assert found is NOT_SAMPLED or found.token == token
+        assert engine.sample([path])[0][3].token == tokens[3]
         every = [requests[0], both, mixed, requests[3]]
         for answer, request in zip(engine.sample(every), every, strict=True):
             expected = request.by_reference()

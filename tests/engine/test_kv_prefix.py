@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -141,7 +142,7 @@ def test_a_stage_imports_the_rows_of_its_own_layers_only(checkpoint: Callable[[s
     second.import_kv(into, rows[1])
     outputs = []
     for each in (seq, into):
-        batch = Batch((replace(more, seq=each),))
+        batch = Batch((msgspec.structs.replace(more, seq=each),))
         output = second.forward(batch, first.forward(batch).hidden).output
         assert output is not None
         outputs.append(output.dists[0])

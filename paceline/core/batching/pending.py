@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import Segment, SeqId
 
 RECOMPUTED: Final = -1  # key of rows that a preempted sequence had: nobody waits for an answer to them
@@ -16,7 +17,7 @@ class PendingSegment:
     key: int
     segment: Segment
     order: int  # of arrival
-    criticality: float = 0.0  # of its group, s
+    group: Group
     num_computed_tokens: int = 0  # rows already scheduled, or found cached
     started: bool = False  # memory for all of its rows has been allocated
 
@@ -55,11 +56,11 @@ class PendingQueues:
         """Sequences with pending segments."""
         return iter(self._by_seq)
 
-    def add(self, key: int, segment: Segment, criticality: float = 0.0) -> PendingSegment:
+    def add(self, key: int, segment: Segment, group: Group) -> PendingSegment:
         """Raises ValueError for a key in use."""
         if key in self._by_key:
             raise ValueError(f"key {key} is pending already")
-        item = PendingSegment(key, segment, self._next_order, criticality)
+        item = PendingSegment(key, segment, self._next_order, group)
         self._next_order += 1
         self._by_key[key] = item
         self._by_seq.setdefault(segment.seq, []).append(item)
@@ -106,7 +107,7 @@ class PendingQueues:
         head = self._by_seq[seq][0]
         if rows:
             self._restoring[seq] = [
-                PendingSegment(RECOMPUTED, each, head.order, head.criticality, started=True) for each in rows
+                PendingSegment(RECOMPUTED, each, head.order, head.group, started=True) for each in rows
             ]
             head.started = True
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedSegment:
+class PlacedSegment(msgspec.Struct, frozen=True):
     """Rows behind those that their sequence has, without the rows that a prune had dropped before they came.
 
     A tree is described as a whole: first its m open rows, which are the last m of the cache (start - m to start - 1),

@@ -16,6 +16,8 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from paceline.core.batching.admission import Admission
 from paceline.core.batching.groups import Group, GroupTable
 from paceline.core.batching.memory import Memory
@@ -30,8 +32,7 @@ FAR = 2048  # rows before a chain, from which on attention to them is much of it
 FAR_ROWS = 16  # chains behind so many rows may have, and still run whole: drafts to be verified have fewer
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSegment:
+class ScheduledSegment(msgspec.Struct, frozen=True):
     """A segment, or one chunk of a chain; the outputs of chunks follow one another."""
 
     key: int  # `pending.RECOMPUTED`: rows that a preempted sequence had
@@ -99,7 +100,7 @@ class Scheduler:
         group: of the sequence, given with its first segment.
         """
         state = self._groups.join(segment.seq, group)
-        self._arrived.append(self._queues.add(key, segment, state.group.criticality))
+        self._arrived.append(self._queues.add(key, segment, state.group))
 
     def last(self, seq: SeqId) -> int | None:
         """The key of the last pending segment of this sequence."""
@@ -158,14 +159,14 @@ class Scheduler:
         group that exceeds its claim does.
         """
         arrived, self._arrived = self._arrived, []
-        free_rows, rejected, queues, groups = memory.free_rows(), list[int](), self._queues, self._groups
+        free_rows, rejected, queues = memory.free_rows(), list[int](), self._queues
         if free_rows is None:
             admitted = [queues.head(seq) for seq in queues]
         else:
             oversized = self._admission.reject_oversized([item for item in arrived if item in queues], free_rows)
             admitted, too_many = self._admission.admit(memory, free_rows)
             rejected = oversized + too_many
-        admitted.sort(key=lambda item: (groups.of(item.segment.seq).group.priority, item.order))
+        admitted.sort(key=lambda item: (item.group.priority, item.order))
         scheduled = self._fill([item for item in admitted if self._begin(item, memory)])
         return SchedulerOutput(tuple(scheduled), tuple(rejected)) if scheduled or rejected else None
 
@@ -202,7 +203,7 @@ class Scheduler:
             scheduled.append(self._chunk(item, item.rows))
         short_rows = sum(len(each.segment.tokens) for each in scheduled)
         left = max(left, 0) + self._quantum
-        if short and long and self._group(short[0]).priority <= self._group(long[0]).priority:  # else nobody waits
+        if short and long and short[0].group.priority <= long[0].group.priority:  # else nobody waits
             most = self._pace.rows(short_rows, self._prompt_share(scheduled, long))
             left = left if most is None else min(left, most)
         cuts = _shares([item.rows for item in long], left)
@@ -217,8 +218,7 @@ class Scheduler:
         long: list[PendingSegment] = []
         by_priority: dict[int, list[tuple[str, PendingSegment]]] = {}
         for item in admitted:
-            group = self._group(item)
-            by_priority.setdefault(group.priority, []).append((group.owner, item))
+            by_priority.setdefault(item.group.priority, []).append((item.group.owner, item))
         self._limits.begin()
         for priority, waiting in by_priority.items():  # the first one first, as they are sorted
             turns = self._turns.setdefault(priority, Turns())
@@ -229,7 +229,7 @@ class Scheduler:
                 cut = [self._is_long(item, limits.get(owner)) for owner, item in waiting]
             ordered = turns.order([each for each, is_cut in zip(waiting, cut, strict=True) if not is_cut])
             if limits:
-                runs = self._limits.within([(self._group(item), item.rows) for item in ordered], limits)
+                runs = self._limits.within([(item.group, item.rows) for item in ordered], limits)
                 ordered = list(itertools.compress(ordered, runs))
             short += ordered
             long += turns.order(list(itertools.compress(waiting, cut)))
@@ -254,13 +254,10 @@ class Scheduler:
         """Share of a step's time that prompts may add beside these answers, less what their owners' answers add."""
         rows: dict[str, int] = {}
         for each in answers:
-            owner = self._group(each).owner
+            owner = self._groups.of(each.segment.seq).group.owner
             rows[owner] = rows.get(owner, 0) + len(each.segment.tokens)
-        shares = [self._limits.prompt_share(owner, rows) for owner in {self._group(item).owner for item in prompts}]
+        shares = [self._limits.prompt_share(owner, rows) for owner in {item.group.owner for item in prompts}]
         return min([SHARE, *(share for share in shares if share is not None)])
-
-    def _group(self, item: PendingSegment | ScheduledSegment) -> Group:
-        return self._groups.of(item.segment.seq).group
 
     def _is_long(self, item: PendingSegment, limit: int | None = None) -> bool:
         """Also the end of a long prompt, and what is new in one that is cached: a row behind many takes far longer.
@@ -284,8 +281,7 @@ class Scheduler:
             segment = Segment(whole.seq, whole.start + first, tokens, None, logits)
         item.num_computed_tokens, item.started = first + rows, True
         self._groups.take_rows(whole.seq)
-        group = self._group(item)
-        self._turns[group.priority].served(group.owner, rows)
+        self._turns[item.group.priority].served(item.group.owner, rows)
         if final:
             self._queues.remove(item)
         return ScheduledSegment(item.key, segment, final)

@@ -20,6 +20,8 @@ def alternating(owners: Sequence[str]) -> list[int]:
     """Places of a step's answers, given with their owners, in the order of their delivery: the first of each owner,
     then the second of each, and so on. Of equals, who has the fewest goes first.
     """
+    if len(set(owners)) < 2:
+        return list(range(len(owners)))
     number, seen = Counter(owners), Counter[str]()
     keys = []
     for place, owner in enumerate(owners):
@@ -47,8 +49,8 @@ class Turns:
 
     def order(self, waiting: Sequence[tuple[str, PendingSegment]]) -> list[PendingSegment]:
         """Segments, given by age with their owners, in the order of their turns if each of them were run whole."""
-        if self._steps % 2 and any(item.criticality for _, item in waiting):
-            waiting = sorted(waiting, key=lambda each: -each[1].criticality)  # of equals the older one first
+        if self._steps % 2 and any(item.group.criticality for _, item in waiting):
+            waiting = sorted(waiting, key=lambda each: -each[1].group.criticality)  # of equals the older one first
         queues: dict[str, deque[PendingSegment]] = {}
         for owner, item in waiting:
             queues.setdefault(owner, deque()).append(item)

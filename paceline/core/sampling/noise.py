@@ -73,9 +73,11 @@ def gumbel_rows(keys: NDArray[np.uint64], ids: NDArray[np.integer]) -> NDArray[n
 
 
 def row_keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint64]:
-    """(rows,) keys of the noise at these positions under these seeds."""
-    keys = [_start_of(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-    return np.array(keys, dtype=np.uint64)
+    """(rows,) keys of the noise at these positions, each below 2**63, under these seeds."""
+    gamma = np.uint64(GAMMA)
+    states = np.array([_seeded(seed, "gumbel") for seed in seeds], dtype=np.uint64)
+    places = np.array(positions, dtype=np.int64).astype(np.uint64)
+    return mixed((mixed(states + gamma) ^ places) + gamma) + gamma  # `_absorb` of all, and the first counter
 
 
 def group_minima(keys: NDArray[np.uint64], num_groups: int) -> NDArray[np.float64]:
@@ -169,7 +171,12 @@ def _mix(z: int) -> int:
 
 
 def _key(seed: int, position: int, purpose: str) -> int:
-    return _absorb(_absorb(_purpose(purpose), seed), position)
+    return _absorb(_seeded(seed, purpose), position)
+
+
+@lru_cache(maxsize=1024)
+def _seeded(seed: int, purpose: str) -> int:
+    return _absorb(_purpose(purpose), seed)
 
 
 @lru_cache(maxsize=64)

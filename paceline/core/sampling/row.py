@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,14 +17,13 @@ from paceline.core.sampling.row_head import RowHead
 from paceline.core.sampling.sampler import SamplingParams, apply_mask, filter_top, process_logits, sample
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowSampling:
+class RowSampling(msgspec.Struct, frozen=True, eq=False):
     """How to sample the token after one row."""
 
     params: SamplingParams
     position: int  # absolute output position: that of the noise
     vocab_size: int  # of the tokenizer; an engine's logits beyond it are padding
-    counts: Mapping[int, int] = field(default_factory=dict)  # occurrences of tokens in the output before this row
+    counts: Mapping[int, int] = msgspec.field(default_factory=dict)  # of tokens in the output before this row
     prompt: IdArray | None = None  # distinct ids of the prompt, where the repetition penalty needs them
     allowed: NDArray[np.bool_] | None = (
         None  # (vocab_size or more,) under a constraint, with at least one id; None: all
@@ -37,8 +36,7 @@ class RowSampling:
         return self.allowed is not None or bool(self.params.logit_bias) or self.params.looks_back
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SampledRow:
+class SampledRow(msgspec.Struct, frozen=True, eq=False):
     token: int
     top: Dist | None = None  # the `num_top` most probable ids at temperature 1, without penalties; None: not wanted
     branch_probs: tuple[float, ...] = ()  # of several branches: the token's probability in each, without penalties

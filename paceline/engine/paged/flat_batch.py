@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,8 +16,7 @@ from paceline.core.batching.placed_segment import PlacedSegment
 RowArray = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentSlots:
+class SegmentSlots(msgspec.Struct, frozen=True):
     """One segment in the flat row, with the block table of its sequence."""
 
     segment: PlacedSegment

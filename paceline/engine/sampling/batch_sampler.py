@@ -45,26 +45,34 @@ class BatchSampler:
         self._open = OpenSampler(self._workspace)
         self.referred = 0  # rows left to the reference
 
-    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
-        """logits: (rows, vocab), of any float type, on any device. One `vocab_size` for all rows."""
+    def sample(
+        self, logits: Tensor, rows: Sequence[RowSampling], places: Sequence[int] | None = None
+    ) -> list[SampledRow]:
+        """logits: (n, vocab), of any float type, on any device. One `vocab_size` for all rows. places: of the rows in
+        `logits`; None: all of them, in order."""
+        if places is None:
+            places = range(len(rows))
+        fits = row_kernel.fits(logits)
+        by_kernel = [fits and _is_plain(row) for row in rows]
+        found: dict[int, SampledRow] = {}
         with torch.inference_mode():
-            if not row_kernel.fits(logits):
-                return self._chunks(logits, rows)
-            found: dict[int, SampledRow] = {}
-            for sample, are_plain in ((self._by_kernel, True), (self._chunks, False)):
-                which = [at for at, row in enumerate(rows) if _is_plain(row) is are_plain]
+            for sample, kind in ((self._by_kernel, True), (self._chunks, False)):
+                which = [at for at, is_by_kernel in enumerate(by_kernel) if is_by_kernel is kind]
                 if which:
-                    found.update(zip(which, sample(some_rows(logits, which), [rows[at] for at in which]), strict=True))
+                    some = sample(logits, [rows[at] for at in which], [places[at] for at in which])
+                    found.update(zip(which, some, strict=True))
         return [found[at] for at in range(len(rows))]
 
-    def _by_kernel(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
-        tokens, tops = row_kernel.sample_rows(logits[:, : rows[0].vocab_size], rows)
+    def _by_kernel(self, logits: Tensor, rows: Sequence[RowSampling], places: Sequence[int]) -> list[SampledRow]:
+        tokens, tops = row_kernel.sample_rows(logits[:, : rows[0].vocab_size], rows, places)
         return [
-            self._referred(logits[at], rows[at], top) if token is None else SampledRow(token, top)
-            for at, (token, top) in enumerate(zip(tokens, tops, strict=True))
+            self._referred(logits[place], row, top) if token is None else SampledRow(token, top)
+            for place, row, token, top in zip(places, rows, tokens, tops, strict=True)
         ]
 
-    def _chunks(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
+    def _chunks(self, logits: Tensor, rows: Sequence[RowSampling], places: Sequence[int]) -> list[SampledRow]:
+        if list(places) != list(range(len(logits))):
+            logits = logits[to_device(places, logits.device)]
         found: list[SampledRow] = []
         size = _LONG_CHUNK if is_remote(logits.device) or _are_read_in_place(logits, rows) else _CHUNK
         for first in range(0, len(rows), size):

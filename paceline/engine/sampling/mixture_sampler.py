@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -99,7 +100,7 @@ class MixtureSampler:
         if any(_is_processed(row) for row in rows):
             mixed = self._mixed("processed", self._processed(scores, places, best, low), weights)
         logs = mixed.log() if mixed is plain_mixture else mixed.log_()
-        plain = [replace(row, params=_without_temperature(row)) for row in rows]
+        plain = [msgspec.structs.replace(row, params=_without_temperature(row)) for row in rows]
         tokens, tops = run(self._sampler.rounds(logs, plain, [True] * len(rows), plain_mixture, low))
         settled = [
             self._referred(place) if token is None else token for place, token in zip(places, tokens, strict=True)
@@ -115,7 +116,7 @@ class MixtureSampler:
         for at, (head, branch_heads) in zip(wanted, heads, strict=True):
             each, row = places[at]
             # Where float32 may see the allowed ids as equals, or as impossible, there is no head.
-            found[at] = replace(
+            found[at] = msgspec.structs.replace(
                 found[at],
                 head=None if is_low[at] else head,
                 branch_heads=branch_heads if each.request.mixture.rescoring else (),
@@ -174,7 +175,8 @@ class MixtureSampler:
         best: of each branch (rows, 1) the largest logits before constraints."""
         rows = [each.request.rows[row] for each, row in places]
         neutral = [
-            row if row.params.temperature else replace(row, params=replace(row.params, temperature=1.0)) for row in rows
+            row if row.params.temperature else msgspec.structs.replace(row, params=replace(row.params, temperature=1.0))
+            for row in rows
         ]
         inverse = inverse_temperatures(neutral, scores[0].device).float()
         found: list[Tensor] = []
@@ -184,7 +186,10 @@ class MixtureSampler:
             for at in changed:
                 each, row = places[at]
                 wanted = each.request.rows[row]
-                process(values[at], replace(wanted, allowed=None, prompt=each.request.mixture.prompts[branch]))
+                process(
+                    values[at],
+                    msgspec.structs.replace(wanted, allowed=None, prompt=each.request.mixture.prompts[branch]),
+                )
             if changed:
                 which = to_device(changed, low.device)
                 low[which] |= may_revive(before, some_rows(values, changed), best[branch][which])
@@ -237,7 +242,7 @@ def _mask(scores: Tensor, rows: Sequence[RowSampling]) -> Tensor:
     for at, row in enumerate(rows):
         if row.allowed is not None:
             best = scores[at].max()
-            process(scores[at], replace(row, params=_NO_CHANGES))
+            process(scores[at], msgspec.structs.replace(row, params=_NO_CHANGES))
             low[at] = scores[at].max() < best - UNDERFLOW
     return low
 

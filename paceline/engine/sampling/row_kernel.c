@@ -28,6 +28,7 @@
 
 enum { GROUP = 64, LANES = 16, CANDIDATES = 6, NOT_CERTAIN = -1 };
 enum { ADDED = 16 }; /* groups that are added in float32, before their sums are in float64 */
+enum { AHEAD = 4096 }; /* bytes: how far before its use a row is fetched; the processor itself stops at each page */
 
 static const uint64_t GAMMA = 0x9E3779B97F4A7C15u, FIRST_GROUP = (uint64_t)1 << 32;
 static const float MARGIN = 1e-4f, DISTINCT = 1e-5f; /* nats, as in `margins.py` */
@@ -106,6 +107,51 @@ INLINE void read_group(const Row *row, long group, float values[GROUP]) {
 /* Bits of a float as an integer in the order of the floats, and back: compilers make fast maxima of integers only. */
 INLINE int32_t ordered(uint32_t bits) { return (int32_t)(bits ^ ((uint32_t)((int32_t)bits >> 31) & 0x7FFFFFFFu)); }
 
+/* The same of bfloat16: twice as many at a time. */
+INLINE int16_t ordered_half(uint16_t bits) { return (int16_t)(bits ^ ((uint16_t)((int16_t)bits >> 15) & 0x7FFFu)); }
+
+/* The largest logit of a group, as such an integer. */
+INLINE int32_t largest_of(const Row *row, long group) {
+    if (row->is_half && (group + 1) * GROUP <= row->vocab) {
+        const uint16_t *half = (const uint16_t *)row->values + group * GROUP;
+        int16_t most = INT16_MIN;
+        for (int i = 0; i < GROUP; i++) {
+            const int16_t value = ordered_half(half[i]);
+            most = value > most ? value : most;
+        }
+        return ordered((uint32_t)(uint16_t)ordered_half((uint16_t)most) << 16);
+    }
+    float values[GROUP];
+    read_group(row, group, values);
+    int32_t most = INT32_MIN;
+    for (int i = 0; i < GROUP; i++) {
+        const int32_t value = ordered(bits_of(values[i]));
+        most = value > most ? value : most;
+    }
+    return most;
+}
+
+/* True if every logit of these groups is a number or an infinity. */
+INLINE int are_numbers(const Row *row, long first, long end) {
+    const long begin = first * GROUP, count = (end * GROUP < row->vocab ? end * GROUP : row->vocab) - begin;
+    if (row->is_half) {
+        const uint16_t *half = (const uint16_t *)row->values + begin;
+        uint16_t most = 0;
+        for (long i = 0; i < count; i++) {
+            const uint16_t size = half[i] & 0x7FFFu;
+            most = size > most ? size : most;
+        }
+        return most <= 0x7F80u;
+    }
+    const uint32_t *bits = (const uint32_t *)row->values + begin;
+    uint32_t most = 0;
+    for (long i = 0; i < count; i++) {
+        const uint32_t size = bits[i] & 0x7FFFFFFFu;
+        most = size > most ? size : most;
+    }
+    return most <= 0x7F800000u;
+}
+
 INLINE void take(double *total, float lanes[LANES]) {
     for (int lane = 0; lane < LANES; lane++) *total += lanes[lane], lanes[lane] = 0.0f;
 }
@@ -114,21 +160,18 @@ INLINE void take(double *total, float lanes[LANES]) {
  * while they come from memory. False for a row in which a number is not one. */
 FOR_EACH_CPU static int sweep(Row *row) {
     float values[GROUP], lanes[LANES] = {0};
-    int32_t most = INT32_MIN, least = INT32_MAX;
+    int32_t most = INT32_MIN;
+    const long size = ADDED * GROUP * (row->is_half ? 2 : 4); /* bytes */
     row->best = -INFINITY;
     for (long first = 0, end; first < row->groups; first = end) {
         end = first + ADDED < row->groups ? first + ADDED : row->groups;
+        const char *ahead = (const char *)row->values + first / ADDED * size + AHEAD;
+        for (long line = 0; line < size; line += 64) __builtin_prefetch(ahead + line);
+        if (!are_numbers(row, first, end)) return 0;
         for (long group = first; group < end; group++) {
-            int32_t largest = INT32_MIN, smallest = INT32_MAX;
-            read_group(row, group, values);
-            for (int i = 0; i < GROUP; i++) {
-                const int32_t value = ordered(bits_of(values[i]));
-                largest = value > largest ? value : largest;
-                smallest = value < smallest ? value : smallest;
-            }
+            const int32_t largest = largest_of(row, group);
             row->maxima[group] = float_of((uint32_t)ordered((uint32_t)largest));
             most = largest > most ? largest : most;
-            least = smallest < least ? smallest : least;
         }
         const float best = float_of((uint32_t)ordered((uint32_t)most));
         if (row->wants_mass && best > -INFINITY) {
@@ -143,7 +186,7 @@ FOR_EACH_CPU static int sweep(Row *row) {
         }
         row->best = best;
     }
-    return most <= ordered(0x7F800000u) && least >= ordered(0xFF800000u); /* the infinities */
+    return 1;
 }
 
 /* Upper bounds of all scores in the groups. The least x of a group is -log(u) / GROUP >= (w + w * w / 2) / GROUP, with
@@ -378,6 +421,7 @@ typedef struct {
     const char *logits;
     Py_ssize_t stride; /* bytes from row to row */
     int is_half;
+    const int64_t *places;     /* (rows,) of the rows in the logits */
     const uint8_t *are_greedy; /* (rows,) */
     const uint64_t *keys;      /* (rows,) */
     const Options *options;    /* (rows,) */
@@ -390,7 +434,8 @@ typedef struct {
 static void work_on(const Work *work, long at, float *maxima, float *bounds) {
     const long groups = (work->vocab + GROUP - 1) / GROUP;
     const int num_top = work->num_tops[at];
-    Row row = {work->logits + at * work->stride, work->is_half, work->vocab, groups, maxima, 0.0f, num_top > 0, 0.0};
+    const char *values = work->logits + work->places[at] * work->stride;
+    Row row = {values, work->is_half, work->vocab, groups, maxima, 0.0f, num_top > 0, 0.0};
     work->tokens[at] = NOT_CERTAIN;
     work->head_size[at] = 0;
     if (!sweep(&row) || !isfinite(row.best)) return; /* the reference says what is wrong */
@@ -408,12 +453,14 @@ static void work_on(const Work *work, long at, float *maxima, float *bounds) {
 /* work_on_rows(next, rows, vocab, width, stride, is_half, addresses...): works on rows from the counter at `next` on. */
 static PyObject *work_on_rows(PyObject *module, PyObject *arguments) {
     (void)module;
-    unsigned long long next, logits, are_greedy, keys, options, num_tops, tokens, ids, head_size, probs;
+    unsigned long long next, logits, places, are_greedy, keys, options, num_tops, tokens, ids, head_size, probs;
     Work work;
-    if (!PyArg_ParseTuple(arguments, "KlllniKKKKKKKKK", &next, &work.rows, &work.vocab, &work.width, &work.stride,
-                          &work.is_half, &logits, &are_greedy, &keys, &options, &num_tops, &tokens, &ids, &head_size, &probs))
+    if (!PyArg_ParseTuple(arguments, "KlllniKKKKKKKKKK", &next, &work.rows, &work.vocab, &work.width, &work.stride,
+                          &work.is_half, &logits, &places, &are_greedy, &keys, &options, &num_tops, &tokens, &ids,
+                          &head_size, &probs))
         return NULL;
     work.logits = (const char *)(uintptr_t)logits;
+    work.places = (const int64_t *)(uintptr_t)places;
     work.are_greedy = (const uint8_t *)(uintptr_t)are_greedy;
     work.keys = (const uint64_t *)(uintptr_t)keys;
     work.options = (const Options *)(uintptr_t)options;

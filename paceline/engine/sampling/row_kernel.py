@@ -55,11 +55,15 @@ def fits(logits: Tensor) -> bool:
 
 
 def sample_rows(
-    logits: Tensor, rows: Sequence[RowSampling], *, heads: bool = True
+    logits: Tensor, rows: Sequence[RowSampling], places: Sequence[int] | None = None, *, heads: bool = True
 ) -> tuple[list[int | None], list[Dist | None]]:
-    """The token of each row, None where it is not certain, and its head. logits: (rows, vocab) that fit, at temperature
-    0 the model's own. heads: those that rows want, of at most `MAX_HEAD` ids."""
-    count, vocab = logits.shape
+    """The token of each row, None where it is not certain, and its head. logits: (n, vocab) that fit, at temperature 0
+    the model's own. places: of the rows in `logits`; None: all of them, in order. heads: those that rows want, of at
+    most `MAX_HEAD` ids."""
+    count, vocab = len(rows), logits.shape[1]
+    places = range(count) if places is None else places
+    assert not count or 0 <= min(places) <= max(places) < len(logits), "the kernel reads where it is told"
+    where = np.array(places, dtype=np.int64)
     num_tops = np.array([row.num_top if heads else 0 for row in rows], dtype=np.int32)
     width = min(int(num_tops.max(initial=0)), vocab)
     np.minimum(num_tops, width, out=num_tops)
@@ -71,7 +75,7 @@ def sample_rows(
     counter = np.zeros(1, dtype=np.int64)
     tokens, head_sizes = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int32)
     ids, probs = np.empty((count, width), dtype=np.int32), np.empty((count, width))
-    arrays = (are_greedy, keys, options, num_tops, tokens, ids, head_sizes, probs)
+    arrays = (where, are_greedy, keys, options, num_tops, tokens, ids, head_sizes, probs)
     arguments = (
         counter.ctypes.data,
         count,

@@ -6,7 +6,9 @@ import logging
 from collections.abc import Sequence
 
 from paceline.core.batching.scheduler import ScheduledSegment
+from paceline.core.batching.segment import Segment
 from paceline.core.sampling.row import RowSampling
+from paceline.core.sampling.row_tree import RowTree
 from paceline.engine.base import Logits, SampleRequest, SequenceEngine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, Rows
@@ -34,7 +36,15 @@ def done_of(request: ForwardRequest, parts: tuple[Logits, ...]) -> list[Done]:
     if request.scored is not None:
         sampling = tuple(sampling[row] for row in request.scored)
     rows = sampling[-sum(map(len, parts)) :]  # rows of a cached prefix are not computed
-    return [(request.answer, SampleRequest((parts,), rows))]
+    tree = _tree_of(request.segment) if request.path_only and request.scored is None else None
+    return [(request.answer, SampleRequest((parts,), rows, tree=tree))]
+
+
+def _tree_of(segment: Segment) -> RowTree | None:
+    if segment.parents is None:
+        return None
+    row_of = {name: row for row, name in enumerate(segment.node_ids)}
+    return RowTree(tuple(row_of.get(parent, -1) for parent in segment.parents), segment.tokens)
 
 
 def rows_ahead(request: ForwardRequest | None, chunk: ScheduledSegment) -> tuple[RowSampling, ...] | None:

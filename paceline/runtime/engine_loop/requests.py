@@ -58,6 +58,7 @@ class ForwardRequest:
     prefix: StoredPrefix | None = None  # prefix of the segment, if it is a whole prompt
     group: Group | None = None  # sequences of one answer, released together
     sampling: tuple[RowSampling, ...] | None = None  # of each wanted row, whose token is the answer; None: its `Dist`
+    path_only: bool = False  # of a tree whose rows are all wanted: see `SampleRequest.tree`
     salt: str | None = None  # owner within which the KV of a prompt is shared; None: it is not
     join: BranchJoin | None = None  # with the forwards of other branches, in place of `sampling`
     branch: int = 0  # its number in `join`

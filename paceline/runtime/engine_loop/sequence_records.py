@@ -32,9 +32,11 @@ class Sequences(Protocol):
 
 @dataclass(slots=True)
 class _Record:
-    tokens: list[int] = field(default_factory=list)  # of the committed rows
+    tokens: list[int] = field(default_factory=list)  # of the committed rows that the table knows
     salt: str | None = None  # owner within which its rows are shared; None: they are not
     stored: KvPrefix | None = None  # rows that it may begin with
+    later: list[int] = field(default_factory=list)  # tokens of rows that were committed since
+    tree: Segment | None = None  # open rows behind them
 
 
 class SequenceRecords:
@@ -42,6 +44,9 @@ class SequenceRecords:
 
     A preempted sequence is changed here alone: what the engine computes later is what is then left of it. One that is
     being computed again must be preempted once more before it changes. Cannot fork.
+
+    Most answers only grow, and are never preempted: their chains, and trees of which a path is kept at once, are noted
+    as tokens, and the table learns of them when a sequence is changed otherwise or looked at.
     """
 
     def __init__(self, engine: SequenceEngine) -> None:
@@ -51,20 +56,28 @@ class SequenceRecords:
 
     def submitted(self, batch: Batch) -> None:
         """The engine writes these rows, for the first time."""
-        placed = self._table.place(batch)
-        self._table.written(placed)
-        for segment in placed:
-            self._records.setdefault(segment.seq, _Record()).tokens += segment.tokens[: segment.committed]
+        for segment in batch.segments:
+            record = self._records.get(segment.seq)
+            if record is None:
+                record = self._records[segment.seq] = _Record()
+            if record.tree is not None or not self._table.is_settled(segment.seq):
+                self._settle(segment.seq)
+                self._write(record, segment)
+            elif segment.parents is None:
+                record.later += segment.tokens
+            else:
+                record.tree = segment
 
     # ---- preemption -------------------------------------------------------------------------------------------------
     def preempt(self, seq: SeqId) -> None:
         """Release the engine's rows of a sequence. One without rows is as if it had never begun."""
         self._engine.release(seq)
-        if not self._table.length(seq):
+        if not self.length(seq):
             self.release(seq)
 
     def rows_of(self, seq: SeqId) -> tuple[Segment, ...]:
         """Segments that write all rows of a sequence: the committed ones as a chain, then the open tree."""
+        self._settle(seq)
         tree, record = self._table.tree(seq), self._records.get(seq)
         tokens = tuple(record.tokens) if record is not None else ()
         chain = (Segment(seq, 0, tokens, None, "none"),) if tokens else ()
@@ -102,11 +115,19 @@ class SequenceRecords:
     def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
         if self._is_resident(seq):
             self._engine.prune(seq, keep, live, horizon)
-        self._records[seq].tokens += self._table.prune(seq, keep, live, horizon).committed
+        record = self._records[seq]
+        if record.tree is not None and horizon is None and not live:
+            token_of = dict(zip(record.tree.node_ids, record.tree.tokens, strict=True))
+            record.later += [token_of[name] for name in keep]
+            record.tree = None
+        else:
+            self._settle(seq)
+            record.tokens += self._table.prune(seq, keep, live, horizon).committed
 
     def truncate(self, seq: SeqId, length: int) -> None:
         if self._is_resident(seq):
             self._engine.truncate(seq, length)
+        self._settle(seq)
         self._table.truncate(seq, length)
         del self._records[seq].tokens[length:]
 
@@ -116,15 +137,38 @@ class SequenceRecords:
         self._records.pop(seq, None)
 
     def length(self, seq: SeqId) -> int:
-        return self._table.length(seq)
+        record, known = self._records.get(seq), self._table.length(seq)
+        if record is None:
+            return known
+        return known + len(record.later) + (0 if record.tree is None else len(record.tree.tokens))
 
     def check(self) -> None:
+        for seq in self._records:
+            self._settle(seq)
         for seq, length in self._table.lengths().items():
             assert len(self._records[seq].tokens) + self._table.num_open_rows(seq) == length, (seq, length)
+
+    def _settle(self, seq: SeqId) -> None:
+        """Tell the table what has only been noted of a sequence."""
+        record = self._records.get(seq)
+        if record is None:
+            return
+        if record.later:
+            chain = Segment(seq, self._table.length(seq), tuple(record.later), None, "none")
+            record.later.clear()
+            self._write(record, chain)
+        if record.tree is not None:
+            tree, record.tree = record.tree, None
+            self._write(record, tree)
+
+    def _write(self, record: _Record, segment: Segment) -> None:
+        (placed,) = self._table.place(Batch((segment,)))
+        self._table.written((placed,))
+        record.tokens += placed.tokens[: placed.committed]
 
     def _begun(self, seq: SeqId, tokens: Sequence[int], salt: str | None, stored: KvPrefix | None) -> None:
         self._records[seq] = _Record(list(tokens), salt, stored)
         self._table.adopt(seq, tokens)
 
     def _is_resident(self, seq: SeqId) -> bool:
-        return self._engine.length(seq) == self._table.length(seq)
+        return self._engine.length(seq) == self.length(seq)

@@ -115,17 +115,16 @@ class Session(ABC):
 
     def forward(self, forward: Forward) -> None:
         def answer(result: Rows | EngineError) -> None:
-            cached = [each.cached_rows for each in submitted]
-            spent = self._energy.compute(reduce(Energy.plus, (each.energy for each in submitted)))
-            scored = submitted[0].scored
+            first, *others = submitted
+            spent = self._energy.compute(reduce(Energy.plus, (each.energy for each in others), first.energy))
+            self._cached = max(self._cached, first.cached_rows, *(each.cached_rows for each in others))
             submitted.clear()  # they refer to this function: without the cycle their stored KV is let go of at once
             if self._driver.finished:
                 return
-            self._cached = max(self._cached, *cached)
             if isinstance(result, EngineError):
                 self.fail(result)
             else:
-                self.deliver(answered(forward, result, self._loop.time(), self._worker.answered, spent, scored))
+                self.deliver(answered(forward, result, self._loop.time(), self._worker.answered, spent, first.scored))
 
         submitted = requests(forward, answer)
         for each in submitted:

@@ -91,7 +91,7 @@ def answered(
 def requests(forward: Forward, answer: Answer) -> list[ForwardRequest]:
     """One request of the engine for each branch. answer: called once, with all rows or an error."""
     if forward.mixture is None or forward.sampling is None:
-        return [ForwardRequest(forward.segment, answer, sampling=forward.sampling)]
+        return [ForwardRequest(forward.segment, answer, sampling=forward.sampling, path_only=forward.path_only)]
     segments = (forward.segment, *forward.others)
     join = BranchJoin(forward.sampling, forward.mixture, answer, len(segments))
     return [ForwardRequest(segment, join.fail, join=join, branch=branch) for branch, segment in enumerate(segments)]
@@ -188,9 +188,9 @@ class _Sequences:
 
     def execute(self, effect: Forward | Prune) -> None:
         match effect:
-            case Forward(ticket, segment, sampling, others, mixture):
+            case Forward(ticket, segment, sampling, others, mixture, path_only):
                 segments = [each.with_seq(self._name(each.seq)) for each in (segment, *others)]
-                self._ports.forward(Forward(ticket, segments[0], sampling, tuple(segments[1:]), mixture))
+                self._ports.forward(Forward(ticket, segments[0], sampling, tuple(segments[1:]), mixture, path_only))
             case Prune(seq, keep, live):
                 self._ports.prune(self._name(seq), keep, live)
 

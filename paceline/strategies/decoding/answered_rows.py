@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import SampledRow
+from paceline.core.sampling.row_tree import NOT_SAMPLED
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 
 
@@ -40,7 +41,7 @@ class AnsweredRows:
         if self._prompt_of is not None:
             self._prompt = tuple(row.top for row in rows[:-1] if row.top is not None)
             rows, self._prompt_of = rows[-1:], None
-        self.sampled = dict(zip(nodes, rows, strict=True))
+        self.sampled = {node: row for node, row in zip(nodes, rows, strict=True) if row is not NOT_SAMPLED}
 
     def pop(self) -> dict[PrefixNode, tuple[Dist, ...]]:
         """Each branch's row after each node; the head of a sampled one."""

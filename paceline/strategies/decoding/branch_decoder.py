@@ -43,8 +43,8 @@ class BranchDecoder:
         heads: bool = False,
     ) -> None:
         """rescoring: scores of documents follow the text. mask: constraint of the answer. eos_ids: needed with a mask
-        only. lazy: distributions are made only for the nodes that `dist` is called with, parents first; for machines
-        that use few of the rows they compute. keep_heads: nodes keep the head of the plain mixture (`raw_head`).
+        only. lazy: few rows are used: distributions are made of the nodes that `dist` is called with, parents first,
+        and tokens sampled of those that they lead to. keep_heads: nodes keep the plain mixture's head (`raw_head`).
         samples: the engine mixes the branches and samples each row's token (`sampled`); without a prefix only. heads:
         with `samples`, nodes get the rows' heads, and their distributions are read on demand; `sample` is not called.
         """
@@ -265,11 +265,11 @@ class BranchDecoder:
         if sampled:
             self._ticket += 1
             self._pending[self._ticket] = 0
-            sampling, mixture = self._mixer.sampling(
-                self._batch, list(map(self._path_for_mixing, self._batch)), self.num_top, heads=self._heads
-            )
+            paths = list(map(self._path, self._batch)) if self._mixer.needs_path else [()] * len(self._batch)
+            sampling, mixture = self._mixer.sampling(self._batch, paths, self.num_top, heads=self._heads)
             heads = [RowSampling(_GREEDY, 0, self._vocab_size, num_top=self.num_top)] * num_prompt_rows
-            return [Forward(self._ticket, segments[0], (*heads, *sampling), tuple(segments[1:]), mixture)]
+            path_only = self._lazy and self._batch[0].alive and segments[0].parents is not None and not self.num_top
+            return [Forward(self._ticket, segments[0], (*heads, *sampling), tuple(segments[1:]), mixture, path_only)]
         effects: list[Effect] = []
         for segment in segments:
             self._ticket += 1

@@ -126,7 +126,10 @@ class BranchMixer:
         others hang below it.
         """
         alone = len(self._branches) == 1 and not heads
-        masks = self._masks([partial(self._allowed_after, node, path) for node, path in zip(nodes, paths, strict=True)])
+        masks: Sequence[AllowedIds] = (None,) * len(nodes)
+        if self._mask is not None:
+            wanted = [partial(self._allowed_after, node, path) for node, path in zip(nodes, paths, strict=True)]
+            masks = self._masks(wanted)
         rows = [
             RowSampling(
                 self._sampling,

@@ -42,6 +42,14 @@ def test_the_noise_of_a_few_tokens_equals_that_of_arrays(seed: int, position: in
     assert gumbel_of(seed, position, tokens) == pytest.approx(all_at_once, rel=1e-12, abs=1e-12)
 
 
+@given(st.lists(st.tuples(seeds, st.integers(0, 2**40)), min_size=1, max_size=5))
+def test_the_noise_of_many_positions_equals_that_of_each(asked: list[tuple[int, int]]) -> None:
+    ids = token_ids(100)
+    keys = row_keys([seed for seed, _ in asked], [position for _, position in asked])
+    for found, (seed, position) in zip(gumbel_rows(keys, np.tile(ids, (len(asked), 1))), asked, strict=True):
+        assert found.tolist() == gumbel(seed, position, ids).tolist()
+
+
 def test_the_ids_of_a_group_are_independent() -> None:
     """The least of a group is drawn first; jointly all of them are still independent exponentials."""
     draws = back_to_uniform(np.array([gumbel(5, position, token_ids(2 * GROUP)) for position in range(4000)]))

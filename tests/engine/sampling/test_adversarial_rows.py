@@ -7,8 +7,8 @@ biases that revive ids to which the reference gives no probability, filters that
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -102,7 +102,9 @@ def random_request(rng: Rng, kind: str, vocab: int) -> SampleRequest:
     """A tree of up to 6 rows on 2 branches; its heads are wanted too."""
     count = int(rng.integers(1, 7))
     one = random_row(rng, vocab)
-    rows = tuple(replace(one, position=5 + row, allowed=one.allowed if row % 2 else None) for row in range(count))
+    rows = tuple(
+        msgspec.structs.replace(one, position=5 + row, allowed=one.allowed if row % 2 else None) for row in range(count)
+    )
     base = LOGITS[kind](rng, (count, vocab))
     scores = [torch.from_numpy(base + rng.normal(size=base.shape) * noise).float() for noise in (0.0, 0.2)]
     mixture = BranchMixture(

@@ -118,6 +118,28 @@ def test_a_real_vocabulary(dtype: torch.dtype, options: dict[str, float]) -> Non
     assert sampler.referred <= (12 if dtype == torch.bfloat16 else 1)  # equal logits are frequent in bfloat16
 
 
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_some_rows_in_any_order_have_the_tokens_that_they_have_in_place(dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(2)
+    logits = torch.from_numpy(peaked(rng, (40, 2048))).to(dtype)
+    rows = [random_row(rng, 2048) for _ in range(40)]
+    expected = [row.token for row in BatchSampler().sample(logits, rows)]
+    places = rng.permutation(40)[:23].tolist()
+    found = BatchSampler().sample(logits, [rows[place] for place in places], places)
+    assert [row.token for row in found] == [expected[place] for place in places]
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_number_that_is_none_is_left_to_the_reference_wherever_it_is(dtype: torch.dtype) -> None:
+    for place in (0, 70, 1500, 2047):
+        logits = torch.zeros(1, 2048, dtype=dtype)
+        logits[0, place] = -torch.nan
+        with pytest.raises(ValueError, match="no token has a probability"):
+            BatchSampler().sample(logits, [RowSampling(SamplingParams(seed=1), 0, 2048)])
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(LOGITS)), st.sampled_from([2, 63, 64, 65, 130]))
 def test_small_vocabularies(seed: int, kind: str, vocab: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -22,7 +23,7 @@ from tests.engine.sampling.test_mixture_sampler import random_request
 
 def with_heads(request: SampleRequest) -> SampleRequest:
     assert request.mixture is not None
-    return replace(request, mixture=replace(request.mixture, heads=True))
+    return msgspec.structs.replace(request, mixture=replace(request.mixture, heads=True))
 
 
 @pytest.mark.parametrize("kind", LOGITS)
@@ -69,7 +70,7 @@ def test_rows_without_rescoring_have_no_evidence() -> None:
     rng = np.random.default_rng(4)
     request = with_heads(random_request(rng, "flat", 300))
     assert request.mixture is not None
-    request = replace(request, mixture=replace(request.mixture, rescoring=False))
+    request = msgspec.structs.replace(request, mixture=replace(request.mixture, rescoring=False))
     (found,) = DeviceSampler()([request])
     assert found[-1].head is not None and found[-1].branch_heads == ()
 

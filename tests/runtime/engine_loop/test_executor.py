@@ -7,16 +7,17 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.core.batching.groups import Group
-from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.batching.segment import ROOT, Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
+from paceline.core.sampling.row_tree import NOT_SAMPLED
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import DenseLogits, Output, SampleRequest
 from paceline.engine.fake.engine import FakeEngine
 from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
-from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
+from paceline.runtime.engine_loop.requests import ForwardRequest, Rows, SequenceOp
 
 Result = tuple[Dist, ...] | EngineError
 PROMPT = tuple(b"a prompt that is longer than a step may be")
@@ -161,6 +162,26 @@ def test_a_segment_that_can_never_fit_fails_with_a_sentence() -> None:
     ask(steps, 1, 0, PROMPT, results)
     run_all(steps)
     assert isinstance(results[0], EngineError) and "memory" in str(results[0])
+
+
+def test_of_a_tree_whose_path_alone_is_read_only_that_path_is_sampled() -> None:
+    vocab = FakeEngine().info.vocab_size
+
+    def tokens_of(tokens: tuple[int, ...], parents: tuple[int, ...], *, path_only: bool) -> list[int]:
+        steps, results = StepExecutor(FakeEngine()), list[Rows | EngineError]()
+        steps.submit(ForwardRequest(Segment(SeqId(1), 0, PROMPT), results.append))
+        rows = tuple(RowSampling(SamplingParams(temperature=0.0), row, vocab) for row in range(len(tokens)))
+        tree = Segment(SeqId(1), len(PROMPT), tokens, parents, "all")
+        steps.submit(ForwardRequest(tree, results.append, sampling=rows, path_only=path_only))
+        run_all(steps)
+        found = results[-1]
+        assert not isinstance(found, EngineError)
+        return [row.token for row in found if isinstance(row, SampledRow)]
+
+    (best,) = tokens_of((65,), (ROOT,), path_only=False)
+    tree = (65, (best + 1) % 256, best), (ROOT, 0, 0)
+    every = tokens_of(*tree, path_only=False)
+    assert tokens_of(*tree, path_only=True) == [every[0], NOT_SAMPLED.token, every[2]]
 
 
 def test_an_engine_fault_fails_the_step_and_the_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:

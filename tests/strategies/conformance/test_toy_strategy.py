@@ -130,7 +130,7 @@ class SaltedFront:
                     yield Send(Salt(0, self._epoch, position, self._expected[position]))
             case Finish():
                 self._finished = True
-                yield replace(effect, stats={**effect.stats, "echoes": float(self._echoes)})
+                yield msgspec.structs.replace(effect, stats={**effect.stats, "echoes": float(self._echoes)})
             case _:
                 yield effect
 
