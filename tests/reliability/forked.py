@@ -29,7 +29,7 @@ IMPORTED: Final = (
     "paceline.server.program",
     "paceline.device_agent.program",
     "paceline.client.commands",
-    "paceline.commands.doctor_checks",
+    "paceline.commands.diagnosis.checks",
     "server.program",
     "device_agent.program",
     "server.commands",
