@@ -17,9 +17,10 @@ class Added:
 
 
 def doctor_checks(app: typer.Typer) -> NodeChecks:
-    """Checks of `paceline doctor` besides its own."""
-    added = (app.info.context_settings or {})["obj"]
-    assert isinstance(added, Added), "the root of the command has it"
+    """Checks of `paceline doctor` besides its own. An app without that command, of one program alone, keeps them for
+    nobody."""
+    added = (app.info.context_settings or {}).get("obj", Added())
+    assert isinstance(added, Added), "nothing else is the object of the root's context"
     return added.checks
 
 
