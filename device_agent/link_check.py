@@ -1,4 +1,4 @@
-"""What `paceline doctor` says of the link to the cloud: address, certificate, keys of both ends, protocol, tokenizers.
+"""Check of the link to the cloud for `paceline doctor`: address, certificate, keys, protocol version, tokenizers.
 
 It shakes hands as far as the cloud's verdict, and names no strategy, so that the cloud refuses it at last: nothing is
 linked, and an agent that runs keeps its link.

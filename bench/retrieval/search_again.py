@@ -80,7 +80,8 @@ def documents(way: Way, first: Found, now: Found, all_now: Found) -> list[Contex
 def log_probability(
     way: Way, text: Ids, start: int, searches: Mapping[int, Found], depth: int, rows: Mapping[Ids, Sequence[Dist]]
 ) -> float:
-    """Of text[start:]. searches: by length of the text; rows: of each document, the text's tokens from `start` on."""
+    """Log-probability of text[start:]. searches: by length of the text. rows: of each document, distributions of the
+    text's tokens from `start` on."""
     total = 0.0
     evidence = dict.fromkeys(rows, 0.0)  # of every document that is read at any time, as its prefill would give it
     first = upto(searches[start], depth)

@@ -1,4 +1,4 @@
-"""What several programs add to, so that none imports another: groups of subcommands, and the checks of `doctor`."""
+"""Groups of subcommands and checks of `doctor`: several programs add to them, and none imports another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `paceline demo` consists of.
+"""Parts of `paceline demo`.
 
 local_pair   a server and an agent on this machine
 questions    asked, shown and judged

@@ -1,4 +1,4 @@
-"""What `paceline doctor` looks at. Programs add checks of their own: `commands.groups`.
+"""Checks of `paceline doctor`. Programs add some of their own: `commands.groups`.
 
 checks    the order of all checks; machine, installation, stores and settings
 outcome   what a check tells

@@ -24,7 +24,7 @@ INDEX: Final = "model.safetensors.index.json"
 
 
 def model(settings: NodeSettings, wanted: str) -> Found:
-    """Whether this model of the settings can be loaded, and what to do. Raises ConfigError where it cannot."""
+    """Check that this model of the settings can be loaded. Raises ConfigError, with what to do, where it cannot."""
     if wanted.startswith("fake"):
         return "ok", f"{wanted}: made up, for tests"
     directory = local_folder(settings, wanted)

@@ -1,4 +1,4 @@
-"""What runs on the port of the settings: nothing, this program or another one."""
+"""Check of the port of the settings: it is free, this program runs on it, or another one does."""
 
 from __future__ import annotations
 

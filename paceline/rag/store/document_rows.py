@@ -262,31 +262,25 @@ def managed_documents(database: Database) -> list[Document]:
 
 def find_by_text(database: Database, sha256: str) -> Document | None:
     """The managed document with this text."""
-    row = database.execute(
-        f"SELECT {_DOCUMENT} FROM documents WHERE collection = ? AND sha256 = ?",
-        DEFAULT_COLLECTION,
-        database.seal.lookup(sha256),
-    ).fetchone()
-    return row and _document(database, row)
+    return _managed(database, "sha256 = ?", database.seal.lookup(sha256))
 
 
 def find_by_source(database: Database, name: str, source: bytes) -> Document | None:
     """The managed document read from this file earlier; for a text without a file, the one of the same name."""
-    row = database.execute(
-        f"SELECT {_DOCUMENT} FROM documents WHERE collection = ? AND source = ? AND (source != x'' OR name = ?) "
-        "AND file = ''",
-        DEFAULT_COLLECTION, stored_source(database, source), database.seal.lookup(name),
-    ).fetchone()  # fmt: skip
-    return row and _document(database, row)
+    where = "source = ? AND (source != x'' OR name = ?) AND file = ''"
+    return _managed(database, where, stored_source(database, source), database.seal.lookup(name))
 
 
 def find_by_stamp(database: Database, source: bytes, stamp: str) -> Document | None:
     """The managed document that was read from this file when it had this stamp."""
-    row = database.execute(
-        f"SELECT {_DOCUMENT} FROM documents WHERE collection = ? AND source = ? AND source != x'' AND stamp = ? AND "
-        "file = ''",
-        DEFAULT_COLLECTION, stored_source(database, source), database.seal.lookup(stamp),
-    ).fetchone()  # fmt: skip
+    where = "source = ? AND source != x'' AND stamp = ? AND file = ''"
+    return _managed(database, where, stored_source(database, source), database.seal.lookup(stamp))
+
+
+def _managed(database: Database, where: str, *values: str | bytes) -> Document | None:
+    """One of the default collection. where: a condition with a place for each value."""
+    select = f"SELECT {_DOCUMENT} FROM documents WHERE collection = ? AND {where}"
+    row = database.execute(select, DEFAULT_COLLECTION, *values).fetchone()
     return row and _document(database, row)
 
 

@@ -1,4 +1,4 @@
-"""What a node does with texts besides answering.
+"""Services of a node for texts that it does not answer.
 
 node_texts   these methods of `Service`
 embeddings   vectors

@@ -1,4 +1,4 @@
-"""What a node does with texts besides answering: tokens, log-probabilities, searches, vectors, relevance."""
+"""Services of a node for texts that it does not answer: tokens, log-probabilities, searches, vectors, relevance."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ class Reader(Protocol):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anything of it is read. Otherwise it is not written on this side; what another side writes goes on as
-        if it were, since to end it would show that side why."""
+        """True if anything of it is read. A text that nobody reads is not written on this side. On another one it is
+        written to its end: to stop it there would show why."""
 
     @property
     def share(self) -> float:
