@@ -146,11 +146,21 @@ class Children:
             raise PacelineError(f"{codes}\n{self._tails(ended)}")
 
     def stop(self) -> None:
-        """End all programs in reverse order: SIGTERM first, SIGKILL after STOP_S, to their whole process groups."""
+        """End all programs in reverse order: SIGTERM first, SIGKILL after STOP_S, to their whole process groups.
+
+        Ctrl-C meanwhile kills them at once, and is raised afterwards.
+        """
+        try:
+            self._end(STOP_S)
+        except KeyboardInterrupt:
+            self._end(0.0)
+            raise
+
+    def _end(self, patience_s: float) -> None:
         running = [child for child in reversed(self.members) if child.process.poll() is None]
         for child in running:
             _signal(child.process, signal.SIGTERM)
-        deadline = time.monotonic() + STOP_S
+        deadline = time.monotonic() + patience_s
         for child in running:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.0, deadline - time.monotonic()))

@@ -33,6 +33,16 @@ if os.fork() == 0:
     os.rename(sys.argv[1] + ".part", sys.argv[1])
 signal.pause()
 """
+INTERRUPTING = """
+import os, signal, sys
+def interrupt(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.kill(os.getppid(), signal.SIGALRM)
+signal.signal(signal.SIGTERM, interrupt)
+open(sys.argv[1], "w").close()
+while True:
+    signal.pause()
+"""
 
 
 def python(code: str, *arguments: str) -> list[str]:
@@ -84,6 +94,21 @@ def test_a_program_that_will_not_end_is_killed_with_what_it_started(
     assert child.process.returncode == -signal.SIGKILL
     _, alive = psutil.wait_procs([grandchild], timeout=5)
     assert alive == []
+
+
+def test_no_program_is_left_behind_by_a_second_interrupt(tmp_path: Path) -> None:
+    children = Children(tmp_path)
+    child = children.start("interrupting", python(INTERRUPTING, str(tmp_path / "ready")), port=1)
+    while not (tmp_path / "ready").exists():
+        children.check()
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            children.stop()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        child.process.kill()
+    assert child.process.returncode == -signal.SIGKILL
 
 
 def test_programs_end_when_the_demonstration_fails(tmp_path: Path) -> None:
