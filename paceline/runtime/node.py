@@ -158,7 +158,7 @@ class Node(NodeTexts):
         if self._is_joined:
             self._peers.clients[self] = self._clients
         if resources.store is not None and self._is_first:
-            self._library = await asyncio.to_thread(Library, resources.store, resources.side, resources.work.indexing)
+            self._library = await asyncio.to_thread(Library, resources.store, resources.side, resources.work)
             self._library.start()
         if resources.store is not None:
             self._run(watch_removals(resources.store, resources.forget_removed))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import BinaryIO
 
 from paceline.errors import ParserLost
@@ -13,6 +14,8 @@ from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.process import ParserProcess
 
 NUM_PARSERS = 2  # documents parsed at once
+
+Around = Callable[[], AbstractContextManager[None]]
 
 
 class ParserPool:
@@ -26,11 +29,12 @@ class ParserPool:
         self._busy: set[ParserProcess] = set()
         self._closed = False
 
-    def submit(self, name: str, open_document: Callable[[], BinaryIO]) -> Future[Parsed]:
-        """Parse a file. The future raises as `ParserProcess.parse` does, or what opening it does."""
+    def submit(self, name: str, open_document: Callable[[], BinaryIO], around: Around = nullcontext) -> Future[Parsed]:
+        """Parse a file. around: entered by the thread that waits for the parser, and starts it if it has to. The future
+        raises as `ParserProcess.parse` does, or what opening the file does."""
         with self._lock:
             if not self._closed:
-                return self._threads.submit(self._parse, name, open_document)
+                return self._threads.submit(self._parse, name, open_document, around)
         future: Future[Parsed] = Future()
         future.set_exception(_stopping(name))
         return future
@@ -56,8 +60,8 @@ class ParserPool:
         self._threads.shutdown(wait=True)
         self.rest()
 
-    def _parse(self, name: str, open_document: Callable[[], BinaryIO]) -> Parsed:
-        with open_document() as document:
+    def _parse(self, name: str, open_document: Callable[[], BinaryIO], around: Around) -> Parsed:
+        with open_document() as document, around():
             with self._lock:
                 if self._closed:
                     raise _stopping(name)

@@ -13,9 +13,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -32,6 +31,7 @@ from paceline.rag.parsing.pool import ParserPool
 from paceline.rag.records import Document, Vectors, Zone
 from paceline.rag.store.document_rows import insert_document, insert_text, remove_documents
 from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.file_work import FileWork
 from paceline.rag.store.files import Uploads, read_file_name
 from paceline.rag.store.vector_store_rows import seal_error, total_usage
 from paceline.rag.store.vector_stores import MAX_OWNED_USAGE
@@ -77,9 +77,6 @@ class _FullError(Exception):
     """The file does not fit into the owner's stores; the message is for the user."""
 
 
-Indexing = Callable[[], AbstractContextManager[None]]
-
-
 class Ingester:
     """Reads files between `start` and `stop`, and writes the index file some time after changes."""
 
@@ -91,10 +88,10 @@ class Ingester:
         document_kv: DocumentKvStore,
         embedder: Embedder,
         zone: Zone,
-        indexing: Indexing = nullcontext,
+        work: FileWork,
     ) -> None:
-        """`document_kv`: stored KV, from which that of replaced chunks is deleted. indexing: entered for each turn."""
-        self._indexing = indexing
+        """`document_kv`: stored KV, from which that of replaced chunks is deleted."""
+        self._work_on = work
         self._connection = connection
         self._document_kv = document_kv
         self._uploads = uploads
@@ -176,7 +173,7 @@ class Ingester:
             return False
         del self._readings[reading.job.owner]
         try:
-            with self._indexing():
+            with self._work_on.indexing():
                 reading.awaited = next(reading.turns)
         except StopIteration:
             return True
@@ -238,7 +235,7 @@ class Ingester:
         return False
 
     def _read(self, job: _Job) -> Iterator[Future[Parsed] | None]:
-        parsing = self._parsers.submit(job.name, lambda: self._uploads.open(job.file))
+        parsing = self._parsers.submit(job.name, lambda: self._uploads.open(job.file), self._work_on.parsing)
         parsing.add_done_callback(lambda _: self._wake.set())
         yield parsing
         parsed = parsing.result()

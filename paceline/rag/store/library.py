@@ -7,7 +7,6 @@ may be called from any thread.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import BinaryIO, TypeVar
 
@@ -19,9 +18,10 @@ from paceline.rag.parsing.process import ParserProcess
 from paceline.rag.records import Passage, Selection, Zone
 from paceline.rag.store.document_rows import ShownPassage, find_chunks, find_passage, find_text
 from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.file_work import Anywhere, FileWork
 from paceline.rag.store.files import StoredFile, Uploads
 from paceline.rag.store.filters import Attributes, AttributesOf, Filter
-from paceline.rag.store.ingester import Indexing, Ingester
+from paceline.rag.store.ingester import Ingester
 from paceline.rag.store.vector_stores import FileBatch, FileSpec, VectorStore, VectorStoreFile, VectorStores
 
 T = TypeVar("T")
@@ -38,9 +38,9 @@ class Hit:
 class Library:
     """Open until `close`. Attached files are read into their stores between `start` and `close`."""
 
-    def __init__(self, documents: DocumentStore, zone: Zone, indexing: Indexing = nullcontext) -> None:
-        """`zone`: this side's, given to every document. indexing: entered by the thread that reads files in, while it
-        embeds. Raises ConfigError when the folder cannot be used."""
+    def __init__(self, documents: DocumentStore, zone: Zone, work: FileWork | None = None) -> None:
+        """`zone`: this side's, given to every document. work: where files are read in; None: anywhere. Raises
+        ConfigError when the folder cannot be used."""
         embedder = documents.embedder
         self.zone: Zone = zone
         self._documents = documents
@@ -54,7 +54,7 @@ class Library:
         self.stores = VectorStores(self._connection)
         self._document_kv = DocumentKvStore(documents.directory / FOLDER, 0, seal=database.seal)  # only to remove from
         self._ingester = Ingester(
-            self._connection, self.uploads, documents, self._document_kv, embedder, zone, indexing
+            self._connection, self.uploads, documents, self._document_kv, embedder, zone, work or Anywhere()
         )
 
     def start(self) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 
 from paceline.errors import DocumentError, ParserLost, WebError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split_document
 from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.pool import ParserPool
+from paceline.rag.parsing.pool import Around, ParserPool
 from paceline.rag.parsing.process import memory_file
 from paceline.rag.web.fetch import Page, PageFetcher
 
@@ -41,8 +42,11 @@ class PageReader:
         chunk_tokens: int = CHUNK_TOKENS,
         overlap: int = OVERLAP_TOKENS,
         max_passages: int = MAX_PASSAGES,
+        around: Around = nullcontext,
     ) -> None:
-        """parsers: closed by their owner. count: tokens of a text, as of the embedder; called in other threads."""
+        """parsers: closed by their owner. count: tokens of a text, as of the embedder; called in other threads. around:
+        parsing, see `ParserPool.submit`."""
+        self._around = around
         self._fetcher = fetcher
         self._parsers = parsers
         self._count = count
@@ -54,7 +58,8 @@ class PageReader:
         """Raises WebError for what cannot be fetched or read."""
         page = await self._fetcher.fetch(url)
         try:
-            parsed = await asyncio.wrap_future(self._parsers.submit(page.name, lambda: memory_file(_declared(page))))
+            parsing = self._parsers.submit(page.name, lambda: memory_file(_declared(page)), self._around)
+            parsed = await asyncio.wrap_future(parsing)
         except (DocumentError, ParserLost) as error:
             raise WebError(str(error)) from error
         passages = await asyncio.to_thread(self._passages, parsed)

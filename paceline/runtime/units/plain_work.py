@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import count
 from typing import Final, Protocol, TypeVar
 
@@ -80,15 +80,24 @@ class PlainWork:
         if (number := self._texts.pop(answer, None)) is not None:
             self._end(number, 0)
 
-    @contextmanager
-    def indexing(self) -> Iterator[None]:
+    def indexing(self) -> AbstractContextManager[None]:
         """Around the embedding of files, in any thread but the loop's, which stays on the unit's cores."""
+        return self._reading_in(f"{self._registry.models.embed}/files", 0)
+
+    def parsing(self) -> AbstractContextManager[None]:
+        """Around the parsing of a file, likewise: a process that the thread starts stays on these cores too. Where
+        several units embed, it is not the one that embeds files."""
+        return self._reading_in(f"{self._registry.models.host}/parse", -1)
+
+    @contextmanager
+    def _reading_in(self, operation: str, place: int) -> Iterator[None]:
+        """place: of the unit among those that embed."""
         loop, number = self._loop, next(self._numbers)
         assert loop is not None
-        host = next(host for host in self._registry.hosts if "embed" in host.does)
+        host = [host for host in self._registry.hosts if "embed" in host.does][place]
         settle(host.cores)
         with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(self._begun, number, host.name, f"{self._registry.models.embed}/files", 1)
+            loop.call_soon_threadsafe(self._begun, number, host.name, operation, 1)
         try:
             yield
         finally:

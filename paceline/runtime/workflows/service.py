@@ -90,7 +90,7 @@ class Workflows:
         resources = self._resources
         if self._web is None or resources.store is None or request.privacy == "local-only":
             return None
-        return NodeWeb(resources.side, self._web, resources.store, request.min_score, link)
+        return NodeWeb(resources.side, self._web, resources.store, request.min_score, link, resources.work.parsing)
 
     def _cloud_for(self, request: GenerateRequest, link: Link | None) -> CloudTexts | None:
         """The cloud's model for a request's agents; None where it may write none of their texts, or there is none."""

@@ -6,11 +6,14 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
+from paceline.rag.parsing.pool import ParserPool
+from paceline.rag.parsing.process import memory_file
 from paceline.runtime.service import GenerateRequest
 from paceline.runtime.units.plain_work import PlainWork
 from paceline.runtime.units.registry import HostUnit, UnitRegistry
@@ -113,6 +116,20 @@ async def test_the_thread_that_embeds_files_stays_on_the_cores_of_its_unit_and_i
         watching.changed.clear()
         await watching.changed.wait()
     assert [began[1:3] for began in watching.began] == [("left", "embed/files")] * 2
+
+
+async def test_a_file_is_parsed_on_the_cores_of_another_unit_than_it_is_embedded_on_where_there_is_one(
+    plain: Plain,
+) -> None:
+    _, work, watching = plain
+    with closing(ParserPool(1)) as parsers:
+        parsing = parsers.submit("notes.md", lambda: memory_file(b"# Keys\n\nIn the hall.\n"), work.parsing)
+        parsed = await asyncio.wrap_future(parsing)
+    assert parsed.title == "Keys"
+    while not watching.ended:
+        watching.changed.clear()
+        await watching.changed.wait()
+    assert [began[1:3] for began in watching.began] == [("right", "host/parse")]
 
 
 def _failing(indexing: Callable[[], object]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
-from paceline.rag.parsing.pool import ParserPool
+from paceline.rag.parsing.pool import Around, ParserPool
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.web.fetch import DEFAULTS, FetchLimits, PageFetcher
 from paceline.rag.web.pages import PageReader, WebPage
@@ -46,9 +46,11 @@ class WebAccess:
         self._parsers = ParserPool()
         self._reading = 0
 
-    async def read(self, url: str, store: DocumentStore) -> WebPage:
-        """A page in passages of the size that the store's embedder reads. Raises PacelineError."""
-        reader = PageReader(self._fetcher, self._parsers, store.embedder.count, max_passages=MAX_CHUNKS)
+    async def read(self, url: str, store: DocumentStore, around: Around = nullcontext) -> WebPage:
+        """A page in passages of the size that the store's embedder reads. around: parsing, see `ParserPool.submit`.
+        Raises PacelineError."""
+        count = store.embedder.count
+        reader = PageReader(self._fetcher, self._parsers, count, max_passages=MAX_CHUNKS, around=around)
         async with self._resting():
             return await within(self.limits.page_s + PARSE_S, reader.read(url))
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from paceline.core.side import Side
 from paceline.errors import LinkError, PacelineError, WebError
+from paceline.rag.parsing.pool import Around
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
@@ -61,6 +63,7 @@ class NodeWeb:
     store: DocumentStore
     min_score: float
     link: Link | None = None
+    parsing: Around = nullcontext  # of pages
     _egress: Egress = field(default_factory=Egress)
     _sent: Counter[str] = field(default_factory=Counter)
     _remote: RemoteSearch = field(default_factory=RemoteSearch)
@@ -81,7 +84,7 @@ class NodeWeb:
 
     async def read(self, url: str) -> WebPage:
         self._sent["page_url"] += len(url.encode())
-        return await self.access.read(url, self.store)
+        return await self.access.read(url, self.store, self.parsing)
 
     def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
         vectors = self.store.embedder.embed([query, *texts])
