@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -44,6 +44,7 @@ from paceline.runtime.service import (
 )
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.egress import Egress
+from paceline.runtime.sessions.stretches import Stretches
 from paceline.runtime.texts.node_texts import NodeTexts
 from paceline.runtime.tracing import Tracer
 from paceline.runtime.units.registry import NodeUnits
@@ -272,7 +273,9 @@ class Node(NodeTexts):
 
     async def prepare(self, request: GenerateRequest) -> Generation:
         if request.workflow is None:
-            return await self.admit(request)
+            session = await self.admit(request)
+            whole = session.prepared.end >= session.prepared.limit
+            return session if whole else Stretches(session, self._go_on)
         run = self._workflows.prepare(request, lambda: self._places.give_back(request.owner))
         # What would be refused as an answer is refused before any agent writes, and before a query leaves this side.
         await (await self.admit(replace(request, workflow=None, passages=()))).aclose()
@@ -281,14 +284,30 @@ class Node(NodeTexts):
 
     async def admit(self, request: GenerateRequest, *, has_place: bool = False) -> ClientSession:
         """As `prepare`, of an answer without a workflow. has_place: it is part of a workflow, which takes one."""
-        owner = request.owner
         if not has_place:
-            self._places.check_room(owner)
+            self._places.check_room(request.owner)
+        session = await self._begin(
+            request.owner, lambda egress: self._preparation.prepare(request, egress, self._closed)
+        )
+        if not has_place:
+            self._resources.work.begin_text(session, request.max_tokens or session.prepared.max_new_tokens)
+        return session
+
+    async def _go_on(self, earlier: ClientSession) -> ClientSession:
+        """The next stretch of an answer, in the place of the one that has ended."""
+        prepared = earlier.prepared
+        session = await self._begin(
+            prepared.request.owner, lambda egress: self._preparation.go_on(earlier, egress, self._closed)
+        )
+        self._resources.work.begin_text(session, prepared.limit - prepared.end)
+        return session
+
+    async def _begin(self, owner: str, prepare: Callable[[Egress], Awaitable[ClientSession]]) -> ClientSession:
         self._places.take(owner)
         self._preparing += 1
         egress = Egress()
         try:
-            session = await self._preparation.prepare(request, egress, self._closed)
+            session = await prepare(egress)
         except BaseException:
             self._places.give_back(owner)
             if egress:
@@ -297,8 +316,6 @@ class Node(NodeTexts):
         finally:
             self._preparing -= 1
         self._clients.add(session)
-        if not has_place:
-            self._resources.work.begin_text(session, request.max_tokens or session.prepared.max_new_tokens)
         return session
 
     def _closed(self, session: ClientSession) -> None:

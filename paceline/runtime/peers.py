@@ -14,6 +14,7 @@ from paceline.core.estimation.patience import PeerRecord
 from paceline.core.permission import MayAsk
 from paceline.core.shares import Allowances, Shares
 from paceline.core.side import Side
+from paceline.core.stretches import stretch_of
 from paceline.engine.grammar.compiler import DeferredMask
 from paceline.errors import PacelineError, RemoteProtocolError, RequestError
 from paceline.rag.records import Passage, Selection
@@ -25,7 +26,7 @@ from paceline.runtime.resources import Background, Resources
 from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
-from paceline.runtime.sessions.prompts import build_prompts
+from paceline.runtime.sessions.prompts import build_prompts, query_with_text
 from paceline.runtime.sessions.relevance_scales import PeerScales
 from paceline.runtime.sessions.remote_search import SearchServer, to_wire
 from paceline.runtime.sessions.remote_text import Admit, TextServer
@@ -206,8 +207,10 @@ class Peers:
         mask = None if opening.constraint is None else DeferredMask()
         table = resources.peers_table()
         sampling = sampling_from_wire(opening.sampling)
+        begin, end = stretch_of(len(opening.targets), options.stretch, opening.max_tokens)
+        query = query_with_text(_conversation(opening), opening.targets[:begin], resources.tokenizer) if begin else None
         config = replace(
-            resources.config(strategy, options, sampling, opening.max_tokens, table=table, faces_client=False),
+            resources.config(strategy, options, sampling, end, table=table, faces_client=False),
             targets=tuple(opening.targets),
             epoch=opening.epoch,
             private=opening.privacy != "open" or (resources.side == "device" and not self._open_to_peer),
@@ -217,7 +220,7 @@ class Peers:
         )
 
         def retrieve(session: PeerSession) -> None:
-            self._run(self._retrieve(session, peer, opening, mask, ask))
+            self._run(self._retrieve(session, peer, opening, query, mask, ask))
 
         def closed(session: PeerSession) -> None:
             if self._sessions.pop(session, None) is not None:
@@ -246,7 +249,13 @@ class Peers:
         return session
 
     async def _retrieve(
-        self, session: PeerSession, peer: str, opening: OpenSession, mask: DeferredMask | None, ask: Ask | None
+        self,
+        session: PeerSession,
+        peer: str,
+        opening: OpenSession,
+        query: str | None,
+        mask: DeferredMask | None,
+        ask: Ask | None,
     ) -> None:
         resources, positions = self._resources, self._resources.max_positions
         if ask is not None:
@@ -260,16 +269,16 @@ class Peers:
             session.refuse(refusal)
             return
         salt = await _salt(resources, peer, opening)  # before the search
-        messages = [{"role": message.role, "content": message.content} for message in opening.messages]
         reads = resources.side in STRATEGIES[opening.strategy].joins_with_documents
         try:
             prompts = await build_prompts(
-                messages,
+                _conversation(opening),
                 resources.store,
                 resources.tokenizer,
                 resources.work,
                 k=min(opening.top_k_documents, MAX_PASSAGES) if reads else 0,
                 max_prompt=positions - min(opening.max_tokens, positions // 2) - len(opening.targets),
+                query=query,
                 kv=resources.prefiller,
                 temperature=resources.relevance_temperature,
             )
@@ -301,6 +310,10 @@ class Peers:
         found = RetrievedPassages(0, _found(resources.side, prompts.passages))
         max_new_tokens = min(positions - prompts.longest, len(opening.targets) + share.tokens)
         session.retrieved(prompts.branches, max_new_tokens, found, prompts.prefixes, claim=share.rows, salt=salt)
+
+
+def _conversation(opening: OpenSession) -> list[dict[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in opening.messages]
 
 
 def _clamp(limits: DraftLimits) -> DraftLimits:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from paceline.errors import RequestError
+from paceline.core.stretches import stretch_of
+from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage, Selection
 from paceline.runtime.energy.side import SideEnergy
-from paceline.runtime.engine_loop.memory import claim_or_refuse
+from paceline.runtime.engine_loop.memory import claim, claim_or_refuse
 from paceline.runtime.link.connection import Link
 from paceline.runtime.lookup_tables.document_tables import Lifetime
 from paceline.runtime.peers import Peers
@@ -22,7 +23,8 @@ from paceline.runtime.resources import Resources, without_drafts
 from paceline.runtime.service import GenerateRequest, SharedPrompt
 from paceline.runtime.sessions.client import ClientSession, PreparedRequest
 from paceline.runtime.sessions.egress import Egress
-from paceline.runtime.sessions.prompts import PromptSet, build_prompts, raw_prompt, too_long
+from paceline.runtime.sessions.output_text import Written
+from paceline.runtime.sessions.prompts import PromptSet, build_prompts, query_with_text, raw_prompt, too_long
 from paceline.runtime.sessions.remote_search import RemoteSearch
 from paceline.runtime.sessions.routing import (
     VERIFIED,
@@ -113,46 +115,106 @@ class Preparation:
         choice = choose(found, replace(context, passages=read))
         strategy, options = STRATEGIES[choice.strategy], choice.options
         _check_budget(request, choice, resources.energy if side == "device" else None)
-        if strategy.needs_peer and side == "device":  # as where the cloud's client asks, so that the text is the same
-            prompts = prompts.without_relevance(resources.relevance_temperature)
-        weighed = strategy.text_of == "both" or (prompts.passages and prompts.peer_passages)
-        if unlike := self._peers.scales.difference(name) if weighed else "":
-            prompts = prompts.with_equal_sides()
-        limit = self._limit(request, prompts)
-        share = claim_or_refuse(resources.worker.capacity, resources.block_size, prompts.branches, limit)
+        if request.passages is not None:
+            options = options.in_one_stretch()
+        prompts, unlike = self._weighed(strategy, prompts, name)
+        share = claim_or_refuse(
+            resources.worker.capacity, resources.block_size, prompts.branches, self._limit(request, prompts)
+        )
         if not share.drafts:
             options = without_drafts(options)
-        link = self._peers.link(name)  # it may have changed meanwhile
-        draft_claim = resources.draft_claim(strategy, prompts.branches, share.tokens)
         complete = not choice.missing and peer_passages is not None
         salt = " ".join(filter(None, (str(removals), request.owner, request.guest_key)))
         prepared = PreparedRequest(
             request=request,
             side=side,
             strategy=strategy.name,
-            reason="; ".join(filter(None, (choice.reason, unlike))),
+            reason="; ".join(filter(None, (choice.reason, unlike, _searched_once(request, options)))),
+            options=options,
             prompts=prompts,
             max_new_tokens=resources.max_positions - prompts.longest,
+            limit=share.tokens,
+            end=stretch_of(0, options.stretch, share.tokens)[1],
             opening=opening_for(request, strategy.name, options, share.tokens, resources.cache_key(salt)),
             missing=None if complete else f"{other(side)}_{'refused' if barred else 'missing'}",
             peer_name=name if strategy.needs_peer else None,
             mask=mask,
             claim=share.rows,
             salt=salt,
-            draft_claim=draft_claim or 0,
+            draft_claim=resources.draft_claim(strategy, prompts.branches, share.tokens),
             refusal=resources.info.refusal,
         )
-        table = resources.table(request.owner, _lifetime(request, prompts, strategy), removals)
+        return self._session(prepared, removals, egress, closed)
+
+    async def go_on(
+        self, earlier: ClientSession, egress: Egress, closed: Callable[[ClientSession], None]
+    ) -> ClientSession:
+        """Prepare the next stretch of an answer, whose earlier one has ended: with the documents that this side finds
+        by the question and the text so far. Raises PacelineError."""
+        resources, before, written = self._resources, earlier.prepared, earlier.written
+        request, strategy = before.request, STRATEGIES[before.strategy]
+        selection = Selection(request.collections, request.document_ids)
+        _, removals = await asyncio.to_thread(resources.documents, selection)  # before the search
+        length = len(written.tokens)
+        begin, end = stretch_of(length, before.options.stretch, before.limit)
+        query = query_with_text(request.messages, written.tokens[:begin], resources.tokenizer)
+        found = await self._prompts(request, selection, query=query, length=end)
+        prompts, _ = self._weighed(strategy, found, before.peer_name)
+        rows = [len(branch.prompt) + length for branch in prompts.branches]
+        share = claim(resources.worker.capacity, resources.block_size, rows, end - length)
+        if share is None:
+            raise PacelineError("there is no memory for the documents of its next part")
+        prepared = replace(
+            before,
+            options=before.options if share.drafts else without_drafts(before.options),
+            prompts=prompts,
+            max_new_tokens=resources.max_positions - prompts.longest,
+            end=length + share.tokens,
+            claim=share.rows,
+            missing=None,
+        )
+        return self._session(prepared, removals, egress, closed, written, joined=not earlier.has_left)
+
+    def _weighed(self, strategy: Strategy, prompts: PromptSet, name: str | None) -> tuple[PromptSet, str]:
+        """Prompts with the weights of their documents, and why those of both sides weigh the same, if they do. name: of
+        the peer."""
+        resources = self._resources
+        if strategy.needs_peer and resources.side == "device":  # as where the cloud's client asks, for the same text
+            prompts = prompts.without_relevance(resources.relevance_temperature)
+        weighed = strategy.text_of == "both" or (prompts.passages and prompts.peer_passages)
+        unlike = self._peers.scales.difference(name) if weighed else ""
+        return prompts.with_equal_sides() if unlike else prompts, unlike
+
+    def _session(
+        self,
+        prepared: PreparedRequest,
+        removals: int,
+        egress: Egress,
+        closed: Callable[[ClientSession], None],
+        written: Written | None = None,
+        *,
+        joined: bool = True,
+    ) -> ClientSession:
+        """The session of a stretch. removals: of documents, when its own were looked for. joined: the peer is to take
+        part, if there is one."""
+        resources, request, name = self._resources, prepared.request, prepared.peer_name
+        strategy, drafts = STRATEGIES[prepared.strategy], prepared.draft_claim is not None
+        link = self._peers.link(name) if joined else None  # it may have changed meanwhile
+        table = resources.table(request.owner, _lifetime(request, prepared.prompts, strategy), removals)
         config = replace(
-            resources.config(strategy, options, request.sampling, share.tokens, table=table, faces_client=True),
+            resources.config(
+                strategy, prepared.options, request.sampling, prepared.end, table=table, faces_client=True
+            ),
+            targets=() if written is None else tuple(written.tokens),
+            has_peer=strategy.needs_peer and joined,
             waits_for_peer=request.on_loss != "continue",
             peer_record=None if link is None or name is None else self._peers.record(name),
             private=request.privacy != "open",
             rtt=None if link is None else link.rtt,
             bandwidth=None if link is None else link.bandwidth,
-            mask=mask,
+            mask=prepared.mask,
             needs_dists=request.top_logprobs is not None,
-            draft_positions=resources.draft_positions if draft_claim is not None else 0,
+            draft_positions=resources.draft_positions if drafts else 0,
         )
         session = ClientSession(
             strategy.machine(config),
@@ -161,7 +223,8 @@ class Preparation:
             resources.tokenizer,
             link if strategy.needs_peer else None,
             closed,
-            resources.drafts if draft_claim is not None else None,
+            resources.drafts if drafts else None,
+            written,
         )
         session.egress = egress
         return session
@@ -208,8 +271,15 @@ class Preparation:
         return stats.offload.pace.recent(asyncio.get_running_loop().time())
 
     async def _prompts(
-        self, request: GenerateRequest, selection: Selection, peer_passages: Sequence[Passage] = ()
+        self,
+        request: GenerateRequest,
+        selection: Selection,
+        peer_passages: Sequence[Passage] = (),
+        *,
+        query: str | None = None,
+        length: int = 0,
     ) -> PromptSet:
+        """query: see `build_prompts`. length: output tokens that must fit the context behind any of them."""
         resources, positions = self._resources, self._resources.max_positions
         if request.prompt is not None:
             return raw_prompt(request.prompt, positions, resources.vocab_size)
@@ -220,7 +290,8 @@ class Preparation:
             resources.tokenizer,
             resources.work,
             k=request.documents,
-            max_prompt=positions - min(request.max_tokens or default, positions // 2),
+            max_prompt=positions - max(length, min(request.max_tokens or default, positions // 2)),
+            query=query,
             kv=resources.prefiller,
             selection=selection,
             min_score=request.min_score,
@@ -265,6 +336,13 @@ def _check_budget(request: GenerateRequest, choice: StrategyChoice, energy: Side
             param="paceline.energy",
             code="energy_budget_not_kept",
         )
+
+
+def _searched_once(request: GenerateRequest, options: Options) -> str:
+    """Why documents are not searched for again although the request wants it, else empty."""
+    if not request.options.get("search_every") or options.stretch:
+        return ""
+    return "documents are searched for once, as 'aggregate' alone searches again, and where no workflow has searched"
 
 
 def _lifetime(request: GenerateRequest, prompts: PromptSet, strategy: Strategy) -> Lifetime:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Self
 
 import msgspec
 
@@ -33,9 +33,10 @@ from paceline.wire.payloads.dist_list import pack_dists, unpack_dists
 from paceline.wire.payloads.target_codec import are_sources, pack_targets, unpack_targets
 from paceline.wire.payloads.tree_codec import unpack_nodes
 
-# 12: nodes of Drafts packed bit by bit, reference to choices that the receiver knows, steps of log h, short form of
-# Drafts with distributions; 11: the scale of relevance in an introduction, short forms of Drafts and Targets
-VERSION = 12
+# 13: searches in mid-answer, an option of `aggregate`; 12: nodes of Drafts packed bit by bit, reference to choices that
+# the receiver knows, steps of log h, short form of Drafts with distributions; 11: the scale of relevance in an
+# introduction, short forms of Drafts and Targets
+VERSION = 13
 SUBPROTOCOL = "paceline.v1"
 
 LAST_TOKEN = 2**31 - 1
@@ -136,6 +137,15 @@ class Options(Part, frozen=True):
         """The request's energy budget, J a unit, as `core.offloading.draft_length.EnergyQueue` keeps it; None: none."""
         return None
 
+    @property
+    def stretch(self) -> int:
+        """Tokens between two searches for documents, see `core.stretches`; 0: there is one search."""
+        return 0
+
+    def in_one_stretch(self) -> Self:
+        """The same options with one search."""
+        return self
+
 
 DEFAULT_OPTIONS = Options()
 
@@ -145,6 +155,15 @@ class AggregateOptions(Options, frozen=True):
 
     aggregator: Name = ""  # empty: `aggregate` selects one
     needs_dists: bool = False  # distributions are needed for logprobs, not only to choose the token
+    # Tokens after which each side searches again, with the question and the answer so far; 0: never.
+    search_every: Annotated[int, msgspec.Meta(ge=0, le=131_072)] = 0
+
+    @property
+    def stretch(self) -> int:
+        return self.search_every
+
+    def in_one_stretch(self) -> Self:
+        return msgspec.structs.replace(self, search_every=0)
 
     @property
     def stats_kind(self) -> str:

@@ -15,10 +15,10 @@ from tests.e2e.pair import DEVICE, QUESTION, Pair, running_pair
 EQUAL = "the documents of both sides weigh the same, since their"
 
 
-def asked(pair: Pair, side: Side, **extension: object) -> tuple[str, Mapping[str, Any]]:
+def asked(pair: Pair, side: Side, *, model: str = "demo", **extension: object) -> tuple[str, Mapping[str, Any]]:
     """Text and report of an answer of this side's API."""
     body = {
-        "model": "demo",
+        "model": model,
         "messages": [{"role": "user", "content": QUESTION}],
         "max_tokens": 48,
         "temperature": 0,

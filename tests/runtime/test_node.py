@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from paceline.engine.base import LoadedModel, Output
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.errors import PacelineError, RequestError
+from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import answer_places
 from paceline.runtime.asking.gate import CloudAsks
 from paceline.runtime.asking.limits import AskLimits
@@ -114,14 +116,15 @@ async def nodes(
     max_positions: int = 4096,
     may_ask: MayAsk = EVERYBODY,
     introduction: Introduction = CLOUD,
+    stores: Mapping[Side, DocumentStore] = MappingProxyType({}),
 ) -> AsyncIterator[tuple[Bench, asyncio.TaskGroup]]:
     engines: dict[Side, GatedEngine] = {"cloud": GatedEngine(1, max_positions), "device": GatedEngine(2, max_positions)}
     for side, engine in engines.items():
         engine.open = side not in gated
     models = {side: LoadedModel(engine, ByteTokenizer()) for side, engine in engines.items()}
     cloud, device = (
-        Node("cloud", models["cloud"], None),
-        Node("device", models["device"], None, asks=open_gate(may_ask)),
+        Node("cloud", models["cloud"], stores.get("cloud")),
+        Node("device", models["device"], stores.get("device"), asks=open_gate(may_ask)),
     )
     async with asyncio.timeout(30), cloud, device, asyncio.TaskGroup() as tasks:
         bench = Bench(cloud, device, engines, may_ask=may_ask, introduction=introduction)

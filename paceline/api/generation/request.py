@@ -48,6 +48,7 @@ def generation_of(
             "aggregator": extension.aggregator or "",
             "drafting": DRAFT_MODES[extension.drafts],
             "rescoring": extension.rescoring,
+            "search_every": extension.search_every or 0,
             "verifier": extension.verifier,
         }
         | ({} if extension.energy is None else extension.energy.model_dump(exclude_none=True)),

@@ -23,6 +23,7 @@ MAX_STOPS = 4
 MAX_STOP_LENGTH = 64  # characters
 MAX_BIASES = 300
 MAX_DOCUMENTS = 64
+MIN_STRETCH, MAX_STRETCH = 8, 131_072  # tokens between two searches
 MAX_TOOLS = 128
 MAX_METADATA = 16  # pairs
 MAX_SEARCHED = 8  # vector stores in one search
@@ -81,6 +82,7 @@ class Extension(Schema):
     aggregator: AggregatorName | None = None
     drafts: DraftMode = "tree"
     rescoring: bool = True
+    search_every: Annotated[int, Field(ge=MIN_STRETCH, le=MAX_STRETCH)] | None = None  # tokens, of `aggregate`
     verifier: VerifierName = "agreement"  # of `draft_verify`
     on_device_loss: OnLoss = "continue"
     energy: EnergyFields | None = None

@@ -18,7 +18,7 @@ from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.dialer import Link
 from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, GenerationResult, Logprobs, TextDelta
 from paceline.runtime.sessions.base import Session
-from paceline.runtime.sessions.output_text import AnswerText, logprobs_of
+from paceline.runtime.sessions.output_text import AnswerText, Written, logprobs_of
 from paceline.runtime.sessions.prompts import PromptSet
 from paceline.strategies.base import (
     Cancelled,
@@ -34,7 +34,7 @@ from paceline.strategies.base import (
     Started,
     other,
 )
-from paceline.wire.messages import CloseSession, OpenSession, RetrievedPassages, SessionFrame, SessionMessage
+from paceline.wire.messages import CloseSession, OpenSession, Options, RetrievedPassages, SessionFrame, SessionMessage
 
 log = logging.getLogger("paceline.session")
 
@@ -51,15 +51,18 @@ class PreparedRequest:
     side: Side
     strategy: str
     reason: str  # for the choice of the strategy
+    options: Options
     prompts: PromptSet
     max_new_tokens: int  # output tokens that fit the context
+    limit: int  # output tokens of the answer, at most
+    end: int  # of them, up to the end of this stretch; below `limit` a further stretch may follow
     opening: Callable[[int, tuple[int, ...], int], OpenSession]  # (session, targets, epoch)
     missing: str | None  # "device_missing" or "cloud_missing" where a wanted peer is not linked
     peer_name: str | None  # the peer that may return; None where the strategy needs none
     mask: Mask | None = None  # of the request's constraint
     claim: int = 0  # KV rows of all branches together
     salt: str | None = None  # of its KV; None: shared with no other answer
-    draft_claim: int = 0  # likewise of the draft model's KV
+    draft_claim: int | None = None  # likewise of the draft model's KV; None: its machine is told of no such model
     refusal: str = ""  # as in `ModelInfo`
 
 
@@ -78,11 +81,12 @@ class ClientSession(Session):
         link: Link | None,
         closed: Callable[[ClientSession], None],
         drafts: EngineWorker | None = None,
+        written: Written | None = None,
     ) -> None:
-        """drafts: of the draft model, where the machine is told of one."""
+        """drafts: of the draft model, where the machine is told of one. written: in earlier stretches of the answer."""
         super().__init__(machine, worker, prepared.salt, drafts, masked=prepared.mask is not None)
         if self._drafts is not None:
-            self._drafts.claim(prepared.draft_claim)
+            self._drafts.claim(prepared.draft_claim or 0)
         self._prefixes = prepared.prompts.prefixes  # here alone: let go of at the end
         self.prepared = replace(prepared, prompts=replace(prepared.prompts, prefixes=()))
         self.trace = prepared.request.trace
@@ -93,22 +97,25 @@ class ClientSession(Session):
         )
         self.link = link
         self._tokenizer = tokenizer
-        self._text = AnswerText(tokenizer, prepared.request.stop)
-        self._said = ""  # of the text, no more than is compared with a refusal
+        self.written = written or Written(AnswerText(tokenizer, prepared.request.stop))
+        self._before = len(self.written.tokens)
+        self.goes_on = False  # it has ended, and a further stretch follows
         self._closed = closed
         self._events: asyncio.Queue[GenerateEvent | PacelineError] = asyncio.Queue()
         self._stopped = False  # by a stop string
-        self._pending_tokens = 0
-        self._pending_logprobs: list[Logprobs] = []
         self._lane: Side | None = None
         self._lanes: Counter[Side] = Counter()
         self._deciding: set[int] = set()  # branches that decided a token against others of this side
-        self._tokens: list[int] = []
         self._degraded = prepared.missing
         self._faulty = False  # the peer has broken a rule
         self._refusal = ""  # why the peer does not take part, in its words
         self._pause: asyncio.TimerHandle | None = None  # set while waiting for a lost peer
         self._peer_citations: tuple[Citation, ...] = ()
+
+    @property
+    def has_left(self) -> bool:
+        """The peer takes no further part in the answer: it refuses, or has broken a rule."""
+        return self._faulty or bool(self._refusal)
 
     @property
     def prompt_tokens(self) -> int:
@@ -243,16 +250,16 @@ class ClientSession(Session):
         if self._stopped:
             return
         self._cancel_pause()  # not earlier: a link that comes and goes must not prolong the pause
-        self._tokens.append(token.token)
-        self._pending_tokens += 1
+        self.written.tokens.append(token.token)
+        self.written.pending_tokens += 1
         if token.lane is not None:
             self._lane = token.lane
             self._lanes[token.lane] += 1
         self._deciding |= token.branches or frozenset()
         logprobs = self._logprobs(token)
         if logprobs is not None:
-            self._pending_logprobs.append(logprobs)
-        text, stopped = self._text.push(token.token)
+            self.written.pending_logprobs.append(logprobs)
+        text, stopped = self.written.text.push(token.token)
         self._put_text(text)
         if stopped:
             self._stopped = True
@@ -265,26 +272,29 @@ class ClientSession(Session):
         return logprobs_of(self._tokenizer, token.token, token.dist, top, rest=token.rest)
 
     def _put_text(self, text: str) -> None:
-        if not text and not self._pending_logprobs:
+        written = self.written
+        if not text and not written.pending_logprobs:
             return
-        self._said += text if len(self._said) < len(self.prepared.refusal) + 2 else ""
-        self._events.put_nowait(TextDelta(text, self._pending_tokens, self._lane, tuple(self._pending_logprobs)))
-        self._pending_tokens, self._lane, self._pending_logprobs = 0, None, []
+        written.said += text if len(written.said) < len(self.prepared.refusal) + 2 else ""
+        self._events.put_nowait(TextDelta(text, written.pending_tokens, self._lane, tuple(written.pending_logprobs)))
+        written.pending_tokens, self._lane, written.pending_logprobs = 0, None, []
 
     def finish(self, finish: Finish) -> None:
         super().finish(finish)
-        if not self._stopped:
-            text, self._stopped = self._text.flush()
+        prepared, written = self.prepared, self.written
+        reached = len(written.tokens) >= prepared.end
+        self.goes_on = not self._stopped and finish.reason == "length" and reached and prepared.end < prepared.limit
+        if not (self._stopped or self.goes_on):
+            text, self._stopped = written.text.flush()
             self._put_text(text)
-        prepared = self.prepared
         if finish.stats.get("alone") and self._degraded is None:
             self._degraded = f"{other(prepared.side)}_lost"
         self._events.put_nowait(
             GenerationResult(
                 reason=self._reason(finish.reason),
                 prompt_tokens=prepared.prompts.longest,
-                completion_tokens=len(self._tokens),
-                stop=self._text.stop,
+                completion_tokens=len(written.tokens) - self._before,
+                stop=written.text.stop,
                 strategy=prepared.strategy,
                 strategy_reason=prepared.reason + (f"; it refuses: {self._refusal}" if self._refusal else ""),
                 degraded=self._degraded,
@@ -302,12 +312,12 @@ class ClientSession(Session):
         if self._stopped:
             return "stop"
         mask = self.prepared.mask
-        return "length" if reason == "stop" and mask is not None and not mask.complete(self._tokens) else reason
+        return "length" if reason == "stop" and mask is not None and not mask.complete(self.written.tokens) else reason
 
     def _cited(self) -> tuple[Citation, ...]:
         """Passages of the sides that decided at least one token; of this side's those that decided one against others,
         where any did. Which of the peer's did is known to the peer alone. A refusal cites none."""
-        if _is_refusal(self._said, self.prepared.refusal):
+        if _is_refusal(self.written.said, self.prepared.refusal):
             return ()
         own = self._citations if self._lanes[self.prepared.side] else ()
         if self._deciding:

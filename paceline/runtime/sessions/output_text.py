@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.text import Detokenizer, StopStrings
 from paceline.engine.base import TextModel
-from paceline.runtime.service import TokenLogprob
+from paceline.runtime.service import Logprobs, TokenLogprob
 
 
 class AnswerText:
@@ -31,6 +32,17 @@ class AnswerText:
         """Text held back, at the end of the answer. An incomplete character is dropped."""
         text, stopped = self._stops.push(self._detokenizer.flush())
         return (text, True) if stopped else (text + self._stops.flush(), False)
+
+
+@dataclass(slots=True)
+class Written:
+    """What a client has been sent of an answer, or is about to be: one for all its stretches."""
+
+    text: AnswerText
+    tokens: list[int] = field(default_factory=list)
+    said: str = ""  # of the text, no more than is compared with a refusal
+    pending_tokens: int = 0  # since the last delta
+    pending_logprobs: list[Logprobs] = field(default_factory=list)
 
 
 def token_strings(tokenizer: TextModel, tokens: Sequence[int]) -> tuple[bytes, ...]:

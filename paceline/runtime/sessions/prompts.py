@@ -19,6 +19,8 @@ from paceline.runtime.service import Citation
 from paceline.runtime.units.plain_work import PlainWork
 from paceline.strategies.base import Branch, Side, other
 
+SEARCHED_CHARACTERS = 600  # of an answer: with a question, about what MiniLM embeds, which reads the first 256 tokens
+
 
 def device_log_weight(temperature: float = RELEVANCE_TEMPERATURE) -> float:
     """log h of a device's documents in a joint answer: between one and two passages of the median cosine of right ones,
@@ -134,6 +136,13 @@ async def build_prompts(
             temperature,
         )
     )
+
+
+def query_with_text(messages: Messages, tokens: Sequence[int], tokenizer: TextModel) -> str:
+    """What both sides search with in the middle of an answer: the question, and the end of the text so far. tokens: of
+    that text."""
+    text = b"".join(map(tokenizer.token_bytes, tokens)).decode(errors="ignore")
+    return f"{query_of(messages)}\n{text[-SEARCHED_CHARACTERS:]}".strip()
 
 
 def raw_prompt(prompt: Sequence[int], positions: int, vocab_size: int, *, room: int = 1) -> PromptSet:

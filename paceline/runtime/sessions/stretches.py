@@ -1,0 +1,85 @@
+"""An answer for which documents are searched for again as it grows: a session for each stretch of it.
+
+What both sides found for one stretch decides its tokens alone, so a text depends on where searches are, which is every
+so many tokens, and not on drafts, times or losses. The client sees one answer.
+Not handled: drafts across a search. At its end a stretch is decided before the next search begins, so that every search
+costs a round trip, the search, and the forward of what it finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from paceline.core.energy.values import EnergyUse
+from paceline.core.side import SIDES
+from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
+from paceline.runtime.sessions.client import ClientSession
+
+GoOn = Callable[[ClientSession], Awaitable[ClientSession]]
+
+
+class Stretches:
+    """Generation of one answer, of one stretch or more."""
+
+    def __init__(self, session: ClientSession, go_on: GoOn) -> None:
+        """go_on: prepares the stretch after one that has ended. Raises PacelineError."""
+        self.session = session
+        self._go_on = go_on
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.session.prompt_tokens
+
+    async def run(self) -> AsyncIterator[GenerateEvent]:
+        ended: list[GenerationResult] = []
+        while True:
+            async with aclosing(self.session.run()) as events:  # type: ignore[type-var]  # every one is a generator
+                async for event in events:
+                    if isinstance(event, GenerationResult):
+                        ended.append(event)
+                    else:
+                        yield event
+            if not self.session.goes_on:
+                break
+            self.session = await self._go_on(self.session)
+        yield joined(ended)
+
+    async def aclose(self) -> None:
+        await self.session.aclose()
+
+
+def joined(parts: Sequence[GenerationResult]) -> GenerationResult:
+    """The result of an answer from those of its stretches."""
+    first, last = parts[0], parts[-1]
+    if first is last:
+        return last
+    names = dict.fromkeys(name for part in parts for name in part.stats)
+    stats = {name: sum(part.stats.get(name, 0.0) for part in parts) for name in names}
+    return replace(
+        last,
+        prompt_tokens=first.prompt_tokens,
+        completion_tokens=sum(part.completion_tokens for part in parts),
+        strategy_reason=first.strategy_reason,
+        degraded=next((part.degraded for part in parts if part.degraded), None),
+        citations=_once(citation for part in parts for citation in part.citations),
+        found=_once(citation for part in parts for citation in part.found),
+        stats=stats | {"cached_tokens": first.stats["cached_tokens"], "searches": float(len(parts))},
+        energy={side: _sum(uses) for side in SIDES if (uses := [p.energy[side] for p in parts if side in p.energy])},
+    )
+
+
+def _once(citations: Iterable[Citation]) -> tuple[Citation, ...]:
+    """Each passage as it was found first."""
+    known: dict[Hashable, Citation] = {}
+    for each in citations:
+        known.setdefault((each.side, each.document, each.chunk_id, each.peer_chunk, each.passage, each.url), each)
+    return tuple(known.values())
+
+
+def _sum(uses: Sequence[EnergyUse]) -> EnergyUse:
+    total = uses[0]
+    for use in uses[1:]:
+        total = EnergyUse(total.meter, total.computed.plus(use.computed), total.sent.plus(use.sent))
+    return total

@@ -1,0 +1,27 @@
+"""Documents searched for again in mid-answer, over the API of a real pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+
+from paceline.strategies.base import SIDES
+from tests.e2e.pair import QUESTION, running_pair
+from tests.e2e.test_relevance_scales import asked
+
+
+def test_the_text_is_the_same_whichever_side_is_asked_and_the_report_counts_the_searches(tmp_path: Path) -> None:
+    with running_pair(tmp_path, model="demo-causal") as pair:
+        told = {side: asked(pair, side, model="demo-causal", strategy="aggregate", search_every=8) for side in SIDES}
+        body = {
+            "model": "demo-causal",
+            "messages": [{"role": "user", "content": QUESTION}],
+            "paceline": {"search_every": 4},
+        }
+        refused = httpx.post(f"{pair.url('device')}/v1/chat/completions", json=body)
+    assert told["cloud"][0] == told["device"][0] != ""
+    for _, report in told.values():
+        assert report["degraded"] is None and report["stats"]["searches"] >= 2
+        assert {cited["side"] for cited in report["citations"]} <= set(SIDES)
+    assert refused.status_code == 400 and "search_every" in refused.json()["error"]["message"]

@@ -1,0 +1,196 @@
+"""Documents searched for again in mid-answer: where each side searches and with what, and that the client sees one
+answer, whatever happens at the end of a stretch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from paceline.core.sampling.constraint import Constraint
+from paceline.core.side import SIDES, Side
+from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.errors import PacelineError
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.records import Passage
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.service import DRAFT_MODES, Generation, GenerationResult
+from paceline.runtime.sessions.prompts import query_with_text
+from tests.runtime.test_node import REQUEST, collect, nodes
+
+pytestmark = pytest.mark.anyio
+
+EVERY = 8
+QUESTION = "Where is the key?"
+AGAIN = replace(REQUEST, options={"search_every": EVERY})
+TEXTS = {
+    "cloud": ("The key of the mill is in the harbour.", "A heron stands in the harbour every morning."),
+    "device": ("My own key hangs in the hall.", "The hall was painted green last year."),
+}
+
+
+@dataclass
+class Searched:
+    """Queries of each side, in their order. What is found turns with their number."""
+
+    queries: dict[Side, list[str]] = field(default_factory=lambda: {side: [] for side in SIDES})
+
+
+@pytest.fixture
+def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Mapping[Side, DocumentStore], Searched]]:
+    searched = Searched()
+    with ExitStack() as stack:
+        opened: dict[Side, DocumentStore] = {}
+        for side in SIDES:
+            store = stack.enter_context(DocumentStore.open(tmp_path / side, HashEmbedder()))
+            for number, text in enumerate(TEXTS[side]):
+                store.add_text(f"{number}.txt", text, zone=side)
+            opened[side] = store
+            search = store.search
+
+            def turning(
+                query: str, *rest: object, side: Side = side, search: object = search, **named: object
+            ) -> list[Passage]:
+                searched.queries[side].append(query)
+                found: list[Passage] = search(query, 2, *rest[1:], **{**named, "min_score": -1.0})  # type: ignore[operator]
+                found.sort(key=lambda passage: passage.chunk_id)
+                return found[len(searched.queries[side]) % 2 :][:1]
+
+            monkeypatch.setattr(store, "search", turning)
+        yield opened, searched
+
+
+async def told(generation: Generation) -> tuple[str, GenerationResult]:
+    return await collect(generation)  # type: ignore[arg-type]  # it reads the events alone
+
+
+@pytest.mark.parametrize("front", SIDES)
+@pytest.mark.parametrize("aggregator", ["mixture", "coin"])
+async def test_without_documents_a_search_changes_no_token(front: Side, aggregator: str) -> None:
+    async with nodes() as (bench, _):
+        node = getattr(bench, front)
+        once = await told(await node.prepare(replace(REQUEST, options={"aggregator": aggregator})))
+        again = await told(
+            await node.prepare(replace(AGAIN, options={"aggregator": aggregator, "search_every": EVERY}))
+        )
+    assert again[0] == once[0]
+    assert again[1].completion_tokens == once[1].completion_tokens > 2 * EVERY
+    assert (again[1].reason, again[1].degraded, again[1].strategy) == (once[1].reason, None, "aggregate")
+    assert again[1].stats["searches"] == -(-again[1].completion_tokens // EVERY)
+
+
+async def test_both_sides_search_with_the_text_so_far_and_the_answer_reads_what_they_find(
+    stores: tuple[Mapping[Side, DocumentStore], Searched],
+) -> None:
+    opened, searched = stores
+    async with nodes(stores=opened) as (bench, _):
+        text, done = await told(await bench.device.prepare(AGAIN))
+        assert text
+        ends = range(0, done.completion_tokens, EVERY)
+        tokens = ByteTokenizer().encode(text)
+        assert len(tokens) == done.completion_tokens, "the fake model writes text of one byte a token"
+        expected = [query_with_text(AGAIN.messages, tokens[:end], ByteTokenizer()) for end in ends]
+        assert searched.queries["device"] == expected
+        assert searched.queries["cloud"] == expected
+        assert {each.passage for each in done.found} == set(TEXTS["device"])
+        cited = {each.passage for each in done.citations if each.side == "cloud"}
+        assert cited <= set(TEXTS["cloud"])
+
+
+@pytest.mark.parametrize("front", SIDES)
+async def test_drafts_change_no_token_of_such_an_answer(
+    front: Side, stores: tuple[Mapping[Side, DocumentStore], Searched]
+) -> None:
+    opened, searched = stores
+    texts = []
+    async with nodes(stores=opened) as (bench, _):
+        for mode in ("none", "chain", "tree"):
+            for queries in searched.queries.values():
+                queries.clear()
+            options = {"search_every": EVERY, "drafting": DRAFT_MODES[mode], "aggregator": "mixture"}
+            request = replace(AGAIN, options=options)
+            texts.append((await told(await getattr(bench, front).prepare(request)))[0])
+    assert len(set(texts)) == 1
+
+
+async def test_a_stop_string_may_begin_in_one_stretch_and_end_in_the_next() -> None:
+    async with nodes() as (bench, _):
+        whole, _ = await told(await bench.device.prepare(AGAIN))
+        stop = whole[EVERY - 2 : EVERY + 2]
+        text, done = await told(await bench.device.prepare(replace(AGAIN, stop=(stop,))))
+    assert text == whole[: whole.index(stop)] and (done.reason, done.stop) == ("stop", stop)
+
+
+async def test_a_form_holds_over_stretches() -> None:
+    form = Constraint("json_schema", '{"type":"string","minLength":12,"maxLength":14}')
+    request = replace(AGAIN, constraint=form, max_tokens=40)
+    async with nodes() as (bench, _):
+        once, done = await told(await bench.device.prepare(replace(request, options={})))
+        again, _ = await told(await bench.device.prepare(request))
+    assert again == once and done.reason == "stop" and again.startswith('"') and again.endswith('"')
+
+
+async def test_logprobs_are_of_every_token() -> None:
+    async with nodes() as (bench, _):
+        generation = await bench.device.prepare(replace(AGAIN, top_logprobs=2))
+        events = [event async for event in generation.run()]
+    done = events[-1]
+    assert isinstance(done, GenerationResult)
+    given = sum(len(event.logprobs) for event in events if not isinstance(event, GenerationResult))
+    assert given == done.completion_tokens > EVERY
+
+
+async def test_a_client_that_leaves_in_a_later_stretch_frees_both_sides() -> None:
+    async with nodes() as (bench, _):
+        generation = await bench.device.prepare(AGAIN)
+        events = generation.run()
+        said = ""
+        while len(said) <= EVERY:
+            event = await anext(events)
+            assert not isinstance(event, GenerationResult)
+            said += event.text
+        await events.aclose()  # type: ignore[attr-defined]  # every one is a generator
+        assert not bench.device.num_answers  # `nodes` finds sequences that were not released
+
+
+async def test_an_answer_whose_peer_is_lost_goes_on_over_its_searches() -> None:
+    async with nodes() as (bench, _):
+        generation = await bench.device.prepare(AGAIN)
+        events = generation.run()
+        await anext(events)
+        await bench.unlink()
+        rest = [event async for event in events]
+    done = rest[-1]
+    assert isinstance(done, GenerationResult)
+    assert done.degraded == "cloud_lost"
+    assert done.completion_tokens == AGAIN.max_tokens or done.reason == "stop"
+
+
+async def test_an_answer_that_may_not_go_on_alone_fails_at_a_search_without_the_peer() -> None:
+    async with nodes() as (bench, _):
+        generation = await bench.device.prepare(replace(AGAIN, on_loss="fail"))
+        events = generation.run()
+        await anext(events)
+        await bench.unlink()
+        with pytest.raises(PacelineError, match="not to go on alone"):
+            async for _ in events:
+                pass
+
+
+async def test_an_answer_written_alone_is_searched_for_once_and_says_so() -> None:
+    async with nodes(linked=False) as (bench, _):
+        _, done = await told(await bench.device.prepare(replace(AGAIN, strategy="auto")))
+    assert "searched for once" in done.strategy_reason and "searches" not in done.stats
+
+
+def test_the_query_is_the_question_and_the_end_of_the_text() -> None:
+    tokenizer = ByteTokenizer()
+    messages = ({"role": "user", "content": QUESTION},)
+    query = query_with_text(messages, tokenizer.encode("é" * 2000), tokenizer)
+    assert query.startswith(f"{QUESTION}\n") and len(query) < 700
+    assert "é" in query_with_text(messages, tokenizer.encode("aé")[:3], tokenizer)
+    cut = query_with_text(messages, tokenizer.encode("aé")[:2], tokenizer)
+    assert cut == f"{QUESTION}\na", "half a character is left out"
