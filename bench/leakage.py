@@ -45,7 +45,6 @@ from paceline.wire.codec import encode_options, sampling_to_wire
 from paceline.wire.dist_codec import decode_head
 from paceline.wire.identity_messages import Introduction
 from paceline.wire.messages import (
-    AggregateOptions,
     ChatMessage,
     CloseSession,
     Drafts,
@@ -55,6 +54,7 @@ from paceline.wire.messages import (
     SessionFrame,
     Targets,
 )
+from paceline.wire.options import AggregateOptions
 
 from .aggregation.two_process_rig import StreamTransport
 from .bootstrap import Estimate, estimate, worst_of

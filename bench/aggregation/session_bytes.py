@@ -18,7 +18,8 @@ from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
 from paceline.runtime.simulation.host import StepCost
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.messages import AggregateOptions, OpenSession
+from paceline.wire.messages import OpenSession
+from paceline.wire.options import AggregateOptions
 
 from .wide_engine import VOCAB, WideEngine
 

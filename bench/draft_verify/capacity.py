@@ -19,7 +19,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.runtime.simulation import Accelerator, Network, SimulatedRequest, Simulation, StepCost
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.messages import DEFAULT_OPTIONS, Options
+from paceline.wire.options import DEFAULT_OPTIONS, Options
 from paceline.wire.verify_messages import VerifyOptions
 
 from ..findings import Findings

@@ -30,7 +30,7 @@ from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
 from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
 from paceline.strategies.aggregate.machine import aggregate
 from paceline.strategies.base import Branch, MachineConfig
-from paceline.wire.messages import AggregateOptions
+from paceline.wire.options import AggregateOptions
 
 from ..bootstrap import median_of
 from ..findings import Findings

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+MIN_STRETCH: Final = 8  # tokens: each stretch begins with a search and a round trip
+MAX_STRETCH: Final = 131_072  # of the longest answer
+
 
 def stretch_of(length: int, every: int, limit: int) -> tuple[int, int]:
     """Begin and end of the stretch in which the token at position `length` is.

@@ -19,7 +19,7 @@ from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
 from paceline.strategies.base import SIDES, Branch, MachineConfig, Side
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import RoutingContext
-from paceline.wire.messages import DraftLimits
+from paceline.wire.options import DraftLimits
 
 LIMIT = 96  # tokens per answer at most
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -22,6 +22,7 @@ from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.rerank.reranker import Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
+from paceline.runtime.admission import Admission
 from paceline.runtime.answer_places import AnswerPlaces
 from paceline.runtime.asking.gate import CloudAsks
 from paceline.runtime.energy.side import SideEnergy
@@ -43,8 +44,6 @@ from paceline.runtime.service import (
     Readiness,
 )
 from paceline.runtime.sessions.client import ClientSession
-from paceline.runtime.sessions.egress import Egress
-from paceline.runtime.sessions.stretches import Stretches
 from paceline.runtime.texts.node_texts import NodeTexts
 from paceline.runtime.tracing import Tracer
 from paceline.runtime.units.registry import NodeUnits
@@ -136,17 +135,17 @@ class Node(NodeTexts):
         own = self._resources, self._clients, self._run
         joined = None if beside is None else beside.peers
         self._is_joined = joined is not None
-        new = partial(Peers, *own, open_to_peer=open_to_peer, asks=self._asks, admit=self.admit)
+        new = partial(Peers, *own, open_to_peer=open_to_peer, asks=self._asks, admit=self._admit)
         self._peers = new() if joined is None else joined
         alone = None if beside is None else beside.alone
         self._preparation = Preparation(
             self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer, alone=alone
         )
-        admit = partial(self.admit, has_place=True)
+        self._places = AnswerPlaces() if beside is None else beside.places
+        self._admission = Admission(self._preparation, self._places, self._resources.work, self._clients)
+        admit = partial(self._admission.admit, has_place=True)
         self._workflows = Workflows(self._resources, self._peers, admit, reranker=reranker, profiles=profiles, web=web)
         self._profiles = profiles
-        self._preparing = 0  # admitted requests without a client session yet
-        self._places = AnswerPlaces() if beside is None else beside.places
         self._timed = timed
         self._tasks: set[asyncio.Task[None]] = set()
         self._library = None if beside is None else beside.library
@@ -190,7 +189,7 @@ class Node(NodeTexts):
         await self._resources.stop()
 
     def _is_busy(self) -> bool:
-        return bool(self._clients or self._peers.busy or self._preparing)
+        return bool(self._clients or self._peers.busy or self._admission.preparing)
 
     # ---- the service ------------------------------------------------------------------------------------------------
     @property
@@ -273,56 +272,16 @@ class Node(NodeTexts):
 
     async def prepare(self, request: GenerateRequest) -> Generation:
         if request.workflow is None:
-            session = await self.admit(request)
-            whole = session.prepared.end >= session.prepared.limit
-            return session if whole else Stretches(session, self._go_on)
+            return await self._admission.prepare(request)
         run = self._workflows.prepare(request, lambda: self._places.give_back(request.owner))
         # What would be refused as an answer is refused before any agent writes, and before a query leaves this side.
-        await (await self.admit(replace(request, workflow=None, passages=()))).aclose()
+        await (await self._admission.admit(replace(request, workflow=None, passages=()))).aclose()
         self._places.take(request.owner)
         return run
 
-    async def admit(self, request: GenerateRequest, *, has_place: bool = False) -> ClientSession:
-        """As `prepare`, of an answer without a workflow. has_place: it is part of a workflow, which takes one."""
-        if not has_place:
-            self._places.check_room(request.owner)
-        session = await self._begin(
-            request.owner, lambda egress: self._preparation.prepare(request, egress, self._closed)
-        )
-        if not has_place:
-            self._resources.work.begin_text(session, request.max_tokens or session.prepared.max_new_tokens)
-        return session
-
-    async def _go_on(self, earlier: ClientSession) -> ClientSession:
-        """The next stretch of an answer, in the place of the one that has ended."""
-        prepared = earlier.prepared
-        session = await self._begin(
-            prepared.request.owner, lambda egress: self._preparation.go_on(earlier, egress, self._closed)
-        )
-        self._resources.work.begin_text(session, prepared.limit - prepared.end)
-        return session
-
-    async def _begin(self, owner: str, prepare: Callable[[Egress], Awaitable[ClientSession]]) -> ClientSession:
-        self._places.take(owner)
-        self._preparing += 1
-        egress = Egress()
-        try:
-            session = await prepare(egress)
-        except BaseException:
-            self._places.give_back(owner)
-            if egress:
-                log.info("sent to the other side for an answer that was not begun: %s", egress)
-            raise
-        finally:
-            self._preparing -= 1
-        self._clients.add(session)
-        return session
-
-    def _closed(self, session: ClientSession) -> None:
-        if session in self._clients:
-            self._clients.discard(session)
-            self._resources.work.end_text(session)
-            self._places.give_back(session.prepared.request.owner)
+    async def _admit(self, request: GenerateRequest) -> Generation:
+        """See `TextServer`. The peers are there before the admission of answers."""
+        return await self._admission.admit(request)
 
     def on_link(self, link: Link, peer: str) -> None:
         """A link to this peer is up. The caller must close the link it replaces, which counts as lost for sessions."""

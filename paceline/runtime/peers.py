@@ -26,23 +26,15 @@ from paceline.runtime.resources import Background, Resources
 from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
-from paceline.runtime.sessions.prompts import build_prompts, query_with_text
+from paceline.runtime.sessions.prompts import PromptSet, build_prompts, query_with_text
 from paceline.runtime.sessions.relevance_scales import PeerScales
 from paceline.runtime.sessions.remote_search import SearchServer, to_wire
 from paceline.runtime.sessions.remote_text import Admit, TextServer
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
 from paceline.wire.codec import constraint_from_wire, decode_options, sampling_from_wire
-from paceline.wire.messages import (
-    SEARCH,
-    WRITE,
-    CloseSession,
-    DraftLimits,
-    OpenSession,
-    Options,
-    RetrievedPassage,
-    RetrievedPassages,
-)
+from paceline.wire.messages import SEARCH, WRITE, CloseSession, OpenSession, RetrievedPassage, RetrievedPassages
+from paceline.wire.options import DraftLimits, Options
 
 log = logging.getLogger("paceline.node")
 
@@ -208,7 +200,6 @@ class Peers:
         table = resources.peers_table()
         sampling = sampling_from_wire(opening.sampling)
         begin, end = stretch_of(len(opening.targets), options.stretch, opening.max_tokens)
-        query = query_with_text(_conversation(opening), opening.targets[:begin], resources.tokenizer) if begin else None
         config = replace(
             resources.config(strategy, options, sampling, end, table=table, faces_client=False),
             targets=tuple(opening.targets),
@@ -220,7 +211,7 @@ class Peers:
         )
 
         def retrieve(session: PeerSession) -> None:
-            self._run(self._retrieve(session, peer, opening, query, mask, ask))
+            self._run(self._retrieve(session, peer, opening, begin, mask, ask))
 
         def closed(session: PeerSession) -> None:
             if self._sessions.pop(session, None) is not None:
@@ -253,10 +244,11 @@ class Peers:
         session: PeerSession,
         peer: str,
         opening: OpenSession,
-        query: str | None,
+        begin: int,
         mask: DeferredMask | None,
         ask: Ask | None,
     ) -> None:
+        """begin: of the stretch of the answer, whose documents are searched for."""
         resources, positions = self._resources, self._resources.max_positions
         if ask is not None:
             try:
@@ -269,19 +261,8 @@ class Peers:
             session.refuse(refusal)
             return
         salt = await _salt(resources, peer, opening)  # before the search
-        reads = resources.side in STRATEGIES[opening.strategy].joins_with_documents
         try:
-            prompts = await build_prompts(
-                _conversation(opening),
-                resources.store,
-                resources.tokenizer,
-                resources.work,
-                k=min(opening.top_k_documents, MAX_PASSAGES) if reads else 0,
-                max_prompt=positions - min(opening.max_tokens, positions // 2) - len(opening.targets),
-                query=query,
-                kv=resources.prefiller,
-                temperature=resources.relevance_temperature,
-            )
+            prompts = await _prompts(resources, opening, begin)
         except Exception as error:
             log.exception("a peer's request could not be prepared")
             session.fail(PacelineError(f"no documents could be read: {error}"))
@@ -312,8 +293,22 @@ class Peers:
         session.retrieved(prompts.branches, max_new_tokens, found, prompts.prefixes, claim=share.rows, salt=salt)
 
 
-def _conversation(opening: OpenSession) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in opening.messages]
+async def _prompts(resources: Resources, opening: OpenSession, begin: int) -> PromptSet:
+    """begin: of the stretch of the answer, see `Peers._retrieve`."""
+    messages = [{"role": message.role, "content": message.content} for message in opening.messages]
+    text, positions = opening.targets[:begin], resources.max_positions
+    reads = resources.side in STRATEGIES[opening.strategy].joins_with_documents
+    return await build_prompts(
+        messages,
+        resources.store,
+        resources.tokenizer,
+        resources.work,
+        k=min(opening.top_k_documents, MAX_PASSAGES) if reads else 0,
+        max_prompt=positions - min(opening.max_tokens, positions // 2) - len(opening.targets),
+        query=query_with_text(messages, text, resources.tokenizer) if text else None,
+        kv=resources.prefiller,
+        temperature=resources.relevance_temperature,
+    )
 
 
 def _clamp(limits: DraftLimits) -> DraftLimits:

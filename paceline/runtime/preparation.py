@@ -40,7 +40,8 @@ from paceline.strategies.base import other
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import RoutingContext, Strategy
 from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
-from paceline.wire.messages import ChatMessage, OpenSession, Options
+from paceline.wire.messages import ChatMessage, OpenSession
+from paceline.wire.options import Options
 
 _ASKING = frozenset({"system", "user"})  # roles of messages that no model has written
 MIN_ANSWER_TOKENS = 256  # reserved beside documents for an answer without a limit, if the context is long enough
@@ -117,7 +118,7 @@ class Preparation:
         _check_budget(request, choice, resources.energy if side == "device" else None)
         if request.passages is not None:
             options = options.in_one_stretch()
-        prompts, unlike = self._weighed(strategy, prompts, name)
+        prompts, unlike = _weighed(strategy, prompts, resources, self._peers.scales.difference(name))
         share = claim_or_refuse(
             resources.worker.capacity, resources.block_size, prompts.branches, self._limit(request, prompts)
         )
@@ -159,7 +160,7 @@ class Preparation:
         begin, end = stretch_of(length, before.options.stretch, before.limit)
         query = query_with_text(request.messages, written.tokens[:begin], resources.tokenizer)
         found = await self._prompts(request, selection, query=query, length=end)
-        prompts, _ = self._weighed(strategy, found, before.peer_name)
+        prompts, _ = _weighed(strategy, found, resources, self._peers.scales.difference(before.peer_name))
         rows = [len(branch.prompt) + length for branch in prompts.branches]
         share = claim(resources.worker.capacity, resources.block_size, rows, end - length)
         if share is None:
@@ -174,16 +175,6 @@ class Preparation:
             missing=None,
         )
         return self._session(prepared, removals, egress, closed, written, joined=not earlier.has_left)
-
-    def _weighed(self, strategy: Strategy, prompts: PromptSet, name: str | None) -> tuple[PromptSet, str]:
-        """Prompts with the weights of their documents, and why those of both sides weigh the same, if they do. name: of
-        the peer."""
-        resources = self._resources
-        if strategy.needs_peer and resources.side == "device":  # as where the cloud's client asks, for the same text
-            prompts = prompts.without_relevance(resources.relevance_temperature)
-        weighed = strategy.text_of == "both" or (prompts.passages and prompts.peer_passages)
-        unlike = self._peers.scales.difference(name) if weighed else ""
-        return prompts.with_equal_sides() if unlike else prompts, unlike
 
     def _session(
         self,
@@ -336,6 +327,15 @@ def _check_budget(request: GenerateRequest, choice: StrategyChoice, energy: Side
             param="paceline.energy",
             code="energy_budget_not_kept",
         )
+
+
+def _weighed(strategy: Strategy, prompts: PromptSet, resources: Resources, difference: str) -> tuple[PromptSet, str]:
+    """Prompts with the weights of their documents, and why those of both sides weigh the same, if they do. difference:
+    of the scales of relevance of both sides; empty: none."""
+    if strategy.needs_peer and resources.side == "device":  # as where the cloud's client asks, for the same text
+        prompts = prompts.without_relevance(resources.relevance_temperature)
+    weighed = strategy.text_of == "both" or (prompts.passages and prompts.peer_passages)
+    return (prompts.with_equal_sides(), difference) if weighed and difference else (prompts, "")
 
 
 def _searched_once(request: GenerateRequest, options: Options) -> str:

@@ -38,7 +38,7 @@ from paceline.runtime.units.plain_work import PlainWork
 from paceline.runtime.units.registry import NodeUnits
 from paceline.strategies.base import Branch, MachineConfig, Side
 from paceline.strategies.strategy import Strategy
-from paceline.wire.messages import Options
+from paceline.wire.options import Options
 
 Background = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]  # runs at most until the node stops
 

@@ -20,7 +20,7 @@ from paceline.engine.base import ModelInfo
 from paceline.rag.records import DEFAULT_COLLECTION, MIN_SCORE, Passage
 from paceline.strategies.base import FinishReason, Side
 from paceline.strategies.strategy import Privacy
-from paceline.wire.messages import DraftLimits
+from paceline.wire.options import DraftLimits
 from paceline.workflow.builder import WorkflowName
 
 if TYPE_CHECKING:

@@ -30,7 +30,8 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES as SIDES
 from paceline.core.side import Side as Side
 from paceline.core.side import other as other
-from paceline.wire.messages import DEFAULT_OPTIONS, Options, SessionMessage
+from paceline.wire.messages import SessionMessage
+from paceline.wire.options import DEFAULT_OPTIONS, Options
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 

@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeVar, get_args
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side
 from paceline.strategies.base import Machine, MachineConfig
-from paceline.wire.messages import OpenSession, Options, SessionMessage
+from paceline.wire.messages import OpenSession, SessionMessage
+from paceline.wire.options import Options
 
 Privacy = Literal["open", "document-private", "answer-private", "local-only"]
 PRIVACY_LEVELS: tuple[Privacy, ...] = get_args(Privacy)

@@ -27,7 +27,6 @@ from paceline.wire.messages import (
     STRATEGY_MESSAGES,
     Message,
     OpenSession,
-    Options,
     Ping,
     Pong,
     RetrievedPassages,
@@ -36,6 +35,7 @@ from paceline.wire.messages import (
     bad_tokens,
     not_finite,
 )
+from paceline.wire.options import Options
 
 MAX_OPTIONS_BYTES = 4096
 

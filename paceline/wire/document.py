@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from paceline.core.aggregation.weights import SCORE_STEPS
-from paceline.wire import messages
+from paceline.wire import messages, options
 from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
 from paceline.wire.codec import MAX_OPTIONS_BYTES
 from paceline.wire.compact import FIRST_OF_ARRAY
@@ -64,9 +64,9 @@ PARTS = (
     RelevanceScale,
     messages.ChatMessage,
     messages.Sampling,
-    messages.Options,
-    messages.AggregateOptions,
-    messages.DraftLimits,
+    options.Options,
+    options.AggregateOptions,
+    options.DraftLimits,
     messages.DistPayload,
     messages.RetrievedPassage,
 )

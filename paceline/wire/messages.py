@@ -4,19 +4,18 @@ Renaming a class is not a protocol change; changing a tag or field is, and raise
 Strings and lists are bounded so that the decoder refuses oversized ones before any other code runs. Types and bases are
 in `wire.fields`, the messages of the handshake in `wire.identity_messages`.
 
-A strategy adds its messages as subclasses of `SessionMessage` and its options as a subclass of `Options`; those of the
-strategies in this package are defined here, others are added with `wire.codec.register`.
+A strategy adds its messages as subclasses of `SessionMessage`, and its options as a subclass of `wire.options.Options`;
+messages of the strategies in this package are defined here, others are added with `wire.codec.register`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Final, Self
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 
-from paceline.core.offloading.draft_length import Unit
 from paceline.core.sampling.constraint import MAX_TEXT, ConstraintKind
 from paceline.wire.fields import MAX_FRAME_BYTES, Bias, Count, Frame, Name, Part, Seed, SessionNumber, Text, Token
 from paceline.wire.identity_messages import (
@@ -111,65 +110,6 @@ class Sampling(Part, frozen=True):
     repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=10)]
 
 
-class DraftLimits(Part, frozen=True):
-    """Limits of a side's draft tree."""
-
-    width: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4  # drafts for each next token; 1 makes chains, as in DRAGON
-    rows: Annotated[int, msgspec.Meta(ge=1, le=256)] = 16  # in one forward of one branch
-    ahead: Annotated[int, msgspec.Meta(ge=0, le=256)] = 32  # tokens beyond the last target; 0: token by token
-    whole_sequences: bool = False  # send chains of `ahead` drafts as a whole, not each draft once computed
-
-
-class Options(Part, frozen=True):
-    """Options of a strategy, carried whole by request, opening and machine. A strategy with more options subclasses
-    this."""
-
-    rescoring: bool = True  # document scores are updated with the text, see `core.aggregation.weights.decayed_evidence`
-    drafting: DraftLimits = DraftLimits()
-
-    @property
-    def stats_kind(self) -> str:
-        """Kind of answers that share measured statistics, see `core.drafting.online_stats`."""
-        return ""
-
-    @property
-    def energy_budget(self) -> tuple[float, Unit] | None:
-        """The request's energy budget, J a unit, as `core.offloading.draft_length.EnergyQueue` keeps it; None: none."""
-        return None
-
-    @property
-    def stretch(self) -> int:
-        """Tokens between two searches for documents, see `core.stretches`; 0: there is one search."""
-        return 0
-
-    def in_one_stretch(self) -> Self:
-        """The same options with one search."""
-        return self
-
-
-DEFAULT_OPTIONS = Options()
-
-
-class AggregateOptions(Options, frozen=True):
-    """Options of `aggregate`."""
-
-    aggregator: Name = ""  # empty: `aggregate` selects one
-    needs_dists: bool = False  # distributions are needed for logprobs, not only to choose the token
-    # Tokens after which each side searches again, with the question and the answer so far; 0: never.
-    search_every: Annotated[int, msgspec.Meta(ge=0, le=131_072)] = 0
-
-    @property
-    def stretch(self) -> int:
-        return self.search_every
-
-    def in_one_stretch(self) -> Self:
-        return msgspec.structs.replace(self, search_every=0)
-
-    @property
-    def stats_kind(self) -> str:
-        return self.aggregator
-
-
 class Constraint(Part, frozen=True):
     """`core.sampling.constraint.Constraint` on the wire."""
 
@@ -200,7 +140,7 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
     max_tokens: Count
     top_k_documents: Count
     privacy: Name
-    options: msgspec.Raw  # the strategy's options as an array of their fields, see `Options`
+    options: msgspec.Raw  # the strategy's options as an array of their fields, see `wire.options`
     targets: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
     epoch: Count  # number of earlier openings of this answer; messages of another epoch are dropped
     constraint: Constraint | None  # on the text; each side masks its own distributions

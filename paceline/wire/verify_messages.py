@@ -10,7 +10,8 @@ import msgspec
 from paceline.core.offloading.draft_length import Objective, Unit
 from paceline.core.verification.names import VerifierName
 from paceline.wire.fields import MAX_FRAME_BYTES, Count, Token
-from paceline.wire.messages import DistPayload, Options, SessionMessage, bad_tokens
+from paceline.wire.messages import DistPayload, SessionMessage, bad_tokens
+from paceline.wire.options import Options
 from paceline.wire.payloads.draft_codec import PROB_BYTES
 from paceline.wire.payloads.draft_places import MAX_PLACE_BYTES, decode_places
 from paceline.wire.payloads.varints import decode_tokens

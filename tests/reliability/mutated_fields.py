@@ -24,10 +24,10 @@ from paceline.wire.messages import (
     Constraint,
     Drafts,
     OpenSession,
-    Options,
     Sampling,
     Targets,
 )
+from paceline.wire.options import Options
 from paceline.wire.payloads.draft_places import encode_places
 from paceline.wire.payloads.varints import encode_tokens
 from paceline.wire.verify_messages import MAX_CHAIN, DraftsWithDists, Verdict

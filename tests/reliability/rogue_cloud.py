@@ -20,7 +20,6 @@ from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import encode_options
 from paceline.wire.identity_messages import Introduction
 from paceline.wire.messages import (
-    AggregateOptions,
     ChatMessage,
     CloseSession,
     EvidenceWeight,
@@ -30,6 +29,7 @@ from paceline.wire.messages import (
     SessionMessage,
     Targets,
 )
+from paceline.wire.options import AggregateOptions
 from server.app import create_server
 from server.devices import Registry
 from server.links import Links

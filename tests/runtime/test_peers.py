@@ -9,7 +9,8 @@ import pytest
 
 from paceline.runtime.peers import _clamp
 from paceline.wire.codec import encode_options
-from paceline.wire.messages import AggregateOptions, CloseSession, DraftLimits, Options, SessionFrame
+from paceline.wire.messages import CloseSession, SessionFrame
+from paceline.wire.options import AggregateOptions, DraftLimits, Options
 from tests.runtime.test_node import REQUEST, collect, nodes
 from tests.wire.samples import opening
 
@@ -23,9 +24,16 @@ def raw(value: object) -> msgspec.Raw:
 BAD = {
     "no array": (raw({"drafting": 1}), "options of 'aggregate' cannot be read"),
     "of another strategy": (raw([True, [1, 1, 1, False], 7]), "options of 'aggregate' cannot be read"),
-    "one field too many": (raw([True, [1, 1, 1, False], "mixture", False, 1]), "options of 'aggregate' cannot be read"),
+    "one field too many": (
+        raw([True, [1, 1, 1, False], "mixture", False, 8, 1]),
+        "options of 'aggregate' cannot be read",
+    ),
     "beyond a limit": (raw([True, [65, 1, 1, False], "mixture", False]), "options of 'aggregate' cannot be read"),
     "an aggregator it does not know": (encode_options(AggregateOptions(aggregator="sum")), "aggregator 'sum'"),
+    "searches that no client can ask for": (
+        encode_options(AggregateOptions(aggregator="coin", search_every=7)),
+        "search again after 7 tokens",
+    ),
     "no aggregator": (encode_options(Options()), "aggregator ''"),
     "not MessagePack": (msgspec.Raw(b"\xc1"), ""),
 }

@@ -39,17 +39,8 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.strategy import Strategy
 from paceline.wire.dist_codec import encode_head
-from paceline.wire.messages import (
-    AggregateOptions,
-    DraftLimits,
-    Drafts,
-    EvidenceWeight,
-    Handover,
-    Options,
-    SessionMessage,
-    SyncState,
-    Targets,
-)
+from paceline.wire.messages import Drafts, EvidenceWeight, Handover, SessionMessage, SyncState, Targets
+from paceline.wire.options import AggregateOptions, DraftLimits, Options
 from paceline.wire.payloads.tree_codec import EncodedNodes, pack_nodes
 
 VOCAB = 257

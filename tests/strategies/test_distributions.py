@@ -25,7 +25,7 @@ from paceline.runtime.simulation import Simulation
 from paceline.strategies.base import SIDES, Branch, Side
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import RoutingContext
-from paceline.wire.messages import AggregateOptions
+from paceline.wire.options import AggregateOptions
 from tests.core.chi_square import assert_drawn_from
 from tests.depth import DEPTH
 from tests.strategies import oracle

@@ -47,10 +47,8 @@ from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode, encode
 from paceline.wire.dist_codec import encode_head
 from paceline.wire.messages import (
-    AggregateOptions,
     DetailRequest,
     DistPayload,
-    DraftLimits,
     Drafts,
     EvidenceWeight,
     Handover,
@@ -59,6 +57,7 @@ from paceline.wire.messages import (
     SyncState,
     Targets,
 )
+from paceline.wire.options import AggregateOptions, DraftLimits
 from paceline.wire.payloads.tree_codec import FOLLOWS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
 from tests.strategies.cases import EOS, VOCAB
 

@@ -30,7 +30,7 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.lookup_tree import LookupTree
 from paceline.strategies.strategy import Strategy
-from paceline.wire.messages import DraftLimits
+from paceline.wire.options import DraftLimits
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, PROMPT, SAMPLINGS, VOCAB, Hand, engines, found, job, point
 

@@ -11,7 +11,6 @@ from paceline.wire.fields import KEY_BYTES, NONCE_BYTES, SIGNATURE_BYTES
 from paceline.wire.identity_messages import Challenge, Hello, KeyKept, NewKey, Proof, RenewKey, Welcome
 from paceline.wire.messages import (
     VERSION,
-    AggregateOptions,
     ChatMessage,
     CloseSession,
     Constraint,
@@ -32,6 +31,7 @@ from paceline.wire.messages import (
     Targets,
     WrittenText,
 )
+from paceline.wire.options import AggregateOptions
 from paceline.wire.payloads.tree_codec import EncodedNodes, pack_nodes
 from tests.wire.identities import CLOUD, DEVICE
 

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from paceline.api.http.validation import Schema
 from paceline.core.aggregation.registry import AggregatorName
 from paceline.core.offloading.draft_length import Objective
+from paceline.core.stretches import MAX_STRETCH, MIN_STRETCH
 from paceline.core.verification.names import VerifierName
 from paceline.runtime.service import DraftMode, OnLoss
 from paceline.strategies.strategy import Privacy
@@ -23,7 +24,6 @@ MAX_STOPS = 4
 MAX_STOP_LENGTH = 64  # characters
 MAX_BIASES = 300
 MAX_DOCUMENTS = 64
-MIN_STRETCH, MAX_STRETCH = 8, 131_072  # tokens between two searches
 MAX_TOOLS = 128
 MAX_METADATA = 16  # pairs
 MAX_SEARCHED = 8  # vector stores in one search

@@ -8,7 +8,7 @@ from paceline.core.energy.meters import StepMeter
 from paceline.core.offloading.draft_length import EnergyDebt, EnergyQueue, Unit
 from paceline.errors import PacelineError
 from paceline.runtime.energy.debt_file import DebtFile
-from paceline.wire.messages import Options
+from paceline.wire.options import Options
 
 
 @dataclass(slots=True)

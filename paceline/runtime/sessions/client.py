@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -34,7 +34,15 @@ from paceline.strategies.base import (
     Started,
     other,
 )
-from paceline.wire.messages import CloseSession, OpenSession, Options, RetrievedPassages, SessionFrame, SessionMessage
+from paceline.wire.messages import (
+    CloseSession,
+    OpenSession,
+    RetrievedPassage,
+    RetrievedPassages,
+    SessionFrame,
+    SessionMessage,
+)
+from paceline.wire.options import Options
 
 log = logging.getLogger("paceline.session")
 
@@ -174,18 +182,7 @@ class ClientSession(Session):
     def _received(self, message: SessionFrame) -> None:
         match message:
             case RetrievedPassages(_, passages):
-                side = other(self.prepared.side)
-                self._peer_citations = tuple(
-                    Citation(
-                        side,
-                        passage.document or "a private document",
-                        passage.text,
-                        passage.score,
-                        place=passage.place,
-                        peer_chunk=passage.chunk or None,
-                    )
-                    for passage in passages
-                )
+                self._peer_citations = _peer_citations(other(self.prepared.side), passages)
             case CloseSession(_, reason):
                 reason = printable(reason[:MAX_REFUSAL])
                 log.warning("the %s left an answer: %s", other(self.prepared.side), reason, extra={"id": self.trace})
@@ -323,6 +320,20 @@ class ClientSession(Session):
         if self._deciding:
             own = tuple(citation for index, citation in enumerate(own) if index in self._deciding)
         return (*own, *(self._peer_citations if self._lanes[other(self.prepared.side)] else ()))
+
+
+def _peer_citations(side: Side, passages: Sequence[RetrievedPassage]) -> tuple[Citation, ...]:
+    return tuple(
+        Citation(
+            side,
+            passage.document or "a private document",
+            passage.text,
+            passage.score,
+            place=passage.place,
+            peer_chunk=passage.chunk or None,
+        )
+        for passage in passages
+    )
 
 
 def _is_refusal(said: str, refusal: str) -> bool:

@@ -27,15 +27,8 @@ from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.egress import Egress
 from paceline.runtime.units.plain_work import PlainWork
 from paceline.wire.codec import encode_options, sampling_to_wire
-from paceline.wire.messages import (
-    DEFAULT_OPTIONS,
-    SEARCH,
-    CloseSession,
-    OpenSession,
-    RetrievedPassage,
-    RetrievedPassages,
-    SessionFrame,
-)
+from paceline.wire.messages import SEARCH, CloseSession, OpenSession, RetrievedPassage, RetrievedPassages, SessionFrame
+from paceline.wire.options import DEFAULT_OPTIONS
 
 log = logging.getLogger("paceline.session")
 

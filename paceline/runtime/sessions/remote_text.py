@@ -25,15 +25,8 @@ from paceline.runtime.sessions.egress import Egress
 from paceline.strategies.base import FinishReason
 from paceline.strategies.strategy import Privacy
 from paceline.wire.codec import encode_options, sampling_from_wire, sampling_to_wire
-from paceline.wire.messages import (
-    DEFAULT_OPTIONS,
-    WRITE,
-    ChatMessage,
-    CloseSession,
-    OpenSession,
-    SessionFrame,
-    WrittenText,
-)
+from paceline.wire.messages import WRITE, ChatMessage, CloseSession, OpenSession, SessionFrame, WrittenText
+from paceline.wire.options import DEFAULT_OPTIONS
 
 log = logging.getLogger("paceline.session")
 

@@ -14,7 +14,7 @@ from paceline.runtime.service import GenerateRequest
 from paceline.strategies.base import Side, other
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import JOINT_LEVELS, RoutingContext
-from paceline.wire.messages import DEFAULT_OPTIONS, Options
+from paceline.wire.options import DEFAULT_OPTIONS, Options
 
 AUTO = "auto"
 ALONE = "lookup_tree"  # without a second side

@@ -70,7 +70,6 @@ from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.strategies.strategy import JOINT_LEVELS, Strategy
 from paceline.wire.messages import (
     STRATEGY_MESSAGES,
-    AggregateOptions,
     DetailRequest,
     Drafts,
     EvidenceWeight,
@@ -80,6 +79,7 @@ from paceline.wire.messages import (
     SyncState,
     Targets,
 )
+from paceline.wire.options import AggregateOptions
 
 
 class Aggregate:

@@ -8,10 +8,12 @@ import msgspec
 
 from paceline.core.aggregation.registry import AggregatorName, default_aggregator
 from paceline.core.side import Side, other
+from paceline.core.stretches import MIN_STRETCH
 from paceline.errors import RequestError
 from paceline.strategies.base import MachineConfig
 from paceline.strategies.strategy import RoutingContext, asked_options
-from paceline.wire.messages import AggregateOptions, DraftLimits, OpenSession, Options
+from paceline.wire.messages import OpenSession
+from paceline.wire.options import AggregateOptions, DraftLimits, Options
 
 AGGREGATORS: tuple[AggregatorName, ...] = get_args(AggregatorName)
 
@@ -42,7 +44,9 @@ def choose(context: RoutingContext) -> AggregateOptions:
 
 def accepts(opening: OpenSession, options: Options) -> str | None:  # noqa: ARG001  # a hook's signature
     aggregator = options.aggregator if isinstance(options, AggregateOptions) else ""
-    return None if aggregator in AGGREGATORS else f"it does not know the aggregator '{aggregator}'"
+    if aggregator not in AGGREGATORS:
+        return f"it does not know the aggregator '{aggregator}'"
+    return f"it does not search again after {options.stretch} tokens" if 0 < options.stretch < MIN_STRETCH else None
 
 
 def options_of(config: MachineConfig) -> AggregateOptions:

@@ -21,7 +21,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import Side, other
 from paceline.strategies.decoding.ngram_drafts import NgramDrafts
 from paceline.strategies.decoding.prefix_tree import DraftTokens, PrefixNode
-from paceline.wire.messages import DraftLimits
+from paceline.wire.options import DraftLimits
 
 # eta of both sides after a prefix; None while it is not known.
 Weigh = Callable[[PrefixNode], Mapping[Side, float] | None]

@@ -8,7 +8,8 @@ from paceline.core.verification.names import VerifierName
 from paceline.errors import RequestError
 from paceline.strategies.base import MachineConfig
 from paceline.strategies.strategy import RoutingContext, asked_options
-from paceline.wire.messages import OpenSession, Options
+from paceline.wire.messages import OpenSession
+from paceline.wire.options import Options
 from paceline.wire.verify_messages import VerifyOptions
 
 

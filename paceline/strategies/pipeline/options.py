@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from paceline.strategies.base import MachineConfig
-from paceline.wire.messages import Options
+from paceline.wire.options import Options
 
 Expansion = Literal["tree", "layers", "none"]
 

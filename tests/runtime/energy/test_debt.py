@@ -11,7 +11,7 @@ from paceline.core.energy.meters import PowerMeter
 from paceline.errors import PacelineError
 from paceline.runtime.energy.debt_file import DebtFile
 from paceline.runtime.energy.side import SideEnergy
-from paceline.wire.messages import Options
+from paceline.wire.options import Options
 from paceline.wire.verify_messages import VerifyOptions
 
 METER = PowerMeter("power", lambda: 12.0, lambda: 0.0, measured=False)

@@ -11,7 +11,7 @@ from paceline.errors import RequestError
 from paceline.runtime.sessions.routing import ALONE, AUTO_RULES, StrategyChoice, candidates, choose
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import RoutingContext
-from paceline.wire.messages import AggregateOptions, DraftLimits
+from paceline.wire.options import AggregateOptions, DraftLimits
 
 COMMON = ("autoregressive", "lookup_tree", "aggregate")
 LINKED = RoutingContext(

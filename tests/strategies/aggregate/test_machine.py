@@ -27,7 +27,8 @@ from paceline.strategies.base import (
     other,
 )
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.messages import DetailRequest, DraftLimits, Drafts, EvidenceWeight, SpeedReport, SyncState, Targets
+from paceline.wire.messages import DetailRequest, Drafts, EvidenceWeight, SpeedReport, SyncState, Targets
+from paceline.wire.options import DraftLimits
 from paceline.wire.payloads.tree_codec import unpack_nodes
 from tests.strategies import oracle
 from tests.strategies.cases import (

@@ -18,7 +18,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.aggregate.tree_planner import MIN_WEIGHT, DraftTreePlanner
 from paceline.strategies.base import Side
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
-from paceline.wire.messages import DraftLimits
+from paceline.wire.options import DraftLimits
 from tests.strategies.cases import EOS, VOCAB, point
 
 GREEDY = SamplingParams(temperature=0.0)

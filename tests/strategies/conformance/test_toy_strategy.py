@@ -39,7 +39,8 @@ from paceline.strategies.registry import register, unregister
 from paceline.strategies.strategy import JOINT_LEVELS, RoutingContext, Strategy, asked_options
 from paceline.wire.codec import decode, encode
 from paceline.wire.fields import Count
-from paceline.wire.messages import OpenSession, Options, SessionMessage
+from paceline.wire.messages import OpenSession, SessionMessage
+from paceline.wire.options import Options
 from tests.runtime.test_node import REQUEST, collect, nodes
 from tests.strategies.cases import SAMPLINGS, Manner, engines, job, manners
 from tests.strategies.conformance.laws import (

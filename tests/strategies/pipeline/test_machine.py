@@ -14,7 +14,7 @@ from paceline.strategies.base import Branch, Cancelled, Emit, Forward, MachineCo
 from paceline.strategies.pipeline.machine import Pipeline
 from paceline.strategies.pipeline.options import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.messages import DraftLimits
+from paceline.wire.options import DraftLimits
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, PROMPT, SAMPLINGS, VOCAB, Manner, engines, job, point
 from tests.strategies.conformance.laws import alone
 from tests.strategies.pipeline.worlds import Knowing, Random, Silent, Wrong, simulated, strategy_with
