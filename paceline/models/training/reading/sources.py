@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.models.training.reading.clozes import cloze, sentences
 from paceline.models.training.reading.examples import Example, about, occurrences
 from paceline.models.training.reading.notes import notes_example
 from paceline.models.training.texts import phrases
@@ -24,6 +25,7 @@ Draw = Callable[[random.Random], Example]
 _WH: Final = ("who", "what", "when", "where", "which", "how", "why")
 _WORDS: Final = (40, 50, 60, 80, 100)  # of a part of a document
 _OTHER_DOCUMENT: Final = 0.12  # share of questions asked of a document that does not hold their answer
+_WITHOUT: Final = 0.08  # share of questions whose document lacks the sentence with the answer
 _TWO: Final = 0.12  # share of questions that ask for a second thing, which the document may not hold
 
 
@@ -71,6 +73,25 @@ def multi_hop(data: Path) -> list[Example]:
     return [each for each in found if each is not None]
 
 
+def texts(data: Path) -> list[list[str]]:
+    """Sentences of paragraphs without regard to their questions; of held-out titles of SQuAD none."""
+    asked = records(data / "squad" / "questions.jsonl.gz")
+    held_out = {each["pid"] for each in asked if split_of(each["title"]) != "train"}
+    found = [each for each in records(data / "squad" / "paragraphs.jsonl.gz") if each["pid"] not in held_out]
+    for name in ("nq_open/passages", "2wikimultihopqa/corpus", "two_sided_qa/both_sides_paragraphs"):
+        found += records(data / f"{name}.jsonl.gz")
+    split = [sentences(str(each["text"])) for each in found]
+    return [text for text in split if len(text) > 1]
+
+
+def without_answer(example: Example) -> Example:
+    """The document without the sentences in which the answer stands: what is left does not answer, though it is about
+    the same things."""
+    answers = {example.document[slice(*span)].lower() for span in example.spans}
+    kept = [each for each in sentences(example.document) if not any(answer in each.lower() for answer in answers)]
+    return Example(example.question, " ".join(kept), ()) if kept else example
+
+
 def cropped(rng: random.Random, example: Example) -> Example:
     """A part of the document, around the answer, if it has one."""
     text, words = example.document, rng.choice(_WORDS)
@@ -88,6 +109,8 @@ def real(rng: random.Random, examples: list[Example]) -> Example:
         answer = example.document[slice(*example.spans[0])] if example.spans else ""
         spans = occurrences(other.document, answer) if answer else ()
         return cropped(rng, Example(example.question, other.document, spans))
+    if shape > 1.0 - _WITHOUT:
+        return without_answer(cropped(rng, example))
     example = cropped(rng, example)
     if shape < _OTHER_DOCUMENT + _TWO:
         pair = [example.question, other.question]
@@ -122,12 +145,14 @@ def mixture(data: Path) -> Iterator[tuple[float, Draw]]:
     everything = squad(data, "train")
     answered = [each for each in everything if each.spans]
     hops, open_questions = multi_hop(data), natural_questions(data)
-    yield 0.36, lambda rng: real(rng, answered)
-    yield 0.08, lambda rng: real(rng, everything)
-    yield 0.16, lambda rng: real(rng, open_questions)
+    prose = texts(data)
+    yield 0.30, lambda rng: real(rng, answered)
+    yield 0.06, lambda rng: real(rng, everything)
+    yield 0.10, lambda rng: real(rng, open_questions)
     yield 0.04, lambda rng: real(rng, hops)
-    yield 0.12, generated
-    yield 0.24, notes_example
+    yield 0.30, lambda rng: cloze(rng, prose)
+    yield 0.05, generated
+    yield 0.15, notes_example
 
 
 def draw(rng: random.Random, sources: list[tuple[float, Draw]], count: int) -> Iterator[Example]:

@@ -38,9 +38,12 @@ _SAVE_S: Final = 240
 _NEVER: Final = -1e4
 
 
-def fresh() -> dict[str, Tensor]:
+def fresh(begun: Path | None = None) -> dict[str, Tensor]:
+    """The encoder with new heads, or weights that an earlier run has ended with."""
     wanted = {name: value for name, value in installed_weights().items() if name.startswith(("embeddings", "encoder"))}
     wanted = {name: value for name, value in wanted.items() if "position_ids" not in name}
+    if begun is not None:
+        return wanted | {name: value.float() for name, value in load_file(begun).items()}
     return wanted | {HEAD: torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(5)) * 0.02}
 
 
@@ -116,6 +119,7 @@ class Plan:
     rate: float
     seed: int
     held_out: int
+    begun: Path | None
 
 
 class Run:
@@ -124,7 +128,7 @@ class Run:
     def __init__(self, group: Group, plan: Plan) -> None:
         self._group, self._plan = group, plan
         self._tokenizer = installed_tokenizer()
-        self._weights = fresh()
+        self._weights = fresh(plan.begun)
         self._trained = {name: value.requires_grad_() for name, value in self._weights.items() if name != WORDS}
         plain = [value for value in self._trained.values() if value.ndim < 2]
         matrices = [value for value in self._trained.values() if value.ndim >= 2]
@@ -215,9 +219,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--held-out", type=int, default=0, help="held-out questions examined at every checkpoint")
+    parser.add_argument("--begun", type=Path, help="weights of an earlier run, such as the shipped ones, to go on from")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    plan = Plan(args.out, args.data, args.minutes, args.rate, args.seed, args.held_out)
+    plan = Plan(args.out, args.data, args.minutes, args.rate, args.seed, args.held_out, args.begun)
     size = sum(value.numel() for name, value in fresh().items() if name != WORDS) + 1
     gather(work, size, args.processes, plan)
 

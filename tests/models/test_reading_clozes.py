@@ -1,0 +1,49 @@
+"""Cloze questions of the reader's training: the answer stands where they say, and not in the question."""
+
+from __future__ import annotations
+
+import random
+
+from paceline.models.training.reading.clozes import cloze, sentences, values
+from paceline.models.training.reading.examples import Example
+from paceline.models.training.reading.sources import without_answer
+
+TEXT = (
+    "The mill at Ostrey was built in 1820. It ground 40 tonnes of rye a week. The miller, Anna Vell, sold it for "
+    "£2,500 on 3 March 1871. Since then the cellar has been used for cheese."
+)
+
+
+def test_sentences_and_their_values() -> None:
+    split = sentences(TEXT)
+    assert len(split) == 4 and " ".join(split) == TEXT
+    found = [{value.kind: sentence[value.start : value.end] for value in values(sentence)} for sentence in split]
+    assert found[0] == {"name": "Ostrey", "date": "1820", "phrase": "built"}
+    assert found[1]["number"] == "40 tonnes"
+    assert (found[2]["money"], found[2]["date"], found[2]["name"]) == ("£2,500", "3 March 1871", "Anna Vell")
+
+
+def test_a_question_points_at_its_value_or_its_sentence_is_gone() -> None:
+    rng = random.Random(1)
+    texts = [sentences(TEXT)]
+    known = {sentence[v.start : v.end] for sentence in texts[0] for v in values(sentence)}
+    lacking = 0
+    for _ in range(300):
+        example = cloze(rng, texts)
+        assert example.question.endswith("?")
+        if not example.spans:
+            lacking += 1
+            assert len(sentences(example.document)) < len(texts[0])
+            continue
+        ((start, end),) = example.spans
+        answer = example.document[start:end]
+        assert answer in known and answer not in example.question.split()
+    assert 20 < lacking < 80
+
+
+def test_a_document_without_the_sentences_of_its_answer_does_not_answer() -> None:
+    at = TEXT.index("1820")
+    left = without_answer(Example("When was the mill built?", TEXT, ((at, at + 4),)))
+    assert left.spans == () and "1820" not in left.document and "Anna Vell" in left.document
+    whole = Example("When?", "Built in 1820.", ((9, 13),))
+    assert without_answer(whole) == whole, "there must be a document"
