@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.sampling.dist import Dist
@@ -40,8 +40,8 @@ class TargetToken:
 class Aggregator(Protocol):
     """`own` is a side's mixture over its documents, `dist` as much of it, or of the peer's, as is known."""
 
-    @property
-    def name(self) -> AggregatorName: ...
+    sends_choices: ClassVar[bool]  # a side sends what it would choose after a prefix, and no distribution
+    reads_heads: ClassVar[bool]  # the head of a side's own distribution suffices for most targets
 
     def to_wire(self, side: Side, own: OwnDist, position: int, level: int = 0) -> PeerDist:
         """The part of its distribution that `side` sends. level: 0 to `LAST_LEVEL`."""

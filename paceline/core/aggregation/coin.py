@@ -10,8 +10,9 @@ picks `coin` there.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
-from paceline.core.aggregation.aggregator import AggregatorName, PeerDist, TargetToken
+from paceline.core.aggregation.aggregator import PeerDist, TargetToken
 from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.noise import uniform
@@ -23,12 +24,11 @@ from paceline.core.side import Side, other
 class Coin:
     """Aggregator of one request."""
 
+    sends_choices: ClassVar[bool] = True
+    reads_heads: ClassVar[bool] = True
+
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling
-
-    @property
-    def name(self) -> AggregatorName:
-        return "coin"
 
     def to_wire(self, side: Side, own: OwnDist, position: int, level: int = 0) -> PeerDist:
         return PeerDist(own.token(self._sampling, position), None, level)

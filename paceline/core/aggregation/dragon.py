@@ -10,13 +10,13 @@ mixed. With top-k, top-p or min-p, which apply before the mixture here, the targ
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
 from paceline.core.aggregation.aggregator import (
     DIST_MAX_IDS,
     DIST_TOP_P,
-    AggregatorName,
     PeerDist,
     TargetToken,
     lane_of,
@@ -34,13 +34,12 @@ from paceline.core.side import SIDES, Side, other
 class Dragon:
     """Aggregator of one request. gamma: probability that the cloud's token is picked."""
 
+    sends_choices: ClassVar[bool] = False
+    reads_heads: ClassVar[bool] = False
+
     def __init__(self, sampling: SamplingParams, *, gamma: float = 0.5, vocab_size: int | None = None) -> None:
         self._sampling, self._gamma = sampling, gamma
         self._greedy = Mixture(sampling, vocab_size=vocab_size) if sampling.temperature == 0.0 else None
-
-    @property
-    def name(self) -> AggregatorName:
-        return "paper"
 
     def to_wire(self, side: Side, own: OwnDist, position: int, level: int = 0) -> PeerDist:
         if self._greedy is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from paceline.core.aggregation.aggregator import (
     DIST_MAX_IDS,
     DIST_TOP_P,
     LAST_LEVEL,
-    AggregatorName,
     PeerDist,
     TargetToken,
     lane_of,
@@ -58,15 +58,14 @@ class Mixture:
     vocab_size: allows a side without a distribution of its own to test exactness.
     """
 
+    sends_choices: ClassVar[bool] = False
+    reads_heads: ClassVar[bool] = True
+
     def __init__(self, sampling: SamplingParams, *, needs_dists: bool = False, vocab_size: int | None = None) -> None:
         self._sampling, self._needs_dists, self._vocab_size = sampling, needs_dists, vocab_size
         self._ranking: Ranking = "probability" if needs_dists else "score"
         self._filters = sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0
         self._negligible = NEGLIGIBLE_FILTERED if self._filters or needs_dists else NEGLIGIBLE_WEIGHT
-
-    @property
-    def name(self) -> AggregatorName:
-        return "mixture"
 
     def to_wire(self, side: Side, own: OwnDist, position: int, level: int = 0) -> PeerDist:
         head = self._small_head(own.head, position) if level == 0 and own.head is not None else None

@@ -113,7 +113,7 @@ class DraftExchange:
             parent_sent = parent is not None and (parent in ready or parent.own_id is not None)
             if node is head or (parent_sent and (uses is None or node in uses) and self._derivable(node)):
                 ready[node] = None
-        may_wait = self._aggregator.name == "coin" and head not in ready
+        may_wait = self._aggregator.sends_choices and head not in ready
         if uses is not None and may_wait and all(uses[node] < URGENT_USE[self._side] for node in ready):
             ready = {}  # they go with the next message that is needed sooner
         self._withheld = [node for node in live if node not in ready]

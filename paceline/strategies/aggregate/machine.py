@@ -100,7 +100,7 @@ class Aggregate:
         self._tree = PrefixTree(len(config.targets))
         online_stats = config.stats or OnlineStats()
         self._ngram_drafts = NgramDrafts.of(config, online_stats)
-        heads = not (config.needs_dists or options.needs_dists) and self._aggregator.name != "paper"
+        heads = not (config.needs_dists or options.needs_dists) and self._aggregator.reads_heads
         self._decoder = BranchDecoder(
             config.sampling,
             config.vocab_size,
