@@ -159,7 +159,7 @@ class Peers:
                 raise PacelineError("it is busy")
             taken = True
             if self._resources.side == "device":
-                ask = self._asks.admit(opening)
+                ask = self._asks.admit(opening, _query(self._resources, opening, options))
         except PacelineError as refusal:
             if taken:
                 self._shares.give_back(peer)
@@ -199,7 +199,7 @@ class Peers:
         mask = None if opening.constraint is None else DeferredMask()
         table = resources.peers_table()
         sampling = sampling_from_wire(opening.sampling)
-        begin, end = stretch_of(len(opening.targets), options.stretch, opening.max_tokens)
+        _, end = stretch_of(len(opening.targets), options.stretch, opening.max_tokens)
         config = replace(
             resources.config(strategy, options, sampling, end, table=table, faces_client=False),
             targets=tuple(opening.targets),
@@ -211,7 +211,7 @@ class Peers:
         )
 
         def retrieve(session: PeerSession) -> None:
-            self._run(self._retrieve(session, peer, opening, begin, mask, ask))
+            self._run(self._retrieve(session, peer, opening, options, mask, ask))
 
         def closed(session: PeerSession) -> None:
             if self._sessions.pop(session, None) is not None:
@@ -244,11 +244,10 @@ class Peers:
         session: PeerSession,
         peer: str,
         opening: OpenSession,
-        begin: int,
+        options: Options,
         mask: DeferredMask | None,
         ask: Ask | None,
     ) -> None:
-        """begin: of the stretch of the answer, whose documents are searched for."""
         resources, positions = self._resources, self._resources.max_positions
         if ask is not None:
             try:
@@ -262,7 +261,7 @@ class Peers:
             return
         salt = await _salt(resources, peer, opening)  # before the search
         try:
-            prompts = await _prompts(resources, opening, begin)
+            prompts = await _prompts(resources, opening, options)
         except Exception as error:
             log.exception("a peer's request could not be prepared")
             session.fail(PacelineError(f"no documents could be read: {error}"))
@@ -276,14 +275,16 @@ class Peers:
             session.fail(PacelineError(f"its context of {positions} tokens is too short"))
             return
         rows = [len(branch.prompt) + len(opening.targets) for branch in prompts.branches]
-        share = claim(resources.worker.capacity, resources.block_size, rows, opening.max_tokens)
+        _, end = stretch_of(len(opening.targets), options.stretch, opening.max_tokens)
+        more = max(1, end - len(opening.targets))
+        share = claim(resources.worker.capacity, resources.block_size, rows, more)
         if share is None or not share.drafts:
             session.fail(PacelineError("the engine's memory is too short for it"))
             return
         if session not in self._sessions:
             return  # it has ended meanwhile
         # What a session needs at once: its prompts, and a short answer. Longer ones take turns and preempt each other.
-        tokens = sum(rows) + len(rows) * min(opening.max_tokens, LONG_ANSWER)
+        tokens = sum(rows) + len(rows) * min(more, LONG_ANSWER)
         if not self._tokens.take(peer, tokens):
             session.refuse("it is busy with others of this side")
             return
@@ -293,19 +294,28 @@ class Peers:
         session.retrieved(prompts.branches, max_new_tokens, found, prompts.prefixes, claim=share.rows, salt=salt)
 
 
-async def _prompts(resources: Resources, opening: OpenSession, begin: int) -> PromptSet:
-    """begin: of the stretch of the answer, see `Peers._retrieve`."""
-    messages = [{"role": message.role, "content": message.content} for message in opening.messages]
-    text, positions = opening.targets[:begin], resources.max_positions
+def _query(resources: Resources, opening: OpenSession, options: Options) -> str | None:
+    """What is searched for where that is not the question alone: in a later stretch of an answer."""
+    begin, _ = stretch_of(len(opening.targets), options.stretch, opening.max_tokens)
+    return query_with_text(_conversation(opening), opening.targets[:begin], resources.tokenizer) if begin else None
+
+
+def _conversation(opening: OpenSession) -> list[dict[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in opening.messages]
+
+
+async def _prompts(resources: Resources, opening: OpenSession, options: Options) -> PromptSet:
+    length, positions = len(opening.targets), resources.max_positions
+    end = stretch_of(length, options.stretch, opening.max_tokens)[1] if options.stretch else length + 1
     reads = resources.side in STRATEGIES[opening.strategy].joins_with_documents
     return await build_prompts(
-        messages,
+        _conversation(opening),
         resources.store,
         resources.tokenizer,
         resources.work,
         k=min(opening.top_k_documents, MAX_PASSAGES) if reads else 0,
-        max_prompt=positions - min(opening.max_tokens, positions // 2) - len(opening.targets),
-        query=query_with_text(messages, text, resources.tokenizer) if text else None,
+        max_prompt=positions - max(end, min(opening.max_tokens, positions // 2)),
+        query=_query(resources, opening, options),
         kv=resources.prefiller,
         temperature=resources.relevance_temperature,
     )

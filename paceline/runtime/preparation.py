@@ -159,22 +159,28 @@ class Preparation:
         length = len(written.tokens)
         begin, end = stretch_of(length, before.options.stretch, before.limit)
         query = query_with_text(request.messages, written.tokens[:begin], resources.tokenizer)
-        found = await self._prompts(request, selection, query=query, length=end)
-        prompts, _ = _weighed(strategy, found, resources, self._peers.scales.difference(before.peer_name))
-        rows = [len(branch.prompt) + length for branch in prompts.branches]
-        share = claim(resources.worker.capacity, resources.block_size, rows, end - length)
-        if share is None:
-            raise PacelineError("there is no memory for the documents of its next part")
+        difference = self._peers.scales.difference(before.peer_name)
+        for documents in (request.documents, 0):  # without any it fits memory, as it did before
+            reading = replace(request, documents=documents)
+            found = await self._prompts(reading, selection, query=query, length=end)
+            prompts, _ = _weighed(strategy, found, resources, difference)
+            rows = [len(branch.prompt) + length for branch in prompts.branches]
+            share = claim(resources.worker.capacity, resources.block_size, rows, end - length)
+            if share is not None and share.tokens >= end - length:
+                break
+        else:
+            raise PacelineError("there is no memory for the next part of it")
+        joined = written.is_asked() or request.on_loss != "continue"
         prepared = replace(
             before,
             options=before.options if share.drafts else without_drafts(before.options),
             prompts=prompts,
             max_new_tokens=resources.max_positions - prompts.longest,
-            end=length + share.tokens,
+            end=end,
             claim=share.rows,
             missing=None,
         )
-        return self._session(prepared, removals, egress, closed, written, joined=not earlier.has_left)
+        return self._session(prepared, removals, egress, closed, written, joined=joined)
 
     def _session(
         self,

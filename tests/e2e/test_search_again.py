@@ -25,3 +25,18 @@ def test_the_text_is_the_same_whichever_side_is_asked_and_the_report_counts_the_
         assert report["degraded"] is None and report["stats"]["searches"] >= 2
         assert {cited["side"] for cited in report["citations"]} <= set(SIDES)
     assert refused.status_code == 400 and "search_every" in refused.json()["error"]["message"]
+
+
+def test_a_refusal_cites_no_document_in_whatever_stretch_it_becomes_one(tmp_path: Path) -> None:
+    with running_pair(tmp_path, model="demo", embedder="minilm") as pair:
+        body = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": "Which colour has the harbour master's bicycle?"}],
+            "temperature": 0,
+            "paceline": {"strategy": "aggregate", "search_every": 8, "report": True},
+        }
+        answer = (
+            httpx.post(f"{pair.url('device')}/v1/chat/completions", json=body, timeout=60.0).raise_for_status().json()
+        )
+    assert answer["choices"][0]["message"]["content"].startswith("I find no answer")
+    assert answer["paceline"]["stats"]["searches"] > 1 and answer["paceline"]["citations"] == []

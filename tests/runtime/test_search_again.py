@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from paceline.core.sampling.constraint import Constraint
@@ -17,9 +18,13 @@ from paceline.errors import PacelineError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.asking.limits import AskCounter, AskLimits
 from paceline.runtime.service import DRAFT_MODES, Generation, GenerationResult
+from paceline.runtime.sessions.output_text import AnswerText, Written
 from paceline.runtime.sessions.prompts import query_with_text
-from tests.runtime.test_node import REQUEST, collect, nodes
+from paceline.wire.messages import Targets
+from tests.runtime.test_node import REQUEST, collect, nodes, open_gate
+from tests.wire import samples
 
 pytestmark = pytest.mark.anyio
 
@@ -194,3 +199,39 @@ def test_the_query_is_the_question_and_the_end_of_the_text() -> None:
     assert "é" in query_with_text(messages, tokenizer.encode("aé")[:3], tokenizer)
     cut = query_with_text(messages, tokenizer.encode("aé")[:2], tokenizer)
     assert cut == f"{QUESTION}\na", "half a character is left out"
+
+
+async def test_a_peer_that_refuses_in_mid_answer_is_not_asked_again_and_its_words_are_told() -> None:
+    async with nodes() as (bench, _):
+        bench.device._asks._counter = AskCounter(AskLimits(2, 10_000))
+        refused = []
+        refuse = bench.device._asks.refuse
+        bench.device._asks.refuse = lambda opening, why: (refused.append(why), refuse(opening, why))  # type: ignore[method-assign, assign, func-returns-value]
+        _, done = await told(await bench.cloud.prepare(AGAIN))
+    assert len(refused) == 1 and refused[0] in done.strategy_reason
+    assert done.degraded == "device_refused" and done.stats["searches"] > 3
+
+
+def test_a_peer_that_is_too_slow_is_left_out_of_ever_more_stretches() -> None:
+    written = Written(AnswerText(ByteTokenizer(), ()))
+    asked = []
+    for _ in range(14):
+        asked.append(written.is_asked())
+        if asked[-1]:
+            written.pass_over()
+    assert "".join(".x"[each] for each in asked) == "x.x...x.......", "1, 3, 7"
+    written.refusal = "no"
+    assert not any(written.is_asked() for _ in range(40))
+
+
+async def test_a_device_joins_a_stretch_while_the_one_before_is_still_open_there() -> None:
+    """As where it waits for a mask, and has not read that the cloud has left."""
+    gate = open_gate()
+    opening = msgspec.structs.replace(samples.opening(1), targets=[], asker="")
+    ask = gate.admit(opening)
+    ask.observe(Targets(1, 0, 0, [5, 6, 7], b""))
+    later = gate.admit(msgspec.structs.replace(opening, session=3, targets=[5, 6, 7]), "the question\nand more")
+    assert later._question.text == "the question\nand more", "the log has what is searched for"
+    with pytest.raises(PacelineError, match="no part in the beginning"):
+        gate.admit(msgspec.structs.replace(opening, session=5, targets=[5, 9]))
+    await gate.close()

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import msgspec
 
@@ -58,6 +60,7 @@ class CloudAsks:
             earlier = activity.admitted_since(now() - HOUR_S)
         self._counter = AskCounter(limits or AskLimits(), earlier)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="paceline-activity")  # entries in their order
+        self._open: dict[bytes, Ask] = {}  # under way, by answer
         self._left: OrderedDict[bytes, tuple[float, tuple[int, ...]]] = OrderedDict()  # (until, targets) by answer
         self._refusals = None if activity is None else Refusals(activity, self._writer.submit)
 
@@ -67,8 +70,9 @@ class CloudAsks:
         if self._activity is not None:
             await asyncio.to_thread(self._activity.close)
 
-    def admit(self, opening: OpenSession) -> Ask:
-        """Admit an opening. Raises PacelineError with the reason for a refusal, which `refuse` logs."""
+    def admit(self, opening: OpenSession, query: str | None = None) -> Ask:
+        """Admit an opening. query: what is searched for, if that is not the question alone. Raises PacelineError with
+        the reason for a refusal, which `refuse` logs."""
         if not self.may_ask.allows(opening.asker):
             raise PacelineError(self.may_ask.refusal())
         if len(opening.sampling.logit_bias) > MAX_BIASES or any(each.role not in ROLES for each in opening.messages):
@@ -78,7 +82,8 @@ class CloudAsks:
             raise PacelineError("it has no part in the beginning of this answer")
         if (reason := self._counter.take(self._now())) is not None:
             raise PacelineError(reason)
-        return Ask(self, opening, answer)
+        ask = self._open[answer] = Ask(self, opening, answer, query)
+        return ask
 
     def _may_rejoin(self, answer: bytes, targets: tuple[int, ...]) -> bool:
         """True if this device has taken part in this answer and the targets begin as it knows them.
@@ -86,6 +91,8 @@ class CloudAsks:
         No client can choose how an answer begins. What follows was written while the device was away.
         """
         until, known = self._left.get(answer, (0.0, ()))
+        if (ask := self._open.get(answer)) is not None:  # its closing is still to be read
+            until, known = math.inf, ask.targets
         shared = min(len(known), len(targets))
         return self._now() < until and known[:shared] == targets[:shared]
 
@@ -107,9 +114,11 @@ class CloudAsks:
         if self._activity is not None:
             self._writer.submit(_attempt, write, self._activity)
 
-    def left(self, answer: bytes, targets: Sequence[int]) -> None:
+    def left(self, answer: bytes, ask: Ask) -> None:
         """Remember an answer that has ended here, so that this device may take part again."""
-        self._left[answer] = self._now() + REJOIN_S, tuple(targets)
+        if self._open.get(answer) is ask:
+            del self._open[answer]
+        self._left[answer] = self._now() + REJOIN_S, ask.targets
         self._left.move_to_end(answer)
         while len(self._left) > MAX_REMEMBERED:
             self._left.popitem(last=False)
@@ -118,13 +127,20 @@ class CloudAsks:
 class Ask:
     """An admitted question, until its session has ended."""
 
-    def __init__(self, gate: CloudAsks, opening: OpenSession, answer: bytes) -> None:
+    def __init__(self, gate: CloudAsks, opening: OpenSession, answer: bytes, query: str | None = None) -> None:
+        """query: see `CloudAsks.admit`."""
         self._gate = gate
         self._answer = answer
-        self._question = question_of(opening)
+        question = question_of(opening)
+        self._question = question if query is None else replace(question, text=query)
         self._targets = list(opening.targets)
         self._entry: int | None = None
         self._end: Callable[[ActivityLog], None] | None = None
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """Of the answer, as far as this device knows them."""
+        return tuple(self._targets)
 
     async def begin(self) -> None:
         """Log the question, before documents are read for it. Raises PacelineError when that is impossible."""
@@ -155,7 +171,7 @@ class Ask:
                 activity.end(self._entry, printable(outcome)[:MAX_OUTCOME], sent, tokens)
 
         self._end = write
-        self._gate.left(self._answer, self._targets)
+        self._gate.left(self._answer, self)
         if self._entry is not None:
             self._gate.later(write)
 

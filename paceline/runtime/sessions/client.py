@@ -115,15 +115,9 @@ class ClientSession(Session):
         self._lanes: Counter[Side] = Counter()
         self._deciding: set[int] = set()  # branches that decided a token against others of this side
         self._degraded = prepared.missing
-        self._faulty = False  # the peer has broken a rule
-        self._refusal = ""  # why the peer does not take part, in its words
+        self._too_slow = False  # the peer was passed over or given up for it
         self._pause: asyncio.TimerHandle | None = None  # set while waiting for a lost peer
         self._peer_citations: tuple[Citation, ...] = ()
-
-    @property
-    def has_left(self) -> bool:
-        """The peer takes no further part in the answer: it refuses, or has broken a rule."""
-        return self._faulty or bool(self._refusal)
 
     @property
     def prompt_tokens(self) -> int:
@@ -168,6 +162,12 @@ class ClientSession(Session):
         peer = other(self.prepared.side)
         log.warning("the %s is passed over: %s", peer, reason, extra={"id": self.trace})
         self._degraded = self._degraded or f"{peer}_lost"
+        self._mark_slow()
+
+    def _mark_slow(self) -> None:
+        if not self._too_slow:
+            self._too_slow = True
+            self.written.pass_over()
 
     def close_peer(self, fault: str) -> None:
         log.warning(
@@ -176,7 +176,9 @@ class ClientSession(Session):
             fault or "it takes too long",
             extra={"id": self.trace},
         )
-        self._faulty = self._faulty or bool(fault)
+        self.written.faulty = self.written.faulty or bool(fault)
+        if not fault:
+            self._mark_slow()
         self.link_lost(returns=not fault)  # the link may be dead, which its heartbeat notices about as late
 
     def _received(self, message: SessionFrame) -> None:
@@ -206,7 +208,7 @@ class ClientSession(Session):
             how = f"refuses to take part ({refusal})" if refusal else "was lost"
             self.fail(PacelineError(f"the {peer} {how}, and the answer was not to go on alone"))
             return
-        self._refusal = self._refusal or refusal
+        self.written.refusal = self.written.refusal or refusal
         if on_loss == "pause":
             if self._pause is None:
                 self._pause = self._loop.call_later(PAUSE_S, self._pause_expired)
@@ -220,7 +222,7 @@ class ClientSession(Session):
         self._number = None
 
     def link_back(self, link: Link) -> None:
-        if self.link is None and not (self._driver.finished or self._faulty):
+        if self.link is None and not (self._driver.finished or self.written.faulty):
             self.link = link
             self.deliver(LinkBack())
 
@@ -293,7 +295,7 @@ class ClientSession(Session):
                 completion_tokens=len(written.tokens) - self._before,
                 stop=written.text.stop,
                 strategy=prepared.strategy,
-                strategy_reason=prepared.reason + (f"; it refuses: {self._refusal}" if self._refusal else ""),
+                strategy_reason=prepared.reason + (f"; it refuses: {written.refusal}" if written.refusal else ""),
                 degraded=self._degraded,
                 citations=self._cited(),
                 found=self._citations,
@@ -314,7 +316,7 @@ class ClientSession(Session):
     def _cited(self) -> tuple[Citation, ...]:
         """Passages of the sides that decided at least one token; of this side's those that decided one against others,
         where any did. Which of the peer's did is known to the peer alone. A refusal cites none."""
-        if _is_refusal(self.written.said, self.prepared.refusal):
+        if is_refusal(self.written.said, self.prepared.refusal):
             return ()
         own = self._citations if self._lanes[self.prepared.side] else ()
         if self._deciding:
@@ -336,6 +338,6 @@ def _peer_citations(side: Side, passages: Sequence[RetrievedPassage]) -> tuple[C
     )
 
 
-def _is_refusal(said: str, refusal: str) -> bool:
+def is_refusal(said: str, refusal: str) -> bool:
     """said: an answer's text, or more of its beginning than a refusal has."""
     return bool(refusal) and said.strip().removesuffix(".") == refusal

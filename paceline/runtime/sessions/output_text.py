@@ -36,13 +36,31 @@ class AnswerText:
 
 @dataclass(slots=True)
 class Written:
-    """What a client has been sent of an answer, or is about to be: one for all its stretches."""
+    """What stretches of an answer have in common: what the client has been sent, or is about to be, and how the peer
+    has behaved."""
 
     text: AnswerText
     tokens: list[int] = field(default_factory=list)
     said: str = ""  # of the text, no more than is compared with a refusal
     pending_tokens: int = 0  # since the last delta
     pending_logprobs: list[Logprobs] = field(default_factory=list)
+    faulty: bool = False  # the peer has broken a rule, and takes no further part
+    refusal: str = ""  # why the peer does not take part, in its words
+    passed_over: int = 0  # stretches in which the peer was too slow
+    left_out: int = 0  # stretches from now on for which it is not asked
+
+    def is_asked(self) -> bool:
+        """Whether the peer is asked for the next stretch. One that was too slow is left out of one, then of three, of
+        seven, and so on: each wait is long."""
+        if self.faulty or self.refusal:
+            return False
+        self.left_out -= 1
+        return self.left_out < 0
+
+    def pass_over(self) -> None:
+        """The peer was too slow in the stretch under way."""
+        self.passed_over += 1
+        self.left_out = 2**self.passed_over - 1
 
 
 def token_strings(tokenizer: TextModel, tokens: Sequence[int]) -> tuple[bytes, ...]:

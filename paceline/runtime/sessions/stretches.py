@@ -15,7 +15,7 @@ from dataclasses import replace
 from paceline.core.energy.values import EnergyUse
 from paceline.core.side import SIDES
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
-from paceline.runtime.sessions.client import ClientSession
+from paceline.runtime.sessions.client import ClientSession, is_refusal
 
 GoOn = Callable[[ClientSession], Awaitable[ClientSession]]
 
@@ -44,7 +44,10 @@ class Stretches:
             if not self.session.goes_on:
                 break
             self.session = await self._go_on(self.session)
-        yield joined(ended)
+        done = joined(ended)
+        if is_refusal(self.session.written.said, self.session.prepared.refusal):  # of which a stretch may be a part
+            done = replace(done, citations=())
+        yield done
 
     async def aclose(self) -> None:
         await self.session.aclose()
@@ -61,7 +64,6 @@ def joined(parts: Sequence[GenerationResult]) -> GenerationResult:
         last,
         prompt_tokens=first.prompt_tokens,
         completion_tokens=sum(part.completion_tokens for part in parts),
-        strategy_reason=first.strategy_reason,
         degraded=next((part.degraded for part in parts if part.degraded), None),
         citations=_once(citation for part in parts for citation in part.citations),
         found=_once(citation for part in parts for citation in part.found),
