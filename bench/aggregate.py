@@ -64,13 +64,13 @@ NEAR_FACTOR = 4  # times as many answers
 def run(options: Options) -> Report:
     tokens, count = 32, (1 if options.quick else 5)
     trips = (0.05, 0.3) if options.quick else ROUND_TRIPS
+    wide = wide_vocabulary.measure(wide_vocabulary.QUICK if options.quick else wide_vocabulary.Load())
     measured: Measured = {}
     for pace, forward in PACES.items():
         for trip in trips:
             seeds = tuple(range(1, 1 + (NEAR_FACTOR * count if trip <= MAX_NEAR else count)))
             measured[pace, trip] = _measure(forward, trip, tokens, seeds)
     rows = [row for (pace, trip), answers in measured.items() for row in _rows(pace, PACES[pace], trip, answers)]
-    wide = wide_vocabulary.measure(wide_vocabulary.QUICK if options.quick else wide_vocabulary.Load())
     sizes = payload_bytes.rows(20 if options.quick else 100)
     session = session_bytes.rows(1 if options.quick else 3, tokens, (MAX_NEAR, MAX_CLAIMED))
     placement = live_placement.measure(live_placement.QUICK if options.quick else live_placement.Load())

@@ -73,22 +73,22 @@ def measure(load: Load) -> Findings:
 def _pair(folder: Path, load: Load) -> Iterator[Pair]:
     pace = f"forward={1e3 * FORWARD_S:g}ms,row={1e3 * ROW_S:g}ms"
     emulate: dict[Side, str] = {"cloud": pace, "device": f"rtt={1e3 * load.trip:g}ms,{pace}"}
-    flags: dict[Side, tuple[str, ...]] = {}
+    models: dict[Side, str] = {}
     documents: dict[Side, Path] = {}
     for side in SIDES:
         model = ModelFiles.write(folder / f"{side} model", load.shape, noise=NOISE if side == "device" else 0.0)
-        flags[side] = ("--model", str(model.directory), "--emulate", emulate[side])
+        models[side] = str(model.directory)
         documents[side] = folder / f"{side}.md"
         documents[side].write_text(DOCUMENTS[side])
     with Children(folder) as children:
         yield start_pair(
             children,
             documents,
-            model=MODEL,
+            model=models,
             embedder="hash",
             device=DEVICE,
             flags=("--threads", "1", "--name", MODEL),
-            side_flags=flags,
+            side_flags={side: ("--emulate", emulate[side]) for side in SIDES},
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import aggregate
+from bench import aggregate, wide_vocabulary
 from bench.aggregate import PACES, PRIVATE, WAYS, _claims, _rows
 from bench.streamed_answer import Answer
 
@@ -39,3 +39,13 @@ def test_a_row_of_chains_has_the_prediction_of_theorem_3() -> None:
     assert chain["theorem_3"] == pytest.approx((0.7 * 0.03 + 0.3 * 0.33) / 0.33)
     assert chain["acceptance_cloud"] == pytest.approx(0.7)
     assert aggregate.NAME == "aggregate"
+
+
+def test_152k_ids_run_on_real_processes_each_with_its_own_model() -> None:
+    load = wide_vocabulary.Load(tokens=4, rounds=1, at_once=(1,), trip=0.02)
+    found = wide_vocabulary.measure(load)
+    assert len(found.rows) == 5 and all(float(str(row["s_per_token"])) > 0 for row in found.rows)
+    assert {claim.name for claim in found.claims} == {
+        "aggregate.wide_vs_token_wise_1",
+        "aggregate.wide_vs_device_default_1",
+    }

@@ -29,7 +29,7 @@ def start_pair(
     children: Children,
     documents: Mapping[Side, Path],
     *,
-    model: str,
+    model: str | Mapping[Side, str],
     embedder: str | Mapping[Side, str],
     device: str,
     ports: Mapping[Side, int] | None = None,
@@ -48,11 +48,12 @@ def start_pair(
     """
     state = {side: str(children.directory / side) for side in SIDES}
     embedders = dict.fromkeys(SIDES, embedder) if isinstance(embedder, str) else embedder
+    models = dict.fromkeys(SIDES, model) if isinstance(model, str) else model
     for side in SIDES:
         where = ("--side", side, "--store", str(store_of(children.directory, side)))
         children.run(command("docs", "add", str(documents[side]), *where, "--embedder", embedders[side]))
-    own = {side: ("--embedder", embedders[side], "--state-dir", state[side]) for side in SIDES}
-    common = ("--model", model, "--host", "127.0.0.1", *flags)
+    own = {side: ("--model", models[side], "--embedder", embedders[side], "--state-dir", state[side]) for side in SIDES}
+    common = ("--host", "127.0.0.1", *flags)
     only, preferred = side_flags or {}, ports or {}
     port = free_port(preferred.get("cloud", 0))
     serve = command("serve", *common, *own["cloud"], "--port", str(port), *only.get("cloud", ()))
