@@ -189,7 +189,29 @@ def _relations() -> tuple[_Relation, ...]:
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rivals:
+    draw: Draw
+    roles: tuple[str, ...]
+    states: tuple[str, ...]  # of two roles, {a} and {b}, and their values, {v} and {w}
+    asks: tuple[str, ...]  # for the value of {a}
+
+
+def _rivals() -> tuple[_Rivals, ...]:
+    """Read `rivals.txt`, which is like `relations.txt` with the roles in place of a label."""
+    found = []
+    for block in Path(__file__).with_name("rivals.txt").read_text("utf-8").split("\n\n"):
+        head, *lines = block.strip().splitlines()
+        kind, roles = head.split(": ")
+        texts = [line.strip() for line in lines]
+        asks = tuple(text for text in texts if text.endswith("?"))
+        states = tuple(text for text in texts if text not in asks)
+        found.append(_Rivals(_KINDS[kind], choices(roles), states, asks))
+    return tuple(found)
+
+
 _RELATIONS: Final = _relations()
+_RIVALS: Final = _rivals()
 _OPENINGS: Final = choices("|||Remember: |NB: |Note to self: |Important: |Update: |PS: |From the letter: |As agreed, ")
 _POSSESSIVES: Final = words("the my our")
 
@@ -244,3 +266,32 @@ def _question(rng: random.Random, relation: _Relation, thing: str) -> str:
     text = rng.choice(relation.asks).format(t=thing)
     text = text.replace("the " + thing, f"{rng.choice(_POSSESSIVES)} {thing}")
     return text[0].upper() + text[1:] if rng.random() < 0.9 else text.rstrip("?")
+
+
+def rivals_example(rng: random.Random) -> Example:
+    """A question about one of two values of the same kind in one sentence, among lines about other things; or about
+    a third thing of that kind, which no line has."""
+    rivals = rng.choice(_RIVALS)
+    a, b, stranger = rng.sample(rivals.roles, 3)
+    v = rivals.draw(rng)
+    w = next(value for value in iter(lambda: rivals.draw(rng), None) if value not in v and v not in value)
+    thing = rng.choice(_THINGS)
+    asked = rng.choice(rivals.asks)
+    if rng.random() < 0.5:
+        state = rng.choice(rivals.states).format(a=a, b=b, v=v, w=w, t=thing)
+    else:  # the one that is asked for is the second
+        state = rng.choice(rivals.states).format(a=b, b=a, v=w, w=v, t=thing)
+    lines = [state[0].upper() + state[1:] + "."]
+    for _ in range(rng.randint(0, 4)):
+        relation, other = rng.choice(_RELATIONS), rng.choice([each for each in _THINGS if each != thing])
+        line = _line(rng, relation, other, relation.draw(rng), 0)
+        lines.insert(rng.randint(0, len(lines)), line)
+    document = rng.choice((" ", " ", "\n")).join(lines)
+    is_known = rng.random() < 0.85
+    text = asked.format(a=a if is_known else stranger, t=thing)
+    question = text[0].upper() + text[1:]
+    if not is_known:
+        return Example(question, document, ())
+    begin = document.index(lines[lines.index(state[0].upper() + state[1:] + ".")])
+    spans = occurrences(document, v)
+    return Example(question, document, tuple(span for span in spans if begin <= span[0] < begin + len(state) + 1))

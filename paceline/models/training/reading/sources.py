@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from paceline.models.training.reading.clozes import cloze, sentences
 from paceline.models.training.reading.examples import Example, about, occurrences
-from paceline.models.training.reading.notes import notes_example
+from paceline.models.training.reading.notes import notes_example, rivals_example
 from paceline.models.training.texts import phrases
 from paceline.models.training.texts.corpus import ask, ask_two, draw_facts, missing_fact, write_document
 from paceline.models.training.texts.names import Split, split_of
@@ -150,9 +150,10 @@ def mixture(data: Path) -> Iterator[tuple[float, Draw]]:
     yield 0.06, lambda rng: real(rng, everything)
     yield 0.10, lambda rng: real(rng, open_questions)
     yield 0.04, lambda rng: real(rng, hops)
-    yield 0.30, lambda rng: cloze(rng, prose)
+    yield 0.20, lambda rng: cloze(rng, prose)
     yield 0.05, generated
-    yield 0.15, notes_example
+    yield 0.09, notes_example
+    yield 0.16, rivals_example
 
 
 def draw(rng: random.Random, sources: list[tuple[float, Draw]], count: int) -> Iterator[Example]:

@@ -1,4 +1,4 @@
-"""Cloze questions of the reader's training: the answer stands where they say, and not in the question."""
+"""Questions of the reader's training that are made, not written: the answer stands where they say."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 
 from paceline.models.training.reading.clozes import cloze, sentences, values
 from paceline.models.training.reading.examples import Example
+from paceline.models.training.reading.notes import rivals_example
 from paceline.models.training.reading.sources import without_answer
 
 TEXT = (
@@ -47,3 +48,17 @@ def test_a_document_without_the_sentences_of_its_answer_does_not_answer() -> Non
     assert left.spans == () and "1820" not in left.document and "Anna Vell" in left.document
     whole = Example("When?", "Built in 1820.", ((9, 13),))
     assert without_answer(whole) == whole, "there must be a document"
+
+
+def test_of_two_values_of_one_kind_the_one_that_is_asked_for_is_pointed_at() -> None:
+    rng = random.Random(2)
+    drawn = [rivals_example(rng) for _ in range(400)]
+    known = [each for each in drawn if each.spans]
+    assert 300 < len(known) < 380
+    for example in known:
+        assert all(start < end <= len(example.document) for start, end in example.spans)
+        assert len({example.document[start:end] for start, end in example.spans}) == 1
+    locks = [each for each in known if each.question == "What is the code for the alarm?"]
+    for example in locks:
+        start, _ = example.spans[0]
+        assert "the alarm" in example.document[max(0, start - 90) : start + 60].lower()
