@@ -116,7 +116,7 @@ class Preparation:
         choice = choose(found, replace(context, passages=read))
         strategy, options = STRATEGIES[choice.strategy], choice.options
         _check_budget(request, choice, resources.energy if side == "device" else None)
-        if request.passages is not None:
+        if request.passages is not None or not request.documents:
             options = options.in_one_stretch()
         prompts, unlike = _weighed(strategy, prompts, resources, self._peers.scales.difference(name))
         share = claim_or_refuse(
@@ -348,7 +348,10 @@ def _searched_once(request: GenerateRequest, options: Options) -> str:
     """Why documents are not searched for again although the request wants it, else empty."""
     if not request.options.get("search_every") or options.stretch:
         return ""
-    return "documents are searched for once, as 'aggregate' alone searches again, and where no workflow has searched"
+    if not request.documents:
+        return "no documents are searched for"
+    by = "a workflow searches" if request.passages is not None else "only 'aggregate' searches again"
+    return f"documents are searched for once ({by})"
 
 
 def _lifetime(request: GenerateRequest, prompts: PromptSet, strategy: Strategy) -> Lifetime:

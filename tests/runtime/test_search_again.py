@@ -188,7 +188,15 @@ async def test_an_answer_that_may_not_go_on_alone_fails_at_a_search_without_the_
 async def test_an_answer_written_alone_is_searched_for_once_and_says_so() -> None:
     async with nodes(linked=False) as (bench, _):
         _, done = await told(await bench.device.prepare(replace(AGAIN, strategy="auto")))
-    assert "searched for once" in done.strategy_reason and "searches" not in done.stats
+    assert "searched for once (only 'aggregate'" in done.strategy_reason and "searches" not in done.stats
+
+
+async def test_an_answer_without_documents_is_one_stretch_and_a_short_one_counts_its_search() -> None:
+    async with nodes() as (bench, _):
+        _, without = await told(await bench.device.prepare(replace(AGAIN, documents=0)))
+        _, short = await told(await bench.device.prepare(replace(AGAIN, stop=("a", "e", "i", " "))))
+    assert "no documents are searched for" in without.strategy_reason and "searches" not in without.stats
+    assert short.completion_tokens <= EVERY and short.stats["searches"] == 1
 
 
 def test_the_query_is_the_question_and_the_end_of_the_text() -> None:

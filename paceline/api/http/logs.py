@@ -28,14 +28,13 @@ _log = logging.getLogger("paceline.api")
 
 
 def configure_logging(level: str, form: Literal["text", "json"] = "text") -> None:
-    """Log to stderr; of uvicorn, httpx and bm25s warnings only."""
+    """Log to stderr; of uvicorn and httpx warnings only."""
     handler = logging.StreamHandler()
     handler.setFormatter(OneLine(_FORMAT) if form == "text" else OneObject())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(Seldom())
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it ignores the root logger's level
 
 
 class OneLine(logging.Formatter):

@@ -7,6 +7,7 @@ near ties. Held in memory and rebuilt as a whole: 10,000 chunks take 0.6 s.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Container, Sequence
@@ -47,6 +48,7 @@ class BM25Index:
         if any(corpus):
             import bm25s
 
+            logging.getLogger("bm25s").setLevel(logging.WARNING)  # when imported it asks for all of its messages
             self._index = bm25s.BM25()
             self._index.index(corpus, show_progress=False)
 

@@ -57,7 +57,7 @@ def joined(parts: Sequence[GenerationResult]) -> GenerationResult:
     """The result of an answer from those of its stretches."""
     first, last = parts[0], parts[-1]
     if first is last:
-        return last
+        return replace(last, stats={**last.stats, "searches": 1.0})
     names = dict.fromkeys(name for part in parts for name in part.stats)
     stats = {name: sum(part.stats.get(name, 0.0) for part in parts) for name in names}
     return replace(
