@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
 
 from paceline.models.training.reading.clozes import cloze, sentences, values
 from paceline.models.training.reading.examples import Example
+from paceline.models.training.reading.mean import mean
 from paceline.models.training.reading.notes import rivals_example
 from paceline.models.training.reading.sources import without_answer
 
@@ -62,3 +68,13 @@ def test_of_two_values_of_one_kind_the_one_that_is_asked_for_is_pointed_at() -> 
     for example in locks:
         start, _ = example.spans[0]
         assert "the alarm" in example.document[max(0, start - 90) : start + 60].lower()
+
+
+def test_the_mean_of_readers_of_one_shape(tmp_path: Path) -> None:
+    for name, value in (("a", 1.0), ("b", 2.0), ("c", 6.0)):
+        save_file({"heads": torch.full((2, 3), value, dtype=torch.float16)}, tmp_path / name)
+    found = mean([tmp_path / name for name in "abc"])
+    assert torch.equal(found["heads"], torch.full((2, 3), 3.0, dtype=torch.float16))
+    save_file({"heads": torch.ones((2, 4))}, tmp_path / "d")
+    with pytest.raises(ValueError, match="same shape"):
+        mean([tmp_path / "a", tmp_path / "d"])
