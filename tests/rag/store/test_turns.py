@@ -14,7 +14,7 @@ import pytest
 
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.pool import ParserPool
+from paceline.rag.parsing.pool import Around, ParserPool
 from paceline.rag.records import Vectors
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.ingester import MAX_STARTS, TURN_CHUNKS
@@ -79,8 +79,8 @@ def test_a_small_file_is_embedded_between_two_batches_of_a_long_one(
 ) -> None:
     submit = ParserPool.submit
 
-    def noted(self: ParserPool, name: str, open_document: Callable[[], BinaryIO]) -> Future[Parsed]:
-        embedder.parsed.append(submit(self, name, open_document))
+    def noted(self: ParserPool, name: str, open_document: Callable[[], BinaryIO], *around: Around) -> Future[Parsed]:
+        embedder.parsed.append(submit(self, name, open_document, *around))
         return embedder.parsed[-1]
 
     monkeypatch.setattr(ParserPool, "submit", noted)
