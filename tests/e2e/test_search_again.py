@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import httpx
@@ -40,3 +41,28 @@ def test_a_refusal_cites_no_document_in_whatever_stretch_it_becomes_one(tmp_path
         )
     assert answer["choices"][0]["message"]["content"].startswith("I find no answer")
     assert answer["paceline"]["stats"]["searches"] > 1 and answer["paceline"]["citations"] == []
+
+
+def test_an_agent_killed_in_mid_answer_leaves_one_answer_that_goes_on_over_its_searches(tmp_path: Path) -> None:
+    with running_pair(tmp_path, model="fake:1:0.6", flags=("--emulate", "forward=20ms")) as pair:
+        body = {
+            "model": "fake",
+            "messages": [{"role": "user", "content": QUESTION}],
+            "max_tokens": 48,
+            "seed": 4,
+            "stream": True,
+            "paceline": {"strategy": "aggregate", "search_every": 8, "report": True},
+        }
+        text, report = "", None
+        with httpx.stream("POST", f"{pair.url('cloud')}/v1/chat/completions", json=body, timeout=60.0) as answer:
+            for line in answer.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                report = event.get("paceline") or report
+                for choice in event["choices"]:
+                    before, text = text, text + (choice["delta"].get("content") or "")
+                    if text and not before:
+                        pair.kill_agent()
+    assert report is not None and report["degraded"] == "device_lost"
+    assert report["stats"]["searches"] >= 2 and len(text) > 8
