@@ -22,7 +22,7 @@ from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.rerank.reranker import Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
-from paceline.runtime.admission import Admission
+from paceline.runtime.admission.answers import Admission
 from paceline.runtime.answer_places import AnswerPlaces
 from paceline.runtime.asking.gate import CloudAsks
 from paceline.runtime.energy.side import SideEnergy

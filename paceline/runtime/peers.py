@@ -295,7 +295,7 @@ class Peers:
 
 
 def _query(resources: Resources, opening: OpenSession, options: Options) -> str | None:
-    """What is searched for where that is not the question alone: in a later stretch of an answer."""
+    """The query of a later stretch of an answer: the question and the text so far. None: the question alone."""
     begin, _ = stretch_of(len(opening.targets), options.stretch, opening.max_tokens)
     return query_with_text(_conversation(opening), opening.targets[:begin], resources.tokenizer) if begin else None
 

@@ -3,7 +3,7 @@
 - `messages`: every message and the limits of its fields; `verify_messages`: those of `draft_verify`; `fields`: types
 - `codec`: messages to MessagePack frames and back, with validation
 - `payloads/`: what they carry in binary fields; `dist_codec`: truncated distributions in 16 or 64 bits a probability
-- `compact`: short forms of messages that are sent for every few tokens
+- `options`: the options of strategies that an opening carries
 - `lifecycle`: states, triggers and transitions of a link
 - `link`: the state machine of one end of a link
 - `identity/`: who the two ends are; `identity_messages`: what they say to each other for it; `signing`: what is signed

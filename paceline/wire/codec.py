@@ -18,7 +18,7 @@ import msgspec
 from paceline.core.sampling.constraint import Constraint
 from paceline.core.sampling.sampler import SamplingParams, usable_temperature
 from paceline.errors import LocalProtocolError, RemoteProtocolError
-from paceline.wire import compact, messages
+from paceline.wire import messages
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.fields import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, Frame, Part
 from paceline.wire.identity_messages import Hello, Introduction
@@ -36,6 +36,7 @@ from paceline.wire.messages import (
     not_finite,
 )
 from paceline.wire.options import Options
+from paceline.wire.payloads import compact
 
 MAX_OPTIONS_BYTES = 4096
 

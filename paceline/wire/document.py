@@ -17,7 +17,6 @@ from paceline.core.aggregation.weights import SCORE_STEPS
 from paceline.wire import messages, options
 from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
 from paceline.wire.codec import MAX_OPTIONS_BYTES
-from paceline.wire.compact import FIRST_OF_ARRAY
 from paceline.wire.dist_codec import LOWEST_EXPONENT, MANTISSA_BITS, ONE
 from paceline.wire.fields import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, NONCE_BYTES
 from paceline.wire.identity.enrolment import (
@@ -43,6 +42,7 @@ from paceline.wire.messages import (
     SessionFrame,
     SessionMessage,
 )
+from paceline.wire.payloads.compact import FIRST_OF_ARRAY
 from paceline.wire.payloads.tree_codec import (
     COUNT_GROUP,
     DISTANCE_GROUP,

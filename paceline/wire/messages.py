@@ -53,7 +53,7 @@ class SessionFrame(Frame, frozen=True):
 class SessionMessage(SessionFrame, frozen=True):
     """Base of the messages between the two machines of a session. Link, egress, limits and simulator dispatch on it."""
 
-    compact_code: ClassVar[int | None] = None  # 1 to 31; None: no short form (`wire.compact`)
+    compact_code: ClassVar[int | None] = None  # 1 to 31; None: no short form (`wire.payloads.compact`)
     compact_numbers: ClassVar[int] = 0  # behind session and epoch in it
 
     epoch: Count  # epoch of the opening it belongs to; a message of another epoch is dropped

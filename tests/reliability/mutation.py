@@ -20,11 +20,11 @@ from typing import Any, Final
 import msgspec
 
 from paceline.errors import RemoteProtocolError
-from paceline.wire import compact
 from paceline.wire.codec import decode, registered
 from paceline.wire.fields import MAX_FRAME_BYTES, Frame
 from paceline.wire.identity_messages import IDENTITY_MESSAGES
 from paceline.wire.messages import DistPayload, Drafts, SessionMessage
+from paceline.wire.payloads import compact
 from tests.reliability.mutated_drafts import Aim
 from tests.reliability.mutated_fields import REPLACED, FieldValues
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire import compact
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import DistPayload, Drafts, Targets
+from paceline.wire.payloads import compact
 from paceline.wire.payloads.draft_places import decode_places, encode_places
 from paceline.wire.payloads.tree_codec import EncodedNodes, pack_nodes
 from paceline.wire.payloads.varints import encode_tokens

@@ -139,7 +139,7 @@ class Ask:
 
     @property
     def targets(self) -> tuple[int, ...]:
-        """Of the answer, as far as this device knows them."""
+        """Tokens of the answer, as far as this device knows them."""
         return tuple(self._targets)
 
     async def begin(self) -> None:

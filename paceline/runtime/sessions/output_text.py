@@ -36,8 +36,7 @@ class AnswerText:
 
 @dataclass(slots=True)
 class Written:
-    """What stretches of an answer have in common: what the client has been sent, or is about to be, and how the peer
-    has behaved."""
+    """State that the stretches of an answer share: the text for the client so far, and how the peer has behaved."""
 
     text: AnswerText
     tokens: list[int] = field(default_factory=list)
@@ -50,8 +49,8 @@ class Written:
     left_out: int = 0  # stretches from now on for which it is not asked
 
     def is_asked(self) -> bool:
-        """Whether the peer is asked for the next stretch. One that was too slow is left out of one, then of three, of
-        seven, and so on: each wait is long."""
+        """True if the peer is to be asked for the next stretch; to be called once for each. One that was too slow is
+        left out of one, then of three, of seven, and so on, as each wait is long."""
         if self.faulty or self.refusal:
             return False
         self.left_out -= 1

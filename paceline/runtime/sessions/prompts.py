@@ -139,8 +139,8 @@ async def build_prompts(
 
 
 def query_with_text(messages: Messages, tokens: Sequence[int], tokenizer: TextModel) -> str:
-    """What both sides search with in the middle of an answer: the question, and the end of the text so far. tokens: of
-    that text."""
+    """The query of both sides in the middle of an answer: the question, and the end of the text so far. tokens: of that
+    text."""
     tail = tokens[-4 * SEARCHED_CHARACTERS :]  # a character has four bytes at most, and a token may be one of them
     text = b"".join(map(tokenizer.token_bytes, tail)).decode(errors="ignore")
     return f"{query_of(messages)}\n{text[-SEARCHED_CHARACTERS:]}".strip()

@@ -62,7 +62,7 @@ def sentences(text: str) -> list[str]:
 
 
 def values(sentence: str) -> list[_Value]:
-    """What can be asked for, of each kind; none overlaps another."""
+    """Values, names and phrases of a sentence that a question can ask for; none overlaps another."""
     found: list[_Value] = []
     for kind, pattern in _KINDS.items():
         for match in pattern.finditer(sentence):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
+from paceline.runtime.admission.stretches import Stretches
 from paceline.runtime.answer_places import AnswerPlaces
 from paceline.runtime.preparation import Preparation
 from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.egress import Egress
-from paceline.runtime.sessions.stretches import Stretches
 from paceline.runtime.units.plain_work import PlainWork
 
 log = logging.getLogger("paceline.node")
