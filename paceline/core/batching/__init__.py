@@ -11,6 +11,6 @@ groups: sequences that belong together, and their order
 pending: segments that wait, and rows that are to be computed again
 memory: what the scheduler asks of the engine's memory
 block_manager: KV blocks, block tables, copy on write
-prefix_cache: hashes of full blocks, by which sequences that begin alike share them
+prefix_cache, block_registry: names of blocks by content, by which sequences that begin alike share them
 kv_prefix: keys and values of a sequence's first rows, outside any engine
 """

@@ -4,9 +4,9 @@ Knows block numbers only: the engine owns the memory and performs the copies. On
 slot is block * block_size + offset. Forks share every block, including a partly filled last one, until one of them
 writes to it. After PagedAttention (Kwon et al. 2023).
 
-A full block may be registered under a hash of its content (`prefix_cache`); sequences that begin with the same content
-adopt it. A registered block that no sequence uses stays until its memory is needed, or more than `max_unused` stay, the
-least recently used first.
+A block may be registered under a name of its content (`prefix_cache`, `block_registry`); sequences that begin with the
+same content adopt it, and of a block that begins as they do they adopt a copy of those rows. A registered block that no
+sequence uses stays until its memory is needed, or more than `max_unused` stay, the least recently used first.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.batching.block_registry import BlockName, BlockRegistry
 from paceline.core.batching.segment import SeqId
 from paceline.errors import EngineError
 
@@ -35,6 +36,13 @@ class BlockCopy(NamedTuple):
     source: int
     target: int
     rows: int
+
+
+class Adopted(NamedTuple):
+    """Rows with which a sequence begins, and the copies to perform first: one at most."""
+
+    rows: int
+    copies: tuple[BlockCopy, ...] = ()
 
 
 class BlockManager:
@@ -54,8 +62,7 @@ class BlockManager:
         self._max_unused = total if max_unused is None else max_unused
         self._free = list(range(total - 1, -1, -1))  # a stack: the lowest id is allocated first
         self._ref_counts = [0] * total  # sequences that share the block
-        self._hashes: dict[int, bytes] = {}  # of registered blocks
-        self._registered: dict[bytes, int] = {}
+        self._registry = BlockRegistry()
         self._unused: OrderedDict[int, None] = OrderedDict()  # registered, and no sequence's; least recent first
         self._tables: dict[SeqId, array[int]] = {}  # arrays, because numpy copies them as they are
         self._lengths: dict[SeqId, int] = {}
@@ -76,33 +83,48 @@ class BlockManager:
         """Rows in blocks that no sequence uses, without the unused rows in the last blocks of sequences."""
         return (len(self._free) + len(self._unused)) * self.block_size
 
-    def num_cached(self, hashes: Sequence[bytes]) -> int:
-        """Blocks, from the first one on, that `adopt` would find."""
-        return next((place for place, each in enumerate(hashes) if each not in self._registered), len(hashes))
+    def num_cached(self, names: Sequence[BlockName]) -> int:
+        """Rows that `adopt` would find, if a block is free where it needs one."""
+        blocks, begun = self._find(names)
+        return sum(name.rows for name in names[: len(blocks)]) + (begun[1] if begun is not None else 0)
 
-    def adopt(self, seq: SeqId, hashes: Sequence[bytes]) -> int:
-        """Begin `seq` with the registered blocks of these hashes, up to the first that is missing. Returns the rows;
-        with 0 the sequence has not begun."""
+    def adopt(self, seq: SeqId, names: Sequence[BlockName]) -> Adopted:
+        """Begin `seq` with the registered blocks of these names, up to the first that is missing, and with the rows
+        that the beginning of a registered block has in common with that one. With 0 rows it has not begun.
+
+        names: of the blocks of a text, in their order; the last one may be of less than a block. A block of which only
+        the beginning is wanted is copied, for which one free block is needed: without it those rows are left out.
+        """
         if seq in self._tables:
             raise ValueError(f"sequence {seq} exists already")
-        table = array("q", [self._registered[each] for each in hashes[: self.num_cached(hashes)]])
-        if not table:
-            return 0
-        for block in table:
-            self._ref_counts[block] += 1
-            self._unused.pop(block, None)
-        self._tables[seq], self._lengths[seq] = table, len(table) * self.block_size
-        return self._lengths[seq]
+        blocks, begun = self._find(names)
+        for block in blocks:
+            self._ref(block)
+        rows = sum(name.rows for name in names[: len(blocks)])
+        copies: tuple[BlockCopy, ...] = ()
+        if begun is not None:
+            block, common = begun
+            self._ref(block)  # so that it is not evicted for its own copy
+            if common == self._registry.rows(block):
+                blocks.append(block)  # whoever writes to it first copies it, if it is shared by then
+                rows += common
+            else:
+                if self._free or self._unused:
+                    copies = (BlockCopy(block, self._allocate(), common),)
+                    blocks.append(copies[0].target)
+                    rows += common
+                self._unref(block)
+        if blocks:
+            self._tables[seq], self._lengths[seq] = array("q", blocks), rows
+        return Adopted(rows, copies)
 
-    def register(self, seq: SeqId, place: int, content: bytes) -> None:
-        """Offer the block at this place of the table, which is full, under the hash of its content.
+    def register(self, seq: SeqId, place: int, name: BlockName) -> None:
+        """Offer the block at this place of the table, as far as it is filled, under the name of its content.
 
-        Ignored where another block has that content already.
+        Ignored where another block has that content already. The rows must not change while they are reserved.
         """
-        self._check_range(seq, place * self.block_size, (place + 1) * self.block_size)
-        block = self._tables[seq][place]
-        if content not in self._registered and block not in self._hashes:
-            self._hashes[block], self._registered[content] = content, block
+        self._check_range(seq, place * self.block_size, place * self.block_size + name.rows)
+        self._registry.add(self._tables[seq][place], name)
 
     def reserve(self, seq: SeqId, rows: int) -> list[BlockCopy]:
         """Allocate `rows` more rows and make them writable. Returns the copies to perform first: one at most."""
@@ -169,12 +191,23 @@ class BlockManager:
         assert ref_counts == self._ref_counts, (ref_counts, self._ref_counts)
         idle = [block for block in range(self.total) if ref_counts[block] == 0]
         assert sorted([*self._free, *self._unused]) == idle, (self._free, self._unused)
-        assert {block: each for each, block in self._registered.items()} == self._hashes
-        assert set(self._unused) == set(idle) & self._hashes.keys(), (self._unused, self._hashes)
+        self._registry.check(self.total)
+        assert set(self._unused) == {block for block in idle if block in self._registry}, self._unused
         assert len(self._unused) <= self._max_unused, (self._unused, self._max_unused)
         assert self._tables.keys() == self._lengths.keys(), (self._tables, self._lengths)
         for seq, table in self._tables.items():
             assert len(table) == self._num_blocks(self._lengths[seq]), (seq, table, self._lengths[seq])
+
+    def _find(self, names: Sequence[BlockName]) -> tuple[list[int], tuple[int, int] | None]:
+        """The blocks of these names up to the first that is missing, and the block that begins as that one, with the
+        rows they have in common."""
+        blocks: list[int] = []
+        for name in names:
+            found = self._registry.find(name.content)
+            if found is None:
+                return blocks, self._registry.longest(name)
+            blocks.append(found)
+        return blocks, None
 
     def _num_blocks(self, rows: int) -> int:
         return -(-rows // self.block_size)
@@ -192,8 +225,8 @@ class BlockManager:
         """Registered blocks of these rows that are the sequence's alone: their content is about to change."""
         end = min(self._num_blocks(stop), len(table)) if stop > start else 0
         for block in table[start // self.block_size : end]:
-            if self._ref_counts[block] == 1 and block in self._hashes:
-                del self._registered[self._hashes.pop(block)]
+            if self._ref_counts[block] == 1 and block in self._registry:
+                self._registry.remove(block)
 
     def _shared(self, table: array[int], start: int, stop: int) -> list[int]:
         """Indices into the table of the blocks of these rows that other sequences share."""
@@ -219,13 +252,17 @@ class BlockManager:
     def _evict(self) -> int:
         """The least recently used of the registered blocks without a sequence, which loses its name."""
         block, _ = self._unused.popitem(last=False)
-        del self._registered[self._hashes.pop(block)]
+        self._registry.remove(block)
         return block
+
+    def _ref(self, block: int) -> None:
+        self._ref_counts[block] += 1
+        self._unused.pop(block, None)
 
     def _unref(self, block: int) -> None:
         self._ref_counts[block] -= 1
         if self._ref_counts[block] == 0:
-            if block in self._hashes:
+            if block in self._registry:
                 self._unused[block] = None
                 if len(self._unused) > self._max_unused:
                     self._free.append(self._evict())

@@ -87,29 +87,27 @@ class PagedKvCache:
         hasher = self._hashers.get(seq)
         if hasher is None:
             return
-        known = len(hasher.hashes)
+        known = len(hasher.full)
         hasher.append(committed)
-        for place in range(known, len(hasher.hashes)):
-            self._blocks.register(seq, place, hasher.hashes[place])
+        for place in range(known, len(hasher.full)):
+            self._blocks.register(seq, place, hasher.full[place])
 
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
         if seq in self._table or seq in self._hashers:
             raise EngineError(f"sequence {seq} exists already")
-        hasher = BlockHasher(salt, self.block_size, tokens[:-1])  # the last row's distribution is always computed
-        hashes = tuple(hasher.hashes)
-        rows = self._blocks.num_cached(hashes) * self.block_size
-        hasher.truncate(0)  # it grows with the rows that are written
-        self._hashers[seq] = hasher
-        if stored is not None and rows < len(stored.tokens) < len(tokens):
+        names = BlockHasher(salt, self.block_size, tokens[:-1]).names  # the last row is always computed
+        hasher = self._hashers[seq] = BlockHasher(salt, self.block_size)
+        if stored is not None and self._blocks.num_cached(names) < len(stored.tokens) < len(tokens):
             try:
                 self.import_kv(seq, stored)
             except EngineError as error:
                 log.warning("stored KV of a document is computed again: %s", error)
             else:
                 return len(stored.tokens)
+        rows, copies = self._blocks.adopt(seq, names)
         if rows:
+            self._storage.copy_blocks(copies)
             self._table.adopt(seq, tokens[:rows])
-            self._blocks.adopt(seq, hashes)
             hasher.append(tokens[:rows])
         return rows
 
@@ -158,8 +156,11 @@ class PagedKvCache:
 
     def release(self, seq: SeqId) -> None:
         self._table.release(seq)
+        hasher = self._hashers.pop(seq, None)
+        if hasher is not None:
+            for name in hasher.rest:  # of a block that this sequence fills no further
+                self._blocks.register(seq, len(hasher.full), name)
         self._blocks.release(seq)
-        self._hashers.pop(seq, None)
 
     def length(self, seq: SeqId) -> int:
         return self._table.length(seq)

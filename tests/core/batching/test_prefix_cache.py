@@ -13,10 +13,13 @@ SIZE = 3
 
 @given(texts, texts)
 def test_blocks_have_one_name_if_and_only_if_all_tokens_up_to_their_end_are_equal(a: list[int], b: list[int]) -> None:
-    first, second = BlockHasher("owner", SIZE, a).hashes, BlockHasher("owner", SIZE, b).hashes
-    assert len(first) == len(a) // SIZE
-    for place, (one, other) in enumerate(zip(first, second, strict=False)):
-        assert (one == other) == (a[: (place + 1) * SIZE] == b[: (place + 1) * SIZE])
+    first, second = BlockHasher("owner", SIZE, a), BlockHasher("owner", SIZE, b)
+    assert len(first.full) == len(a) // SIZE and len(first.names) == -(-len(a) // SIZE)
+    for place, (one, other) in enumerate(zip(first.names, second.names, strict=False)):
+        begin, end = place * SIZE, (place + 1) * SIZE
+        assert (one.content == other.content) == (a[:end] == b[:end])
+        assert (one.before == other.before) == (a[:begin] == b[:begin])
+        assert one.rows == len(a[begin:end])
 
 
 @given(texts, st.lists(texts, max_size=4), st.integers(0, 20))
@@ -29,11 +32,13 @@ def test_growing_truncating_and_forking_give_the_names_of_the_text_that_is_left(
     fork = hasher.fork()
     for part in more:
         fork.append(part)
-    assert hasher.hashes == BlockHasher("owner", SIZE, kept).hashes and len(hasher) == len(kept)
+    assert hasher.names == BlockHasher("owner", SIZE, kept).names and len(hasher) == len(kept)
     whole = kept + [token for part in more for token in part]
-    assert fork.hashes == BlockHasher("owner", SIZE, whole).hashes
+    assert fork.names == BlockHasher("owner", SIZE, whole).names
 
 
 def test_another_salt_gives_other_names() -> None:
     tokens = list(range(12))
-    assert not set(BlockHasher("a", SIZE, tokens).hashes) & set(BlockHasher("b", SIZE, tokens).hashes)
+    first, second = (BlockHasher(salt, SIZE, tokens).full for salt in "ab")
+    assert not {name.content for name in first} & {name.content for name in second}
+    assert first[0].before != second[0].before, "not even a beginning is found"

@@ -1,0 +1,87 @@
+"""KV blocks by their content: the block that holds these tokens after those, or the one that begins as they do.
+
+Knows neither sequences nor memory: see `block_manager`. As in a radix tree (SGLang, Zheng et al. 2024) a prefix ends at
+any token, not at a border of blocks: the children of one parent are compared token by token.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+TOKEN_BYTES = 4
+
+
+class BlockName(NamedTuple):
+    """Content of a block, full or not, and of all before it. Made by `prefix_cache.BlockHasher`."""
+
+    before: bytes  # hash of the salt and of all blocks before it
+    content: bytes  # hash of `before` and of its own tokens
+    tokens: bytes  # int32, little-endian
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+
+class BlockRegistry:
+    """Names of blocks. A block has one name at most, and no two blocks have the same."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, BlockName] = {}
+        self._by_content: dict[bytes, int] = {}
+        self._children: dict[bytes, dict[int, bytes]] = {}  # by `before`: blocks and their tokens
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._names
+
+    def add(self, block: int, name: BlockName) -> None:
+        """Ignored where the block has a name, or another block this one."""
+        if name.content not in self._by_content and block not in self._names:
+            self._names[block], self._by_content[name.content] = name, block
+            self._children.setdefault(name.before, {})[block] = name.tokens
+
+    def remove(self, block: int) -> None:
+        """Raises KeyError for a block without a name."""
+        name = self._names.pop(block)
+        del self._by_content[name.content]
+        children = self._children[name.before]
+        del children[block]
+        if not children:
+            del self._children[name.before]
+
+    def find(self, content: bytes) -> int | None:
+        return self._by_content.get(content)
+
+    def rows(self, block: int) -> int:
+        """Rows that the name of the block covers."""
+        return self._names[block].rows
+
+    def longest(self, name: BlockName) -> tuple[int, int] | None:
+        """The block after the same content with the most tokens in common from its first one on, and how many; None
+        if none has one in common. A scan of the children of one parent."""
+        best: tuple[int, int] | None = None
+        for block, tokens in self._children.get(name.before, {}).items():
+            if tokens[:TOKEN_BYTES] == name.tokens[:TOKEN_BYTES]:
+                rows = _num_common(tokens, name.tokens)
+                if best is None or rows > best[1]:
+                    best = block, rows
+        return best
+
+    def check(self, total: int) -> None:
+        assert all(0 <= block < total for block in self._names), self._names
+        assert {name.content: block for block, name in self._names.items()} == self._by_content
+        assert self._children == {
+            before: {block: name.tokens for block, name in self._names.items() if name.before == before}
+            for before in {name.before for name in self._names.values()}
+        }
+
+
+def _num_common(one: bytes, other: bytes) -> int:
+    """Tokens that both begin with."""
+    size = min(len(one), len(other))
+    if one[:size] == other[:size]:
+        return size // TOKEN_BYTES
+    a, b = (np.frombuffer(each, "<i4", size // TOKEN_BYTES) for each in (one, other))
+    return int(np.argmax(a != b))
