@@ -162,9 +162,9 @@ class SequenceEngine(Protocol):
         than there are tokens.
 
         The rows are the longest prefix of `tokens` that sequences of the same salt have cached, or those of `stored`
-        (a prefix of `tokens`) if there are more of them and they can be imported. The sequence's own rows are
-        cached for later ones: full blocks as soon as they are committed, the rest when it is released. With 0 rows the sequence begins with its first segment, as ever. Raises
-        EngineError for a sequence that exists.
+        (a prefix of `tokens`) if there are more of them and they can be imported. The sequence's own rows are cached
+        for later ones: full blocks as soon as they are committed, the rest when it is released. With 0 rows the
+        sequence begins with its first segment, as ever. Raises EngineError for a sequence that exists.
         """
 
     def release(self, seq: SeqId) -> None:

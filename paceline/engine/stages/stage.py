@@ -80,7 +80,9 @@ class Stage(PagedKvCache):
 
     def forward(self, batch: Batch, hidden: HiddenArray | None = None) -> StageOutput:
         """hidden: (rows of the batch, d_model) from the previous stage; None at the first. Raises EngineError."""
-        if (hidden is None) != self._is_first or (hidden is not None and len(hidden) != batch.num_rows):
+        if (hidden is None) != self._is_first or (
+            hidden is not None and hidden.shape != (batch.num_rows, self.width)  # a kernel reads as many numbers
+        ):
             raise EngineError("the first stage takes tokens alone, each other one a hidden row for every token")
         use_device(self._model.device)
         placed = self._table.place(batch, first_stage=self._is_first)
@@ -92,7 +94,7 @@ class Stage(PagedKvCache):
             try:
                 with torch.inference_mode():
                     result = self._run(self._attention.prepare(flat), hidden)
-            except RuntimeError as error:  # torch raises it when memory runs out and for rows of another width
+            except RuntimeError as error:  # torch raises it when memory runs out
                 self._roll_back(placed)
                 raise EngineError(f"the stage could not run: {error}") from error
         else:
