@@ -159,7 +159,7 @@ class FusedLayer(nn.Module):
     def _rotate(self, projected: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Queries and keys with their rotary embedding: (rows, query heads + key heads or more, dim)"""
         query_heads, key_heads, _value_heads = self._sizes
-        if self._by_kernel and not self._norms:
+        if self._by_kernel and not self._norms and cos.shape[1] == self._dim and cos.dtype == projected.dtype:
             layer_kernel.rotate_(projected, query_heads + key_heads, cos, sin)
             return projected
         rotated = projected[:, : query_heads + key_heads]
@@ -183,13 +183,13 @@ class _Norm(nn.Module):
 
     def after(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
         """(rows, hidden) each: x + added, and its norm."""
-        if self._by_kernel:
+        if self._by_kernel and x.dtype == self._weight.dtype:
             return layer_kernel.add_norm(x, added, self._weight, self._eps)
         x = x + added
         return x, self(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._by_kernel and x.dim() == 2:
+        if self._by_kernel and x.dim() == 2 and x.dtype == self._weight.dtype:
             return layer_kernel.norm(x, self._weight, self._eps)
         return functional.rms_norm(x, self._weight.shape, self._weight, self._eps)
 
