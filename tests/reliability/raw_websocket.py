@@ -98,17 +98,22 @@ class RawLink:
             self.ended = time.monotonic() - self.began
 
 
-def until_closed(links: Sequence[RawLink], dribbled: Sequence[bytes] = (), every: float = 0.05) -> None:
-    """Wait until the server has closed all. dribbled: for each, what is sent over and over until then, `every` s."""
+def until_closed(
+    links: Sequence[RawLink], dribbled: Sequence[bytes] = (), every: float = 0.05, *, patience: float = WAIT
+) -> list[RawLink]:
+    """Wait until the server has closed all, or for `patience` s. Returns those that are open still, of which there must
+    be none after WAIT. dribbled: for each, what is sent over and over until then, `every` s."""
     more = dict(zip(links, dribbled, strict=bool(dribbled)))
     poll = select.poll()
     waiting = {link.socket.fileno(): link for link in links if link.ended is None}
     for number in waiting:
         poll.register(number, select.POLLIN)
-    deadline = time.monotonic() + WAIT
+    deadline = time.monotonic() + patience
     while waiting:
-        assert time.monotonic() < deadline, f"{len(waiting)} connections are open still"
-        found = [number for number, _ in poll.poll(every * 1000 if more else 1000)]
+        if time.monotonic() >= deadline:
+            assert patience < WAIT, f"{len(waiting)} connections are open still"
+            break
+        found = [number for number, _ in poll.poll((every if more else min(1.0, patience)) * 1000)]
         for number in found:
             waiting[number].read()
         if not found:
@@ -118,6 +123,7 @@ def until_closed(links: Sequence[RawLink], dribbled: Sequence[bytes] = (), every
             if link.ended is not None:
                 poll.unregister(number)
                 del waiting[number]
+    return [*waiting.values()]
 
 
 def _server_frame(data: bytes) -> tuple[int, bytes, bytes] | None:

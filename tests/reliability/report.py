@@ -1,17 +1,22 @@
-"""pytest plugin behind `scripts/reliability`: its options, and the table of scenarios with their figures."""
+"""pytest plugin behind `scripts/reliability`: its options, and the table of scenarios with their figures.
+
+Scenarios that compare with a calm run can be run apart from the others, alone; the table is printed by the last run.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import resource
 from collections import Counter, defaultdict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.reliability.scenarios import SCENARIOS, UNTESTED, name
+from tests.reliability.scenarios import MEASURED, SCENARIOS, UNTESTED, name
 
 MODULE = re.compile(r"/test_r(\d\d)_")
 PROCESSOR_S = pytest.StashKey[Counter[int | None]]()
@@ -48,6 +53,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("reliability")
     group.addoption("--nightly", action="store_true", help="the nightly sizes: hours")
     group.addoption("--seed", type=int, default=1, help="seed of every random choice")
+    group.addoption("--measured", choices=("only", "none"), help="those that compare with a calm run, or the others")
+    group.addoption("--keep-table", type=Path, help="write the table into this file instead of printing it")
+    group.addoption("--add-table", type=Path, help="print what an earlier run has written there, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (measured := config.getoption("measured")) is None:
+        return
+    chosen = [item for item in items if (_scenario(item.nodeid) in MEASURED) == (measured == "only")]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of xdist tells the run's own process what its tests have used."""
+    if (told := getattr(session.config, "workeroutput", None)) is not None:
+        told["processor_s"] = dict(session.config.stash.get(PROCESSOR_S, Counter()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash.setdefault(PROCESSOR_S, Counter()).update(node.workeroutput.get("processor_s", {}))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -85,7 +112,23 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             if isinstance(report, pytest.TestReport) and report.when == "call":
                 row.figures += [value for key, value in report.user_properties if key == "figure"]
     processor_s = config.stash.get(PROCESSOR_S, Counter())
-    write = terminalreporter.write_line
+    if (kept := config.getoption("keep_table")) is not None:
+        kept.write_text(json.dumps([_plain(rows), [*processor_s.items()]]))
+        return
+    if (added := config.getoption("add_table")) is not None and (text := added.read_text()):
+        earlier, used = json.loads(text)
+        rows |= {number: Row(set(outcomes), figures, seconds) for number, outcomes, figures, seconds in earlier}
+        processor_s += Counter(dict(used))
+    _print_table(terminalreporter.write_line, config, rows, processor_s)
+
+
+def _plain(rows: dict[int, Row]) -> list[tuple[int, list[str], list[dict[str, Any]], float]]:
+    return [(number, [*row.outcomes], row.figures, row.seconds) for number, row in rows.items()]
+
+
+def _print_table(
+    write: Callable[[str], None], config: pytest.Config, rows: dict[int, Row], processor_s: Counter[int | None]
+) -> None:
     write("")
     write(
         f"seed {config.getoption('seed')}, {'nightly' if config.getoption('nightly') else 'short'} sizes, "

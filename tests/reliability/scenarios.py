@@ -44,11 +44,14 @@ SCENARIOS: Final[Mapping[int, str]] = {
 
 # No test here, and why.
 UNTESTED: Final[Mapping[int, str]] = {
-    4: "servers do not share a log yet: an answer has one owner, whose process ends with it",
+    4: "needs two servers over one shared log, which do not exist: an answer has one owner, and ends with its process",
     11: "speed is measured in bench/, as a ratio within rounds of one run",
     12: "pure: held by tests/core/offloading/test_draft_length.py, for requests by tests/runtime/test_energy.py",
 }
 
+
+# Gaps, rates or times of honest clients are compared with those of a calm run: nothing else may run beside these.
+MEASURED: Final = frozenset({14, 17, 22, 23, 24})
 
 # Tried whole each time: nothing random, and no longer run at night.
 EXHAUSTIVE: Final[Mapping[int, str]] = {

@@ -51,6 +51,11 @@ def begin_well(link: Link, opening: OpenSession) -> None:
     link.send(Targets(opening.session, opening.epoch, 0, [*words], b""))
 
 
+def leave(link: Link, opening: OpenSession) -> None:
+    """Take no part, and say so, so that nobody waits."""
+    link.send(CloseSession(opening.session, "cancelled"))
+
+
 @asynccontextmanager
 async def server_with_a_rogue(directory: Path, act: Act) -> AsyncIterator[tuple[str, list[int]]]:
     """URL of the server, and the session numbers that it opened at the device."""
@@ -123,7 +128,7 @@ async def test_a_schema_holds_whatever_a_device_dictates(tmp_path: Path, act: Ac
 
 
 async def test_a_device_joins_no_answer_of_a_key_that_did_not_choose_it(tmp_path: Path) -> None:
-    async with server_with_a_rogue(tmp_path, dictate) as (url, opened):
+    async with server_with_a_rogue(tmp_path, leave) as (url, opened):
         state = ("--state-dir", str(tmp_path / "cloud"))
         with Children(tmp_path) as commands:
 
@@ -151,10 +156,10 @@ async def test_a_device_joins_no_answer_of_a_key_that_did_not_choose_it(tmp_path
 
 
 async def test_a_device_writes_no_line_of_its_own_into_the_log(tmp_path: Path) -> None:
-    def leave(link: Link, opening: OpenSession) -> None:
+    def shout(link: Link, opening: OpenSession) -> None:
         link.send(CloseSession(opening.session, "bye\r\n2026-01-01 00:00:00,000 CRITICAL all keys are void\x1b[2J"))
 
-    async with server_with_a_rogue(tmp_path, leave) as (url, opened):
+    async with server_with_a_rogue(tmp_path, shout) as (url, opened):
         answer = await ask(url)
         assert opened and answer["paceline"]["degraded"] == "device_lost"
     log = (tmp_path / "cloud.log").read_text()

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.reliability.report import MODULE
-from tests.reliability.scenarios import EXHAUSTIVE, SCENARIOS, UNTESTED, name
+from tests.reliability.scenarios import EXHAUSTIVE, MEASURED, SCENARIOS, UNTESTED, name
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent.parent
@@ -36,6 +36,16 @@ def test_every_module_has_a_nightly_size_or_tries_all_there_is() -> None:
         and "size(" not in path.read_text()
     }
     assert not short_only
+
+
+def test_what_runs_alone_is_what_compares_with_a_calm_run() -> None:
+    compares = re.compile(r"\bcalm_p95\(|\.slowdown\b|at_least=0\.9,|figure\(\"(time of a foreign|AUC of times)")
+    found = {
+        int(match[1])
+        for path in FOLDER.glob("test_r*.py")
+        if (match := MODULE.search(f"/{path.name}")) and compares.search(path.read_text())
+    }
+    assert found == MEASURED
 
 
 def test_no_module_is_of_no_scenario_and_no_reason_is_out_of_date() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers, UploadFile
@@ -63,12 +63,15 @@ def least_bytes(request: Request) -> int:
 
 
 @contextlib.asynccontextmanager
-async def read_upload(request: Request, arrival: Arrival, field: str = "file") -> AsyncIterator[Upload]:
-    """Write the file of a form to `arrival`. Raises RequestError: 400 for any other form, 413 beyond MAX_FILE_BYTES,
-    408 when it arrives too slowly, and what `Arrival.write` raises."""
+async def read_upload(
+    request: Request, arrival: Arrival, turn: Callable[[], Awaitable[None]], field: str = "file"
+) -> AsyncIterator[Upload]:
+    """Write the file of a form to `arrival`. turn: waits until the next part of the body may be handled. Raises
+    RequestError: 400 for any other form, 413 beyond MAX_FILE_BYTES, 408 when it arrives too slowly, and what
+    `Arrival.write` raises."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
         raise RequestError("Send the file as multipart/form-data.", code="invalid_content_type")
-    parser = _FormParser(request.headers, _parts(request.receive), arrival)
+    parser = _FormParser(request.headers, _parts(request.receive, turn), arrival)
     try:
         async with asyncio.timeout(TIMEOUT):
             form = await parser.parse()
@@ -88,7 +91,7 @@ async def read_upload(request: Request, arrival: Arrival, field: str = "file") -
         await form.close()
 
 
-async def _parts(receive: Receive) -> AsyncGenerator[bytes, None]:
+async def _parts(receive: Receive, turn: Callable[[], Awaitable[None]]) -> AsyncGenerator[bytes, None]:
     total = 0
     more = True
     while more:
@@ -104,6 +107,7 @@ async def _parts(receive: Receive) -> AsyncGenerator[bytes, None]:
         if total > MAX_FILE_BYTES + _MAX_OVERHEAD:
             raise too_large()
         more = message.get("more_body", False)
+        await turn()
         yield body
 
 

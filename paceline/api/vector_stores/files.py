@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Literal, get_args
 from urllib.parse import quote
 
@@ -20,6 +21,7 @@ from paceline.api.http.pagination import FilesQuery, answer, listing, parse_quer
 from paceline.api.http.validation import Schema
 from paceline.api.routes import Route
 from paceline.api.vector_stores.search import library_of
+from paceline.api.vector_stores.upload_turns import UploadTurns
 from paceline.errors import RequestError
 from paceline.rag.store.arrivals import Arrival
 from paceline.rag.store.files import StoredFile, missing
@@ -43,6 +45,7 @@ class FilesEndpoint:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._turns = UploadTurns()
 
     def routes(self) -> tuple[Route, ...]:
         return (
@@ -104,9 +107,8 @@ class FilesEndpoint:
         finally:
             await asyncio.to_thread(arrival.close)
 
-    @staticmethod
-    async def _stored_upload(library: Library, arrival: Arrival, request: Request) -> StoredFile:
-        async with read_upload(request, arrival) as upload:
+    async def _stored_upload(self, library: Library, arrival: Arrival, request: Request) -> StoredFile:
+        async with read_upload(request, arrival, partial(self._turns.part, arrival.owner)) as upload:
             purpose = upload.fields.get("purpose")
             if purpose is None:
                 raise RequestError("The field purpose is required.", param="purpose")
@@ -118,7 +120,7 @@ class FilesEndpoint:
                     code="unsupported_parameter",
                     param="expires_after",
                 )
-            return await asyncio.to_thread(library.uploads.keep, arrival, upload.name, purpose)
+            return await self._turns.keep(arrival.owner, partial(library.uploads.keep, arrival, upload.name, purpose))
 
     async def list_files(self, request: Request) -> Response:
         query = parse_query(FilesQuery, request.query_params)

@@ -1,0 +1,113 @@
+"""Shares of uploads: another key's upload goes on beside as many of one key as may arrive at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from paceline.api.http.auth import Identity
+from paceline.api.vector_stores.files import FilesEndpoint
+from paceline.rag.store.arrivals import MAX_ARRIVING, Arrival
+from tests.api.scripted import WAIT
+from tests.api.vector_stores.test_files import opened
+
+pytestmark = pytest.mark.anyio
+
+ANN, BERT = "ann", "bert"
+PARTS = 12  # of a body
+HEAD = (
+    b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
+    b'--x\r\nContent-Disposition: form-data; name="file"; filename="f.txt"\r\n\r\n'
+)
+TAIL = b"\r\n--x--\r\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[FilesEndpoint]:
+    for service in opened(tmp_path):
+        yield FilesEndpoint(service)
+
+
+async def upload(files: FilesEndpoint, key: str) -> int:
+    """Bytes of a file that is stored, whose parts are there whenever they are asked for."""
+    parts = iter([HEAD, *[key.encode() * 100] * PARTS, TAIL])
+
+    async def receive() -> Message:
+        await asyncio.sleep(0)  # a part comes from the loop
+        part = next(parts)
+        return {"type": "http.request", "body": part, "more_body": part is not TAIL}
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/files",
+        "headers": [(b"content-type", b"multipart/form-data; boundary=x")],
+        "state": {"identity": Identity(key=key)},
+    }
+    answer = await files.create(Request(scope, receive))
+    assert answer.status_code == 200
+    return int(json.loads(bytes(answer.body))["bytes"])
+
+
+async def test_parts_of_one_key_s_many_uploads_alternate_with_those_of_another_key(
+    files: FilesEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    write = Arrival.write
+
+    def noted(self: Arrival, data: bytes) -> int:
+        written.append(self.owner)
+        return write(self, data)
+
+    monkeypatch.setattr(Arrival, "write", noted)
+    sizes = await asyncio.gather(*[upload(files, ANN) for _ in range(MAX_ARRIVING)], upload(files, BERT))
+    assert sizes == [PARTS * 100 * len(ANN)] * MAX_ARRIVING + [PARTS * 100 * len(BERT)]
+    first, last = written.index(BERT), len(written) - 1 - written[::-1].index(BERT)
+    between = written[first:last].count(ANN)
+    # One in each turn of the loop, a few of which pass until Bert's next part has come; 32 without turns.
+    assert between <= PARTS * MAX_ARRIVING / 3, f"{between} parts of Ann's beside {PARTS} of Bert's"
+
+
+async def test_a_key_whose_uploads_all_wait_for_the_disk_leaves_threads_to_another(
+    files: FilesEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, on_disk, complete = threading.Event(), threading.Event(), Arrival.complete
+
+    def slow(self: Arrival) -> None:
+        if self.owner == ANN:
+            on_disk.set()
+            assert released.wait(2 * WAIT)
+        complete(self)
+
+    monkeypatch.setattr(Arrival, "complete", slow)
+    with ThreadPoolExecutor(3) as threads:
+        asyncio.get_running_loop().set_default_executor(threads)
+        anns = [asyncio.create_task(upload(files, ANN)) for _ in range(MAX_ARRIVING)]
+        try:
+            while not on_disk.is_set():
+                await asyncio.sleep(0)
+            async with asyncio.timeout(WAIT):
+                for _ in range(3):
+                    assert await upload(files, BERT) == PARTS * 100 * len(BERT)
+        finally:
+            released.set()
+            await asyncio.gather(*anns)
+
+
+async def test_nothing_is_kept_of_owners_whose_uploads_have_ended_or_were_cancelled(files: FilesEndpoint) -> None:
+    turns = files._turns
+    waiting = [asyncio.create_task(turns.part(owner)) for owner in (ANN, ANN, BERT)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert not turns._parts
+    assert await turns.keep(ANN, lambda: 1) == 1
+    assert not turns._kept and not turns._keeping
