@@ -57,7 +57,11 @@ class Conversation:
         """`url`: with or without `/v1`. `options` are added to each request, `extension` to its `paceline` object."""
         self._url = _base(url)
         headers = {"authorization": f"Bearer {key}"} if key else {}
+        if key and not (key.isascii() and key.isprintable()):
+            raise ConfigError("The key has characters that no key has: is it the right file?")
         try:
+            if not httpx.URL(self._url).host or httpx.URL(self._url).scheme not in ("http", "https"):
+                raise ValueError(self._url)
             loopback = urlsplit(self._url).hostname in ("localhost", "127.0.0.1", "::1")
             self._http = httpx.Client(base_url=self._url, headers=headers, timeout=TIMEOUT, trust_env=not loopback)
         except (ValueError, httpx.InvalidURL):
@@ -177,6 +181,8 @@ class _ReadableErrors:
                 ) from None
             case httpx.TimeoutException():
                 raise PacelineError(f"{self._url} has said nothing for {TIMEOUT.read:g} s; is it overloaded?") from None
+            case UnicodeEncodeError():
+                raise PacelineError("That has bytes that are no UTF-8: write it in that encoding.") from None
             case httpx.HTTPError() | httpx.InvalidURL():
                 raise PacelineError(f"The connection to {self._url} broke: {error}. Ask again.") from None
 
