@@ -32,10 +32,10 @@ def extras() -> Found:
             wrong.append(f"{extra} does not work ({told}): pip install 'paceline[{extra}]'")
         else:
             works.append(extra)
-    told = [*wrong, *([f"{', '.join(works)} work{'s' * (len(works) == 1)}"] if works else [])]
+    lines = [*wrong, *([f"{', '.join(works)} work{'s' * (len(works) == 1)}"] if works else [])]
     if absent:
-        told.append(f"not installed: {', '.join(absent)}")
-    return "warn" if wrong else "ok", "; ".join(told)
+        lines.append(f"not installed: {', '.join(absent)}")
+    return "warn" if wrong else "ok", "; ".join(lines)
 
 
 def _fault_of(module: str) -> str | None:
