@@ -17,7 +17,7 @@ import httpx
 
 from paceline.errors import ConfigError, PacelineError
 
-TIMEOUT = httpx.Timeout(60.0, connect=5.0)  # s; a running server sends at least a comment every 15
+SILENCE_S = 60.0  # after which an answer is given up; a running server sends at least a comment every 15
 
 Json = Mapping[str, object]
 
@@ -53,13 +53,21 @@ class Conversation:
         model: str | None = None,
         options: Json | None = None,
         extension: Json | None = None,
+        silence: float = SILENCE_S,
     ) -> None:
-        """`url`: with or without `/v1`. `options` are added to each request, `extension` to its `paceline` object."""
+        """`url`: with or without `/v1`. `options` are added to each request, `extension` to its `paceline` object.
+        silence: s without a byte, after which the server is given up."""
         self._url = _base(url)
+        self._silence = silence
         headers = {"authorization": f"Bearer {key}"} if key else {}
+        if key and not (key.isascii() and key.isprintable()):
+            raise ConfigError("The key has characters that no key has: is it the right file?")
         try:
+            if not httpx.URL(self._url).host or httpx.URL(self._url).scheme not in ("http", "https"):
+                raise ValueError(self._url)
             loopback = urlsplit(self._url).hostname in ("localhost", "127.0.0.1", "::1")
-            self._http = httpx.Client(base_url=self._url, headers=headers, timeout=TIMEOUT, trust_env=not loopback)
+            timeout = httpx.Timeout(silence, connect=min(silence, 5.0))
+            self._http = httpx.Client(base_url=self._url, headers=headers, timeout=timeout, trust_env=not loopback)
         except (ValueError, httpx.InvalidURL):
             raise ConfigError(f"{url} is no address: give one such as http://127.0.0.1:8000 with --url.") from None
         self._model = model
@@ -147,7 +155,7 @@ class Conversation:
         self.messages += [asked, {"role": "assistant", "content": answer.text}]
 
     def _readable_errors(self) -> _ReadableErrors:
-        return _ReadableErrors(self._url)
+        return _ReadableErrors(self._url, self._silence)
 
     def _checked(self, response: httpx.Response) -> httpx.Response:
         if response.status_code == 200:
@@ -161,8 +169,9 @@ class Conversation:
 class _ReadableErrors:
     """Raise httpx's errors as PacelineError with a sentence."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, silence: float) -> None:
         self._url = url
+        self._silence = silence
 
     def __enter__(self) -> None: ...
 
@@ -176,7 +185,11 @@ class _ReadableErrors:
                     "address of one with --url."
                 ) from None
             case httpx.TimeoutException():
-                raise PacelineError(f"{self._url} has said nothing for {TIMEOUT.read:g} s; is it overloaded?") from None
+                raise PacelineError(
+                    f"{self._url} has said nothing for {self._silence:g} s; is it overloaded?"
+                ) from None
+            case UnicodeEncodeError():
+                raise PacelineError("That has bytes that are no UTF-8: write it in that encoding.") from None
             case httpx.HTTPError() | httpx.InvalidURL():
                 raise PacelineError(f"The connection to {self._url} broke: {error}. Ask again.") from None
 

@@ -17,6 +17,7 @@ from .options import AsJson, Key, KeyFile, Url
 if TYPE_CHECKING:
     from .conversation import Json
 
+SILENCE_S = 5.0  # a program that is well answers at once, and health checks wait for this one
 BOTH = ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
 
 
@@ -41,7 +42,7 @@ def status(
     faults: dict[str, str] = {}
     for each in (url,) if url else BOTH:
         try:
-            with Conversation(each, key=given) as conversation:
+            with Conversation(each, key=given, silence=SILENCE_S) as conversation:
                 found[each] = conversation.readiness() if ready else conversation.get("/status")
         except PacelineError as error:
             faults[each] = str(error)

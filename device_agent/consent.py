@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 
 import typer
@@ -10,8 +9,6 @@ import typer
 from paceline.core.permission import MayAsk
 from paceline.runtime.asking.answers import EnrolmentAnswers
 from paceline.settings import AgentSettings
-
-_log = logging.getLogger("paceline.agent")
 
 QUESTION = """
 Clients of {cloud} may want answers that read this device's private documents. The documents stay here; such answers
@@ -27,8 +24,7 @@ def ask_owner(settings: AgentSettings) -> None:
     if answers.get(settings.cloud) is not None:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        _log.info("no client of the cloud may ask this device; --cloud-may-ask allows it")
-        return
+        return  # `permission` then says so
     typer.echo(QUESTION.format(cloud=settings.cloud).strip(), err=True)
     while True:
         try:

@@ -41,7 +41,8 @@ async def run(settings: AgentSettings) -> None:
     emulation = Emulation.parse(settings.emulate) if settings.emulate else None
 
     may_ask, origin = permission(settings)
-    _log.info("clients of the cloud may ask this device: %s (%s)", may_ask, origin)
+    hint = "; --cloud-may-ask allows it" if may_ask == NOBODY else ""
+    _log.info("clients of the cloud may ask this device: %s (%s)%s", may_ask, origin, hint)
     limits = AskLimits(settings.cloud_asks_per_minute, settings.cloud_asks_per_hour)
 
     async def compose(opened: OpenedNode) -> tuple[FastAPI, Background | None]:

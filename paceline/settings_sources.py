@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from paceline.configuration.groups import grouped
+from paceline.core.printable import is_text
 from paceline.errors import ConfigError
 from paceline.settings import DERIVED, PREFIX, SCHEMAS, SECRETS, ProgramSettings
 from paceline.side_folders import FOLDERS, own_folder
@@ -54,9 +55,16 @@ def resolve(
         if for_both.get(key):
             values[key] = own_folder(cls.side, key, values[key], origins[key])
     try:
-        return cls.model_validate(values), origins
+        settings = cls.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_sentence(error, origins)) from None
+    for key in values:
+        value = getattr(settings, key)
+        if any(
+            isinstance(text, str) and not is_text(text) for text in (value if isinstance(value, tuple) else [value])
+        ):
+            raise ConfigError(f"{key} ({origins[key]}) has bytes that are no UTF-8: write it in that encoding")
+    return settings, origins
 
 
 def describe(settings: ProgramSettings, origins: Origins) -> list[str]:

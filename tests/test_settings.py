@@ -352,3 +352,11 @@ def test_a_reranker_that_is_not_here_is_refused_at_the_start(tmp_path: Path) -> 
         with pytest.raises(ConfigError, match="neither a directory here nor a model that was downloaded"):
             open_reranker(settings, store)
         assert open_reranker(resolve(ServerSettings, {}, {})[0], store) is None
+
+
+@pytest.mark.parametrize("flags", [{"name": "caf\udce9"}, {"model": ["fake", "caf\udce9"]}])
+def test_a_name_in_another_encoding_is_refused_at_the_start_and_a_path_is_not(flags: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"\(flag --(name|model)\) has bytes that are no UTF-8"):
+        resolve(ServerSettings, flags, {})
+    settings, _ = resolve(ServerSettings, {}, {"PACELINE_DOCS_DIR": "caf\udce9"})
+    assert "caf\udce9" in settings.docs_dir.parts

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from paceline.commands.options import Config, Json, StateDir
-from paceline.core.printable import printable, printable_json, printable_lines
+from paceline.core.printable import is_text, printable, printable_json, printable_lines
 from paceline.errors import ConfigError
 from paceline.settings import AgentSettings, ServerSettings
 from paceline.settings_sources import resolve
@@ -155,6 +155,8 @@ def search(
     as_json: Json = False,
 ) -> None:
     """Show the passages an answer to the query would read, best first, with their scores."""
+    if not is_text(query):
+        raise ConfigError("The query has bytes that are no UTF-8: write it in that encoding.")
     with opened(side, store, embedder, config, state_dir) as documents:
         passages = documents.search(query, k)
     if as_json:

@@ -14,6 +14,7 @@ import typer
 
 from paceline.commands.options import Json
 from paceline.core.printable import printable
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.hub.download import Pulled
@@ -67,9 +68,7 @@ def list_(as_json: Json = False) -> None:
 def pull(name: Name, as_json: Json = False) -> None:
     """Fetch a model: safetensors, tokenizer and configuration. What is here already is not fetched again; a download
     that was cut goes on."""
-    from paceline.hub.names import HubName
-
-    pulled = _pull_with_progress(HubName.parse(name))
+    pulled = _pull_with_progress(_of_the_hub(name))
     if as_json:
         typer.echo(json.dumps(asdict(pulled) | {"directory": str(pulled.directory)}))
         return
@@ -81,13 +80,24 @@ def pull(name: Name, as_json: Json = False) -> None:
 def remove(name: Name, as_json: Json = False) -> None:
     """Remove a model from the cache, for every program that uses it; with a revision, that alone."""
     from paceline.hub.cache import remove as remove_cached
-    from paceline.hub.names import HubName
 
-    removed = remove_cached(HubName.parse(name))
+    removed = remove_cached(_of_the_hub(name))
     if as_json:
         typer.echo(json.dumps(asdict(removed)))
     else:
         typer.echo(printable(f"removed {removed.name}, {_bytes(removed.freed)}"))
+
+
+def _of_the_hub(name: str) -> HubName:
+    """Raises ConfigError for what is no name of the hub."""
+    from paceline.hub.names import HubName
+    from paceline.models import CAUSAL, DEMO
+
+    if name in (DEMO, CAUSAL, "fake"):
+        raise ConfigError(
+            f"{name} comes with paceline: there is nothing to fetch or remove. Use it with --model {name}."
+        )
+    return HubName.parse(name)
 
 
 def _pull_with_progress(name: HubName) -> Pulled:

@@ -10,6 +10,11 @@ import re
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # C0 and C1 without tab and newline, line ends
 
 
+def is_text(text: str) -> bool:
+    """False for what was given to a program as bytes that are no UTF-8, such as an argument in another encoding."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def printable(text: str) -> str:
     """The text on one line; what cannot be shown becomes a space, so also what changes the direction of writing."""
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)

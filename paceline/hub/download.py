@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import ConfigError
 from paceline.hub.names import MAIN, HubName
 from paceline.hub.selection import wanted_files
-from paceline.hub.transfer import PARTIAL, RemoteFile, fetch
+from paceline.hub.transfer import PARTIAL, RemoteFile, asked_wait, fetch
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -164,12 +164,19 @@ def _explained(name: HubName) -> Iterator[None]:
         ) from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
+        if status == 401:
+            raise ConfigError(
+                "The Hugging Face hub does not know the token of HF_TOKEN or `hf auth login`: set a valid one, or none."
+            ) from error
         if status < 500 and status not in (408, 429):
             raise ConfigError(
                 f"The Hugging Face hub does not give {name} (status {status}): see {_page(name)}."
             ) from error
+        wait = asked_wait(error)
+        when = f"in {wait:g} s" if wait else "later"
+        limit = ", too many requests of this address or account" if status == 429 else ""
         raise Unreachable(
-            f"The Hugging Face hub cannot serve {name} now (status {status}): try again later."
+            f"The Hugging Face hub cannot serve {name} now (status {status}{limit}): try again {when}."
         ) from error
     except errors.OfflineModeIsEnabled as error:
         raise Unreachable(f"{name} is not fetched: HF_HUB_OFFLINE is set.") from error

@@ -7,7 +7,9 @@ also checks the size alone. The session, its proxies and its credentials are hug
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,10 +22,14 @@ from paceline.errors import ConfigError
 PARTIAL: Final = ".partial"  # behind the name of a file that is not whole yet
 ATTEMPTS: Final = 5  # without a byte in between
 WAIT_S: Final = 1.0  # before the second attempt; twice as long before each further one
+MAX_WAIT_S: Final = 300.0  # that the hub may ask for: its limits are counted over five minutes
 _CHUNK: Final = 1 << 20
 
 Counted = Callable[[int], None]
 """Called with the bytes that have come; negative where some must come again."""
+
+
+_log = logging.getLogger("paceline.hub")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,11 @@ def _fill(
             failures = 1 if stream.tell() > held else failures + 1
             if failures >= ATTEMPTS or _is_final(error):
                 raise
-            wait(WAIT_S * 2 ** (failures - 1))
+            seconds = WAIT_S * 2 ** (failures - 1)
+            if asked_wait(error) > seconds:
+                seconds = min(MAX_WAIT_S, asked_wait(error))
+                _log.warning("the Hugging Face hub asks to wait for %g s", seconds)
+            wait(seconds)
 
 
 def _append(file: RemoteFile, stream: BinaryIO, headers: Mapping[str, str], counted: Counted) -> None:
@@ -112,6 +122,15 @@ def _append(file: RemoteFile, stream: BinaryIO, headers: Mapping[str, str], coun
         for chunk in response.iter_bytes():
             stream.write(chunk)
             counted(len(chunk))
+
+
+def asked_wait(error: Exception) -> float:
+    """Seconds after which the hub lets itself be asked again, as its refusal says; 0: it does not say."""
+    headers = getattr(getattr(error, "response", None), "headers", {})
+    found = re.fullmatch(r"\d{1,6}", headers.get("retry-after", "")) or re.search(
+        r";\s*r=0\b.*?;\s*t=(\d{1,6})", headers.get("ratelimit", "")
+    )
+    return float(found[found.re.groups]) if found else 0.0
 
 
 def _is_final(error: Exception) -> bool:

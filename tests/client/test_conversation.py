@@ -129,3 +129,25 @@ def test_the_client_needs_neither_torch_nor_our_server() -> None:
     program = "import sys, client.commands; print([m for m in sys.modules if m.split('.')[0] in {'torch', 'fastapi'}])"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("url", ["ftp://example.org", "http://[::1", "localhost:8000", "http:/x"])
+def test_an_address_that_is_none_is_said_to_be_none(url: str) -> None:
+    assert "is no address: give one such as" in sentence(chat("--url", url, "Who?"))
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "a\x1bb"])
+def test_what_cannot_be_a_key_is_not_sent(key: str, url: str) -> None:
+    assert "The key has characters that no key has" in sentence(chat("--url", url, "--key", key, "Who?"))
+
+
+def test_bytes_in_another_encoding_are_refused_and_the_next_question_is_asked(
+    url: str, service: ScriptedService
+) -> None:
+    assert "bytes that are no UTF-8" in sentence(chat("--url", url, "caf\udce9?"))
+    assert "bytes that are no UTF-8" in sentence(chat("--url", url, "--model", "\udce9", "Who?"))
+    with Conversation(url) as conversation:
+        with pytest.raises(PacelineError, match="no UTF-8"):
+            list(conversation.ask("caf\udce9?"))
+        assert [text for text, _ in conversation.ask("Who?")]
+    assert [request.messages[0]["content"] for request in service.requests] == ["Who?"]

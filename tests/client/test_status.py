@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
+import pytest
 import typer
 from typer.testing import CliRunner, Result
 
@@ -35,6 +37,13 @@ def test_readiness_needs_no_key() -> None:
         assert shown.exit_code == 0 and "ready" in shown.stdout
         service.is_ready = False
         assert status("--ready", "--url", url).exit_code == 1
+
+
+def test_a_program_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client.status.SILENCE_S", 0.2)
+    with closing(listen("127.0.0.1", 0)) as listener:  # takes connections, and never reads
+        result = status("--ready", "--url", url_of(listener))
+    assert result.exit_code == 1 and "has said nothing for 0.2 s; is it overloaded?" in result.stderr
 
 
 def test_where_nothing_answers_it_says_so_and_fails() -> None:

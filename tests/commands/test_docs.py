@@ -189,6 +189,12 @@ def test_what_cannot_be_read_is_a_sentence(notes: Path, arguments: tuple[str, ..
     assert isinstance(result.exception, ConfigError)
 
 
+def test_a_query_in_another_encoding_is_a_sentence(notes: Path) -> None:
+    in_hash("add", str(notes))
+    result = in_hash("search", "caf\udce9")
+    assert isinstance(result.exception, ConfigError) and "no UTF-8" in str(result.exception)
+
+
 def test_a_store_of_another_embedder_is_refused_until_it_is_indexed_again(notes: Path) -> None:
     in_hash("add", str(notes))
     assert isinstance(docs("list", "--embedder", "minilm").exception, ConfigError)

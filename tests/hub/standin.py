@@ -29,6 +29,11 @@ class StandInHub:
     changed: bool = False  # weights come with a byte that is not theirs
     ignores_ranges: bool = False
     down: bool = False  # 503 to all
+    limited: int = 0  # requests that it refuses next, since there were too many
+    limit_headers: Mapping[str, str] = field(default_factory=dict)  # what it says then
+    storage: StandInHub | None = None  # another host, which large files are fetched from; None: from here
+    wrong_token: str = ""  # which it does not know
+    tokens: set[str] = field(default_factory=set)  # that were sent to it
     sent: int = 0  # bytes of files
     ranges: list[str] = field(default_factory=list)  # that were asked for
     url: str = ""
@@ -66,6 +71,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         path = self.path.partition("?")[0]
+        if token := self.headers.get("Authorization"):
+            self.hub.tokens.add(token)
+        if self.hub.wrong_token and token == f"Bearer {self.hub.wrong_token}":
+            self._refuse(401, "", "Invalid credentials in Authorization header")
+            return
+        if self.hub.limited and "/resolve/" in path:
+            self.hub.limited -= 1
+            self._refuse(429, "", headers=self.hub.limit_headers)
+            return
         if self.hub.down:
             self._refuse(503, "")
             return
@@ -107,6 +121,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.ranges.append(asked)
         if asked and not self.hub.ignores_ranges:
             start = int(asked.removeprefix("bytes=").partition("-")[0])
+        if self.hub.storage is not None and _is_large(file):
+            self._redirect(f"{self.hub.storage.url}{self.path}?X-Amz-Signature=1", etag, size)
+            return
         self.send_response(206 if start else 200)
         self.send_header("ETag", f'"{etag}"')
         self.send_header("X-Repo-Commit", COMMIT)
@@ -139,11 +156,23 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def _refuse(self, status: int, code: str) -> None:
+    def _redirect(self, url: str, etag: str, size: int) -> None:
+        """To where large files lie: a host that is not the hub's, with a signature in place of a token."""
+        self.send_response(302)
+        self.send_header("Location", url)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Linked-Etag", f'"{etag}"')
+        self.send_header("X-Linked-Size", str(size))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _refuse(self, status: int, code: str, message: str = "", headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
-        if code:
+        if code or message:
             self.send_header("X-Error-Code", code)
-            self.send_header("X-Error-Message", code)
+            self.send_header("X-Error-Message", message or code)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.send_header("Content-Length", "0")
         self.end_headers()
 

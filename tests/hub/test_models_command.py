@@ -125,6 +125,12 @@ def test_content_that_is_not_the_models_is_thrown_away(machine: Machine, hub: St
     assert machine.run("pull", NAME).returncode == 0
 
 
+@pytest.mark.parametrize("what", ["pull", "remove"])
+def test_what_comes_with_paceline_is_neither_fetched_nor_removed(what: str, machine: Machine, hub: StandInHub) -> None:
+    done = machine.run(what, "demo")
+    assert (done.returncode, "demo comes with paceline" in done.stderr, hub.sent) == (2, True, 0), done
+
+
 def test_without_a_hub_the_network_is_named(machine: Machine) -> None:
     machine.environment["HF_ENDPOINT"] = "http://127.0.0.1:9"
     pulled = machine.run("pull", NAME)

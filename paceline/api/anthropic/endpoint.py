@@ -66,7 +66,7 @@ class MessagesEndpoint:
         links = self._addresses.links(request)
         meta = MessageMeta(f"msg_{secrets.token_hex(12)}", call, generations[0].prompt_tokens, links)
         if not call.stream:
-            return JsonAnswer(generations, MessageBody(meta))
+            return JsonAnswer(generations, MessageBody(meta), self._keep_alive)
         return StreamedAnswer(generations, MessageEvents(meta), self._keep_alive, meta.id)
 
     async def count(self, request: Request) -> Response:

@@ -25,4 +25,4 @@ async def admit_chat(request: Request, call: ChatCall, service: Service) -> list
     client leaves."""
     request.state.model = call.requests[0].model  # for the log
     requests = await select_stores(call.requests, service, request.state.identity, call.vector_stores)
-    return await while_connected(request.receive, prepare_all(service, requests, streamed=call.stream))
+    return await while_connected(request.receive, prepare_all(service, requests))

@@ -59,5 +59,5 @@ class ChatEndpoint:
             f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), f"fp_{model.fingerprint[:12]}", call, links
         )
         if not call.stream:
-            return JsonAnswer(generations, ChatBody(meta))
+            return JsonAnswer(generations, ChatBody(meta), self._keep_alive)
         return StreamedAnswer(generations, ChatChunks(meta), self._keep_alive, meta.id)

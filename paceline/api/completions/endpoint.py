@@ -83,12 +83,12 @@ class CompletionsEndpoint:
         request.state.model = call.model.name  # for the log
         meta, generations = await while_connected(request.receive, self._begin(call))
         if not call.stream:
-            return JsonAnswer(generations, CompletionBody(meta))
+            return JsonAnswer(generations, CompletionBody(meta), self._keep_alive)
         return StreamedAnswer(generations, CompletionChunks(meta), self._keep_alive, meta.id)
 
     async def _begin(self, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
         """Admit the answers, then score the prompts: nothing is computed for a request that will be refused."""
-        if call.stream and call.write and not call.echo and must_load(self._service, call.model.name):
+        if call.write and not call.echo and must_load(self._service, call.model.name):
             await self._service.wait_for_room(call.request.owner)
             return await self._meta(call, ()), self._late(call)
         prompts = [await self._tokens(prompt, call.model.name) for prompt in call.prompts]

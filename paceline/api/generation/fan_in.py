@@ -21,14 +21,12 @@ from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation,
 QUEUE_LIMIT = 64  # events of all choices together
 
 
-async def prepare_all(
-    service: Service, requests: Sequence[GenerateRequest], *, streamed: bool = False
-) -> list[Generation]:
+async def prepare_all(service: Service, requests: Sequence[GenerateRequest]) -> list[Generation]:
     """Admit all requests of one model, or none. Raises what `prepare` raises.
 
-    streamed: where the model has to be loaded first, each is admitted when it is run, and may be refused then.
+    Where the model has to be loaded first, each is admitted when it is run, and may be refused then.
     """
-    if streamed and must_load(service, requests[0].model):
+    if must_load(service, requests[0].model):
         await service.wait_for_room(requests[0].owner)  # a model is not loaded for what is refused anyway
         return [LateGeneration(partial(service.prepare, request)) for request in requests]
     generations: list[Generation] = []

@@ -1,22 +1,23 @@
 """Sending of generated answers, in one piece or streamed, for every endpoint that generates text.
 
-Requests are refused before headers are sent; headers go out with the first token, or after a second. A later failure,
-or the refusal of a request whose model had to be loaded first (`late`), is reported in the stream, which always ends as
-its protocol requires. Each endpoint has its own pure encoders, an
-`AnswerBody` and an `AnswerChunks`, which receive the events of the generations and return bytes.
+Requests are refused before headers are sent; headers of a stream go out with the first token, or after a second. A
+later failure, or the refusal of a request whose model had to be loaded first (`late`), is reported in the stream, which
+always ends as its protocol requires. What is sent in one piece is kept open as in `held_open`. Each endpoint has its
+own pure encoders, an `AnswerBody` and an `AnswerChunks`, which receive the events of the generations and return bytes.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from paceline.api.generation.fan_in import GenerationFanIn
+from paceline.api.generation.held_open import put_whole
+from paceline.api.generation.sending import put, send_part
 from paceline.api.http.body import ClientGoneError, while_connected
 from paceline.api.http.errors import Failure, failure_of
 from paceline.api.observation.answers import AnswerWatch, Observer
@@ -24,7 +25,6 @@ from paceline.errors import PacelineError
 from paceline.runtime.service import GenerateEvent, Generation, GenerationResult
 
 HEADERS_WAIT_S = 1.0  # that headers wait for the first token, so that an early failure can be a plain answer
-SEND_TIMEOUT = 60.0  # s that a client may take to read what is buffered before it counts as gone
 
 _log = logging.getLogger("paceline.api")
 
@@ -70,26 +70,25 @@ def watches_of(scope: Scope, generations: Sequence[Generation]) -> list[AnswerWa
 class JsonAnswer(Response):
     """Sends the JSON when every generation is done. Cancels the generations when the client leaves."""
 
-    def __init__(self, generations: Sequence[Generation], body: AnswerBody) -> None:
+    def __init__(self, generations: Sequence[Generation], body: AnswerBody, keep_alive: float) -> None:
+        """keep_alive: s of silence, see `held_open`."""
         super().__init__()
         self._generations = generations
         self._body = body
+        self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
         async with GenerationFanIn(self._generations, watches_of(scope, self._generations)) as fan_in:
-            await while_connected(receive, self._write(fan_in, send))
+            await while_connected(receive, put_whole(scope, send, self._gather(fan_in), self._keep_alive))
 
-    async def _write(self, fan_in: GenerationFanIn, send: Send) -> None:
+    async def _gather(self, fan_in: GenerationFanIn) -> bytes:
         running = len(self._generations)
         while running:
             event = await fan_in.next()
             if event is not None:
                 self._body.take(*event)
                 running -= isinstance(event[1], GenerationResult)
-        body = self._body.body()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send_part(send, {"type": "http.response.start", "status": 200, "headers": headers})
-        await send_part(send, {"type": "http.response.body", "body": body})
+        return self._body.body()
 
 
 class StreamedAnswer(Response):
@@ -133,18 +132,3 @@ class StreamedAnswer(Response):
             if not isinstance(error, PacelineError):
                 _log.exception("an answer failed after it had begun (%s)", self._name)
             await put(send, self._chunks.fail(failure_of(error)), last=True)
-
-
-async def put(send: Send, data: bytes, *, last: bool = False) -> None:
-    """Send a part of the body. Raises ClientGoneError."""
-    if data or last:
-        await send_part(send, {"type": "http.response.body", "body": data, "more_body": not last})
-
-
-async def send_part(send: Send, message: Message) -> None:
-    """Raises ClientGoneError when the client does not read it in time."""
-    try:
-        async with asyncio.timeout(SEND_TIMEOUT):
-            await send(message)
-    except TimeoutError:
-        raise ClientGoneError from None

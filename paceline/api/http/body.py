@@ -24,6 +24,11 @@ class ClientGoneError(Exception):
     """The client has closed its connection, so that no answer can be sent."""
 
 
+class BrokenOffError(Exception):
+    """An answer has failed after it had begun, and the client has been told: its body must not end as if it were
+    whole."""
+
+
 def within(receive: Receive, seconds: float) -> Receive:
     """`receive`, for a body that must be there `seconds` from now: else it raises RequestError 408."""
     deadline = asyncio.get_running_loop().time() + seconds

@@ -37,10 +37,13 @@ class Failure:
         """All four keys, `code` a string or null: SDKs in typed languages require it."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self, shape: ErrorShape | None = None) -> Response:
+    def json(self, shape: ErrorShape | None = None) -> bytes:
         """shape: None for OpenAI's."""
+        return encode_json(self.envelope() if shape is None else shape.encode(self))
+
+    def response(self, shape: ErrorShape | None = None) -> Response:
         return Response(
-            encode_json(self.envelope() if shape is None else shape.encode(self)),
+            self.json(shape),
             status_code=self.status,
             media_type="application/json",
             headers=dict(self.headers),

@@ -34,6 +34,7 @@ def configure_logging(level: str, form: Literal["text", "json"] = "text") -> Non
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(Seldom())
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
@@ -68,6 +69,12 @@ class OneObject(logging.Formatter):
         if record.exc_info:
             said["traceback"] = self.formatException(record.exc_info)
         return json.dumps(said, default=str)  # all else than ASCII is escaped: nobody forges a line
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what uvicorn says of an answer that ends in its middle: it does so on purpose, and the line of its
+    request says why."""
+    return "without completing response" not in str(record.msg)
 
 
 class Seldom(logging.Filter):

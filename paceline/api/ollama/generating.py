@@ -106,7 +106,7 @@ class OllamaGeneration:
             return await self._service.prepare(*call.requests([prompt]))
 
         async def begin() -> list[Generation]:
-            if asked.stream and must_load(self._service, call.model.name):
+            if must_load(self._service, call.model.name):
                 await self._service.wait_for_room(call.request.owner)
                 return [LateGeneration(prepare)]
             return [await prepare()]
@@ -124,7 +124,7 @@ class OllamaGeneration:
         state: Mapping[str, float] = request.scope["state"]
         meta = _meta(asked, tools, call, state["began"])
         if not asked.stream:
-            return JsonAnswer(generations, AnswerObject(meta))
+            return JsonAnswer(generations, AnswerObject(meta), self._keep_alive)
         return StreamedAnswer(generations, AnswerLines(meta), self._keep_alive, request_id.get())
 
     def _loaded(self, asked: ChatBody | GenerateBody) -> Response:

@@ -99,12 +99,16 @@ def _missing(previous: str) -> RequestError:
 async def prepare(service: Service, asked: ResponseRequest, request: GenerateRequest) -> Generation:
     """Admit the request. With `truncation: auto`, drop as few of the oldest messages as make it fit the context.
 
-    Where the model has to be loaded first, a client that is not waiting for the whole is not kept waiting for that.
-    Holds one admission at a time, and none when this raises or is cancelled: a trial is closed at once.
+    Where the model has to be loaded first, it is admitted when it is run, and may be refused then.
     """
-    if (asked.stream or asked.background) and asked.truncation != "auto" and must_load(service, request.model):
+    if must_load(service, request.model):
         await service.wait_for_room(request.owner)
-        return LateGeneration(partial(service.prepare, request))
+        return LateGeneration(partial(_prepare_now, service, asked, request))
+    return await _prepare_now(service, asked, request)
+
+
+async def _prepare_now(service: Service, asked: ResponseRequest, request: GenerateRequest) -> Generation:
+    """Holds one admission at a time, and none when this raises or is cancelled: a trial is closed at once."""
     try:
         return await service.prepare(request)
     except RequestError as error:

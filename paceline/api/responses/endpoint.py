@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from paceline.api.chat.output import summary
 from paceline.api.chat.request import ChatCall, chat_call
+from paceline.api.generation.held_open import HeldOpen
 from paceline.api.generation.links import NO_ADDRESSES, Addresses, PassageLinks
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import read_body, while_connected
@@ -151,14 +152,18 @@ class ResponsesEndpoint:
         cancel = None if asked.background else lambda: self.runs.stop(run.live.record.id)
         if asked.stream:
             return EventLogAnswer(self._log.follow_live(run.live), self._keep_alive, cancel)
+        return HeldOpen(lambda: self._whole(run), self._keep_alive)
+
+    async def _whole(self, run: Run) -> bytes:
+        """The response once it has ended. Cancels it when this is cancelled."""
         try:
-            final = await while_connected(request.receive, self.runs.ended(run))
+            final = await self.runs.ended(run)
         except BaseException:
             await self.runs.stop(run.live.record.id)
             raise
         if run.failure is not None:
             raise run.failure
-        return answer(final)
+        return encode_json(final)
 
     def _start(
         self,

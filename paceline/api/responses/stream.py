@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.api.generation.streaming import put, send_part
+from paceline.api.generation.sending import put, send_part
 from paceline.api.http import sse
 from paceline.api.http.body import ClientGoneError, while_connected
 from paceline.api.http.errors import failure_of

@@ -19,6 +19,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from paceline import __version__, models
+from paceline.commands.diagnosis.extras import extras
 from paceline.commands.diagnosis.models import model
 from paceline.commands.diagnosis.outcome import Check, Found, NodeChecks, Status
 from paceline.commands.diagnosis.programs import program
@@ -37,6 +38,7 @@ def run(nodes: tuple[NodeSettings, ...], others: NodeChecks) -> Iterator[Check]:
     subjects: list[tuple[str, Callable[[], Found]]] = [
         ("python", python),
         ("packages", packages),
+        ("extras", extras),
         ("torch", torch_build),
         ("processor", processor),
         ("kernels", kernels),

@@ -168,8 +168,9 @@ def _put(
     if before:
         text_hashes = rows.remove_documents(database, "documents.id = ?", before.id).text_hashes
     if known:
-        note = f"the same text as {known.name}"
-        return IngestResult(parsed.name, "duplicate", known.id, known.num_chunks, note), text_hashes
+        where = f" from {known.source}" if known.source and known.name == parsed.name else ""
+        note = f"the same text as {known.name}{where}"
+        return IngestResult(name, "duplicate", known.id, known.num_chunks, note), text_hashes
     document_id = rows.document_id(database, parsed.sha256)
     document = Document(document_id, name, parsed.sha256, zone, time.time(), len(chunks))
     rows.insert_document(database, document, chunks, vectors, source=source, stamp=stamp)

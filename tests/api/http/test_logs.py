@@ -24,6 +24,8 @@ try:
     raise ValueError({FORGED!r})
 except ValueError:
     log.exception("a session failed")
+# Of an answer that is broken off on purpose; the line of its request says why.
+logging.getLogger("uvicorn.error").error("ASGI callable returned without completing response.")
 """
 
 

@@ -69,6 +69,18 @@ def test_the_same_text_again_changes_nothing(store: DocumentStore) -> None:
     assert store.documents()[0].zone == "edge"
 
 
+def test_two_files_of_one_name_and_text_are_told_apart(store: DocumentStore, tmp_path: Path) -> None:
+    files = [tmp_path / folder / "boat.txt" for folder in ("a", "b")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(BOAT)
+    for _ in range(2):
+        first, copy = store.add(files, zone="device")
+        assert first.name == "boat.txt"
+        assert copy.status == "duplicate" and copy.name == "b/boat.txt"
+        assert copy.note == f"the same text as boat.txt from {files[0]}"
+
+
 def test_the_same_name_with_another_text_replaces_the_document(store: DocumentStore) -> None:
     store.add_text("note.txt", BOAT, zone="device")
     assert store.add_text("note.txt", TRAIN, zone="device").status == "replaced"

@@ -17,7 +17,7 @@ from dataclasses import replace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.api.http.auth import Identity, Keyring
-from paceline.api.http.body import ClientGoneError, within
+from paceline.api.http.body import BrokenOffError, ClientGoneError, within
 from paceline.api.http.cors import Headers, answer_headers, is_local_host, is_local_origin, preflight_headers
 from paceline.api.http.errors import RETRY_AFTER_S, ErrorShape, Failure, failure_of, unauthorized
 from paceline.api.http.limits.doors import DoorLimits, Visitor
@@ -137,6 +137,9 @@ class AdmissionMiddleware:
             await self._answer(scope, receive, exchange)
         except ClientGoneError:
             _log.info("%s: the client left (%s)", request, exchange.id)
+        except BrokenOffError as error:
+            _log.warning("%s was broken off after it had begun: %s (%s)", request, error, exchange.id)
+            return  # with its body unfinished, the connection is closed
         except Exception as error:
             if not isinstance(error, PacelineError):
                 _log.exception("%s failed (%s)", request, exchange.id)

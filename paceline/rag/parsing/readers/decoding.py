@@ -49,7 +49,8 @@ def _decoded(data: bytes, declared: str) -> str:
                 return data.decode(encoding)
             except UnicodeDecodeError as error:
                 raise UnreadableError(
-                    f"is damaged: it begins as {error.encoding} and is not at byte {error.start}", "invalid_file"
+                    f"is damaged: its first bytes mark it as {error.encoding}, which ends at byte {error.start}",
+                    "invalid_file",
                 ) from None
     for encoding in (_known(declared), _of_zeros(data[:_SAMPLE]), "utf-8"):
         if encoding:

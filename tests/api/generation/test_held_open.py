@@ -1,0 +1,139 @@
+"""Answers in one piece that are long in coming: spaces keep them open, and what fails then is no answer."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from openai import APIConnectionError, OpenAI
+
+from paceline.errors import PacelineError, RequestError
+from paceline.runtime.service import GenerateEvent
+from tests.api.scripted import MODEL, WAIT, Script, ScriptedService, Signal, answering, serving
+
+ASKED = [{"role": "user", "content": "Where?"}]
+LATE = "org/second"  # is not loaded
+BODIES: Mapping[str, dict[str, object]] = {
+    "/v1/chat/completions": {"messages": ASKED, "n": 2},
+    "/v1/completions": {"prompt": [[1, 2, 3], [4]], "n": 2, "max_tokens": 4},
+    "/v1/responses": {"input": "Where?", "truncation": "auto"},
+    "/v1/messages": {"messages": ASKED, "max_tokens": 4},
+    "/api/chat": {"messages": ASKED},
+    "/api/generate": {"prompt": "Where?"},
+}
+NO_MEMORY = RequestError("The model cannot be loaded now: no memory.", status=503, code="model_unavailable")
+
+
+@pytest.fixture
+def service() -> ScriptedService:
+    return ScriptedService()
+
+
+@pytest.fixture
+def url(service: ScriptedService) -> Iterator[str]:
+    with serving(service, keep_alive=0.02) as url:
+        yield url
+
+
+def held_for_a_while(steps: Sequence[GenerateEvent] = (), refusal: Exception | None = None) -> Script:
+    """A script whose loading ends a few spaces after it has begun."""
+    script = Script(steps, refusal, hold=(held := Signal()))
+
+    def let_go() -> None:
+        assert script.began.wait()
+        time.sleep(0.1)
+        held.set()
+
+    threading.Thread(target=let_go).start()
+    return script
+
+
+def posted(url: str, path: str, open_now: Signal, model: str = LATE) -> tuple[httpx.Response, bytes, bool]:
+    """The answer in one piece: its head, its body, and whether the body came whole. open_now: set by its first byte."""
+    body, whole = b"", True
+    fields = BODIES[path] | {"model": model, "stream": False}
+    with httpx.stream("POST", f"{url}{path}", json=fields, timeout=WAIT, verify=False) as response:
+        try:
+            for part in response.iter_raw():
+                body += part
+                open_now.set()
+        except httpx.RemoteProtocolError:
+            whole = False
+    return response, body, whole
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_spaces_come_while_its_model_is_loaded_and_then_the_answer(
+    path: str, url: str, service: ScriptedService
+) -> None:
+    loaded = Signal()
+    service.script = Script(answering("Here", "."), hold=loaded)
+    response, body, whole = posted(url, path, loaded)  # or it would never end
+    assert response.status_code == 200 and response.headers["content-type"] == "application/json" and whole
+    assert body.startswith(b" ") and b"\n" not in body, "clients of Ollama's read lines"
+    assert "Here." in json.dumps(json.loads(body))
+
+
+def test_a_loaded_model_that_writes_for_long_is_no_different(url: str, service: ScriptedService) -> None:
+    more = Signal()
+    service.script = Script([*answering("Here")[:1], more, *answering(".")])
+    _, body, whole = posted(url, "/api/chat", more, MODEL.name)
+    assert body.startswith(b" ") and json.loads(body)["message"]["content"] == "Here." and whole
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_fails_then_is_said_and_never_ends_as_an_answer_does(
+    path: str, url: str, service: ScriptedService, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = Signal()
+    service.script = Script(hold=loaded, refusal=NO_MEMORY)
+    response, body, whole = posted(url, path, loaded)
+    assert response.status_code == 200 and not whole
+    assert "no memory" in json.dumps(json.loads(body)["error"])
+    assert "broken off" in caplog.text and "no memory" in caplog.text and "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("error", [PacelineError("The engine is gone."), ValueError("a secret")])
+def test_a_failure_in_the_middle_reveals_what_its_status_would(
+    error: Exception, url: str, service: ScriptedService
+) -> None:
+    more = Signal()
+    service.script = Script([*answering("Here")[:1], more, error])
+    _, body, whole = posted(url, "/v1/chat/completions", more, MODEL.name)
+    assert not whole and b"secret" not in body
+    assert json.loads(body)["error"]["type"] == "server_error"
+
+
+def test_openais_client_asks_again_and_is_told(url: str, service: ScriptedService) -> None:
+    service.script = held_for_a_while(refusal=NO_MEMORY)
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT) as client:
+        with pytest.raises(APIConnectionError):
+            client.chat.completions.create(model=LATE, messages=ASKED)  # type: ignore[call-overload]  # shorthand
+        service.script = held_for_a_while(answering("Here", "."))
+        answer = client.chat.completions.create(model=LATE, messages=ASKED)  # type: ignore[call-overload]  # likewise
+        assert answer.choices[0].message.content == "Here."
+
+
+def test_http_1_0_is_answered_in_silence(url: str, service: ScriptedService) -> None:
+    service.script = held_for_a_while(refusal=NO_MEMORY)
+    body = json.dumps(BODIES["/v1/messages"] | {"model": LATE}).encode()
+    where = urlsplit(url)
+    head = f"POST /v1/messages HTTP/1.0\r\nHost: {where.netloc}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection((str(where.hostname), int(where.port or 0)), WAIT) as raw:
+        raw.sendall(head + body)
+        answer = b"".join(iter(lambda: raw.recv(65536), b""))
+    assert answer.partition(b" ")[2].startswith(b"503"), answer
+
+
+def test_a_client_that_leaves_meanwhile_is_not_prepared_for(url: str, service: ScriptedService) -> None:
+    service.script = Script(answering("Here"), hold=Signal())
+    fields = BODIES["/v1/responses"] | {"model": LATE}
+    with httpx.stream("POST", f"{url}/v1/responses", json=fields, timeout=WAIT, verify=False) as response:
+        next(response.iter_raw())
+    assert service.script.cancelled.wait()
