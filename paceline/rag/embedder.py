@@ -134,6 +134,26 @@ class _SentenceTransformer(Protocol):
     def modules(self) -> Iterator[object]: ...
 
 
+def _ask_for(name: str) -> None:
+    """Raise ConfigError for a model that is not on this machine while the hub cannot be reached: it is asked once here,
+    where the package goes on asking for a minute. All else is left to the package, which knows short names."""
+    from paceline.hub.download import Unreachable, local, remote_size
+    from paceline.hub.names import HubName
+
+    try:
+        wanted = HubName.parse(name)
+        try:
+            local(wanted)
+        except ConfigError:
+            remote_size(wanted)
+    except Unreachable as error:
+        raise ConfigError(
+            f"The embedder {name!r} is not on this machine, and {error} Or use {DEFAULT!r}, which needs no download."
+        ) from error
+    except ConfigError:
+        return
+
+
 class SentenceTransformerEmbedder:
     """Any model of sentence-transformers, by name or folder. One call at a time, since they may not be thread-safe."""
 
@@ -146,8 +166,11 @@ class SentenceTransformerEmbedder:
                 f"The embedder {name!r} needs sentence-transformers: pip install sentence-transformers, "
                 f"or use {DEFAULT!r}, which needs no download."
             ) from error
+        if not Path(name).is_dir():
+            _ask_for(name)
         try:
-            self._model = cast(_SentenceTransformer, package.SentenceTransformer(name, trust_remote_code=False))
+            model = package.SentenceTransformer(name, trust_remote_code=False, model_kwargs={"use_safetensors": True})
+            self._model = cast(_SentenceTransformer, model)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"The embedder {name!r} could not be loaded ({error}). Give {DEFAULT!r}, 'hash', a folder, or the name "

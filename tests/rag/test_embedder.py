@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import BertConfig, BertModel
 
 from paceline.errors import ConfigError
+from paceline.hub import download
 from paceline.rag.embedder import Embedder, HashEmbedder, load_embedder
 from paceline.rag.minilm import MAX_TOKENS, MiniLMEmbedder, package_directory
 
@@ -136,8 +137,8 @@ def test_the_error_for_a_missing_package_names_it(monkeypatch: pytest.MonkeyPatc
 class OtherModel:
     """Test double of sentence_transformers.SentenceTransformer."""
 
-    def __init__(self, name: str, *, trust_remote_code: bool) -> None:
-        assert not trust_remote_code
+    def __init__(self, name: str, *, trust_remote_code: bool, model_kwargs: dict[str, object]) -> None:
+        assert not trust_remote_code and model_kwargs == {"use_safetensors": True}
         if name == "no/such":
             raise OSError("no/such is not a model")
 
@@ -159,10 +160,25 @@ class OtherModel:
         return 128
 
 
-def test_any_other_name_is_a_sentence_transformers_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_a_model_that_is_not_here_is_refused_before_the_package_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package = ModuleType("sentence_transformers")  # which has no model to offer
+    monkeypatch.setitem(sys.modules, "sentence_transformers", package)
+
+    def unreachable(_: object) -> int:
+        raise download.Unreachable("the hub cannot be reached: check the network.")
+
+    monkeypatch.setattr(download, "remote_size", unreachable)
+    with pytest.raises(ConfigError, match="'no/where' is not on this machine, and the hub cannot be reached.*'minilm'"):
+        load_embedder("no/where")
+
+
+def test_any_other_name_is_a_sentence_transformers_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = ModuleType("sentence_transformers")
     package.SentenceTransformer = OtherModel  # type: ignore[attr-defined]  # a module made for this test
     monkeypatch.setitem(sys.modules, "sentence_transformers", package)
+    monkeypatch.setattr(download, "local", lambda _: tmp_path)  # both were downloaded before
     embedder = load_embedder("some/model")
     assert (embedder.name, embedder.dimensions) == ("some/model", 2)
     assert (embedder.served_name, embedder.max_tokens) == ("some/model", 128)
