@@ -170,7 +170,7 @@ def test_without_a_network_a_model_that_is_not_here_is_refused_before_the_packag
         raise download.Unreachable("the hub cannot be reached: check the network.")
 
     monkeypatch.setattr(download, "remote_size", unreachable)
-    with pytest.raises(ConfigError, match=r"'no/where' is not on this machine, and the hub cannot be reached.*'minilm'"):
+    with pytest.raises(ConfigError, match=r"'no/where' is not on this machine, and the hub .*'minilm'"):
         load_embedder("no/where")
 
 
