@@ -5,7 +5,8 @@ private and a public one, and such as none answers. All private documents are st
 in the cloud; each question is searched for on both sides as in a request, two passages a side, and both sides write the
 answer greedily, over a virtual network. An answer is right if an accepted text stands in it, one for each fact; where
 nothing answers, if it says so. The claims are on the questions of the half `test`; the other half may be looked at by
-who changes the reader. The documents are the same in both halves.
+who changes the reader. The documents are the same in both halves. `questions/notes_dev.json` is a second set to
+look at, of 22 other documents and 121 questions, which the bench does not ask.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ NAME = "notes"
 SUMMARY = "what the demonstration reads in documents it has never seen"
 
 SET: Final = Path(__file__).parent / "questions" / "notes.json"
+TUNING: Final = SET.with_name("notes_dev.json")
 PASSAGES: Final = 2  # a side, as by default
 MAX_DOCUMENT: Final = 1500  # tokens
 TARGETS: Final = {"single": 0.8, "two": 0.6, "none": 0.9}

@@ -37,6 +37,14 @@ Above it are the right paragraphs of 96 % of 400 SQuAD questions, 90 % of 334 pa
 98, 95 and 4 %. False positives weigh little: the median of right paragraphs is 0.56, and weights are exp(cosine / 0.1).
 """
 
+LEADING_COSINE = 0.1
+"""Minimum cosine of a passage that is among the first by words and holds a rare word of the query: it scores MIN_SCORE.
+
+A note on a dozen things is not similar to a question about one of them, but has its word: of 151 questions on such
+notes 16 find theirs by this alone, and one does not. Of 150 SQuAD questions over 300 paragraphs 91 % find theirs among
+two (89 % without), with one more passage in 75 questions; where none of the paragraphs answers, with one more in 40.
+"""
+
 EXACT_SCORE = 0.56
 """Least score of a passage that holds nearly all words of a query, a rare one among them: the median of right ones. So
 a number or a name is found that no vector tells, and its passage weighs in an answer like any other that is right."""

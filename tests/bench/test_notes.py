@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import paceline.models.training
-from bench.notes import Question, is_right, load
+from bench.notes import SET, TUNING, Question, is_right, load
 from paceline.engine.reader.answer import JOINTS, NOTHING, NOTHING_OF_SEVERAL
 
 
@@ -20,8 +20,9 @@ def test_the_set_has_what_its_claims_need() -> None:
     assert min(kinds[kind, half] for kind in ("two", "none") for half in ("dev", "test")) >= 16
 
 
-def test_each_accepted_text_stands_in_the_document_of_its_fact() -> None:
-    documents, questions = load()
+@pytest.mark.parametrize("file", [SET, TUNING])
+def test_each_accepted_text_stands_in_the_document_of_its_fact(file: Path) -> None:
+    documents, questions = load(file)
     texts = {each.name: each.text.lower() for each in documents}
     sides = {each.name: each.side for each in documents}
     for question in questions:
@@ -32,13 +33,20 @@ def test_each_accepted_text_stands_in_the_document_of_its_fact() -> None:
             assert {sides[name] for name in question.documents} == {"cloud", "device"}
 
 
-def test_no_question_or_document_of_it_stands_in_the_training_texts() -> None:
+@pytest.mark.parametrize("file", [SET, TUNING])
+def test_no_question_or_document_of_it_stands_in_the_training_texts(file: Path) -> None:
     folder = Path(paceline.models.training.__file__).parent
     files = [each.read_text("utf-8").lower() for each in folder.rglob("*") if each.suffix in (".py", ".txt")]
-    documents, questions = load()
+    documents, questions = load(file)
     sentences = [part for each in documents for part in each.text.split(". ") if part.count(" ") > 2]
     for text in [each.text for each in questions] + sentences:
         assert not any(text.lower() in each for each in files), text
+
+
+def test_what_is_tuned_on_claims_nothing_and_shares_no_document_with_what_does() -> None:
+    documents, questions = load(TUNING)
+    assert {each.half for each in questions} == {"dev"}
+    assert not {each.text for each in documents} & {each.text for each in load()[0]}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from paceline.models.training.reading.examples import Example
 from paceline.models.training.reading.mean import mean
 from paceline.models.training.reading.notes import rivals_example
 from paceline.models.training.reading.sources import without_answer
+from paceline.models.training.reading.topics import topic_example
 
 TEXT = (
     "The mill at Ostrey was built in 1820. It ground 40 tonnes of rye a week. The miller, Anna Vell, sold it for "
@@ -78,3 +79,19 @@ def test_the_mean_of_readers_of_one_shape(tmp_path: Path) -> None:
     save_file({"heads": torch.ones((2, 4))}, tmp_path / "d")
     with pytest.raises(ValueError, match="same shape"):
         mean([tmp_path / "a", tmp_path / "d"])
+
+
+def test_notes_name_their_thing_at_the_top_and_the_answer_stands_below() -> None:
+    rng = random.Random(3)
+    answered = 0
+    for _ in range(600):
+        example = topic_example(rng)
+        if not example.spans:
+            continue
+        answered += 1
+        ((begin, end),) = example.spans
+        answer, document = example.document[begin:end], example.document
+        assert answer.strip() == answer != ""
+        assert begin > min(at for mark in (". ", "\n") if (at := document.find(mark)) >= 0)
+        assert not document[end : end + 1].isalnum() and not document[begin - 1].isalnum()
+    assert 420 < answered < 540

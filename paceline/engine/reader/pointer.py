@@ -17,13 +17,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from paceline.encoder import CLS, SEP, outputs
+from paceline.engine.reader.shape import MISFIT, completed, cuts, misfits
 
 HEADS = "heads"  # (2, WIDTH)
 MAX_QUESTION = 64  # tokens
 MAX_INPUT = 256  # as in training
 _STRIDE = 96
 _LONGEST_SPAN = 24  # tokens
-_KEPT = 24  # spans of a window
+_CANDIDATES = 120  # spans of a window, before their shape counts
+_KEPT = 24  # of them
 _CACHED = 512  # readings
 _MARKS = " \t\r\n.,;:!?*_|\"'()[]#-"  # not at the edges of an answer
 _WORD = re.compile(r"\w+")
@@ -79,7 +81,7 @@ class Pointer:
         start = 0
         while start < len(read.ids):
             window = slice(start, start + room)
-            found = self._spans(head, read.ids[window], read.offsets[window], document)
+            found = self._spans(question, head, read.ids[window], read.offsets[window], document)
             for text, score in found:
                 odds[text] = _log_add(odds.get(text, -math.inf), score)
             best = max(best, _log_sum([score for _, score in found]))
@@ -96,9 +98,10 @@ class Pointer:
         return Reading(answered, tuple((text, math.exp(score - total)) for text, score in kept))
 
     def _spans(
-        self, head: list[int], ids: list[int], offsets: Sequence[tuple[int, int]], document: str
+        self, question: str, head: list[int], ids: list[int], offsets: Sequence[tuple[int, int]], document: str
     ) -> list[tuple[str, float]]:
-        """The best spans of a window: their texts, and their scores less that of no answer."""
+        """The best spans of a window: their texts, and their scores less that of no answer and less what their shape
+        costs; a text may come more than once."""
         types = [0] * len(head) + [1] * (len(ids) + 1)
         with torch.inference_mode():
             hidden = outputs(self._weights, [[*head, *ids, SEP]], [types])
@@ -107,14 +110,14 @@ class Pointer:
             begin, end = len(head), len(head) + len(ids)
             pairs = first[begin:end, None] + last[None, begin:end] - none
             pairs = pairs.masked_fill(~torch.ones_like(pairs).triu().tril(_LONGEST_SPAN - 1).bool(), -torch.inf)
-            scores, places = pairs.flatten().topk(min(_KEPT * 2, pairs.numel()))
+            scores, places = pairs.flatten().topk(min(_CANDIDATES, pairs.numel()))
         found = []
         for score, place in zip(scores.tolist(), places.tolist(), strict=True):
             a, b = divmod(place, len(ids))
-            text = _trimmed(document[offsets[a][0] : offsets[b][1]])
+            text = _answer(document, offsets[a][0], offsets[b][1])
             if text and score > -math.inf:
-                found.append((text, score))
-        return found[:_KEPT]
+                found.append((text, score - MISFIT * misfits(question, text)))
+        return sorted(found, key=lambda each: -each[1])[:_KEPT]
 
 
 def shared_words(question: str, document: str) -> float:
@@ -125,6 +128,15 @@ def shared_words(question: str, document: str) -> float:
     asked = [word for word in _WORD.findall(question.lower()) if word not in _COMMON]
     held = {word[:_STEM] for word in _WORD.findall(document.lower())}
     return sum(word[:_STEM] in held for word in asked) / len(asked) if asked else 0.0
+
+
+def _answer(document: str, begin: int, end: int) -> str:
+    """The text of a span with what belongs to it; "" for one that is no answer: see `shape.cuts` and `_trimmed`."""
+    if cuts(document, begin, end) or not (text := _trimmed(document[begin:end])):
+        return ""
+    begin = document.index(text, begin)
+    begin, end = completed(document, begin, begin + len(text))
+    return _trimmed(document[begin:end]) or text
 
 
 def _trimmed(text: str) -> str:

@@ -27,6 +27,7 @@ _WORD = re.compile(r"\w+")
 _RANK_OFFSET = 10  # damps the lead of the first ranks; 5 to 60 gave the same within 1 %
 _RARE_SHARE = 0.002  # of the chunks, which may hold a rare word; and always as many as _RARE_CHUNKS
 _RARE_CHUNKS = 3
+_LEADING = 2
 _EXACT_WEIGHT = 0.75  # of the query's words by their weight, that an exact hit holds
 
 
@@ -36,6 +37,7 @@ class WordHit:
 
     id: int
     is_exact: bool  # it holds nearly all of the query by weight, a rare word among it
+    is_leading: bool  # it is one of the first _LEADING, and holds a rare word of the query
 
 
 class BM25Index:
@@ -57,13 +59,17 @@ class BM25Index:
         if self._index is None or not (words := _words(query)):
             return []
         scores = self._index.get_scores(words)
-        exact = self._exact(self._index, set(words))
+        exact, rare = self._exact(self._index, set(words))
         best = (place for place in np.argsort(-scores, kind="stable").tolist() if scores[place] > 0)
         chosen = islice((place for place in best if allowed is None or self._ids[place] in allowed), k)
-        return [WordHit(self._ids[place], bool(exact[place])) for place in chosen]
+        return [
+            WordHit(self._ids[place], bool(exact[place]), rank < _LEADING and bool(rare[place]))
+            for rank, place in enumerate(chosen)
+        ]
 
-    def _exact(self, index: bm25s.BM25, words: set[str]) -> NDArray[np.bool_]:
-        """(chunks,) whether each holds nearly all of these words by weight, and a rare one among them."""
+    def _exact(self, index: bm25s.BM25, words: set[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """(chunks,) whether each holds nearly all of these words by weight, and a rare one among them; and whether it
+        holds a rare one."""
         num_chunks = len(self._ids)
         held_weight, has_rare, whole = np.zeros(num_chunks), np.zeros(num_chunks, np.bool_), 0.0
         for word in words:
@@ -75,7 +81,7 @@ class BM25Index:
             held_weight[holds] += weight
             if number <= max(_RARE_CHUNKS, _RARE_SHARE * num_chunks):
                 has_rare |= holds
-        return has_rare & (held_weight >= _EXACT_WEIGHT * whole)
+        return has_rare & (held_weight >= _EXACT_WEIGHT * whole), has_rare
 
 
 def rank_fusion(*rankings: Sequence[int]) -> list[int]:

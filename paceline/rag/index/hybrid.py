@@ -18,7 +18,7 @@ from paceline.rag.chunk_rows import FROM, read_texts, read_vectors
 from paceline.rag.database import Database
 from paceline.rag.index.bm25 import MAX_ROWS, BM25Index, rank_fusion
 from paceline.rag.index.faiss_index import IndexImage, VectorIndex, remove
-from paceline.rag.records import EXACT_SCORE, Selection, titled
+from paceline.rag.records import EXACT_SCORE, LEADING_COSINE, MIN_SCORE, Selection, titled
 
 FILE = "index.faiss"
 _MAX_CACHED = 8  # selections whose ids and word indexes are cached
@@ -105,9 +105,9 @@ class HybridIndex:
     def candidates(
         self, query: str, vector: NDArray[np.float32], limit: int, selection: Selection, selected: NDArray[np.int64]
     ) -> tuple[list[tuple[int, float]], float]:
-        """Pairs (chunk id, score), best first, exact hits of the words before all others, from at most `limit` hits of
-        each kind of search; and an upper bound of the cosines of all other chunks, exact unless an inverted file was
-        searched.
+        """Pairs (chunk id, score), best first, exact hits of the words before all others (see `_scored`), from at most
+        `limit` hits of each kind of search; and an upper bound of the cosines of all other chunks, exact unless an
+        inverted file was searched.
 
         selected: `self.selected(selection)`.
         """
@@ -121,7 +121,8 @@ class HybridIndex:
         exact = {hit.id for hit in hits if hit.is_exact}
         order = sorted(rank_fusion(list(scores), [hit.id for hit in hits]), key=lambda i: i not in exact)
         cosines = ((i, scores[i] if i in scores else self._cosine(vector, i)) for i in order)
-        return [(i, max(cosine, EXACT_SCORE) if i in exact else cosine) for i, cosine in cosines], others
+        leading = {hit.id for hit in hits if hit.is_leading}
+        return _scored(list(cosines), exact, leading), others
 
     def _word_index(self, collections: tuple[str, ...]) -> BM25Index | None:
         """The BM25 index of these collections; None where they have more than MAX_ROWS chunks."""
@@ -160,6 +161,18 @@ class HybridIndex:
         ids, vectors = read_vectors(self._database, where, *parameters)
         flat = np.frombuffer(vectors, "<f4").astype(np.float32)
         return ids, flat.reshape(len(ids), self._dimensions)
+
+
+def _scored(found: list[tuple[int, float]], exact: set[int], leading: set[int]) -> list[tuple[int, float]]:
+    """Pairs (chunk id, score) of pairs (chunk id, cosine), best first: what only its words let pass comes second at
+    best, as in a small store each word is rare."""
+    words_alone = {i for i, cosine in found if i in leading - exact and LEADING_COSINE <= cosine < MIN_SCORE}
+    scores = [
+        (i, max(cosine, EXACT_SCORE) if i in exact else MIN_SCORE if i in words_alone else cosine)
+        for i, cosine in found
+    ]
+    first = next((each for each in scores if each[0] not in words_alone and each[1] >= MIN_SCORE), None)
+    return scores if first is None else [first, *(each for each in scores if each is not first)]
 
 
 def _collections(names: tuple[str, ...]) -> tuple[str, list[object]]:

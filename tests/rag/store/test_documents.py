@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.index import faiss_index as index_module
 from paceline.rag.index.hybrid import FILE, HybridIndex
-from paceline.rag.records import EXACT_SCORE, MIN_SCORE, Progress, Vectors, Zone
+from paceline.rag.records import EXACT_SCORE, LEADING_COSINE, MIN_SCORE, Progress, Vectors, Zone
 from paceline.rag.store.documents import DocumentStore
 
 BOAT = "The red boat belongs to Ann Bell.\n"
@@ -242,6 +242,20 @@ def test_a_rare_word_is_found_first_and_without_any_similarity(store: DocumentSt
     assert float(vector @ HashEmbedder().embed([found.titled])[0]) < MIN_SCORE < found.score == EXACT_SCORE
     assert store.search("1500", 2, min_score=0.9) == []
     assert store.search("zx9999", 2) == []
+
+
+def test_what_leads_by_a_rare_word_is_found_below_the_threshold_and_second_at_best(store: DocumentStore) -> None:
+    for i in range(2):
+        store.add_text(f"tea{i}.txt", f"{i} cups of tea are served in the small garden each day", zone="device")
+    long = " ".join(f"thing{i}" for i in range(16))
+    store.add_text("note.txt", f"Lanterns and tea. {long}", zone="device")
+    query = "who lit lanterns in the garden"
+    cosine = float(HashEmbedder().embed([query])[0] @ HashEmbedder().embed([f"Lanterns and tea. {long}"])[0])
+    assert LEADING_COSINE < cosine < MIN_SCORE
+    first, second = store.search(query, 2)
+    assert (second.document, second.score) == ("note.txt", MIN_SCORE) and first.score > MIN_SCORE
+    stricter = store.search(query, 10, min_score=MIN_SCORE + 0.01)
+    assert "note.txt" not in [each.document for each in stricter]
 
 
 def test_another_embedder_is_refused_until_everything_is_embedded_again(store: DocumentStore, folder: Path) -> None:

@@ -155,7 +155,7 @@ class _Relation:
     asks: tuple[str, ...]
 
 
-_KINDS: Final[dict[str, Draw]] = {
+KINDS: Final[dict[str, Draw]] = {
     "price": _price,
     "date": _date,
     "time": _time,
@@ -185,7 +185,7 @@ def _relations() -> tuple[_Relation, ...]:
         kind, label = head.split(": ")
         texts = [line.strip() for line in lines]
         asks = tuple(text for text in texts if text.endswith("?"))
-        found.append(_Relation(_KINDS[kind], label, tuple(text for text in texts if text not in asks), asks))
+        found.append(_Relation(KINDS[kind], label, tuple(text for text in texts if text not in asks), asks))
     return tuple(found)
 
 
@@ -206,7 +206,7 @@ def _rivals() -> tuple[_Rivals, ...]:
         texts = [line.strip() for line in lines]
         asks = tuple(text for text in texts if text.endswith("?"))
         states = tuple(text for text in texts if text not in asks)
-        found.append(_Rivals(_KINDS[kind], choices(roles), states, asks))
+        found.append(_Rivals(KINDS[kind], choices(roles), states, asks))
     return tuple(found)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from paceline.models.training.reading.clozes import cloze, sentences
 from paceline.models.training.reading.examples import Example, about, occurrences
 from paceline.models.training.reading.notes import notes_example, rivals_example
+from paceline.models.training.reading.topics import topic_example
 from paceline.models.training.texts import phrases
 from paceline.models.training.texts.corpus import ask, ask_two, draw_facts, missing_fact, write_document
 from paceline.models.training.texts.names import Split, split_of
@@ -70,6 +71,18 @@ def multi_hop(data: Path) -> list[Example]:
             if "#" not in step["question"] and ">>" not in step["question"]:
                 text = each["paragraphs"][step["paragraph_idx"]]["text"]
                 found.append(about(step["question"], text, [step["answer"]]))
+    return [each for each in found if each is not None]
+
+
+def chats(data: Path) -> list[Example]:
+    """LiHua-World: questions for one fact of a chat, where the answer stands in the chat."""
+    folder = data / "lihua_world"
+    texts = {each["pid"]: str(each["text"]) for each in records(folder / "chats.jsonl.gz")}
+    found = [
+        about(each["question"], texts[each["gold_passages"][0]], [each["answer"]])
+        for each in records(folder / "questions.jsonl")
+        if each["type"] == "Single" and each["gold_passages"]
+    ]
     return [each for each in found if each is not None]
 
 
@@ -146,14 +159,17 @@ def mixture(data: Path) -> Iterator[tuple[float, Draw]]:
     answered = [each for each in everything if each.spans]
     hops, open_questions = multi_hop(data), natural_questions(data)
     prose = texts(data)
+    talks = chats(data)
     yield 0.30, lambda rng: real(rng, answered)
     yield 0.06, lambda rng: real(rng, everything)
     yield 0.10, lambda rng: real(rng, open_questions)
     yield 0.04, lambda rng: real(rng, hops)
-    yield 0.20, lambda rng: cloze(rng, prose)
-    yield 0.05, generated
-    yield 0.09, notes_example
-    yield 0.16, rivals_example
+    yield 0.03, lambda rng: real(rng, talks)
+    yield 0.05, lambda rng: cloze(rng, prose)
+    yield 0.04, generated
+    yield 0.08, notes_example
+    yield 0.08, rivals_example
+    yield 0.22, topic_example
 
 
 def draw(rng: random.Random, sources: list[tuple[float, Draw]], count: int) -> Iterator[Example]:

@@ -1,0 +1,88 @@
+"""The shape of an answer: what a question's first words ask for, and where the edges of an answer belong.
+
+The encoder was trained on some thousands of questions and now and then takes the value that stands nearest: a breed for
+a vet's name, a half of a number. What "who", "when" and "how much" ask for, and where a word or number ends, needs no
+training. Rules for English, not a model; what no rule knows has any shape. Not handled: places, reasons, and whether a
+number is of the right unit.
+"""
+
+from __future__ import annotations
+
+import re
+
+MISFIT = 4.0  # what it takes off a span's log odds, that it has not the shape asked for
+_TIMES = (
+    r"january|february|march|april|may|june|july|august|september|october|november|december|monday|tuesday|wednesday|"
+    r"thursday|friday|saturday|sunday|noon|midday|midnight|morning|afternoon|evening|night|dusk|dawn|sunrise|sunset|"
+    r"spring|summer|autumn|winter|easter|christmas|today|tomorrow|yesterday|tonight|weekend|week|month|year|day|hour|"
+    r"o'clock|half past|term|now|daily|weekly|monthly|yearly"
+)
+_NUMERALS = (
+    r"one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|"
+    r"eighteen|nineteen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand|million|dozen|half|"
+    r"quarter|third|once|twice|free|every|an?|no|none|nothing|both|several|all|few|always|never"
+)
+_TIME = re.compile(rf"\d|\b(?:{_TIMES})s?\b", re.IGNORECASE)
+_AMOUNT = re.compile(rf"\d|\b(?:{_NUMERALS})\b|\b(?:{_TIMES})s?\b", re.IGNORECASE)
+_NAME = re.compile(r"[^\W\d_a-z]")  # a capital
+_BEFORE = (
+    r"^(?:(?:about|after|around|at|before|by|during|for|from|in|of|on|since|till|to|until|up to|with|within)\s){0,2}"
+)
+_ASKS_EMAIL = re.compile(r"\be-?mail address", re.IGNORECASE)
+_ASKS_PHONE = re.compile(r"\b(?:tele)?phone number", re.IGNORECASE)
+_ASKS_TIME = re.compile(
+    rf"{_BEFORE}(?:when\b|(?:what|which)\s(?:time|date|days?|month|year|evening|morning|nights?|week)\b)", re.IGNORECASE
+)
+_ASKS_AMOUNT = re.compile(
+    rf"{_BEFORE}how\s(?:much|many|long|far|high|tall|deep|old|heavy|often|big|large|fast|loud|wide|late|early|hot|warm|"
+    r"cold|soon)\b|^what\s(?:do|does|did|would|will)\b.*\bcost\b"
+    r"|^what\s(?:is|was|are|were)\sthe\s(?:[\w-]+\s){0,2}(?:price|cost|fee|rent|deposit|charge|fine)\b",
+    re.IGNORECASE,
+)
+_ASKS_NAME = re.compile(rf"{_BEFORE}(?:who|whom|whose)\b|^what\b.*\b(?:sur)?name of\b", re.IGNORECASE)
+_SHAPES = (  # the first that asks decides
+    (_ASKS_EMAIL, re.compile("@")),
+    (_ASKS_PHONE, re.compile(r"\d(?:[\s/()+-]*\d){3}")),
+    (_ASKS_TIME, _TIME),
+    (_ASKS_AMOUNT, _AMOUNT),
+    (_ASKS_NAME, _NAME),
+)
+_UNIT = re.compile(
+    r"\s?(?:%|percent|°C|bar|k?m|[cm]m|[km]?g|m?l|k?W|[GM]B|dB|litres?|miles?|feet|euros?|cents?|pounds?|dollars?|"
+    r"degrees|minutes?|hours?|days?|weeks?|months?|years?|am|pm|o'clock|kilos?)(?!\w)"
+)
+_BELONGING = re.compile(
+    r"(?:\b(?:the )?(?:end|beginning|start|middle) of (?:the )?|\b(?:half past|quarter past|quarter to) "
+    r"|\b(?:Dr|Mr|Mrs|Ms|Prof|Professor)\.? )$"
+)
+_LONGEST_BELONGING = 24  # characters
+
+
+def misfits(question: str, text: str) -> bool:
+    """True where the question's words ask for a shape that the text does not have."""
+    return next((not shape.search(text) for asked, shape in _SHAPES if asked.search(question)), False)
+
+
+def cuts(document: str, begin: int, end: int) -> bool:
+    """True if an edge of this part of the document lies inside a word or a number."""
+    return any(_is_inside(document, edge) for edge in (begin, end))
+
+
+def completed(document: str, begin: int, end: int) -> tuple[int, int]:
+    """The part with what belongs to it: the unit behind a number, "end of" before a month, a person's title."""
+    if document[end - 1 : end].isdigit() and (unit := _UNIT.match(document, end)):
+        end = unit.end()
+    if before := _BELONGING.search(document[max(0, begin - _LONGEST_BELONGING) : begin]):
+        begin -= len(before[0])
+    return begin, end
+
+
+def _is_inside(document: str, edge: int) -> bool:
+    left, right = document[max(0, edge - 2) : edge], document[edge : edge + 2]
+    if not left or not right:
+        return False
+    if left[-1].isalnum() and right[0].isalnum():
+        return True
+    if left[-1].isdigit() and right[0] in ".,:/":
+        return right[1:].isdigit()
+    return left[-1] in ".,:/" and left[:-1].isdigit() and right[0].isdigit()
