@@ -74,11 +74,3 @@ INLINE float sum_of(Floats floats) {
         for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
     return lanes[0];
 }
-
-INLINE float max_of(Floats floats) {
-    float lanes[LANES];
-    memcpy(lanes, &floats, sizeof lanes);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] = lanes[i + half] > lanes[i] ? lanes[i + half] : lanes[i];
-    return lanes[0];
-}

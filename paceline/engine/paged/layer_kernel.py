@@ -1,7 +1,7 @@
-"""What surrounds the matrix products of a decoder layer, by the kernel in C: norms, rotary embedding, gates, attention.
+"""What surrounds the matrix products of a decoder layer, by the kernel in C: norms, rotary embedding and gates.
 
-Where it was not built, on other devices and in other number formats torch does the same in several calls each:
-`packed_linear` and `attention/backends.py` choose. Tensors are of a format that `fits` accepts; their rows are
+Where it was not built, on other devices and in other number formats torch does the same in several calls each, as
+`packed_linear` chooses. Attention stays torch's, whose matrix products are as fast. Tensors are of a format that `fits` accepts; their rows are
 contiguous. The kernel reads and writes where it is told, so every call asserts what it tells.
 """
 
@@ -10,18 +10,13 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.engine import native
-from paceline.engine.paged.kv_storage import KvStorage
 
 FORMATS: Final = {torch.float32: 0, torch.bfloat16: 1}  # and `is_half` of each
-ITEM_FIELDS: Final = 5  # int64 of an item of `attend`: see `Item` in C
 _NUMBERS_A_THREAD: Final = 1 << 17  # of a norm or gate: fewer are not worth another thread
-_PAIRS_A_THREAD: Final = 1 << 15  # of a query and a column
 
 
 def kernel() -> ModuleType | None:
@@ -76,36 +71,6 @@ def gate(x: Tensor) -> Tensor:
     out = x.new_empty(rows, width)
     _run("gate", (FORMATS[x.dtype], rows, width, x.data_ptr(), out.data_ptr()), _threads(x.numel(), _NUMBERS_A_THREAD))
     return out
-
-
-def attend(
-    storage: KvStorage,
-    layer: int,
-    query: Tensor,
-    items: NDArray[np.int64],
-    out: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> None:
-    """Attention of the rows of these items, over blocks where they lie.
-
-    query: (rows, heads, dim) with contiguous heads. out: (rows, heads, value dim), of which only these rows are
-    written. items: (items, ITEM_FIELDS): first row, rows, columns, addresses of the block table and of the mask, or 0
-    for a chain. What the addresses point to must outlive the call. scale, window, softcap: as of `LayerAttention`.
-    """
-    keys, values = storage.by_layer[layer]
-    assert query.stride()[1:] == (query.shape[2], 1) and out.is_contiguous()
-    assert query.shape[1] % keys.shape[1] == 0 and out.shape == (*query.shape[:2], values.shape[2])
-    assert query.dtype == keys.dtype == values.dtype == out.dtype and items.flags.c_contiguous
-    kv_heads = keys.shape[1]
-    shape = (query.stride(0), query.shape[1], kv_heads, query.shape[2], values.shape[2], storage.block_size)
-    limits = (window or 0, scale, softcap or 0.0)
-    addresses = (query.data_ptr(), keys.data_ptr(), values.data_ptr(), items.ctypes.data, out.data_ptr())
-    pairs = int(np.dot(items[:, 1], items[:, 2])) * query.shape[1]
-    most = min(_threads(pairs, _PAIRS_A_THREAD), len(items) * kv_heads)
-    _run("attend", (FORMATS[query.dtype], len(items), *shape, *limits, *addresses), most)
 
 
 def _threads(work: int, per_thread: int) -> int:

@@ -29,17 +29,13 @@ SHAPES = {
 
 
 def available(name: AttentionName) -> AttentionName:
-    if name == "blocks" and DEVICE.type != "cpu":
-        pytest.skip("a way of CPUs alone")
     if name == "triton":
         pytest.importorskip("triton", reason="triton is not installed: its kernels run neither here nor interpreted")
     return name
 
 
-@pytest.fixture(params=["gathered", "blocks", "twin", "triton"])
+@pytest.fixture(params=["gathered", "twin", "triton"])
 def name(request: pytest.FixtureRequest) -> AttentionName:
-    if request.param == "blocks":
-        request.getfixturevalue("with_kernel")
     return available(request.param)
 
 
@@ -76,10 +72,6 @@ def test_tiles_of_long_sequences_are_split_and_combined(name: AttentionName, kin
 def test_half_precision_is_as_near_as_its_rounding(name: AttentionName, dtype: torch.dtype) -> None:
     if name == "triton" and DEVICE.type == "cpu" and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter cannot multiply bfloat16; float16 takes the same path")
-    if name == "blocks" and dtype == torch.float16:
-        with pytest.raises(ValueError, match="float16"):
-            attend(name, case(["decode"], 2, dtype=dtype))
-        return
     given = case(MIXED, 2, heads=14, dim=64, dtype=dtype, device=DEVICE)
     torch.testing.assert_close(attend(name, given).float(), given.expected(), atol=2e-2, rtol=2e-2)
 

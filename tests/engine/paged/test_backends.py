@@ -28,8 +28,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda:1")
 @pytest.mark.parametrize(
     ("device", "dtype", "dim", "is_installed", "expected"),
     [
-        (CPU, torch.bfloat16, 128, True, "blocks"),
-        (CPU, torch.float16, 128, True, "gathered"),
+        (CPU, torch.bfloat16, 128, True, "gathered"),
         (GPU, torch.bfloat16, 128, True, "triton"),
         (GPU, torch.float16, 64, True, "triton"),
         (GPU, torch.float32, 256, True, "triton"),
@@ -38,7 +37,6 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda:1")
         (GPU, torch.bfloat16, 128, False, "gathered"),
     ],
 )
-@pytest.mark.usefixtures("with_kernel")
 def test_a_gpu_gets_triton_where_it_can_and_a_warning_where_not(
     device: torch.device,
     dtype: torch.dtype,

@@ -1,5 +1,4 @@
-"""The one place that chooses how a model attends: `blocks` on a CPU, `tiled` with Triton's kernels or their torch twin,
-or `gathered`."""
+"""The one place that chooses how a model attends: `gathered`, or `tiled` with Triton's kernels or their torch twin."""
 
 from __future__ import annotations
 
@@ -12,8 +11,6 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from paceline.engine.paged import layer_kernel
-from paceline.engine.paged.attention.blocks import BlockAttention
 from paceline.engine.paged.attention.gathered import GatheredAttention
 from paceline.engine.paged.attention.interface import Attending, LayerAttention
 from paceline.engine.paged.attention.step_layout import StepShape, StepTensors, fill, size_of, views
@@ -26,7 +23,7 @@ from paceline.engine.paged.staging import Staging
 
 log = logging.getLogger("paceline.engine")
 
-AttentionName = Literal["gathered", "blocks", "triton", "twin"]
+AttentionName = Literal["gathered", "triton", "twin"]
 
 _TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MAX_DIM = 256  # of K and V: more would not fit in a multiprocessor's memory
@@ -68,19 +65,18 @@ class AttentionBackend(Protocol):
     def prepare(self, flat: FlatBatch) -> DeviceStep: ...
 
 
-class OnHost:
-    """`gathered` or `blocks`, whose rows and masks are made where they are used."""
+class Gathered:
+    name: AttentionName = "gathered"
 
-    def __init__(self, name: Literal["gathered", "blocks"], storage: KvStorage) -> None:
-        self.name: AttentionName = name
+    def __init__(self, storage: KvStorage) -> None:
         self._storage = storage
 
     def prepare(self, flat: FlatBatch) -> DeviceStep:
         device = self._storage.keys.device
         rows = flat.tokens, flat.positions, flat.slots, flat.logits_rows
         tokens, positions, slots, logits_rows = (torch.from_numpy(each).to(device) for each in rows)
-        way = BlockAttention if self.name == "blocks" else GatheredAttention
-        return DeviceStep(tokens[None], positions[None], logits_rows, way(self._storage, flat.segments, slots))
+        attending = GatheredAttention(self._storage, flat.segments, slots)
+        return DeviceStep(tokens[None], positions[None], logits_rows, attending)
 
 
 class Tiled:
@@ -111,7 +107,7 @@ class Tiled:
 def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionName:
     """head_dim: the larger one of K and V."""
     if device.type != "cuda":
-        return "blocks" if layer_kernel.fits(device, dtype) else "gathered"
+        return "gathered"
     if dtype not in _TRITON_DTYPES or head_dim > _MAX_DIM:
         reason = f"Triton's kernels are for heads of up to {_MAX_DIM} numbers in float32, bfloat16 or float16"
     elif importlib.util.find_spec("triton") is None:
@@ -125,14 +121,10 @@ def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int) ->
 def make_attention(name: AttentionName, storage: KvStorage, model: ModelAttention) -> AttentionBackend:
     """Raises ValueError where the model's attention is not of a kind that `name` computes."""
     if name == "gathered":
-        return OnHost("gathered", storage)
+        return Gathered(storage)
     kv_heads = storage.keys.shape[2]
     if model.query_heads is None or not model.is_grouped(kv_heads):
         raise ValueError("its layers differ in their query heads")
-    if name == "blocks":
-        if not layer_kernel.fits(storage.keys.device, storage.keys.dtype):
-            raise ValueError(f"the kernel in C does not compute with {storage.keys.dtype} here")
-        return OnHost("blocks", storage)
     kernels, spread = _kernels(name, storage.keys.device, kv_heads)
     return Tiled(name, storage, kernels, TileShape(model.query_heads // kv_heads, spread, model.window))
 

@@ -1,4 +1,4 @@
-"""Attention over copies of the blocks, with masks: the reference of `blocks` and `tiled`, and their way out.
+"""Attention over copies of the blocks, with masks: the CPU's way, and the reference of `tiled`.
 
 Segments are grouped: short ones are padded into one call of scaled dot-product attention, long ones run alone. Blocks
 that are not adjacent are gathered first. Masks have a column for every cached row.
@@ -18,7 +18,7 @@ from paceline.engine.paged.attention.interface import LayerAttention
 from paceline.engine.paged.flat_batch import SegmentSlots
 from paceline.engine.paged.kv_storage import KvStorage
 
-SHORT_ROWS = 32  # a segment of up to this many rows is padded to the longest of its group; longer ones run alone
+_SHORT_ROWS = 32  # a segment of up to this many rows is padded to the longest of its group; longer ones run alone
 _MAX_PADDING = 2.0  # padded rows x columns of a call over the used ones; beyond it the group is split
 
 
@@ -40,17 +40,13 @@ class SegmentGroup:
 class GatheredAttention:
     """Slots and masks of the rows of one batch. Valid for one forward."""
 
-    def __init__(
-        self, storage: KvStorage, segments: Sequence[SegmentSlots], slots: Tensor, *, is_whole: bool = True
-    ) -> None:
-        """slots: (rows,) where to store K and V of each row. is_whole: these are all segments of the batch; only then
-        `attend` may be called."""
+    def __init__(self, storage: KvStorage, segments: Sequence[SegmentSlots], slots: Tensor) -> None:
+        """slots: (rows,) where to store K and V of each row"""
         self._storage = storage
         self._device = storage.keys.device
         self._dtype = storage.keys.dtype
         self._slots = slots
-        parts = _partition(segments)
-        self._groups = [self._group(part, is_whole=is_whole and len(segments) == len(part)) for part in parts]
+        self._groups = [self._group(part, is_whole=len(segments) == len(part)) for part in _partition(segments)]
         self.rotary: tuple[Tensor, Tensor] | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: LayerAttention) -> Tensor:
@@ -60,14 +56,10 @@ class GatheredAttention:
         if len(self._groups) == 1:
             return self._attend_group(self._groups[0], layer, query, params)
         mixed = query.new_empty(*query.shape[:2], value.shape[-1])
-        self.mix_into(mixed, layer, query, params)
-        return mixed
-
-    def mix_into(self, mixed: Tensor, layer: int, query: Tensor, params: LayerAttention) -> None:
-        """Attend without storing, and write the rows of these segments alone."""
         for group in self._groups:
             assert group.scatter is not None
             mixed[group.scatter] = self._attend_group(group, layer, query, params)
+        return mixed
 
     def _attend_group(self, group: SegmentGroup, layer: int, query: Tensor, params: LayerAttention) -> Tensor:
         """(rows of the group, heads, value dim)"""
@@ -141,7 +133,7 @@ def _partition(segments: Sequence[SegmentSlots]) -> list[list[SegmentSlots]]:
     """Groups without too much padding: one group in the given order if it suffices, else grouped after sorting."""
     parts = _group_neighbours(segments)
     if len(parts) > 1:
-        by_size = sorted(segments, key=lambda each: (each.num_rows > SHORT_ROWS, each.num_rows, len(each.blocks)))
+        by_size = sorted(segments, key=lambda each: (each.num_rows > _SHORT_ROWS, each.num_rows, len(each.blocks)))
         parts = _group_neighbours(by_size)
         if len(parts) == 1:
             return [list(segments)]  # rows of a whole batch are neither gathered nor scattered: they stay in order
@@ -154,7 +146,7 @@ def _group_neighbours(segments: Sequence[SegmentSlots]) -> list[list[SegmentSlot
     rows = columns = used = 0  # of the last part: most rows, most columns, and their products summed
     for slots in segments:
         own_rows, own_columns = slots.num_rows, len(slots.blocks)
-        if parts and max(rows, own_rows) <= SHORT_ROWS:
+        if parts and max(rows, own_rows) <= _SHORT_ROWS:
             most_rows, most_columns = max(rows, own_rows), max(columns, own_columns)
             total = used + own_rows * own_columns
             if (len(parts[-1]) + 1) * most_rows * most_columns <= _MAX_PADDING * total + 64:
