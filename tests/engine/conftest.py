@@ -16,7 +16,6 @@ from paceline.core.batching.segment import SeqId
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine, noisy
 from paceline.engine.loader import EngineOptions, load_engine, quiet
-from paceline.engine.paged import layer_kernel
 from paceline.engine.paged.attention.backends import AttentionName
 from paceline.engine.stages.measure import num_layers
 from paceline.models import READER
@@ -43,7 +42,6 @@ SUBJECTS = [
     "fake-wide",
     *(f"{backend}-{name}" for backend in ("hf", "paged", "tiled") for name in ARCHITECTURES),
 ]
-SUBJECTS += [f"torch-{name}" for name in ("llama", "qwen3", "gemma2")]  # without the kernel of decoder layers in C
 SUBJECTS += ["recompute-llama", "stages-llama", "stages-gemma2", "processes-llama", "reader"]
 
 
@@ -108,10 +106,6 @@ def _made(subject: str, checkpoint: Callable[[str], Path], opened: ExitStack) ->
     options = HERE._replace(backend="hf" if backend == "hf" else "paged", kv_rows=KV_ROWS)
     if backend == "tiled":  # a GPU's way to run a step, its kernels' twin and plain calls in place of graphs on a CPU
         options = options._replace(attention=TILED, graphs=True)
-    if backend == "torch":
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(layer_kernel, "kernel", lambda: None)
-            return load_engine(checkpoint(name), options, name=name)
     return load_engine(checkpoint(name), options, name=name)
 
 
@@ -139,8 +133,9 @@ def in_processes(directory: Path, count: int = 2) -> RemotePipeline:
 def engine(request: pytest.FixtureRequest, load: Callable[[str], Engine]) -> Engine:
     engine = load(request.param)
     backend = request.param.split("-")[0]
-    paged = dict.fromkeys(("tiled", "torch", "stages", "processes"), "paged")
-    assert engine.info.backend == (paged | {"recompute": "hf"}).get(backend, backend)
+    assert engine.info.backend == {"recompute": "hf", "tiled": "paged", "stages": "paged", "processes": "paged"}.get(
+        backend, backend
+    )
     return engine
 
 

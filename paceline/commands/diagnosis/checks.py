@@ -41,7 +41,7 @@ def run(nodes: tuple[NodeSettings, ...], others: NodeChecks) -> Iterator[Check]:
         ("extras", extras),
         ("torch", torch_build),
         ("processor", processor),
-        ("kernels", kernels),
+        ("sampling", sampling),
         ("memory", memory),
         ("embedder", embedder),
         ("relevance", lambda: relevance(nodes)),
@@ -122,14 +122,13 @@ def processor() -> Found:
     return "ok", f"{text}, bfloat16"
 
 
-def kernels() -> Found:
-    """Check for the kernels in C that sample rows and compute beside matrix products on a CPU."""
-    from paceline.engine.paged import layer_kernel
-    from paceline.engine.sampling import row_kernel
+def sampling() -> Found:
+    """Check for the kernel in C that samples rows on a CPU."""
+    from paceline.engine.sampling.row_kernel import kernel
 
-    if row_kernel.kernel() is None or layer_kernel.kernel() is None:
-        return "warn", "not built, so a CPU samples several times slower: install a C compiler, then paceline again"
-    return "ok", "built, for a CPU"
+    if kernel() is None:
+        return "warn", "on a CPU by numpy, several times slower: install a C compiler, then paceline again"
+    return "ok", "on a CPU by the kernel in C"
 
 
 def memory() -> Found:

@@ -6,6 +6,5 @@
 - `flat_batch`: a batch as one flat row of tokens. `attention/`: attention over the blocks for it, gathered or tiled.
 - `staging`: the integers of a step in one copy to the device. `step_graphs`: steps that are replayed as CUDA graphs.
 - `packed_linear`: linears packed for oneDNN, fused decoder layers and MLPs.
-- `layer_kernel`: norms, rotary embedding and gates on a CPU in C (`layer_kernel.c`), where it was built.
 - `weights_memory`: gives back the memory of weights that have been packed.
 """

@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from paceline.engine.paged import layer_kernel
 from paceline.engine.paged.attention.interface import Attending, LayerAttention
 
 _ROWS = 16  # the batch that oneDNN packs for; the packed weights serve any
 _EXACT_ROWS = 16  # up to here every row count is computed as it is: steps of answers, where a padded row costs most
-_SILU = frozenset({"SiLU", "SiLUActivation"})
 _LLAMA_LIKE = frozenset({"LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer", "MistralDecoderLayer"})
 
 
@@ -99,17 +97,10 @@ class FusedMLP(nn.Module):
         self._gate_up = _linear([mlp.get_submodule("gate_proj"), mlp.get_submodule("up_proj")])
         self._down = _linear([mlp.get_submodule("down_proj")])
         self._act = act
-        weight = _weight(mlp.get_submodule("down_proj"))
-        self._by_kernel = type(act).__name__ in _SILU and layer_kernel.fits(weight.device, weight.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        both = self._gate_up(x)
-        if self._by_kernel and both.dim() == 2:
-            inner = layer_kernel.gate(both)
-        else:
-            gate, up = both.chunk(2, dim=-1)
-            inner = self._act(gate) * up
-        y: Tensor = self._down(inner)
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        y: Tensor = self._down(self._act(gate) * up)
         return y
 
 
@@ -131,8 +122,6 @@ class FusedLayer(nn.Module):
         self._before = _Norm(layer.get_submodule("input_layernorm"))
         self._between = _Norm(layer.get_submodule("post_attention_layernorm"))
         parts = dict(attention.named_children())
-        weight = _weight(heads[0])
-        self._by_kernel = layer_kernel.fits(weight.device, weight.dtype)
         self._norms = [_Norm(parts[name]) for name in ("q_norm", "k_norm") if name in parts]  # Qwen3
 
     def forward(
@@ -144,34 +133,25 @@ class FusedLayer(nn.Module):
         **_: object,
     ) -> Tensor:
         hidden = hidden_states[0]  # (rows, hidden)
-        query_heads, key_heads, _value_heads = self._sizes
-        projected = self._qkv(self._before(hidden)).view(len(hidden), -1, self._dim)
         if attn_metadata.rotary is None:
             attn_metadata.rotary = _signed(*position_embeddings)
-        rotated = self._rotate(projected, *attn_metadata.rotary)
-        query, key = rotated[:, :query_heads], rotated[:, query_heads : query_heads + key_heads]
-        value = projected[:, query_heads + key_heads :]
-        mixed = attn_metadata.attend(self._index, query, key, value, self._params)
-        hidden, normed = self._between.after(hidden, self._out(mixed.reshape(len(hidden), -1)))
-        added: Tensor = hidden + self._mlp(normed)
-        return added[None]
-
-    def _rotate(self, projected: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Queries and keys with their rotary embedding: (rows, query heads + key heads or more, dim)"""
+        cos, sin = attn_metadata.rotary
         query_heads, key_heads, _value_heads = self._sizes
-        if self._by_kernel and not self._norms and cos.shape[1] == self._dim and cos.dtype == projected.dtype:
-            layer_kernel.rotate_(projected, query_heads + key_heads, cos, sin)
-            return projected
-        rotated = projected[:, : query_heads + key_heads]
+        projected = self._qkv(self._before(hidden)).view(len(hidden), -1, self._dim)
+        rotated, value = projected[:, : query_heads + key_heads], projected[:, query_heads + key_heads :]
         if self._norms:
             query, key = rotated.split_with_sizes((query_heads, key_heads), dim=1)
             rotated = torch.cat((self._norms[0](query), self._norms[1](key)), dim=1)
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        return torch.addcmul(rotated * cos, rotated.roll(self._dim // 2, -1), sin)
+        rotated = torch.addcmul(rotated * cos, rotated.roll(self._dim // 2, -1), sin)
+        query, key = rotated.split_with_sizes((query_heads, key_heads), dim=1)
+        mixed = attn_metadata.attend(self._index, query, key, value, self._params)
+        hidden = hidden + self._out(mixed.reshape(len(hidden), -1))
+        added: Tensor = hidden + self._mlp(self._between(hidden))
+        return added[None]
 
 
 class _Norm(nn.Module):
-    """Root mean square norm as one kernel call, with the addition before it."""
+    """Root mean square norm as one kernel call."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -179,25 +159,15 @@ class _Norm(nn.Module):
         assert isinstance(weight, Tensor)
         self._weight = weight.detach()
         self._eps = float(norm.variance_epsilon)  # type: ignore[arg-type]  # as `head_dim` above
-        self._by_kernel = layer_kernel.fits(weight.device, weight.dtype)
-
-    def after(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """(rows, hidden) each: x + added, and its norm."""
-        if self._by_kernel and x.dtype == self._weight.dtype:
-            return layer_kernel.add_norm(x, added, self._weight, self._eps)
-        x = x + added
-        return x, self(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._by_kernel and x.dim() == 2 and x.dtype == self._weight.dtype:
-            return layer_kernel.norm(x, self._weight, self._eps)
         return functional.rms_norm(x, self._weight.shape, self._weight, self._eps)
 
 
 def _signed(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """(1, rows, dim) each to (rows, dim), the first half of sin negated so that rotate_half is a plain roll."""
+    """(1, rows, dim) each to (rows, 1, dim), the first half of sin negated so that rotate_half is a plain roll."""
     left, right = sin[0].chunk(2, dim=-1)
-    return cos[0].contiguous(), torch.cat((-left, right), dim=-1)
+    return cos[0].unsqueeze(1), torch.cat((-left, right), dim=-1).unsqueeze(1)
 
 
 def pack(model: nn.Module, params: Sequence[LayerAttention]) -> None:

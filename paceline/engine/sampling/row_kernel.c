@@ -14,11 +14,19 @@
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 
+#include <math.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "../lanes.h"
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && __GNUC__ >= 12
+#define FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_CPU
+#endif
+#define INLINE static inline __attribute__((always_inline))
 
-enum { GROUP = 64, CANDIDATES = 6, NOT_CERTAIN = -1 };
+enum { GROUP = 64, LANES = 16, CANDIDATES = 6, NOT_CERTAIN = -1 };
 enum { ADDED = 16 }; /* groups that are added in float32, before their sums are in float64 */
 enum { AHEAD = 4096 }; /* bytes: how far before its use a row is fetched; the processor itself stops at each page */
 
@@ -49,6 +57,34 @@ INLINE uint64_t mixed(uint64_t z) {
 }
 
 INLINE double exponential(uint64_t hash) { return -log(((double)(hash >> 12) + 0.5) * 0x1p-52); }
+
+INLINE float float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+INLINE uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static const float LOG2_E = 1.44269504f;
+
+/* 2 to the power of a number that is at most 0, within 3e-7 of itself; below -120 next to nothing. */
+INLINE float exp2_below(float x) {
+    const float clamped = x > -120.0f ? x : -120.0f;
+    const float shifted = clamped + 12582912.0f; /* the nearest integer is in the lowest bits */
+    const float f = clamped - (shifted - 12582912.0f);
+    float p = 1.3276473e-3f; /* |f| <= 0.5: least relative error of six terms */
+    p = p * f + 9.6755419e-3f;
+    p = p * f + 5.5507131e-2f;
+    p = p * f + 2.4022120e-1f;
+    p = p * f + 6.9314694e-1f;
+    p = p * f + 1.0000001f;
+    return float_of(bits_of(p) + (bits_of(shifted) << 23));
+}
 
 /* ---- sweeps ----------------------------------------------------------------------------------------------------- */
 

@@ -7,6 +7,9 @@ fraction of that one's time because a row is read once, not once for each operat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,7 +20,6 @@ from torch import Tensor
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.noise import GROUP, row_keys
 from paceline.core.sampling.row import RowSampling
-from paceline.engine import native
 from paceline.engine.sampling.margins import margins
 from paceline.engine.sampling.transfers import is_remote
 
@@ -28,9 +30,18 @@ MAX_HEAD: Final = GROUP  # ids
 _ROWS_A_THREAD: Final = 4  # fewer are not worth another thread
 
 
+@cache
 def kernel() -> ModuleType | None:
     """The module in C, or None where it was not built."""
-    return native.load("paceline.engine.sampling._row_kernel")
+    try:
+        return import_module("paceline.engine.sampling._row_kernel")
+    except ModuleNotFoundError:
+        return None
+
+
+@cache
+def _helpers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="sampling")
 
 
 def fits(logits: Tensor) -> bool:
@@ -61,10 +72,12 @@ def sample_rows(
     options = np.array([(1.0 / (each.temperature or 1.0), each.top_p, each.min_p, 0.0) for each in params])
     options[:, 3] = margins(rows)
     are_greedy = np.array([each.temperature == 0.0 for each in params], dtype=np.uint8)
+    counter = np.zeros(1, dtype=np.int64)
     tokens, head_sizes = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int32)
     ids, probs = np.empty((count, width), dtype=np.int32), np.empty((count, width))
     arrays = (where, are_greedy, keys, options, num_tops, tokens, ids, head_sizes, probs)
     arguments = (
+        counter.ctypes.data,
         count,
         vocab,
         width,
@@ -73,9 +86,7 @@ def sample_rows(
         logits.data_ptr(),
         *(array.ctypes.data for array in arrays),
     )
-    module = kernel()
-    assert module is not None, "`fits` says so"
-    native.run(module.work_on_rows, arguments, min(torch.get_num_threads(), count // _ROWS_A_THREAD))
+    _run(arguments, min(torch.get_num_threads(), count // _ROWS_A_THREAD))
     found = [token if token >= 0 else None for token in tokens.tolist()]
     if not width:
         return found, [None] * count
@@ -83,6 +94,19 @@ def sample_rows(
         _head(ids[row, :size], probs[row, :size]) if num_top else None
         for row, (size, num_top) in enumerate(zip(head_sizes.tolist(), num_tops.tolist(), strict=True))
     ]
+
+
+def _run(arguments: tuple[int, ...], num_threads: int) -> None:
+    """All rows: every thread takes the next one until none is left."""
+    module = kernel()
+    assert module is not None, "`fits` says so"
+    others = [_helpers().submit(module.work_on_rows, *arguments) for _ in range(num_threads - 1)]
+    try:
+        module.work_on_rows(*arguments)
+    finally:
+        for other in others:
+            if not other.cancel():  # it has begun: the arrays must outlive it
+                other.result()
 
 
 def _head(ids: NDArray[np.int32], probs: NDArray[np.float64]) -> Dist:
