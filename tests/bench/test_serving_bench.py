@@ -166,4 +166,5 @@ def test_a_part_runs_on_a_tiny_model(part: str) -> None:
         assert cached["no"] == 0
         assert int(str(cached["yes"]).split(".")[0]) > 0
     if part == "throughput":
-        assert all(row["cached_tokens"] == 0 for row in report.rows)
+        template = 8  # tokens before the first word of a prompt, which are the same in all
+        assert all(int(row["cached_tokens"]) <= template for row in report.rows)
