@@ -162,7 +162,7 @@ async def test_an_answer_is_the_same_however_it_is_computed(
                 asked = {"model": "fake", "input": messages, "max_output_tokens": 32, "temperature": 0}
                 for side, way, _ in ways(rng, every):
                     if way is not ALONE:  # with `coin` the seed decides whose token it is, greedy or not
-                        way = way | {"aggregator": "mixture"}  # noqa: PLW2901  # the same way but for that
+                        way = way | {"aggregator": "mixture"}  # the same way but for that
                     tasks.create_task(resume(side, way, asked))
     assert schemas >= 4
     figure("answers compared", compared)
