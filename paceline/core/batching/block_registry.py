@@ -1,7 +1,7 @@
 """KV blocks by their content: the block that holds these tokens after those, or the one that begins as they do.
 
 Knows neither sequences nor memory: see `block_manager`. As in a radix tree (SGLang, Zheng et al. 2024) a prefix ends at
-any token, not at a border of blocks: the children of one parent are compared token by token.
+any token, not at a border of blocks: blocks that begin alike are compared token by token.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ class BlockName(NamedTuple):
     def rows(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
 
+    @property
+    def beginning(self) -> bytes:
+        """What blocks have in common that have at least one row in common."""
+        return self.before + self.tokens[:TOKEN_BYTES]
+
 
 class BlockRegistry:
     """Names of blocks. A block has one name at most, and no two blocks have the same."""
@@ -31,7 +36,7 @@ class BlockRegistry:
     def __init__(self) -> None:
         self._names: dict[int, BlockName] = {}
         self._by_content: dict[bytes, int] = {}
-        self._children: dict[bytes, dict[int, bytes]] = {}  # by `before`: blocks and their tokens
+        self._alike: dict[bytes, dict[int, bytes]] = {}  # by `beginning`: blocks and their tokens
 
     def __contains__(self, block: int) -> bool:
         return block in self._names
@@ -40,16 +45,16 @@ class BlockRegistry:
         """Ignored where the block has a name, or another block this one."""
         if name.content not in self._by_content and block not in self._names:
             self._names[block], self._by_content[name.content] = name, block
-            self._children.setdefault(name.before, {})[block] = name.tokens
+            self._alike.setdefault(name.beginning, {})[block] = name.tokens
 
     def remove(self, block: int) -> None:
         """Raises KeyError for a block without a name."""
         name = self._names.pop(block)
         del self._by_content[name.content]
-        children = self._children[name.before]
-        del children[block]
-        if not children:
-            del self._children[name.before]
+        alike = self._alike[name.beginning]
+        del alike[block]
+        if not alike:
+            del self._alike[name.beginning]
 
     def find(self, content: bytes) -> int | None:
         return self._by_content.get(content)
@@ -60,21 +65,18 @@ class BlockRegistry:
 
     def longest(self, name: BlockName) -> tuple[int, int] | None:
         """The block after the same content with the most tokens in common from its first one on, and how many; None
-        if none has one in common. A scan of the children of one parent."""
-        best: tuple[int, int] | None = None
-        for block, tokens in self._children.get(name.before, {}).items():
-            if tokens[:TOKEN_BYTES] == name.tokens[:TOKEN_BYTES]:
-                rows = _num_common(tokens, name.tokens)
-                if best is None or rows > best[1]:
-                    best = block, rows
-        return best
+        if none has one in common. A scan of those that have the first."""
+        found = [
+            (block, _num_common(tokens, name.tokens)) for block, tokens in self._alike.get(name.beginning, {}).items()
+        ]
+        return max(found, key=lambda each: each[1], default=None)
 
     def check(self, total: int) -> None:
         assert all(0 <= block < total for block in self._names), self._names
         assert {name.content: block for block, name in self._names.items()} == self._by_content
-        assert self._children == {
-            before: {block: name.tokens for block, name in self._names.items() if name.before == before}
-            for before in {name.before for name in self._names.values()}
+        assert self._alike == {
+            beginning: {block: name.tokens for block, name in self._names.items() if name.beginning == beginning}
+            for beginning in {name.beginning for name in self._names.values()}
         }
 
 
