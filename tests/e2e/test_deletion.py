@@ -118,7 +118,7 @@ def test_joint_answers_leave_no_table_and_no_passage_on_either_side(tmp_path: Pa
 
 def test_no_table_on_disk_knows_what_followed_in_a_removed_secret(tmp_path: Path) -> None:
     """With models that do read the secret from the document, on both sides."""
-    secret, text = "qorvax limbut", ""
+    secret, text = "qorvax 7193", ""
     documents = DOCUMENTS | {"device": f"The door code of Velda Marsh is {secret}.\n"}
     message: Any = {"role": "user", "content": "What is the door code of Velda Marsh?"}
     with running_pair(tmp_path, model="demo", documents=documents) as pair:

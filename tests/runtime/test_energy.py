@@ -143,5 +143,5 @@ async def test_the_debt_of_a_device_grows_over_requests_of_both_sides_and_is_the
                 text, done = await collect(await node.prepare(REQUEST))
                 texts.append(text)
                 assert done.strategy == "draft_verify"
-            debts.append(energy.debt.joules)
+        debts.append(energy.debt.joules)  # with what was still drafted when the last answer ended
     assert debts[0] < debts[1] <= debts[2] and len(set(texts)) == 1
