@@ -134,24 +134,19 @@ class _SentenceTransformer(Protocol):
     def modules(self) -> Iterator[object]: ...
 
 
-def _ask_for(name: str) -> None:
-    """Raise ConfigError for a model that is not on this machine while the hub cannot be reached: it is asked once here,
-    where the package goes on asking for a minute. All else is left to the package, which knows short names."""
-    from paceline.hub.download import Unreachable, local, remote_size
+def _is_out_of_reach(name: str) -> bool:
+    """True if the hub cannot be asked for the model now: then what is on this machine must do, in whichever cache the
+    package finds it; told to look there alone, it does not ask for a minute before it gives up."""
+    from paceline.hub.download import Unreachable, remote_size
     from paceline.hub.names import HubName
 
     try:
-        wanted = HubName.parse(name)
-        try:
-            local(wanted)
-        except ConfigError:
-            remote_size(wanted)
-    except Unreachable as error:
-        raise ConfigError(
-            f"The embedder {name!r} is not on this machine, and {error} Or use {DEFAULT!r}, which needs no download."
-        ) from error
-    except ConfigError:
-        return
+        remote_size(HubName.parse(name))
+    except Unreachable:
+        return True
+    except ConfigError:  # the package knows more names, such as those without their organisation
+        return False
+    return False
 
 
 class SentenceTransformerEmbedder:
@@ -166,10 +161,13 @@ class SentenceTransformerEmbedder:
                 f"The embedder {name!r} needs sentence-transformers: pip install sentence-transformers, "
                 f"or use {DEFAULT!r}, which needs no download."
             ) from error
-        if not Path(name).is_dir():
-            _ask_for(name)
         try:
-            model = package.SentenceTransformer(name, trust_remote_code=False, model_kwargs={"use_safetensors": True})
+            model = package.SentenceTransformer(
+                name,
+                trust_remote_code=False,
+                local_files_only=Path(name).is_dir() or _is_out_of_reach(name),
+                model_kwargs={"use_safetensors": True},
+            )
             self._model = cast(_SentenceTransformer, model)
         except (OSError, ValueError) as error:
             raise ConfigError(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,8 +138,11 @@ def test_the_error_for_a_missing_package_names_it(monkeypatch: pytest.MonkeyPatc
 class OtherModel:
     """Test double of sentence_transformers.SentenceTransformer."""
 
-    def __init__(self, name: str, *, trust_remote_code: bool, model_kwargs: dict[str, object]) -> None:
-        assert not trust_remote_code and model_kwargs == {"use_safetensors": True}
+    def __init__(
+        self, name: str, *, trust_remote_code: bool, local_files_only: bool, model_kwargs: dict[str, object]
+    ) -> None:
+        assert not trust_remote_code and not (local_files_only and name == "some/model")
+        assert model_kwargs == {"use_safetensors": True}
         if name == "no/such":
             raise OSError("no/such is not a model")
 
@@ -160,25 +164,39 @@ class OtherModel:
         return 128
 
 
-def test_without_a_network_a_model_that_is_not_here_is_refused_before_the_package_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch,
+def unreachable(_: object) -> int:
+    raise download.Unreachable("the hub cannot be reached")
+
+
+def unknown(_: object) -> int:
+    raise ConfigError("the hub has no such model")
+
+
+@pytest.mark.parametrize(("hub", "is_local"), [(unreachable, True), (unknown, False), (lambda _: 1, False)])
+def test_without_a_network_the_package_looks_on_this_machine_alone(
+    hub: Callable[[object], int], is_local: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = ModuleType("sentence_transformers")  # which has no model to offer
+    """In whichever cache it has: it asks the hub for a minute otherwise."""
+    asked: list[bool] = []
+
+    class Model(OtherModel):
+        def __init__(self, name: str, *, local_files_only: bool, **other: Any) -> None:
+            asked.append(local_files_only)
+            super().__init__(name, local_files_only=local_files_only, **other)
+
+    package = ModuleType("sentence_transformers")
+    package.SentenceTransformer = Model  # type: ignore[attr-defined]  # a module made for this test
     monkeypatch.setitem(sys.modules, "sentence_transformers", package)
-
-    def unreachable(_: object) -> int:
-        raise download.Unreachable("the hub cannot be reached: check the network.")
-
-    monkeypatch.setattr(download, "remote_size", unreachable)
-    with pytest.raises(ConfigError, match=r"'no/where' is not on this machine, and the hub .*'minilm'"):
-        load_embedder("no/where")
+    monkeypatch.setattr(download, "remote_size", hub)
+    assert load_embedder("short-name").name == "short-name"
+    assert asked == [is_local]
 
 
-def test_any_other_name_is_a_sentence_transformers_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_any_other_name_is_a_sentence_transformers_model(monkeypatch: pytest.MonkeyPatch) -> None:
     package = ModuleType("sentence_transformers")
     package.SentenceTransformer = OtherModel  # type: ignore[attr-defined]  # a module made for this test
     monkeypatch.setitem(sys.modules, "sentence_transformers", package)
-    monkeypatch.setattr(download, "local", lambda _: tmp_path)  # both were downloaded before
+    monkeypatch.setattr(download, "remote_size", lambda _: 1)
     embedder = load_embedder("some/model")
     assert (embedder.name, embedder.dimensions) == ("some/model", 2)
     assert (embedder.served_name, embedder.max_tokens) == ("some/model", 128)

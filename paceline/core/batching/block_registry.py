@@ -26,7 +26,7 @@ class BlockName(NamedTuple):
 
     @property
     def beginning(self) -> bytes:
-        """What blocks have in common that have at least one row in common."""
+        """Key of the blocks that share their first row: the hash before it, and its token."""
         return self.before + self.tokens[:TOKEN_BYTES]
 
 

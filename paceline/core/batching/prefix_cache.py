@@ -62,7 +62,7 @@ class BlockHasher:
         return copy
 
     def _name(self, place: int) -> BlockName:
-        """Of the block at this place, or of as much of it as there is; that before it is full."""
+        """Name of the block at this place, full or not. The block before it must be full."""
         begin = place * self._block_size
         tokens = np.asarray(self._tokens[begin : begin + self._block_size], dtype="<i4").tobytes()
         before = self._full[place - 1].content if place else self._root

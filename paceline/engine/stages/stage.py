@@ -80,10 +80,10 @@ class Stage(PagedKvCache):
 
     def forward(self, batch: Batch, hidden: HiddenArray | None = None) -> StageOutput:
         """hidden: (rows of the batch, d_model) from the previous stage; None at the first. Raises EngineError."""
-        if (hidden is None) != self._is_first or (
-            hidden is not None and hidden.shape != (batch.num_rows, self.width)  # a kernel reads as many numbers
-        ):
-            raise EngineError("the first stage takes tokens alone, each other one a hidden row for every token")
+        if (hidden is None) != self._is_first or (hidden is not None and hidden.shape != (batch.num_rows, self.width)):
+            raise EngineError(
+                "the first stage takes tokens alone, each other one a hidden row of its width for every token"
+            )
         use_device(self._model.device)
         placed = self._table.place(batch, first_stage=self._is_first)
         left = without_dropped(batch, placed)

@@ -1,4 +1,4 @@
-"""What `paceline doctor` says of optional extras."""
+"""`paceline doctor` tells extras that work from those that are absent or broken."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ids = st.integers(0, 4).map(SeqId)
 
 
 def names_of(rows: Sequence[int], size: int = SIZE) -> list[BlockName]:
-    """Of the blocks of a text, whose hashes are the text itself."""
+    """Names of the blocks of a text; in place of hashes they have the text itself."""
 
     def content(end: int) -> bytes:
         return np.asarray(rows[:end], "<i4").tobytes()
