@@ -16,8 +16,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("paceline", "server", "device_agent", "client", "bench")
 PROGRAMS = ("server", "device_agent", "client")
-MAX_LINES = 400  # a file
-MAX_CLASS_LINES = 250
+MAX_LINES = 600  # a chapter; more is a smell
+MAX_CLASS_LINES = 400
 MODULES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench" / "METHODOLOGY.md"])
 CLIENTS = ROOT / "tests" / "e2e" / "clients" / "requirements.txt"  # installed in another environment
