@@ -21,6 +21,7 @@ from paceline.api.completions.endpoint import CompletionsEndpoint
 from paceline.api.conversations.endpoint import ConversationsEndpoint
 from paceline.api.description import ApiDescription
 from paceline.api.embeddings.endpoint import EmbeddingsEndpoint
+from paceline.api.generation.attachments import Attachments
 from paceline.api.generation.links import NO_ADDRESSES, Addresses
 from paceline.api.http.auth import Keyring
 from paceline.api.http.errors import http_failure
@@ -71,8 +72,8 @@ def create_app(
     `state`: the folder that stores responses; None: in memory. `retention`: limits on stored responses.
     `max_active`: POSTs at a time. `limits`: on strangers. `seal`: of stored responses. `tracer`: of answers.
     `addresses`: under which cited passages are shown.
-    `app.state` holds `admission`, the `observer` of answers, the table `routes`, and `closers`, which are awaited when
-    the server ends.
+    `app.state` holds `admission`, the `observer` of answers, the `attachments` of messages, the table `routes`, and
+    `closers`, which are awaited when the server ends.
     """
     admission = AdmissionControl(keyring, max_active, limits)
     app = FastAPI(
@@ -80,7 +81,8 @@ def create_app(
     )
     app.state.admission = admission
     app.state.routes = []
-    app.state.closers = []
+    app.state.attachments = Attachments(service)
+    app.state.closers = [app.state.attachments.close]
     app.state.observer = Observer(lambda: service.models()[0].name, tracer)
     app.add_middleware(AdmissionMiddleware, admission=admission)
     app.add_exception_handler(HTTPException, _http_error)

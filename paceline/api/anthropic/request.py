@@ -80,11 +80,11 @@ def chat_body(asked: PromptFields) -> Json:
 
 
 def _messages(message: Message, where: str) -> list[Json]:
-    if message.content is None and message.role != "system":
-        raise _missing(where)
     if message.role == "system":
         text = _text([block for block in _blocks(message) if block.type not in CHANGES], where)
         return [{"role": "system", "content": text}] if text else []
+    if message.content is None:
+        raise _missing(where)
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     if message.role == "assistant":

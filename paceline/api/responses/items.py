@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.api.chat.schema import Part
+from paceline.api.generation.unsupported import unreadable
 from paceline.api.responses.schema import InputItem
 from paceline.errors import RequestError
 
@@ -75,11 +76,7 @@ def _parts(content: str | Sequence[Part], kind: str, where: str, *, refusals: bo
         elif part.type in _TEXTS:
             raise _missing("text", f"{where}[{index}]")
         else:
-            raise RequestError(
-                f"This model reads text only: a part of the type {part.type[:64]!r} is not supported.",
-                code="unsupported_content",
-                param=f"{where}[{index}]",
-            )
+            raise unreadable(part.type, f"{where}[{index}]")
     return parts
 
 
