@@ -42,7 +42,7 @@ ABSENT: Final[Mapping[str, str]] = {
     # those of vLLM and text-generation-inference
     "/score": "A query and passages are compared by /v1/rerank.",
     "/v1/score": "A query and passages are compared by /v1/rerank.",
-    "/classify": "Nothing is classified here: ask /v1/chat/completions, with the classes as an enum in response_format.",
+    "/classify": "Nothing is classified here: ask /v1/chat/completions, the classes an enum of its response_format.",
     "/pooling": "Embeddings are made by /v1/embeddings.",
     "/generate": "A raw prompt is continued by /v1/completions, a conversation by /v1/chat/completions.",
     "/generate_stream": 'A raw prompt is continued by /v1/completions with "stream": true.',
