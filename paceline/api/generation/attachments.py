@@ -142,7 +142,8 @@ async def read_conversation(request: Request) -> Json:
     received = await read_body(request.receive, declared, max_bytes=MAX_BODY_WITH_FILES)
     if len(received) > MAX_BODY and not any(name in received for name in _LARGE):
         raise too_large(MAX_BODY)
-    body = decode_object(received)
+    is_small = len(received) <= MAX_BODY
+    body = decode_object(received) if is_small else await asyncio.to_thread(decode_object, received)
     parts = [each for field in _CONVERSATIONS for each in _parts(body.get(field), field)]
     size = len(received) - sum(_size(siblings[index]) for siblings, index, _ in parts)
     if size > MAX_BODY:
