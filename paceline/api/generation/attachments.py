@@ -12,6 +12,7 @@ import base64
 import mimetypes
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from pathlib import PurePath
 from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 from weakref import WeakValueDictionary
@@ -22,7 +23,6 @@ from paceline.api.generation.unsupported import unreadable
 from paceline.api.http.body import MAX_BODY, read_body, too_large, while_connected
 from paceline.api.http.strict_json import decode_object
 from paceline.errors import DocumentError, ParserLost, RequestError
-from paceline.rag.parsing.kinds import kind_of
 from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.pool import ParserPool
 from paceline.rag.parsing.process import memory_file
@@ -94,7 +94,7 @@ class Attachments:
         head, comma, rest = given.partition(",")
         media = head.removeprefix("data:").split(";")[0] if comma else fields.get("media_type")
         name = harmless(name or "file")
-        if kind_of(name) is None:
+        if not PurePath(name).suffix:
             name += mimetypes.guess_extension(str(media)) or ""
 
         def opened() -> BinaryIO:
@@ -132,7 +132,7 @@ class Attachments:
         turn.release()
         self._reading -= 1
         if not self._reading:
-            self._parsers.rest()
+            asyncio.get_running_loop().run_in_executor(None, self._parsers.rest)
 
 
 async def read_conversation(request: Request) -> Json:

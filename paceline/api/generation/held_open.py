@@ -85,8 +85,8 @@ async def _in_time(work: Coroutine[object, object, bytes], scope: Scope) -> byte
         if not limit.expired():
             raise
         raise RequestError(
-            f"The answer is not complete after {seconds:g} s ({named}): ask for a stream, which has no such limit, or "
-            "for a shorter answer with max_tokens.",
+            f"The answer is not complete after {seconds:g} s ({named}): ask for a stream, which has no such limit, for "
+            "a shorter answer with max_tokens, or raise this limit.",
             status=408,
             code="answer_too_late",
         ) from None
