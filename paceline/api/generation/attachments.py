@@ -101,7 +101,7 @@ class Attachments:
             if comma and not head.endswith(";base64"):
                 return memory_file(unquote_to_bytes(rest))
             try:
-                return memory_file(base64.b64decode(rest if comma else given, validate=True))
+                return memory_file(base64.b64decode("".join((rest if comma else given).split()), validate=True))
             except ValueError:
                 sentence = f"{where}.{data} is not base64: give the file's bytes so, best as data:TYPE;base64,BYTES."
                 raise RequestError(sentence, param=f"{where}.{data}") from None

@@ -107,6 +107,20 @@ def test_a_file_in_a_message_is_read_into_it(
     assert "lease" in text.split(TEXT)[0] and text.endswith(f"\n{QUESTION}") and text.count(TEXT) == 1
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        base64.encodebytes(PDF).decode(),  # in lines, and without the head of a data URL
+        f"data:application/pdf;name=lease.pdf;base64,{base64.b64encode(PDF).decode()}",
+        f"data:text/plain,{TEXT.replace(' ', '%20')}",
+    ],
+)
+def test_the_bytes_may_be_written_in_several_ways(ann: httpx.Client, service: ScriptedService, data: str) -> None:
+    part: dict[str, object] = {"type": "file", "file": {"file_data": data}}
+    assert ann.post(PATHS[0], json=body(PATHS[0], part)).status_code == 200
+    assert TEXT in read(service)
+
+
 def test_a_count_counts_the_files_text(ann: httpx.Client) -> None:
     part = part_of("/v1/messages/count_tokens", PDF, "")
     response = ann.post("/v1/messages/count_tokens", json=body("/v1/messages/count_tokens", part))
