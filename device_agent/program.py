@@ -77,6 +77,7 @@ async def run(settings: AgentSettings) -> None:
             seal=opened.seal,
             tracer=opened.tracer,
             addresses=Addresses(settings.public_url or "", settings.cloud or ""),
+            longest_silent=settings.longest_silent_answer,
         )
         return app, None if cloud is None else cloud.keep_linked
 

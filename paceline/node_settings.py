@@ -182,6 +182,13 @@ class NodeSettings(ProgramSettings):
     max_tokens_default: int | None = Field(
         None, ge=1, description="tokens written when a request sets no limit; default: up to the context"
     )
+    longest_silent_answer: float = Field(
+        600.0,
+        ge=0,
+        le=86_400,
+        description="seconds that an answer in one piece may take, whose connection is kept open meanwhile; a client "
+        "that says for how long it waits (x-stainless-read-timeout) is held no longer; 0: any time",
+    )
     temperature: float | None = Field(
         None, ge=0, le=2, description="of requests that name none; default: the model's generation_config.json, or 1"
     )

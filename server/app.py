@@ -7,6 +7,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
+from paceline.api.generation.held_open import LONGEST_S
 from paceline.api.generation.links import NO_ADDRESSES, Addresses
 from paceline.api.http.auth import Keyring
 from paceline.api.http.limits.doors import DoorLimits
@@ -35,6 +36,7 @@ def create_server(
     seal: Seal = PLAIN,
     tracer: Tracer | None = None,
     addresses: Addresses = NO_ADDRESSES,
+    longest_silent: float = LONGEST_S,
 ) -> FastAPI:
     """Build the application. The keywords: see `create_app`."""
     app = create_app(
@@ -47,6 +49,7 @@ def create_server(
         seal=seal,
         tracer=tracer,
         addresses=addresses,
+        longest_silent=longest_silent,
     )
     register(app, EnrolEndpoint(registry, live.key).routes())
     app.add_api_websocket_route(links.PATH, live.serve)

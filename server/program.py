@@ -57,6 +57,7 @@ async def run(settings: ServerSettings) -> None:
                 seal=opened.seal,
                 tracer=opened.tracer,
                 addresses=Addresses(settings.public_url or ""),
+                longest_silent=settings.longest_silent_answer,
             )
             return app, live.watch
 

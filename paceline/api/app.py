@@ -6,6 +6,7 @@ Knows `runtime.service.Service`, with the documents in its `library`, and nothin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from paceline.api.completions.endpoint import CompletionsEndpoint
 from paceline.api.conversations.endpoint import ConversationsEndpoint
 from paceline.api.description import ApiDescription
 from paceline.api.embeddings.endpoint import EmbeddingsEndpoint
+from paceline.api.generation.attachments import Attachments
+from paceline.api.generation.held_open import LONGEST_S
 from paceline.api.generation.links import NO_ADDRESSES, Addresses
 from paceline.api.http.auth import Keyring
 from paceline.api.http.errors import http_failure
@@ -63,6 +66,7 @@ def create_app(
     seal: Seal = PLAIN,
     tracer: Tracer | None = None,
     addresses: Addresses = NO_ADDRESSES,
+    longest_silent: float = LONGEST_S,
 ) -> FastAPI:
     """Make the application. Raises ConfigError when the folder `state` cannot be used.
 
@@ -70,9 +74,9 @@ def create_app(
     `documents`: passages per side where the request sets none. `keep_alive`: s of silence before a comment is sent.
     `state`: the folder that stores responses; None: in memory. `retention`: limits on stored responses.
     `max_active`: POSTs at a time. `limits`: on strangers. `seal`: of stored responses. `tracer`: of answers.
-    `addresses`: under which cited passages are shown.
-    `app.state` holds `admission`, the `observer` of answers, the table `routes`, and `closers`, which are awaited when
-    the server ends.
+    `addresses`: under which cited passages are shown. `longest_silent`: s that an answer in one piece may take, 0: any.
+    `app.state` holds `admission`, the `observer` of answers, the `attachments` of messages, the table `routes`, and
+    `closers`, which are awaited when the server ends.
     """
     admission = AdmissionControl(keyring, max_active, limits)
     app = FastAPI(
@@ -80,7 +84,9 @@ def create_app(
     )
     app.state.admission = admission
     app.state.routes = []
-    app.state.closers = []
+    app.state.longest_silent = longest_silent or math.inf
+    app.state.attachments = Attachments(service)
+    app.state.closers = [app.state.attachments.close]
     app.state.observer = Observer(lambda: service.models()[0].name, tracer)
     app.add_middleware(AdmissionMiddleware, admission=admission)
     app.add_exception_handler(HTTPException, _http_error)

@@ -153,12 +153,12 @@ class Catalog:
 
 def served_models(service: Service) -> Iterator[tuple[str, ModelInfo | EmbedderInfo]]:
     """Names of models. Chat models first: a client that takes the first name gets one that can chat. Then the same
-    with a switch, and embedders, by the name that front ends leave out of those menus."""
+    with a switch, and embedders, by both of their names: some front ends look the one that they are given up here."""
     models = service.models()
     switches = [name for name in SWITCHES if name not in WORKFLOWS or name in service.workflows()]
     yield from ((model.name, model) for model in models)
     yield from ((f"{model.name}:{switch}", model) for model in models for switch in switches)
-    yield from ((name, embedder) for embedder in service.embedders() for name in _names(embedder)[:1])
+    yield from ((name, embedder) for embedder in service.embedders() for name in _names(embedder))
 
 
 def _json(value: object, status: int = 200) -> Response:

@@ -50,6 +50,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Answers, where a request does not say": (
         "max_tokens_default",
+        "longest_silent_answer",
         "temperature",
         "top_p",
         "top_k",

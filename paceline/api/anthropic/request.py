@@ -1,7 +1,8 @@
 """Conversion of a request to `/v1/messages` to a chat body. Pure.
 
-`chat.request.chat_call` checks and fills in the rest. A tool's result becomes a message of the role `tool`; thinking of
-earlier turns is dropped, since it belongs to another model. What a text model cannot read is refused by name.
+`chat.request.chat_call` checks and fills in the rest. A tool's result becomes a message of the role `tool`; a system
+message stays in its place; thinking of earlier turns is dropped, since it belongs to another model. What a text model
+cannot read is refused by name. Betas are known by their fields, whatever the header `anthropic-beta` says.
 """
 
 from __future__ import annotations
@@ -9,7 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from paceline.api.anthropic.schema import Block, Message, MessagesRequest, PromptFields, Source, ToolChoice
+from paceline.api.anthropic.schema import (
+    CHANGES,
+    Block,
+    Message,
+    MessagesRequest,
+    PromptFields,
+    Tool,
+    ToolChange,
+    ToolChoice,
+)
+from paceline.api.generation.unsupported import unreadable
 from paceline.errors import RequestError
 
 Json = dict[str, object]
@@ -17,8 +28,9 @@ Json = dict[str, object]
 REFUSED = {
     "container": "No code is run here",
     "mcp_servers": "No MCP server is called here: offer its tools yourself",
+    "thread": "No threads are kept here: send their messages",
 }
-_DROPPED = ("thinking", "redacted_thinking")
+_DROPPED = ("thinking", "redacted_thinking", "fallback")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -40,10 +52,12 @@ def chat_body(asked: PromptFields) -> Json:
     messages: list[Json] = []
     if asked.system:
         messages.append({"role": "system", "content": _text(asked.system, "system")})
+    last_user = max((index for index, message in enumerate(asked.messages) if message.role == "user"), default=-1)
     for index, message in enumerate(asked.messages):
-        messages += _messages(message, f"messages[{index}].content")
+        if message.clear_at == "never" or index > last_user:
+            messages += _messages(message, f"messages[{index}].content")
     body: Json = {"model": asked.model, "messages": messages}
-    tools = [_tool(asked, index) for index in range(len(asked.tools))]
+    tools = [_tool(tool, where) for where, tool in _offered(asked)]
     if tools:
         body["tools"] = tools
     if asked.tool_choice is not None:
@@ -66,6 +80,11 @@ def chat_body(asked: PromptFields) -> Json:
 
 
 def _messages(message: Message, where: str) -> list[Json]:
+    if message.role == "system":
+        text = _text([block for block in _blocks(message) if block.type not in CHANGES], where)
+        return [{"role": "system", "content": text}] if text else []
+    if message.content is None:
+        raise _missing(where)
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     if message.role == "assistant":
@@ -120,24 +139,60 @@ def _block(block: Block, where: str) -> str:
             return text
         case Block(type="text"):
             raise _missing(f"{where}.text")
-        case Block(type="document", source=Source(type="text", data=str(data))):
-            return f"{block.title}\n\n{data}" if block.title else data
         case Block(type="search_result", content=list(content)):
             return "\n".join([block.title or "", _text(content, f"{where}.content")])
+        case Block(type="tool_reference", tool_name=str(name)):
+            return f"The tool {name} can be called now."
+        case Block(type="compaction"):
+            return block.content if isinstance(block.content, str) else ""
         case _:
-            raise RequestError(
-                f"This model reads text only: a block of the type {block.type[:64]!r} is not supported ({where}).",
-                code="unsupported_content",
-                param=where,
-            )
+            raise unreadable(block.type, where)
 
 
-def _tool(asked: PromptFields, index: int) -> Json:
-    tool = asked.tools[index]
+def _blocks(message: Message) -> list[Block]:
+    return [Block(type="text", text=message.content)] if isinstance(message.content, str) else message.content or []
+
+
+def _offered(asked: PromptFields) -> list[tuple[str, Tool]]:
+    """The tools that may be called at the end of the conversation, each with its place in the body."""
+    tools = {tool.name: (f"tools[{index}]", tool) for index, tool in enumerate(asked.tools)}
+    offered = {name: not tool.defer_loading for name, (_, tool) in tools.items()}
+
+    def read(blocks: Sequence[Block], where: str) -> None:
+        for index, block in enumerate(blocks):
+            here = f"{where}[{index}]"
+            if block.type == "tool_reference" and block.tool_name is not None:
+                offered[block.tool_name] = True
+            elif block.type in CHANGES:
+                name, defined = _changed(block.tool, f"{here}.tool")
+                if defined is not None:
+                    tools[name] = (f"{here}.tool.definition", defined)
+                offered[name] = block.type == "tool_addition"
+            elif block.type == "tool_result" and isinstance(block.content, list):
+                read(block.content, f"{here}.content")
+            read(block.tool_changes or (), f"{here}.tool_changes")
+
+    for number, message in enumerate(asked.messages):
+        read(_blocks(message), f"messages[{number}].content")
+    return [tools[name] for name, is_offered in offered.items() if is_offered and name in tools]
+
+
+def _changed(change: ToolChange | None, where: str) -> tuple[str, Tool | None]:
+    """Name, and definition if it is given, of a tool that is offered or withdrawn."""
+    match change:
+        case ToolChange(type="tool_definition", definition=Tool() as defined):
+            return defined.name, defined
+        case ToolChange(type="tool_reference", name=str(name)):
+            return name, None
+        case _:
+            raise _refused(f"A tool is changed by a tool_reference or a tool_definition alone ({where}).", where)
+
+
+def _tool(tool: Tool, where: str) -> Json:
     if tool.type != "custom":
         raise _refused(
-            f"Only tools of the client are called, not Anthropic's {tool.type[:64]!r} (tools[{index}].type).",
-            f"tools[{index}].type",
+            f"Only tools of the client are called, not Anthropic's {tool.type[:64]!r} ({where}.type).",
+            f"{where}.type",
         )
     function: Json = {"name": tool.name, "parameters": tool.input_schema, "strict": tool.strict}
     if tool.description is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.api.chat.schema import MAX_MESSAGES
 from paceline.api.generation.schema import (
@@ -23,16 +23,13 @@ from paceline.api.generation.schema import (
 )
 from paceline.api.http.validation import Schema
 
-
-class Source(Schema):
-    """The source of a document; only `text` is read."""
-
-    type: str
-    data: str | None = None
+READ = frozenset({"text", "search_result", "tool_use", "tool_result", "tool_reference", "compaction"})
+CHANGES = frozenset({"tool_addition", "tool_removal"})  # of the tools that are offered
 
 
 class Block(Schema):
-    """One block of a message. Which fields are required depends on its type."""
+    """One block of a message. Which fields are required depends on its type; of one that is not read, only that is
+    kept. Documents have become text before."""
 
     type: str
     text: str | None = None
@@ -42,13 +39,23 @@ class Block(Schema):
     tool_use_id: str | None = None
     content: str | list[Block] | None = None
     is_error: bool = False
-    source: Source | str | None = None
     title: str | None = None
+    tool_name: str | None = None  # that a search for tools has found
+    tool: ToolChange | None = None
+    tool_changes: list[Block] | None = None  # before a compaction
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        if isinstance(value, dict) and value.get("type") not in READ | CHANGES:
+            return {"type": value.get("type")}
+        return value
 
 
 class Message(Schema):
-    role: Literal["user", "assistant"]
-    content: str | list[Block]
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block] | None = None
+    clear_at: Literal["next_user_message", "never"] = "never"  # of the role `system`
 
 
 class Tool(Schema):
@@ -59,6 +66,15 @@ class Tool(Schema):
     description: str | None = None
     input_schema: JsonObject | None = None
     strict: bool = False
+    defer_loading: bool = False  # offered once a message refers to it
+
+
+class ToolChange(Schema):
+    """A tool that is offered or withdrawn from a message on: by its name, or with its definition."""
+
+    type: str
+    name: str | None = None
+    definition: Tool | None = None
 
 
 class ToolChoice(Schema):

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from starlette.requests import Request
 
 from paceline.api.chat.request import ChatCall
+from paceline.api.generation.attachments import read_conversation
 from paceline.api.generation.fan_in import prepare_all
-from paceline.api.http.body import read_body, while_connected
-from paceline.api.http.strict_json import decode_object
+from paceline.api.http.body import while_connected
 from paceline.api.vector_stores.search import select_stores
 from paceline.runtime.service import Generation, Service
 
 
 async def read_chat(request: Request, service: Service) -> Mapping[str, object]:
-    """The body, unread where the key's answers have no room. Raises RequestError."""
+    """The body, unread where the key's answers have no room, with its files as text. Raises RequestError."""
     await service.wait_for_room(request.state.identity.key)
-    return decode_object(await read_body(request.receive, request.headers.get("content-length")))
+    return await read_conversation(request)
 
 
 async def admit_chat(request: Request, call: ChatCall, service: Service) -> list[Generation]:

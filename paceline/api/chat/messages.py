@@ -1,8 +1,8 @@
 """Conversion of a conversation to the input of a chat template: one role and one text per message.
 
 Parts are joined, and `developer` becomes `system`. Earlier tool calls and their results are written in the text format
-of Hermes and Qwen2.5, in the order of the calls. Images, sound and files are refused by name: a text model cannot read
-them. Source of the format: the chat template of Qwen2.5.
+of Hermes and Qwen2.5, in the order of the calls. Images and sound are refused by name: a text model cannot read them;
+files have become text before (`generation/attachments.py`). Source of the format: the chat template of Qwen2.5.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from paceline.api.chat.schema import Message, Part
 from paceline.api.chat.tool_calls import CLOSE, OPEN
+from paceline.api.generation.unsupported import unreadable
 from paceline.errors import RequestError
 
 _ROLES = {"developer": "system", "function": "tool"}  # here, since instructions are appended to the system message
@@ -72,11 +73,7 @@ def _part(part: Part, role: str, where: str) -> str:
         return part.refusal
     if part.type in ("text", "refusal"):
         raise RequestError(f"A part of the type {part.type} needs a text.", param=where)
-    raise RequestError(
-        f"This model reads text only: a part of the type {part.type[:64]!r} is not supported.",
-        code="unsupported_content",
-        param=where,
-    )
+    raise unreadable(part.type, where)
 
 
 def _calls(message: Message, where: str) -> list[str]:

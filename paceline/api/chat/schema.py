@@ -26,7 +26,7 @@ def _kind(value: object) -> str | None:
 
 
 class Part(Schema):
-    """One part of a message's content. Only text and refusals are accepted."""
+    """One part of a message's content: text or a refusal. A file has become text before."""
 
     type: str
     text: str | None = None

@@ -8,11 +8,10 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline.api.generation.attachments import read_conversation
 from paceline.api.generation.schema import MAX_METADATA
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import read_body
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of, parse_query
-from paceline.api.http.strict_json import decode_object
 from paceline.api.http.validation import Schema, parse
 from paceline.api.responses.endpoint import new_id
 from paceline.api.responses.event_log.conversations import Conversations
@@ -173,4 +172,4 @@ def _named(request: Request) -> tuple[str, str]:
 
 
 async def _body(request: Request) -> dict[str, object]:
-    return decode_object(await read_body(request.receive, request.headers.get("content-length")))
+    return await read_conversation(request)

@@ -20,5 +20,14 @@ def refuse_unsupported(body: Mapping[str, object]) -> None:
             raise _unsupported(name, "It is not supported")
 
 
+def unreadable(kind: str, where: str) -> RequestError:
+    """The refusal of a part of a message, such as an image. where: it stands."""
+    return RequestError(
+        f"This model reads text only: a part of the type {kind[:64]!r} is not supported ({where}).",
+        code="unsupported_content",
+        param=where,
+    )
+
+
 def _unsupported(param: str, sentence: str) -> RequestError:
     return RequestError(f"{sentence} (in `{param}`).", code="unsupported_parameter", param=param)

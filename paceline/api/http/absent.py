@@ -31,6 +31,21 @@ ABSENT: Final[Mapping[str, str]] = {
     "/api/copy": "Models are not copied here: serve one under another name with `--name`.",
     "/api/delete": "Models are not deleted from here.",
     "/api/blobs": "Models are not made here: serve a folder with `paceline serve --model FOLDER`.",
+    # llama.cpp's own
+    "/props": "The model and its context (max_model_len) stand in /v1/models, the state of this side in /v1/status.",
+    "/slots": "There are no slots: answers share one engine. What is under way stands in /metrics.",
+    "/completion": "A raw prompt is continued by /v1/completions, a conversation by /v1/chat/completions.",
+    "/infill": "Text is not filled in between a prefix and a suffix: /v1/completions continues a prefix.",
+    "/apply-template": "/tokenize takes messages and gives the tokens that the model is sent (return_token_strs).",
+    "/embedding": "Embeddings are made by /v1/embeddings.",
+    "/lora-adapters": "Adapters are not loaded here: merge one into the weights, and serve these with --model.",
+    # those of vLLM and text-generation-inference
+    "/score": "A query and passages are compared by /v1/rerank.",
+    "/v1/score": "A query and passages are compared by /v1/rerank.",
+    "/classify": "Nothing is classified here: ask /v1/chat/completions, the classes an enum of its response_format.",
+    "/pooling": "Embeddings are made by /v1/embeddings.",
+    "/generate": "A raw prompt is continued by /v1/completions, a conversation by /v1/chat/completions.",
+    "/generate_stream": 'A raw prompt is continued by /v1/completions with "stream": true.',
     "/redoc": "The description of this interface is /openapi.json, and a page for people is /docs.",
 }
 """By the path and everything below it."""

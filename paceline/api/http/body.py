@@ -56,7 +56,7 @@ async def read_body(receive: Receive, content_length: str | None, *, max_bytes: 
     else:
         declared = 0
     if declared > max_bytes:
-        raise _too_large(max_bytes)
+        raise too_large(max_bytes)
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
@@ -66,7 +66,7 @@ async def read_body(receive: Receive, content_length: str | None, *, max_bytes: 
                     raise ClientGoneError
                 body += message.get("body", b"")
                 if len(body) > max_bytes:
-                    raise _too_large(max_bytes)
+                    raise too_large(max_bytes)
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError:
@@ -77,7 +77,7 @@ def _too_slow(seconds: float) -> RequestError:
     return RequestError(f"The request body did not arrive within {seconds:g} s.", status=408)
 
 
-def _too_large(max_bytes: int) -> RequestError:
+def too_large(max_bytes: int) -> RequestError:
     return RequestError(f"The request body is larger than {max_bytes} bytes.", status=413, code="request_too_large")
 
 

@@ -23,7 +23,7 @@ Headers = list[tuple[bytes, bytes]]
 
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4096}")
 _METHODS = b"GET, POST, DELETE, OPTIONS"
-_EXPOSED = b"x-request-id, x-client-request-id, openai-processing-ms, retry-after"
+_EXPOSED = b"x-request-id, request-id, x-client-request-id, openai-processing-ms, retry-after"
 _USUAL = b"authorization, content-type"
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]*)?", re.IGNORECASE)  # RFC 9110, 7.2: a name and a port
 

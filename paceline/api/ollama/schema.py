@@ -43,7 +43,7 @@ class ToolCall(Schema):
 
 
 class Message(Schema):
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
     images: list[str] = Field(default_factory=list)  # refused where there are any
     tool_calls: list[ToolCall] = Field(default_factory=list)

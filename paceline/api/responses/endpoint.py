@@ -19,13 +19,14 @@ from starlette.responses import Response
 
 from paceline.api.chat.output import summary
 from paceline.api.chat.request import ChatCall, chat_call
+from paceline.api.generation.attachments import read_conversation
 from paceline.api.generation.held_open import HeldOpen
 from paceline.api.generation.links import NO_ADDRESSES, Addresses, PassageLinks
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import read_body, while_connected
+from paceline.api.http.body import while_connected
 from paceline.api.http.limits.admission import AdmissionControl
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of, parse_query
-from paceline.api.http.strict_json import decode_object, encode_json
+from paceline.api.http.strict_json import encode_json
 from paceline.api.http.validation import parse
 from paceline.api.observation.answers import AnswerWatch
 from paceline.api.responses.context import conversation_of, prepare
@@ -129,7 +130,7 @@ class ResponsesEndpoint:
 
     # ---- creating ---------------------------------------------------------------------------------------------------
     async def create(self, request: Request) -> Response:
-        body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
+        body = await read_conversation(request)
         asked = parse(ResponseRequest, body)
         check(body, asked)
         identity: Identity = request.state.identity

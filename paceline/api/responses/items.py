@@ -6,9 +6,11 @@ dropped: the answer's text holds their result.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.api.chat.schema import Part
+from paceline.api.generation.unsupported import unreadable
 from paceline.api.responses.schema import InputItem
 from paceline.errors import RequestError
 
@@ -46,20 +48,26 @@ def _item(item: InputItem, where: str, new_id: Callable[[str], str]) -> Json:
                 if getattr(item, name) is None:
                     raise _missing(name, where)
             body = {"type": item.type, "call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-        case "function_call_output":
+        case "custom_tool_call":  # of an earlier turn, at another server: its input is a text
+            for name in ("call_id", "name", "input"):
+                if getattr(item, name) is None:
+                    raise _missing(name, where)
+            arguments = json.dumps({"input": item.input}, ensure_ascii=False)
+            body = {"type": "function_call", "call_id": item.call_id, "name": item.name, "arguments": arguments}
+        case "function_call_output" | "custom_tool_call_output":
             for name in ("call_id", "output"):
                 if getattr(item, name) is None:
                     raise _missing(name, where)
             output = item.output or ""
             text = output if isinstance(output, str) else _joined(_parts(output, "input_text", f"{where}.output"))
-            body = {"type": item.type, "call_id": item.call_id, "output": text}
+            body = {"type": "function_call_output", "call_id": item.call_id, "output": text}
         case _:
             raise RequestError(
                 f"An item of the type {item.type[:64]!r} is not supported.",
                 code="unsupported_content",
                 param=f"{where}.type",
             )
-    prefix = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}[item.type]
+    prefix = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}[str(body["type"])]
     return {"id": item.id or new_id(prefix), "status": status, **body}
 
 
@@ -75,11 +83,7 @@ def _parts(content: str | Sequence[Part], kind: str, where: str, *, refusals: bo
         elif part.type in _TEXTS:
             raise _missing("text", f"{where}[{index}]")
         else:
-            raise RequestError(
-                f"This model reads text only: a part of the type {part.type[:64]!r} is not supported.",
-                code="unsupported_content",
-                param=f"{where}[{index}]",
-            )
+            raise unreadable(part.type, f"{where}[{index}]")
     return parts
 
 

@@ -53,6 +53,7 @@ class InputItem(Schema):
     call_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None  # of a custom tool
     output: str | list[Part] | None = None
 
 

@@ -17,6 +17,7 @@ from paceline.api.chat.messages import conversation
 from paceline.api.chat.request import parse_chat
 from paceline.api.chat.schema import MAX_MESSAGES, Message, Tool
 from paceline.api.chat.tools import tool_use
+from paceline.api.generation.attachments import read_conversation
 from paceline.api.generation.schema import MAX_TOOLS
 from paceline.api.http.body import read_body
 from paceline.api.http.pagination import answer
@@ -88,7 +89,7 @@ class TokensEndpoint:
         )
 
     async def tokenize(self, request: Request) -> Response:
-        body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
+        body = await read_conversation(request)
         asked = parse(TokenizeRequest, body)
         refuse_variants(body)
         model = self._model(asked.model)

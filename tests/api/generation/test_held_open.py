@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -129,6 +130,73 @@ def test_http_1_0_is_answered_in_silence(url: str, service: ScriptedService) -> 
         raw.sendall(head + body)
         answer = b"".join(iter(lambda: raw.recv(65536), b""))
     assert answer.partition(b" ")[2].startswith(b"503"), answer
+
+
+SOON = "0.1"  # s
+
+
+def cut(url: str, service: ScriptedService, **headers: str) -> dict[str, Any]:
+    """The error of an answer that would never end, and was open for a while."""
+    service.script = Script([*answering("Here")[:1], Signal()])
+    fields = BODIES["/v1/chat/completions"] | {"model": MODEL.name}
+    body = b""
+    with (
+        httpx.stream(
+            "POST", f"{url}/v1/chat/completions", json=fields, headers=headers, timeout=WAIT, verify=False
+        ) as response,
+        pytest.raises(httpx.RemoteProtocolError),
+    ):
+        for part in response.iter_raw():
+            body += part
+    assert response.status_code == 200 and body.startswith(b" ")
+    assert service.script.ended.wait(), "nothing is written for nobody"
+    error: dict[str, Any] = json.loads(body)["error"]
+    return error
+
+
+@pytest.mark.parametrize("header", ["x-stainless-read-timeout", "x-stainless-timeout"])
+def test_a_client_is_held_no_longer_than_it_says_that_it_waits(url: str, service: ScriptedService, header: str) -> None:
+    error = cut(url, service, **{header: SOON})
+    assert error["code"] == "answer_too_late" and header in error["message"]
+
+
+def test_nor_longer_than_the_setting_says_whatever_it_says_itself(service: ScriptedService) -> None:
+    with serving(service, keep_alive=0.02, longest_silent=float(SOON)) as url:
+        for said in ("60", "-1", "0", "nan", "inf", "never", ""):
+            error = cut(url, service, **{"x-stainless-read-timeout": said})
+            assert error["code"] == "answer_too_late" and "--longest-silent-answer" in error["message"]
+
+
+def test_where_no_space_has_been_sent_it_is_a_status(service: ScriptedService) -> None:
+    with serving(service) as url:
+        service.script = Script([Signal()])
+        fields = BODIES["/v1/messages"] | {"model": MODEL.name}
+        response = httpx.post(f"{url}/v1/messages", json=fields, headers={"x-stainless-timeout": SOON}, verify=False)
+    assert response.status_code == 408 and response.json()["error"]["type"] == "timeout_error"
+
+
+@pytest.mark.parametrize("surface", ["chat", "responses"])
+def test_the_timeout_of_openais_client_holds(url: str, service: ScriptedService, surface: str) -> None:
+    service.script = Script([*answering("Here")[:1], Signal()])
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=float(SOON)) as client:
+        ask: Any = client.chat.completions.create if surface == "chat" else client.responses.create
+        with pytest.raises(APIConnectionError):
+            ask(model=MODEL.name, **({"messages": ASKED} if surface == "chat" else {"input": "Where?"}))
+    assert service.script.ended.wait()
+
+
+def test_a_stream_goes_on_for_as_long_as_it_takes(url: str, service: ScriptedService) -> None:
+    more = Signal()
+    service.script = Script([*answering("Here")[:1], more, *answering(".")])
+    fields = BODIES["/v1/chat/completions"] | {"model": MODEL.name, "stream": True, "n": 1}
+    headers = {"x-stainless-read-timeout": SOON}
+    text = ""
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=fields, headers=headers, verify=False) as response:
+        for part in response.iter_text():
+            text += part
+            if text.count(": ping") > 10:  # of 0.02 s each
+                more.set()
+    assert text.endswith("data: [DONE]\n\n")
 
 
 def test_a_client_that_leaves_meanwhile_is_not_prepared_for(url: str, service: ScriptedService) -> None:

@@ -244,7 +244,7 @@ def test_a_bad_field_is_named_and_starts_nothing(
     assert not service.requests
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "sculpture"])
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "sculpture"])
 def test_a_part_that_is_no_text_is_refused_with_its_place(http: httpx.Client, kind: str) -> None:
     content = [{"type": "text", "text": "Look:"}, {"type": kind, kind: {"url": "data:,"}}]
     error = fault(post(http, messages=[{"role": "user", "content": content}]))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import shutil
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -22,7 +25,7 @@ from paceline.api.http.limits.admission import AdmissionControl
 from paceline.runtime.service import TextDelta
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import NULLABLE, fault, post
-from tests.api.scripted import Script, ScriptedService, Signal, client_of, done, request, running, serving
+from tests.api.scripted import WAIT, Script, ScriptedService, Signal, client_of, done, request, running, serving
 
 CHAT = "/v1/chat/completions"
 
@@ -100,6 +103,50 @@ def test_no_body_makes_the_server_fail(
     response = http.post(CHAT, content=body)
     if response.status_code != 200:
         fault(response, 404 if "model_not_found" in response.text else 400)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/embeddings", "/v1/files", "/api/chat"])
+def test_a_compressed_body_is_refused_by_name(http: httpx.Client, encoding: str, path: str) -> None:
+    body = gzip.compress(json.dumps(BODY).encode())
+    response = http.post(path, content=body, headers={"content-encoding": encoding})
+    assert response.status_code == 415 and response.headers["accept-encoding"] == "identity"
+    assert f"Content-Encoding '{encoding}'" in str(response.json()["error"])
+
+
+def test_an_encoding_that_changes_nothing_is_none(http: httpx.Client) -> None:
+    assert http.post(CHAT, json=BODY, headers={"content-encoding": "Identity"}).status_code == 200
+
+
+def answered(url: str, target: str, host: str) -> bytes:
+    """The answer to a GET whose request-target is written like this."""
+    where = urlsplit(url)
+    with socket.create_connection((str(where.hostname), int(where.port or 0)), WAIT) as raw:
+        raw.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        return b"".join(iter(lambda: raw.recv(65536), b""))
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://localhost/v1/models", "localhost", 200),
+        ("HTTP://127.0.0.1:80/v1/models?limit=2", "proxy.example", 200),  # the target's host counts
+        ("https://localhost/v1/models/no%2Fmodel", "localhost", 404),
+        ("http://localhost", "localhost", 200),  # the page
+        ("http://evil.example/v1/models", "localhost", 403),
+        ("http://ann@localhost/v1/models", "localhost", 403),
+        ("http:///v1/models", "localhost", 403),
+    ],
+)
+def test_a_target_in_absolute_form_is_as_good_as_its_path(url: str, target: str, host: str, status: int) -> None:
+    assert answered(url, target, host).startswith(b"HTTP/1.1 %d" % status)
+
+
+@pytest.mark.parametrize("path", ["/props", "/slots", "/slots/0", "/completion", "/infill", "/apply-template"])
+def test_routes_of_llama_cpp_say_what_to_use(http: httpx.Client, path: str) -> None:
+    for response in (http.get(path), http.post(path, json={})):
+        message = fault(response, 404)["message"]
+        assert message.startswith(f"There is no {path} here. ") and "/" in message.removeprefix(f"There is no {path}")
 
 
 def test_a_body_beyond_the_limit_is_a_413_announced_or_not(http: httpx.Client, service: ScriptedService) -> None:

@@ -417,3 +417,17 @@ def test_requests_of_command_line_agents_are_served(http: httpx.Client, service:
     assert answer.status_code == 200 and "event: response.completed" in answer.text
     roles = [message["role"] for message in service.requests[-1].messages]
     assert roles == ["system", "system", "user", "assistant", "tool", "assistant", "user"]
+
+
+def test_a_call_of_another_servers_custom_tool_is_read_as_a_functions(
+    http: httpx.Client, service: ScriptedService
+) -> None:
+    items = [
+        {"role": "user", "content": "Patch it."},
+        {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": 'say "hi"'},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "Done."}]},
+    ]
+    assert http.post("/v1/responses", json={"model": "scripted", "input": items}).status_code == 200
+    _, call, result = service.requests[-1].messages
+    assert "apply_patch" in call["content"] and r'{"input": "say \"hi\""}' in call["content"]
+    assert "Done." in result["content"]

@@ -211,6 +211,69 @@ def test_tool_choices_hold(
     assert (fields["required"], fields["parallel"]) == (required, parallel)
 
 
+def changed(kind: str, name: str) -> dict[str, object]:
+    return {"type": kind, "tool": {"type": "tool_reference", "name": name}}
+
+
+USER: dict[str, object] = {"role": "user", "content": "Hi"}
+LATER = TOOL | {"name": "later", "defer_loading": True}
+NEW = {"type": "tool_definition", "definition": TOOL | {"name": "new"}}
+DEFINED = {"type": "tool_addition", "tool": NEW}
+RESULT: dict[str, object] = {"type": "tool_result", "tool_use_id": "a"}
+FOUND = {"type": "tool_reference", "tool_name": "later"}
+
+
+@pytest.mark.parametrize(
+    ("later", "offered"),
+    [
+        ([], {"weather"}),
+        ([{"role": "user", "content": [RESULT | {"content": [FOUND]}]}], {"weather", "later"}),
+        ([{"role": "system", "content": [changed("tool_addition", "later")]}], {"weather", "later"}),
+        ([{"role": "system", "content": [changed("tool_removal", "weather"), DEFINED]}], {"new"}),
+        ([{"role": "system", "content": [changed("tool_removal", "weather")]}], set()),
+    ],
+)
+def test_tools_are_offered_from_where_a_message_says(
+    http: httpx.Client, service: ScriptedService, later: list[dict[str, object]], offered: set[str]
+) -> None:
+    whole(http, messages=[USER, *later], tools=[TOOL, LATER])
+    prompt = str(service.requests[0].messages)
+    assert {name for name in ("weather", "later", "new") if f'"name": "{name}"' in prompt} == offered
+
+
+def test_system_messages_stand_where_they_were_sent(http: httpx.Client, service: ScriptedService) -> None:
+    texts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]
+    whole(http, system="First.", messages=[USER, {"role": "system", "content": texts}])
+    assert [(one["role"], one["content"]) for one in service.requests[0].messages] == [
+        ("system", "First."),
+        ("user", "Hi"),
+        ("system", "Be brief.\nBe kind."),
+    ]
+
+
+def test_a_system_message_for_one_turn_is_gone_in_the_next(http: httpx.Client, service: ScriptedService) -> None:
+    once = {"role": "system", "content": "Plan only.", "clear_at": "next_user_message"}
+    whole(http, messages=[USER, once])
+    whole(http, messages=[USER, once, {"role": "assistant", "content": "A plan."}, USER])
+    assert ["Plan only." in str(one.messages) for one in service.requests] == [True, False]
+
+
+def test_blocks_of_other_servers_that_are_no_text_are_left_out(http: httpx.Client, service: ScriptedService) -> None:
+    earlier = [
+        {"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "compaction", "content": "They greeted.", "encrypted_content": "x"},
+        {"type": "text", "text": "Hello.", "citations": None},
+    ]
+    whole(http, messages=[USER, {"role": "assistant", "content": earlier}, USER])
+    assert service.requests[0].messages[1]["content"] == "They greeted.\nHello."
+
+
+def test_a_count_has_the_same_roles(http: httpx.Client) -> None:
+    body = {"model": "scripted", "messages": [USER, {"role": "system", "content": "Be brief."}]}
+    assert http.post("/v1/messages/count_tokens", json=body).json() == {"input_tokens": len("HiBe brief.")}
+
+
 @pytest.mark.parametrize("place", ["output_config", "output_format"])
 def test_a_format_holds_the_answer(http: httpx.Client, service: ScriptedService, place: str) -> None:
     wanted = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
@@ -225,7 +288,8 @@ def test_a_workflow_behind_the_models_name_is_a_switch_here_too(http: httpx.Clie
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
-RESULT = {"type": "tool_result", "tool_use_id": "a"}
+REMOTE = {"type": "mcp_tool_use", "id": "a", "name": {"odd": 1}, "content": {"of": "another server"}}
+UNKNOWN = {"type": "tool_addition", "tool": {"type": "mcp_tool_reference", "name": "a", "server_name": "b"}}
 
 
 @pytest.mark.parametrize(
@@ -236,7 +300,12 @@ RESULT = {"type": "tool_result", "tool_use_id": "a"}
         ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens"),
         ({"temperature": 1.5}, 400, "invalid_request_error", "temperature"),
         ({"messages": []}, 400, "invalid_request_error", "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, 400, "invalid_request_error", "role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "invalid_request_error", "role"),
+        ({"messages": [{"role": "user"}]}, 400, "invalid_request_error", "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [REMOTE]}]}, 400, "invalid_request_error", "'mcp_tool_use'"),
+        ({"messages": [{"role": "system", "content": [IMAGE]}]}, 400, "invalid_request_error", "'image'"),
+        ({"messages": [{"role": "system", "content": [UNKNOWN]}]}, 400, "invalid_request_error", "tool_reference"),
+        ({"thread": {"id": "t"}}, 400, "invalid_request_error", "thread"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "'image'"),
         (
             {"messages": [{"role": "user", "content": [RESULT | {"content": [IMAGE]}]}]},

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -33,6 +34,7 @@ MAX_OPEN_PER_ADDRESS = 8
 OPEN_BODY_S = 5.0  # for the body of one, whoever sends it
 
 CLIENT_REQUEST_ID = b"x-client-request-id"  # up to 512 characters, as at OpenAI
+_ABSOLUTE = re.compile(rb"(?:https?|wss?)://([^/]*)(/.*)?", re.IGNORECASE)
 _CLIENT_REQUEST = re.compile(rb"[\x20-\x7e]{1,512}")
 
 _RETRY = {"Retry-After": str(RETRY_AFTER_S)}
@@ -125,6 +127,7 @@ class AdmissionMiddleware:
         self.admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        _to_origin_form(scope)
         visitor: Visitor | None = scope.setdefault("state", {}).get(CONNECTION)
         if visitor is not None:
             visitor.speak_for(self.admission.limits.address_of(scope))
@@ -182,6 +185,10 @@ class AdmissionMiddleware:
             identity = self.admission.keyring.identify(key)
         if identity is None:
             await exchange.refuse(_refused(key is not None), receive)
+            return
+        encoding = _text(headers.get(b"content-encoding")) or "identity"
+        if encoding.strip().lower() != "identity":
+            await exchange.refuse(_encoded(encoding), receive)
             return
         scope["state"]["identity"] = identity
         if scope["path"] in self.admission.open_paths:
@@ -302,6 +309,27 @@ def _refused(presented: bool) -> Failure:
     if presented:
         return unauthorized("Incorrect API key provided.")
     return unauthorized("No API key provided: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
+
+
+def _encoded(encoding: str) -> Failure:
+    return Failure(
+        415,
+        f"The Content-Encoding {encoding[:64]!r} is not supported: send the body as it is, without it.",
+        code="unsupported_content_encoding",
+        headers={"Accept-Encoding": "identity", **_CLOSE},  # what is left of the body is not read
+    )
+
+
+def _to_origin_form(scope: Scope) -> None:
+    """Change a request-target in absolute form, as clients send it to a proxy, to the usual form. The host that it
+    names counts, whatever the header `Host` says (RFC 9112, 3.2.2)."""
+    absolute = _ABSOLUTE.fullmatch(scope.get("raw_path") or b"")
+    if absolute is None:
+        return
+    path = absolute[2] or b"/"
+    scope["raw_path"], scope["path"] = path, unquote(path.decode("latin-1"))
+    others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    scope["headers"] = [(b"host", absolute[1]), *others]
 
 
 def _text(header: bytes | None) -> str | None:

@@ -16,11 +16,14 @@ import time
 from pathlib import Path
 
 from paceline.commands.processes import Children, clean_environment, command, free_port
+from paceline.models import DEVICE
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[3] / ".venv-nightly"
 DOCUMENT = "The harbour library of Tarnwick opens at 8:30 on weekdays. Its lighthouse is blue.\n"
 LIMIT_S = 600.0  # for one client
+
+LONG = 65_536  # tokens, the context of the model `agents`
 
 Row = tuple[str, str, str, str]
 
@@ -48,9 +51,19 @@ def serve(children: Children, folder: Path) -> tuple[str, str]:
     children.run(command("docs", "add", str(document), "--side", "cloud", *state))
     key = json.loads(children.run(command("keys", "create", "nightly", "--json", *state)))["key"]
     port = free_port(0)
-    child = children.start("cloud", command("serve", "--model", "demo", "--port", str(port), *state), port=port)
+    models = ("--model", "demo", "--model", str(long_model(folder)))
+    child = children.start("cloud", command("serve", *models, "--port", str(port), *state), port=port)
     children.wait(lambda said: all(said))
     return child.url, key
+
+
+def long_model(folder: Path) -> Path:
+    """A copy of a bundled model whose context is as long as coding agents need; what it writes makes no sense there."""
+    made = folder / "agents"
+    shutil.copytree(DEVICE, made)
+    config = json.loads((made / "config.json").read_text(encoding="utf-8"))
+    (made / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONG}), encoding="utf-8")
+    return made
 
 
 def tried(name: str, url: str, key: str) -> Row:
