@@ -64,10 +64,10 @@ def test_folders_are_walked_and_skipped_entries_are_reported(tmp_path: Path) -> 
 
 
 def test_a_path_that_cannot_be_used_is_a_failure(tmp_path: Path) -> None:
-    (tmp_path / "a.xls").write_bytes(b"")
+    (tmp_path / "a.doc").write_bytes(b"")
     for path, reason in (
         (tmp_path / "none.txt", "does not exist"),
-        (tmp_path / "a.xls", "convert it"),
+        (tmp_path / "a.doc", "convert it"),
         (Path("a\0b.txt"), "cannot be read|does not exist"),
     ):
         files, (skipped,) = find_files([path])
