@@ -75,4 +75,6 @@ def _kind_of_archive(data: bytes) -> Kind:
         if kind is None:
             raise UnreadableError("is an OpenDocument file of a kind that is not read; save it as PDF")
         return kind
+    if any(name.endswith(".iwa") for name in names):
+        raise UnreadableError("is a file of Pages, Numbers or Keynote; export it as PDF, or its sheets as CSV")
     raise UnreadableError("is an archive; unpack it and give the files in it")
