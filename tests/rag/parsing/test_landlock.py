@@ -28,7 +28,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 def call(number):
     if libc.syscall(number, 0, 0, 0, 0, 0) == -1 and ctypes.get_errno() == 1:
         raise PermissionError
-    
+
 def read(data, name):
     secret, folder, pid = data.decode().split()
     def tried(call, *arguments):
@@ -74,20 +74,22 @@ worker.main()
 """
 
 
-@pytest.fixture
-def hostile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parser processes whose reader of text has been taken over."""
+@pytest.fixture(params=["with Landlock", "without Landlock"])
+def hostile(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool:
+    """Parser processes whose reader of text has been taken over; whether files are hidden from them."""
+    without = "worker.landlock.hide_files = lambda: False\n" if request.param == "without Landlock" else ""
+    script = HOSTILE.replace("worker.main()", f"{without}worker.main()")
     start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
 
     def popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         assert command[-1] == "paceline.rag.parsing.worker"
-        return start([sys.executable, "-P", "-c", HOSTILE], **options)
+        return start([sys.executable, "-P", "-c", script], **options)
 
     monkeypatch.setattr(process_module.subprocess, "Popen", popen)
+    return not without and landlock.version() >= 1
 
 
-@pytest.mark.usefixtures("hostile")
-def test_a_parser_that_is_taken_over_reaches_no_file_and_no_process(tmp_path: Path) -> None:
+def test_a_parser_that_is_taken_over_reaches_no_file_and_no_process(tmp_path: Path, hostile: bool) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("a secret")
     with ParserProcess() as parser:
@@ -105,7 +107,7 @@ def test_a_parser_that_is_taken_over_reaches_no_file_and_no_process(tmp_path: Pa
         assert sorted(path.name for path in tmp_path.iterdir()) == ["secret.txt"]
         assert secret.read_text() == "a secret"
         assert secret.stat().st_mode & 0o777 != 0o777
-    assert without_files == (landlock.version() >= 1)
+    assert without_files == hostile
 
 
 def test_what_a_parser_may_read_holds_no_folder_of_the_users(tmp_path: Path) -> None:

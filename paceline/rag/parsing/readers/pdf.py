@@ -161,8 +161,10 @@ def _mended(texts: list[str]) -> list[str]:
     def joined(found: re.Match[str]) -> str:
         first, last = found.groups()
         halves = [half for half in (first.lower(), last.lower()) if len(half) >= _MIN_EVIDENCE and half in known]
-        if (first + last).lower() in known or (not halves and last[0].islower()):
+        if (first + last).lower() in known:
             return first + last
-        return f"{first}-{last}" if f"{first}-{last}".lower() in known else f"{first}-\n{last}"
+        if f"{first}-{last}".lower() in known:
+            return f"{first}-{last}"
+        return f"{first}-\n{last}" if halves or not last[0].islower() else first + last
 
     return [_BROKEN.sub(joined, text).replace(_BREAK, "-\n") for text in texts]

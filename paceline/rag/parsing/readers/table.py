@@ -101,7 +101,7 @@ def _column_names(row: list[str]) -> list[str]:
     seen: Counter[str] = Counter()
     names = []
     for cell in row:
-        name = cell if len(cell) <= _MAX_COLUMN_NAME else cell[:_MAX_COLUMN_NAME] + "…"
+        name = cell if len(cell) <= _MAX_COLUMN_NAME else cell[:_MAX_COLUMN_NAME].rstrip() + "…"
         seen[name] += 1
         names.append(f"{name} {seen[name]}" if name and seen[name] > 1 else name)
     return names
