@@ -76,7 +76,8 @@ def add(
         ),
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="with --sync: list the unchanged and skipped files too, not only the changes")
+        bool,
+        typer.Option("--verbose", help="with --sync: list unchanged and skipped files too, not only changes"),
     ] = False,
     side: Side = "device",
     store: Store = None,
@@ -134,7 +135,7 @@ def _show_results(results: list[IngestResult], *, as_json: bool) -> None:
 
 def _show_sum(results: list[IngestResult]) -> None:
     """Write how many files had each outcome, changes first."""
-    counts = Counter(result.status for result in results)
+    counts = Counter[str](result.status for result in results)
     order = ("added", "replaced", "moved", "removed", "unchanged", "duplicate", "skipped", "failed")
     typer.echo(", ".join(f"{counts[status]} {status}" for status in order if counts[status]) or "no files")
 

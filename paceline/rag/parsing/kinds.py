@@ -8,8 +8,9 @@ from pathlib import PurePath
 from typing import Literal, get_args
 
 Kind = Literal[
-    "text", "markdown", "code", "csv", "json", "html", "pdf", "docx", "pptx", "epub", "xlsx", "odt", "rtf", "eml", "ipynb"
-]
+    "text", "markdown", "code", "csv", "json", "html", "pdf", "docx", "pptx", "epub",
+    "xlsx", "odt", "rtf", "eml", "ipynb",
+]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 MAX_FILE_BYTES = 64 * 2**20
@@ -71,7 +72,9 @@ SUFFIXES: Mapping[str, Kind] = {
     ".ipynb": "ipynb",
     **dict.fromkeys((f".{suffix}" for suffix in _CODE.split()), "code"),
 }
-NAMED_KINDS = "text, Markdown, PDF, HTML, DOCX, PPTX, XLSX, ODT, RTF, EPUB, EML, CSV, JSON, IPYNB or source code"  # for people
+NAMED_KINDS = (  # for people
+    "text, Markdown, PDF, HTML, DOCX, PPTX, XLSX, ODT, RTF, EPUB, EML, CSV, JSON, IPYNB or source code"
+)
 
 
 def kind_of(name: str) -> Kind | None:

@@ -38,6 +38,10 @@ def pdf(pages: Sequence[bytes], title: str = "", *, extra: bytes = b"", compress
     return bytes(out + b"startxref\n%d\n%%%%EOF\n" % start)
 
 
+# Half a minute of work, without much memory.
+ENDLESS = b"{\\rtf1 " + b"\\b" * 2**24
+
+
 def shown(*lines: str) -> bytes:
     """The content stream of a page with these lines."""
     return (
@@ -123,7 +127,7 @@ def workbook(cells: Mapping[str, str], more: Mapping[str, Mapping[str, str]] | N
         rows: dict[str, str] = {}
         for place, text in filled.items():
             row = place.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-            value = f'<v>{text}</v></c>' if text.isdecimal() else f"<is><t>{text}</t></is></c>"
+            value = f"<v>{text}</v></c>" if text.isdecimal() else f"<is><t>{text}</t></is></c>"
             kind = "n" if text.isdecimal() else "inlineStr"
             rows[row] = rows.get(row, "") + f'<c r="{place}" t="{kind}">{value}'
         written = "".join(f'<row r="{row}">{cells}</row>' for row, cells in rows.items())

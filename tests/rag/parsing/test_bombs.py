@@ -97,7 +97,11 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "groups in groups": ("a.rtf", lambda: b"{\\rtf1 " + b"{" * 10**6, "too deep"),
     "a sheet with a cell far away": ("a.xlsx", lambda: workbook({"A1": "1", "XFD1048576": "2"}), "too much memory"),
     "a message of messages": ("a.eml", lambda: b"Subject: x\nContent-Type: message/rfc822\n\n" * 2000 + b"words", ""),
-    "a message of parts": ("a.eml", lambda: b"Subject: x\nContent-Type: multipart/mixed; boundary=b\n\n" + b"--b\n\nx\n" * 10**5, ""),
+    "a message of parts": (
+        "a.eml",
+        lambda: b"Subject: x\nContent-Type: multipart/mixed; boundary=b\n\n" + b"--b\n\nx\n" * 10**5,
+        "",
+    ),
     "pages that contain themselves": ("a.pdf", pages_without_end, "damaged"),
     "a PDF of nested arrays": ("a.pdf", lambda: pdf([b"BT " + nested(10**6) + b" TJ ET"]), ""),
     "a PDF of 100,000 pages": ("a.pdf", lambda: pdf([b""] * 10**5), ""),

@@ -22,7 +22,7 @@ from paceline.rag.parsing.readers.content import Content
 
 CALLS = {}  # by number, on the architecture that has these
 if os.uname().machine == "x86_64":
-    CALLS = {"mount": 165, "bpf": 321, "keys": 250, "perf": 298, "faults": 323, "trace": 101, "ring": 425, "tgkill": 234}
+    CALLS = {"mount": 165, "bpf": 321, "keys": 250, "perf": 298, "faults": 323, "trace": 101, "ring": 425}
 libc = ctypes.CDLL(None, use_errno=True)
 
 def call(number):

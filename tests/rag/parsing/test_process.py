@@ -23,8 +23,7 @@ from paceline.rag.parsing.kinds import MAX_REASON, SUFFIXES, Limits
 from paceline.rag.parsing.pool import ParserPool
 from paceline.rag.parsing.process import ParserProcess
 from paceline.rag.parsing.readers import MODULES
-
-ENDLESS = b"{\\rtf1 " + b"\\b" * 2**24  # half a minute of work, without much memory
+from tests.rag.parsing.made import ENDLESS
 
 
 def confined(code: str) -> str:
@@ -191,7 +190,9 @@ def test_a_file_of_a_folder_is_read_again_when_its_parser_is_killed(endless: Pat
         child_below(pids[0]).kill()
         thread.join()
         ((_, error),) = outcomes
-        assert isinstance(error, DocumentError) and "takes too long to be read, more than 1 s" in str(error), "the second time its own limit"
+        assert isinstance(error, DocumentError) and "takes too long to be read, more than 1 s" in str(error), (
+            "the second time its own limit"
+        )
 
 
 def test_a_parser_killed_for_good_starts_no_other(endless: Path) -> None:

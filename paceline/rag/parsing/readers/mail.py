@@ -1,4 +1,5 @@
-"""E-mail (RFC 5322, MIME): who wrote when to whom, the text, and what is attached, as far as it is of a kind that is read.
+"""E-mail (RFC 5322, MIME): who wrote when to whom, the text, and what is attached: its text if it is of a kind that is
+read, else its name.
 
 Not handled: signatures and encrypted bodies, which are named as what is attached.
 """

@@ -21,7 +21,6 @@ from paceline.rag.parsing.readers.markup import write_tree
 
 _MADE_UP = "powerpoint presentation"  # a title of programs
 _OFF = ("0", "false", "off", "none")
-_XLINK = "{http://www.w3.org/1999/xlink}href"
 _NO_TEXT = "has no text; if its pages are images, recognise their text first and save that as PDF"
 # Elements by their local names, which the Strict and the Transitional format share. First what is no text any more,
 # or never was; then what only wraps; then what has a counterpart in HTML.
@@ -58,7 +57,8 @@ def read(data: bytes, name: str) -> Content:
     core = next((part for _, kind, part in root_parts if kind == "core-properties"), "")
     named = package.xml(core).findtext("{*}title") if core in archive.namelist() else ""
     title = one_line(named or "")
-    out, starts = TextBuilder(), ()
+    out = TextBuilder()
+    starts: tuple[int, ...] = ()
     if main.startswith("ppt/"):
         starts, found = _write_slides(package, main, out)
         title = found if not title or title.lower() == _MADE_UP else title
@@ -217,7 +217,8 @@ def _level(properties: etree._Element | None) -> int:
 def _write_slides(package: _Package, main: str, out: TextBuilder) -> tuple[tuple[int, ...], str]:
     """Append the slides; where each begins, and the first title."""
     targets = {relation: target for relation, _, target in package.related(main)}
-    starts, title = [], ""
+    starts: list[int] = []
+    title = ""
     for listed in package.xml(main).iterfind("{*}sldIdLst/{*}sldId"):
         if len(starts) == MAX_PAGES:
             raise UnreadableError(f"has more than {MAX_PAGES:,} slides; split it into smaller files", "invalid_file")
@@ -355,12 +356,15 @@ def _open_document(archive: ZipFile) -> Content:
         if any(_attribute(each, "display") == "none" for each in style.iterfind("{*}text-properties"))
     }
     out = TextBuilder()
-    for kind in ("header", "body", "footer"):
-        known = set()
-        for part in content.iterfind("{*}body") if kind == "body" else styles.iterfind(f".//{{*}}master-page/{{*}}{kind}"):
-            if (text := "".join(part.itertext())) not in known:
-                known.add(text)
-                _write_open(part, hidden, out)
+    known: set[str] = set()
+    for part in (
+        *styles.iterfind(".//{*}master-page/{*}header"),
+        *content.iterfind("{*}body"),
+        *styles.iterfind(".//{*}master-page/{*}footer"),
+    ):
+        if (text := "".join(part.itertext())) not in known:
+            known.add(text)
+            _write_open(part, hidden, out)
     if not out.num_characters:
         raise UnreadableError(_NO_TEXT)
     return Content(one_line(title or ""), out.build())

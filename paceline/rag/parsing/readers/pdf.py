@@ -7,6 +7,7 @@ on a grid are words. Not handled: text in images (it is said so), columns that t
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -102,7 +103,7 @@ def _false_gaps(page: pypdfium2.PdfTextPage, start: int, end: int) -> set[int]:
     for index in range(start, end):
         if pdfium.FPDFText_IsGenerated(page, index) != 1 and pdfium.FPDFText_GetLooseCharBox(page, index, rect):
             boxes.append((index, rect.left, rect.right))
-    pairs = list(zip(boxes, boxes[1:], strict=False))
+    pairs = list(itertools.pairwise(boxes))
     if len(pairs) < 3:
         return set()
     steps = [after[1] - before[1] for before, after in pairs]

@@ -15,17 +15,17 @@ from paceline.rag.parsing.readers.content import Content, TextBuilder, Unreadabl
 _TOKEN = re.compile(rb"\\([a-z]{1,32})(-?\d{1,10})? ?|\\'([0-9a-fA-F]{2})|\\([^a-z])|([{}])|[\r\n]+|([^\\{}\r\n]+)")
 _MAX_DEPTH = 1000  # of groups in groups
 _SIGNS = {
-    "line": "\n", "tab": " ", "emdash": "\u2014", "endash": "\u2013", "emspace": " ", "enspace": " ", "bullet": "\u2022",
-    "lquote": "\u2018", "rquote": "\u2019", "ldblquote": "\u201c", "rdblquote": "\u201d",
+    "line": "\n", "tab": " ", "emdash": "\u2014", "endash": "\u2013", "emspace": " ", "enspace": " ",
+    "bullet": "\u2022", "lquote": "\u2018", "rquote": "\u2019", "ldblquote": "\u201c", "rdblquote": "\u201d",
 }  # fmt: skip
 _ESCAPED = {b"~": " ", b"_": "-", b"-": "", b"\n": "\n", b"\r": "\n", b"\\": "\\", b"{": "{", b"}": "}"}
 _LABELS = {"footnote": "Note: ", "annotation": "Comment: ", "shptxt": "", "header": "", "footer": ""}
 _LABELS |= {f"{end}{pages}": "" for end in ("header", "footer") for pages in "lrf"}
 _KEPT = frozenset((*_LABELS, "shpinst"))  # though they may be marked as what unknowing readers skip
-_SKIPPED = frozenset(
-    "colortbl stylesheet listtable listoverridetable revtbl pict objdata fldinst sp atnid atnauthor atnref atndate "
-    "bkmkstart bkmkend listtext pntext nonshppict info".split()
-)
+_SKIPPED = frozenset((
+    "colortbl", "stylesheet", "listtable", "listoverridetable", "revtbl", "pict", "objdata", "fldinst", "sp", "atnid",
+    "atnauthor", "atnref", "atndate", "bkmkstart", "bkmkend", "listtext", "pntext", "nonshppict", "info",
+))  # fmt: skip
 _CHARSETS = {  # code pages by `fcharset` of a font
     77: "mac_roman", 128: "cp932", 129: "cp949", 134: "gb18030", 136: "big5", 161: "cp1253", 162: "cp1254",
     163: "cp1258", 177: "cp1255", 178: "cp1256", 186: "cp1257", 204: "cp1251", 222: "cp874", 238: "cp1250",

@@ -71,10 +71,10 @@ def _kind_of_archive(data: bytes) -> Kind:
             return kind
     if "content.xml" in names:
         said = member(archive, "mimetype") if "mimetype" in names else b""
-        kind = _OPEN_KINDS.get(said.decode("ascii", "replace").strip().partition("-template")[0])
-        if kind is None:
+        said_kind = said.decode("ascii", "replace").strip().removesuffix("-template")
+        if said_kind not in _OPEN_KINDS:
             raise UnreadableError("is an OpenDocument file of a kind that is not read; save it as PDF")
-        return kind
+        return _OPEN_KINDS[said_kind]
     if any(name.endswith(".iwa") for name in names):
         raise UnreadableError("is a file of Pages, Numbers or Keynote; export it as PDF, or its sheets as CSV")
     raise UnreadableError("is an archive; unpack it and give the files in it")
