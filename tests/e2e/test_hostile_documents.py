@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from paceline.commands.processes import Children, command, free_port
-from tests.rag.parsing.made import ENDLESS, pdf
+from tests.rag.parsing.made import ENDLESS, archive
 
 
 @pytest.fixture

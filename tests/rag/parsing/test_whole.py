@@ -81,6 +81,13 @@ WRAPPED = {
         "a | b c",
     ),
     "a field": (paragraph(f"<w:fldSimple>{run('7.3')}</w:fldSimple><w:r><w:instrText>no</w:instrText></w:r>"), "7.3"),
+    "a list to choose from": (
+        paragraph(
+            '<w:r><w:fldChar><w:ffData><w:ddList><w:result w:val="1"/><w:listEntry w:val="no"/>'
+            '<w:listEntry w:val="yes"/></w:ddList></w:ffData></w:fldChar></w:r>'
+        ),
+        "yes",
+    ),
     "a smart tag in a link": (
         paragraph(f"<w:hyperlink><w:smartTag>{run('Dunmere')}</w:smartTag></w:hyperlink>"),
         "Dunmere",
@@ -345,7 +352,7 @@ def test_a_notebook_is_its_cells_and_what_they_printed(parser: ParserProcess) ->
         {
             "cell_type": "code",
             "source": "x",
-            "outputs": [{"output_type": "error", "ename": "NameError", "evalue": "x"}],
+            "outputs": [{"output_type": "error", "ename": "Key", "evalue": "x"}],
         },
     ]
     read = parser.parse_bytes("a.ipynb", json.dumps({"cells": cells}).encode())

@@ -149,6 +149,12 @@ def _write_word(
             first = next(note.iter("{*}p"), note)
             first.insert(0, _span(label))
             paragraph.addnext(note)
+    for choice in root.iter("{*}ddList"):  # a field whose text is the number of an entry
+        entries = [_attribute(entry, "val") for entry in choice.iterfind("{*}listEntry")]
+        chosen = choice.find("{*}result")
+        number = "0" if chosen is None else _attribute(chosen, "val")
+        if number.isdecimal() and int(number) < len(entries):
+            choice.insert(0, _span(entries[int(number)]))
     for paragraph in root.iter("{*}p"):
         _mark_paragraph(paragraph, styles)
     _write_office(package, part, root, out)

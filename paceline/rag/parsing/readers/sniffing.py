@@ -46,13 +46,14 @@ def kind_by_content(data: bytes, claimed: Kind | None) -> Kind:
     for mark, advice in _OTHERS:
         if data.startswith(mark):
             raise UnreadableError(advice)
+    is_html = data[:256].lstrip().lower().startswith((b"<!doctype html", b"<html"))
+    if claimed == "xlsx" and is_html:  # what many programs call a spreadsheet
+        return "html"
     if claimed in ("pdf", "docx", "pptx", "epub", "xlsx", "odt", "rtf"):
         if not data:
             raise UnreadableError("is empty; write something in it or leave it out", "invalid_file")
         raise UnreadableError(f"is named as a {claimed.upper()} file and is none; export it again", "invalid_file")
-    if claimed is None and data[:256].lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        return "html"
-    return claimed or "markdown"
+    return claimed or ("html" if is_html else "markdown")
 
 
 def _kind_of_old_office(data: bytes) -> Kind:
