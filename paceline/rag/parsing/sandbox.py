@@ -14,7 +14,7 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from paceline.rag.parsing.kinds import Limits
 
@@ -26,39 +26,33 @@ _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _SECCOMP_MODE_FILTER = 2
 _ALLOW, _DENY = 0x7FFF0000, 0x00050001  # the second: the call fails with EPERM
 _LOAD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06  # of BPF
-# By machine: the architecture's number in the audit interface, and the calls that are left, whatever library parses.
-# For reading modules and the document, memory, signals of its own, the clock, and its end; `openat` for reading alone.
-_OPEN_AT = {"x86_64": 257, "aarch64": 56}
-_CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # their numbers in the audit interface
+# The calls that are left, whatever library parses, by their numbers on these machines; -1: there is none. They read
+# modules and the document, and are about memory, signals to the process itself, the clock, and its end.
 _PARSING = {
-    "x86_64": (
-        0xC000003E,
-        (
-            *(0, 1, 3, 5, 8, 17, 19, 20, 262, 332, 217, 78, 89, 267, 21, 269, 439, 79, 4, 6),  # files
-            *(9, 10, 11, 12, 25, 28, 202, 24, 218, 273),  # memory, locks
-            *(13, 14, 15, 131, 7, 271, 219, 32, 33),  # signals, waiting, descriptors
-            *(35, 96, 97, 98, 99, 201, 228, 229, 230, 318, 39, 63, 102, 104, 107, 108, 110, 186),  # what is asked
-            *(60, 231),  # the end
-        ),
-    ),
-    "aarch64": (
-        0xC00000B7,
-        (
-            *(63, 64, 57, 80, 62, 67, 65, 66, 79, 291, 61, 78, 48, 439, 17),
-            *(222, 226, 215, 214, 216, 233, 98, 124, 96, 99),
-            *(134, 135, 139, 132, 73, 128, 23, 24),
-            *(101, 169, 163, 165, 179, 113, 114, 115, 278, 172, 160, 174, 175, 176, 177, 173, 178),
-            *(93, 94),
-        ),
-    ),
-}
-# What the process needs besides that forks the one that parses, and the latter until its limits are set: sendto,
-# recvmsg, wait4, clone, kill, setpriority, getpriority, prctl, setitimer, prlimit64, pidfd_open, landlock's three,
-# seccomp, ioctl, fcntl, fork.
+    "read": (0, 63), "write": (1, 64), "close": (3, 57), "fstat": (5, 80), "lseek": (8, 62), "pread64": (17, 67),
+    "readv": (19, 65), "writev": (20, 66), "newfstatat": (262, 79), "statx": (332, 291), "getdents64": (217, 61),
+    "getdents": (78, -1), "readlink": (89, -1), "readlinkat": (267, 78), "access": (21, -1), "faccessat": (269, 48),
+    "faccessat2": (439, 439), "getcwd": (79, 17), "stat": (4, -1), "lstat": (6, -1), "mmap": (9, 222),
+    "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214), "mremap": (25, 216), "madvise": (28, 233),
+    "futex": (202, 98), "sched_yield": (24, 124), "set_tid_address": (218, 96), "set_robust_list": (273, 99),
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132),
+    "poll": (7, -1), "ppoll": (271, 73), "restart_syscall": (219, 128), "dup": (32, 23), "dup2": (33, -1),
+    "nanosleep": (35, 101), "gettimeofday": (96, 169), "getrlimit": (97, 163), "getrusage": (98, 165),
+    "sysinfo": (99, 179), "time": (201, -1), "clock_gettime": (228, 113), "clock_getres": (229, 114),
+    "clock_nanosleep": (230, 115), "getrandom": (318, 278), "getpid": (39, 172), "uname": (63, 160),
+    "getuid": (102, 174), "getgid": (104, 176), "geteuid": (107, 175), "getegid": (108, 177), "getppid": (110, 173),
+    "gettid": (186, 178), "exit": (60, 93), "exit_group": (231, 94), "dup3": (292, 24),
+}  # fmt: skip
+# What the process needs besides that forks the one that parses, as does the latter until its limits are set.
 _FORKING = {
-    "x86_64": (44, 47, 61, 56, 62, 141, 140, 157, 38, 302, 160, 434, 444, 445, 446, 317, 16, 72, 57),
-    "aarch64": (206, 212, 260, 220, 129, 140, 141, 167, 103, 261, 164, 434, 444, 445, 446, 277, 29, 25),
-}
+    "sendto": (44, 206), "recvmsg": (47, 212), "wait4": (61, 260), "clone": (56, 220), "kill": (62, 129),
+    "setpriority": (141, 140), "getpriority": (140, 141), "prctl": (157, 167), "setitimer": (38, 103),
+    "prlimit64": (302, 261), "setrlimit": (160, 164), "pidfd_open": (434, 434), "landlock_create_ruleset": (444, 444),
+    "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446), "seccomp": (317, 277), "ioctl": (16, 29),
+    "fcntl": (72, 25), "fork": (57, -1),
+}  # fmt: skip
+_OPENING, _CHANGING = (257, 56), os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC  # `openat` without these is allowed
 
 
 def isolate() -> bool:
@@ -71,7 +65,7 @@ def isolate() -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     in_namespace = libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
-    return _filter_calls(libc, _FORKING) or in_namespace
+    return _filter_calls(libc, _PARSING | _FORKING) or in_namespace
 
 
 def limit(limits: Limits) -> mmap.mmap:
@@ -100,25 +94,25 @@ def limit(limits: Limits) -> mmap.mmap:
     signal.setitimer(signal.ITIMER_REAL, limits.wall_s)
     os.nice(5)  # answers come first
     if sys.platform == "linux":
-        _filter_calls(ctypes.CDLL(None, use_errno=True), {})
+        _filter_calls(ctypes.CDLL(None, use_errno=True), _PARSING)
     return mmap.mmap(-1, _SPARE)
 
 
-def _filter_calls(libc: ctypes.CDLL, more: Mapping[str, Sequence[int]]) -> bool:
-    """Leave this process and its children the calls of parsing and `more`. False where that is not possible."""
+def _filter_calls(libc: ctypes.CDLL, calls: Mapping[str, tuple[int, int]]) -> bool:
+    """Leave this process and its children these calls, and reading. False where that is not possible."""
     machine = os.uname().machine
-    if machine not in _PARSING:
+    if machine not in _MACHINES:
         return False
-    architecture, allowed = _PARSING[machine]
-    allowed = (*allowed, *more.get(machine, ()))
+    column = list(_MACHINES).index(machine)
+    allowed = [numbers[column] for numbers in calls.values() if numbers[column] >= 0]
     count = len(allowed)
     # A jump counts from the next instruction. The last but one denies the call, the last allows it.
     program = [
         (_LOAD, 0, 0, 4),  # the architecture
-        (_EQUAL, 0, count + 5, architecture),
+        (_EQUAL, 0, count + 5, _MACHINES[machine]),
         (_LOAD, 0, 0, 0),  # the call's number; that of another interface (x32) is none of these
         *((_EQUAL, count - i + 4, 0, number) for i, number in enumerate(allowed)),
-        (_EQUAL, 0, 3, _OPEN_AT[machine]),
+        (_EQUAL, 0, 3, _OPENING[column]),
         (_LOAD, 0, 0, 32),  # its flags
         (_AND, 0, 0, _CHANGING),
         (_EQUAL, 1, 0, 0),

@@ -21,7 +21,7 @@ from paceline.rag.parsing.readers.content import LIGATURES, Content, UnreadableE
 _JUNK = ("untitled", "microsoft word", "microsoft powerpoint", "about:blank")  # titles that programs make up
 _BREAK = "\x02"  # what PDFium makes of a hyphen at a line's end, with the line end
 _BROKEN = re.compile(rf"(\w{{1,40}}){_BREAK}(\w{{1,40}})")
-_WORD = re.compile(r"\w+(?:-\w+)?")
+_WORD = re.compile(r"[\w-]+")
 _MIN_EVIDENCE = 4  # letters of half a broken word that say something where it occurs alone
 _SINGLY = 3.0  # mean letters of the words of a line whose letters may be drawn singly
 _HIDDEN = 0b10  # flag of an annotation
