@@ -225,6 +225,8 @@ def test_letters_that_are_drawn_singly_are_words(parser: ParserProcess) -> None:
     for step in (7, 8):
         page = b"BT /F1 12 Tf " + drawn("Wilful fisher", step) + b" ET"
         assert parser.parse_bytes("a.pdf", pdf([page])).text == "Wilful fisher"
+    columns = b"BT /F1 12 Tf " + drawn("12345678", 20) + b" ET"
+    assert parser.parse_bytes("a.pdf", pdf([columns])).text == "1 2 3 4 5 6 7 8"
     kept = b"BT /F1 12 Tf 72 700 Td (it) Tj 11 0 Td (is) Tj 12 0 Td (a) Tj 10 0 Td (b) Tj ET"
     assert parser.parse_bytes("a.pdf", pdf([kept])).text == "it is a b"
 

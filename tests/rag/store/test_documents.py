@@ -118,7 +118,7 @@ def test_a_folder_is_added_with_a_result_for_every_entry(store: DocumentStore, t
     }  # fmt: skip
     assert results["empty.md"].note == "empty"
     last = steps[-1]
-    assert (last.name, last.file, last.num_files, last.chunk) == ("sub/train.md", 4, 4, last.num_chunks)
+    assert (last.name, last.file, last.num_files, last.chunk) == ("sub/train.md", 3, 3, last.num_chunks)
     assert last.num_chunks == sum(item.num_chunks for item in results.values()) > 1
     titles = {passage.title for passage in store.search("night train", 20)}
     assert titles <= {"", "Trains"}

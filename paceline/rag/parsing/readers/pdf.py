@@ -97,12 +97,14 @@ def _lines(page: pypdfium2.PdfTextPage) -> Iterator[str]:
 
 def _false_gaps(page: pypdfium2.PdfTextPage, start: int, end: int) -> set[int]:
     """Blanks that PDFium found between letters that are no word's end: those of a line whose letters stand at equal
-    steps, whatever their widths, and that make no longer step."""
+    steps of less than the font's size, whatever their widths, and that make no longer step."""
     boxes: list[tuple[int, float, float]] = []
+    height = 0.0  # about that of the font
     rect = pdfium.FS_RECTF()
     for index in range(start, end):
         if pdfium.FPDFText_IsGenerated(page, index) != 1 and pdfium.FPDFText_GetLooseCharBox(page, index, rect):
             boxes.append((index, rect.left, rect.right))
+            height = max(height, rect.top - rect.bottom)
     pairs = list(itertools.pairwise(boxes))
     if len(pairs) < 3:
         return set()
@@ -110,7 +112,7 @@ def _false_gaps(page: pypdfium2.PdfTextPage, start: int, end: int) -> set[int]:
     step = median(steps)
     even = [abs(each - step) < 0.03 * step for each in steps]
     uneven_widths = sum(abs(after[1] - before[2]) > 0.05 * step for before, after in pairs)
-    if step <= 0 or sum(even) < 0.8 * len(even) or 2 * uneven_widths < len(pairs):
+    if not 0 < step < height or sum(even) < 0.8 * len(even) or 2 * uneven_widths < len(pairs):
         return set()
     return {
         index
