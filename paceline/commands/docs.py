@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -58,7 +59,8 @@ def add(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="text, Markdown, PDF, HTML, DOCX, PPTX, EPUB, CSV, JSON and code files, or folders of them"
+            help="text, Markdown, PDF, HTML, DOCX, PPTX, XLSX, ODT, RTF, EPUB, EML, CSV, JSON, IPYNB and code files, "
+            "or folders of them"
         ),
     ],
     sync: Annotated[
@@ -72,6 +74,10 @@ def add(
             help="read files also that have the size, inode and times with which they were read before; default: they "
             "count as unchanged",
         ),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="with --sync: list unchanged and skipped files too, not only changes"),
     ] = False,
     side: Side = "device",
     store: Store = None,
@@ -97,9 +103,11 @@ def add(
                     raise
                 typer.echo(f"paceline: {error}", err=True)
                 continue
-            if number:
-                results = [result for result in results if result.status not in ("unchanged", "duplicate", "skipped")]
-            _show_results(results, as_json=as_json)
+            changed = [result for result in results if result.status not in ("unchanged", "duplicate", "skipped")]
+            show_all = not number and (verbose or as_json or not (sync or watch))
+            _show_results(results if show_all else changed, as_json=as_json)
+            if (sync or watch) and not number and not as_json:
+                _show_sum(results)
     failed = [result for result in results if result.status == "failed"]
     if failed and not watch:
         typer.echo(f"{_counted(len(failed), 'file')} could not be read, see above", err=True)
@@ -123,6 +131,13 @@ def _show_results(results: list[IngestResult], *, as_json: bool) -> None:
     for result in results:
         size = f", {_counted(result.num_chunks, 'chunk')}" if result.num_chunks else ""
         typer.echo(printable(f"{result.status:<9} {result.name}{size}{f' ({result.note})' if result.note else ''}"))
+
+
+def _show_sum(results: list[IngestResult]) -> None:
+    """Write how many files had each outcome, changes first."""
+    counts = Counter[str](result.status for result in results)
+    order = ("added", "replaced", "moved", "removed", "unchanged", "duplicate", "skipped", "failed")
+    typer.echo(", ".join(f"{counts[status]} {status}" for status in order if counts[status]) or "no files")
 
 
 def list_(

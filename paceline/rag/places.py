@@ -62,12 +62,15 @@ def places(text: str, kind: Kind, pages: Sequence[int] = ()) -> Place:
     if pages:
         noun = "slide" if kind == "pptx" else "page"
         return lambda start, end: page_of(pages, start, end, noun)
-    if kind in ("markdown", "html", "docx", "epub"):
+    if kind in ("markdown", "html", "docx", "epub", "odt", "rtf", "eml", "ipynb", "xlsx"):
         headings = [(start, words) for start, _, words in heading_starts(text)]
-        return lambda start, end: _last(headings, start, end)
+        if kind != "xlsx":
+            return lambda start, end: _last(headings, start, end)
     if kind == "json":
         return lambda start, _end: _path(text, start)
     breaks = [found.start() for found in re.finditer("\n", text)]
+    if kind == "xlsx":
+        return lambda start, end: _rows(headings, breaks, start, end)
     noun = "row" if kind == "csv" else "line"
     names = definitions(text) if kind == "code" else ()
 
@@ -97,6 +100,17 @@ def _last(named: Sequence[tuple[int, str]], start: int, end: int) -> str:
     if at:
         return named[at - 1][1][:MAX_PLACE]
     return named[0][1][:MAX_PLACE] if named and named[0][0] < end else ""
+
+
+def _rows(sheets: Sequence[tuple[int, str]], breaks: Sequence[int], start: int, end: int) -> str:
+    """The sheet, and the rows of it, which are its lines after the heading."""
+    at = bisect_right(sheets, start, key=lambda each: each[0])
+    name = _last(sheets, start, end)
+    if not at or (at < len(sheets) and end > sheets[at][0]):
+        return name
+    heading = bisect_left(breaks, sheets[at - 1][0])
+    first, last = bisect_left(breaks, start) - heading, bisect_left(breaks, max(end - 1, start)) - heading
+    return f"{name}, {_range('row', max(1, first), last)}" if last else name
 
 
 def _path(text: str, start: int) -> str:

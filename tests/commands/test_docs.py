@@ -165,6 +165,17 @@ def test_sync_follows_changed_moved_and_deleted_files(notes: Path) -> None:
     assert {each["name"] for each in json.loads(in_hash("list", "--json").stdout)} == {"kept/cats.txt", "new.txt"}
 
 
+def test_sync_prints_the_changes_and_a_sum_and_everything_with_verbose(notes: Path) -> None:
+    in_hash("add", str(notes))
+    (notes / "new.txt").write_text("Something new.")
+    (notes / "empty.txt").write_text("")
+    said = in_hash("add", str(notes), "--sync").stdout.splitlines()
+    assert said == ["added     new.txt, 1 chunk", "1 added, 2 unchanged, 2 skipped"]
+    said = in_hash("add", str(notes), "--sync", "--verbose").stdout.splitlines()
+    assert [line.split()[0] for line in said[:-1]].count("unchanged") == 3 and len(said) == 6
+    assert said[-1] == "3 unchanged, 2 skipped"
+
+
 def test_an_emptied_folder_is_not_taken_for_deleted_files(notes: Path) -> None:
     in_hash("add", str(notes))
     for file in notes.iterdir():

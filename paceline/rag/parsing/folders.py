@@ -6,6 +6,7 @@ whether it may have changed since it was read, without reading it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -36,6 +37,8 @@ class FoundFile:
     path: Path
     name: str  # the document's name, unless another file's document has it
     stamp: str = ""  # see `stamp_of`
+    root: Path | None = None  # the folder below which it was found, and no link may lead to it; None: it was named
+    identity: tuple[int, int] = (0, 0)  # device and inode, if it was found below a folder
 
     @property
     def source(self) -> bytes:
@@ -69,12 +72,15 @@ def stamp_of(status: os.stat_result, now_ns: int) -> str:
     return f"{__version__} {status.st_size} {status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
-def _found_file(path: Path, name: str) -> FoundFile:
+def _found_file(path: Path, name: str, root: Path | None = None) -> FoundFile | Skipped:
     """With its stamp from before it is read, so that a change meanwhile shows."""
     try:
-        return FoundFile(path, name, stamp_of(path.stat(), time.time_ns()))
+        status = path.stat(follow_symlinks=root is None)
     except (OSError, ValueError):  # it is gone, or no path: reading it will say so
-        return FoundFile(path, name)
+        return FoundFile(path, name, root=root)
+    if root is not None and stat.S_ISREG(status.st_mode) and not status.st_size:
+        return Skipped(name, "empty")
+    return FoundFile(path, name, stamp_of(status, time.time_ns()), root, (status.st_dev, status.st_ino))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +122,45 @@ def _parsed(file: FoundFile, parsing: Future[Parsed], parsers: ParserPool) -> Pa
 
 
 def _open(file: FoundFile) -> BinaryIO:
-    """Raises DocumentError for what is not a file that can be read."""
+    """Raises DocumentError for what is not a file that can be read, or another than was found."""
     path = file.path
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DocumentError(f"{path} is not a regular file; give files of {NAMED_KINDS}, or folders of them.")
-        return path.open("rb")
+        opened = _descriptor(file)
+        status = os.fstat(opened)
+        if stat.S_ISREG(status.st_mode) and (not file.root or file.identity == (status.st_dev, status.st_ino)):
+            return os.fdopen(opened, "rb")
+        os.close(opened)
     except OSError as error:
+        if file.root and error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise _exchanged(path) from error
         raise DocumentError(f"{path} cannot be read: {error.strerror}. Check the path and its permissions.") from error
     except ValueError as error:  # a NUL in the path
         raise DocumentError(f"{str(path)!r} is not a path.") from error
+    if stat.S_ISREG(status.st_mode):
+        raise _exchanged(path)
+    raise DocumentError(f"{path} is not a regular file; give files of {NAMED_KINDS}, or folders of them.")
+
+
+def _descriptor(file: FoundFile) -> int:
+    """An open file, without waiting for a writer. Below a folder each part of the path is opened from the one before,
+    so that nobody can lead out of it by a link meanwhile."""
+    if file.root is None:
+        return os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    *folders, name = file.path.relative_to(file.root).parts
+    here = os.open(file.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part, flag in [*((folder, os.O_DIRECTORY) for folder in folders), (name, os.O_NONBLOCK)]:
+            inner = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flag, dir_fd=here)
+            os.close(here)
+            here = inner
+    except OSError:
+        os.close(here)
+        raise
+    return here
+
+
+def _exchanged(path: Path) -> DocumentError:
+    return DocumentError(f"{path} was exchanged for another file while files were read; add it again.")
 
 
 def find_files(paths: Iterable[Path]) -> tuple[list[FoundFile], list[Skipped]]:
@@ -174,7 +209,7 @@ def _walk(root: Path) -> Iterator[FoundFile | Skipped]:
             if not reason and kind_of(name) is None:
                 reason = f"not {NAMED_KINDS}"
             below = _name_below(path, root)
-            yield Skipped(below, reason) if reason else _found_file(path, below)
+            yield Skipped(below, reason) if reason else _found_file(path, below, root)
     for error in unreadable:
         yield Skipped(_name_below(Path(error.filename), root), f"cannot be read: {error.strerror}", is_failure=True)
 

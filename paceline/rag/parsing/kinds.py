@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Literal, get_args
 
-Kind = Literal["text", "markdown", "code", "csv", "json", "html", "pdf", "docx", "pptx", "epub"]
+Kind = Literal[
+    "text", "markdown", "code", "csv", "json", "html", "pdf", "docx", "pptx", "epub",
+    "xlsx", "odt", "rtf", "eml", "ipynb",
+]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 MAX_FILE_BYTES = 64 * 2**20
@@ -15,6 +18,7 @@ MAX_TEXT_BYTES = 10 * 2**20  # UTF-8; a text of 10 MiB has about 4,000 pages
 MAX_TITLE = 120  # characters; a longer first line is a paragraph
 MAX_PAGES = 10_000
 FULL_STOPS = "\u3002\uff01\uff1f"  # Chinese and Japanese . ! ?
+_BASE_CPU_S, _CPU_S_PER_MIB = 15, 5  # of time to parse; most documents need less than a second
 MAX_REASON = 400  # characters of the sentence that says why a document cannot be read
 
 
@@ -25,6 +29,10 @@ class Limits:
     memory_bytes: int = 2**30  # of address space
     cpu_s: int = 60
     wall_s: int = 300  # much more than cpu_s: a busy machine is not the document's fault
+
+    def for_size(self, num_bytes: int) -> Limits:
+        """What a document of this size may use: a small one has less time."""
+        return replace(self, cpu_s=min(self.cpu_s, _BASE_CPU_S + _CPU_S_PER_MIB * num_bytes // 2**20))
 
 
 _CODE = (
@@ -48,11 +56,25 @@ SUFFIXES: Mapping[str, Kind] = {
     ".json": "json",
     ".jsonl": "json",
     ".docx": "docx",
+    ".docm": "docx",
     ".pptx": "pptx",
+    ".pptm": "pptx",
+    ".ppsx": "pptx",
     ".epub": "epub",
+    ".xlsx": "xlsx",
+    ".xlsm": "xlsx",
+    ".xlsb": "xlsx",
+    ".xls": "xlsx",
+    ".ods": "xlsx",
+    ".odt": "odt",
+    ".rtf": "rtf",
+    ".eml": "eml",
+    ".ipynb": "ipynb",
     **dict.fromkeys((f".{suffix}" for suffix in _CODE.split()), "code"),
 }
-NAMED_KINDS = "text, Markdown, PDF, HTML, DOCX, PPTX, EPUB, CSV, JSON or source code"  # for people
+NAMED_KINDS = (  # for people
+    "text, Markdown, PDF, HTML, DOCX, PPTX, XLSX, ODT, RTF, EPUB, EML, CSV, JSON, IPYNB or source code"
+)
 
 
 def kind_of(name: str) -> Kind | None:

@@ -103,8 +103,9 @@ class ParserProcess:
         Raises DocumentError when it cannot be a document; ParserLost when the process was killed from outside.
         """
         check_name(name)
+        limits = self._limits.for_size(os.fstat(document.fileno()).st_size)
         try:
-            answer, end = self._exchange(name, document)
+            answer, end = self._exchange(name, document, limits)
         except BaseException:
             self.close()
             raise
@@ -112,9 +113,10 @@ class ParserProcess:
             self.close()
             raise ParserLost(f"The process that read {name} was killed; try again, with more free memory.")
         if signal_number in _TIMES:
-            _refuse(name, f"takes more than {self._limits.cpu_s} s to be read; split it, or convert it to text")
+            _refuse(name, f"takes too long to be read, more than {limits.cpu_s} s; split it, or convert it to text")
         if signal_number:
-            _refuse(name, f"ends the program that reads it (signal {signal_number}); convert it to another kind")
+            how = "it is damaged or needs too much memory; split it, or convert it to another kind"
+            _refuse(name, f"ends the program that reads it (signal {signal_number}): {how}")
         return _checked(name, answer)
 
     def parse_bytes(self, name: str, data: bytes) -> Parsed:
@@ -185,20 +187,19 @@ class ParserProcess:
             _logger.info("this machine does not let documents be read without access to the user's files")
         return ours
 
-    def _exchange(self, name: str, document: BinaryIO) -> tuple[bytes, _Ended | None]:
+    def _exchange(self, name: str, document: BinaryIO, limits: Limits) -> tuple[bytes, _Ended | None]:
         """The answer, and how the parser ended; None where its whole process is gone."""
         control = self._started()
         reading, writing = os.pipe()
         try:
             try:
-                socket.send_fds(
-                    control, [msgspec.json.encode({"name": name, "limits": self._limits})], [document.fileno(), writing]
-                )
+                asked = msgspec.json.encode({"name": name, "limits": limits})
+                socket.send_fds(control, [asked], [document.fileno(), writing])
             except (BrokenPipeError, ConnectionResetError):
                 return b"", None
             finally:
                 os.close(writing)
-            deadline = time.monotonic() + self._limits.wall_s + _GRACE_S
+            deadline = time.monotonic() + limits.wall_s + _GRACE_S
             answer = b"".join(_read(reading, deadline))
         finally:
             os.close(reading)

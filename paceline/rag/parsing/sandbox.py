@@ -1,18 +1,20 @@
-"""What is taken from a parser process: resources by limits, the network by a namespace and a filter of calls.
+"""What is taken from a parser process: resources by limits, the network by a namespace, and every system call that
+parsing has no use for by a filter.
 
-The network is taken on Linux only, where the machine allows it: `isolate` says whether it is out of reach. Files are
-taken by `landlock`.
+Network and calls are taken on Linux only, where the machine allows it: `isolate` says whether the network is out of
+reach. Files are taken by `landlock`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import mmap
 import os
 import resource
 import signal
 import struct
 import sys
+from collections.abc import Mapping
 
 from paceline.rag.parsing.kinds import Limits
 
@@ -23,18 +25,38 @@ _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _SECCOMP_MODE_FILTER = 2
 _ALLOW, _DENY = 0x7FFF0000, 0x00050001  # the second: the call fails with EPERM
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # of BPF
-# By machine: the architecture's number in the audit interface, and the calls that a parser has no use for: socket,
-# connect, execve, execveat, ptrace, process_vm_readv, process_vm_writev, io_uring_setup, pidfd_getfd.
-_DENIED = {
-    "x86_64": (0xC000003E, (41, 42, 59, 322, 101, 310, 311, 425, 438)),
-    "aarch64": (0xC00000B7, (198, 203, 221, 281, 117, 270, 271, 425, 438)),
-}
-_OTHER_ABI = 0x40000000  # numbers from here on are those of another call interface (x32)
+_LOAD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06  # of BPF
+_MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # their numbers in the audit interface
+# The calls that are left, whatever library parses, by their numbers on these machines; -1: there is none. They read
+# modules and the document, and are about memory, signals to the process itself, the clock, and its end.
+_PARSING = {
+    "read": (0, 63), "write": (1, 64), "close": (3, 57), "fstat": (5, 80), "lseek": (8, 62), "pread64": (17, 67),
+    "readv": (19, 65), "writev": (20, 66), "newfstatat": (262, 79), "statx": (332, 291), "getdents64": (217, 61),
+    "getdents": (78, -1), "readlink": (89, -1), "readlinkat": (267, 78), "access": (21, -1), "faccessat": (269, 48),
+    "faccessat2": (439, 439), "getcwd": (79, 17), "stat": (4, -1), "lstat": (6, -1), "mmap": (9, 222),
+    "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214), "mremap": (25, 216), "madvise": (28, 233),
+    "futex": (202, 98), "sched_yield": (24, 124), "set_tid_address": (218, 96), "set_robust_list": (273, 99),
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132),
+    "poll": (7, -1), "ppoll": (271, 73), "restart_syscall": (219, 128), "dup": (32, 23), "dup2": (33, -1),
+    "nanosleep": (35, 101), "gettimeofday": (96, 169), "getrlimit": (97, 163), "getrusage": (98, 165),
+    "sysinfo": (99, 179), "time": (201, -1), "clock_gettime": (228, 113), "clock_getres": (229, 114),
+    "clock_nanosleep": (230, 115), "getrandom": (318, 278), "getpid": (39, 172), "uname": (63, 160),
+    "getuid": (102, 174), "getgid": (104, 176), "geteuid": (107, 175), "getegid": (108, 177), "getppid": (110, 173),
+    "gettid": (186, 178), "exit": (60, 93), "exit_group": (231, 94), "dup3": (292, 24),
+}  # fmt: skip
+# What the process needs besides that forks the one that parses, as does the latter until its limits are set.
+_FORKING = {
+    "sendto": (44, 206), "recvmsg": (47, 212), "wait4": (61, 260), "clone": (56, 220), "kill": (62, 129),
+    "setpriority": (141, 140), "getpriority": (140, 141), "prctl": (157, 167), "setitimer": (38, 103),
+    "prlimit64": (302, 261), "setrlimit": (160, 164), "pidfd_open": (434, 434), "landlock_create_ruleset": (444, 444),
+    "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446), "seccomp": (317, 277), "ioctl": (16, 29),
+    "fcntl": (72, 25), "fork": (57, -1),
+}  # fmt: skip
+_OPENING, _CHANGING = (257, 56), os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC  # `openat` without these is allowed
 
 
 def isolate() -> bool:
-    """Take the network, other programs and other processes' memory from this process and its children.
+    """Take the network, other programs and other processes from this process, which forks others, and its children.
 
     Returns False where the network can still be reached.
     """
@@ -43,15 +65,17 @@ def isolate() -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     in_namespace = libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
-    return _filter_calls(libc) or in_namespace
+    return _filter_calls(libc, _PARSING | _FORKING) or in_namespace
 
 
-def limit(limits: Limits) -> None:
-    """Limit this process, which parses one document. The kernel ends it beyond the times."""
+def limit(limits: Limits) -> mmap.mmap:
+    """Limit this process, which parses one document, and leave it the calls for that alone. The kernel ends it beyond
+    the times. Returns memory to close, to say that there was too little.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     kinds = {
-        resource.RLIMIT_AS: (limits.memory_bytes, limits.memory_bytes + _SPARE),
+        resource.RLIMIT_AS: (limits.memory_bytes + _SPARE, limits.memory_bytes + _SPARE),
         resource.RLIMIT_CPU: (limits.cpu_s, limits.cpu_s + 1),
         resource.RLIMIT_NOFILE: (_MAX_FILES, _MAX_FILES),
         resource.RLIMIT_FSIZE: (0, 0),
@@ -69,30 +93,31 @@ def limit(limits: Limits) -> None:
                 raise  # elsewhere not every limit can be set
     signal.setitimer(signal.ITIMER_REAL, limits.wall_s)
     os.nice(5)  # answers come first
+    if sys.platform == "linux":
+        _filter_calls(ctypes.CDLL(None, use_errno=True), _PARSING)
+    return mmap.mmap(-1, _SPARE)
 
 
-def spare_memory() -> None:
-    """Allow a little more memory, to say that there was too little."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-
-
-def _filter_calls(libc: ctypes.CDLL) -> bool:
-    """Install the filter of system calls for this process and its children. False where that is not possible."""
-    if os.uname().machine not in _DENIED:
+def _filter_calls(libc: ctypes.CDLL, calls: Mapping[str, tuple[int, int]]) -> bool:
+    """Leave this process and its children these calls, and reading. False where that is not possible."""
+    machine = os.uname().machine
+    if machine not in _MACHINES:
         return False
-    architecture, denied = _DENIED[os.uname().machine]
-    count = len(denied)
-    # A jump counts from the next instruction. The last but one allows the call, the last denies it.
+    column = list(_MACHINES).index(machine)
+    allowed = [numbers[column] for numbers in calls.values() if numbers[column] >= 0]
+    count = len(allowed)
+    # A jump counts from the next instruction. The last but one denies the call, the last allows it.
     program = [
         (_LOAD, 0, 0, 4),  # the architecture
-        (_EQUAL, 0, count + 3, architecture),
-        (_LOAD, 0, 0, 0),  # the call's number
-        (_AT_LEAST, count + 1, 0, _OTHER_ABI),
-        *((_EQUAL, count - i, 0, number) for i, number in enumerate(denied)),
-        (_RETURN, 0, 0, _ALLOW),
+        (_EQUAL, 0, count + 5, _MACHINES[machine]),
+        (_LOAD, 0, 0, 0),  # the call's number; that of another interface (x32) is none of these
+        *((_EQUAL, count - i + 4, 0, number) for i, number in enumerate(allowed)),
+        (_EQUAL, 0, 3, _OPENING[column]),
+        (_LOAD, 0, 0, 32),  # its flags
+        (_AND, 0, 0, _CHANGING),
+        (_EQUAL, 1, 0, 0),
         (_RETURN, 0, 0, _DENY),
+        (_RETURN, 0, 0, _ALLOW),
     ]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
     header = ctypes.create_string_buffer(struct.pack("HP", len(program), ctypes.addressof(code)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import mmap
 import os
 import select
 import signal
@@ -86,20 +87,20 @@ def _parse_and_end(control: socket.socket, name: str, limits: Limits, document: 
     """Parse the one document, answer, and end this process without what Python does at exits."""
     try:
         control.close()
-        sandbox.limit(limits)
-        _write(answer, _answer(name, limits, document))
+        spare = sandbox.limit(limits)
+        _write(answer, _answer(name, limits, document, spare))
         os._exit(0)
     finally:
         os._exit(1)
 
 
-def _answer(name: str, limits: Limits, document: int) -> bytes:
+def _answer(name: str, limits: Limits, document: int, spare: mmap.mmap) -> bytes:
     try:
         return _success(*_parse(name, _contents(document)))
     except UnreadableError as error:
         return _failure(error.reason, error.code)
     except MemoryError:
-        sandbox.spare_memory()
+        spare.close()
         return _failure(
             f"needs more than {limits.memory_bytes >> 20} MiB of memory to be read; split it, or convert it to text",
             "invalid_file",

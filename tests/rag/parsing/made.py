@@ -38,6 +38,10 @@ def pdf(pages: Sequence[bytes], title: str = "", *, extra: bytes = b"", compress
     return bytes(out + b"startxref\n%d\n%%%%EOF\n" % start)
 
 
+# Half a minute of work, without much memory.
+ENDLESS = b"{\\rtf1 " + b"\\b" * 2**24
+
+
 def shown(*lines: str) -> bytes:
     """The content stream of a page with these lines."""
     return (
@@ -107,3 +111,39 @@ def presentation() -> bytes:
     out = io.BytesIO()
     made.save(out)
     return out.getvalue()
+
+
+def workbook(cells: Mapping[str, str], more: Mapping[str, Mapping[str, str]] | None = None) -> bytes:
+    """A workbook of one sheet, Fees, with these cells, and of hidden ones."""
+    main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    relations = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    package = "http://schemas.openxmlformats.org/package/2006"
+    sheets = {"Fees": cells, **(more or {})}
+    listed, related, parts = "", "", {}
+    for number, (name, filled) in enumerate(sheets.items(), 1):
+        state = "" if number == 1 else ' state="hidden"'
+        listed += f'<sheet name="{name}" sheetId="{number}" r:id="r{number}"{state}/>'
+        related += f'<Relationship Id="r{number}" Type="{relations}/worksheet" Target="worksheets/sheet{number}.xml"/>'
+        rows: dict[str, str] = {}
+        for place, text in filled.items():
+            row = place.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+            value = f"<v>{text}</v></c>" if text.isdecimal() else f"<is><t>{text}</t></is></c>"
+            kind = "n" if text.isdecimal() else "inlineStr"
+            rows[row] = rows.get(row, "") + f'<c r="{place}" t="{kind}">{value}'
+        written = "".join(f'<row r="{row}">{cells}</row>' for row, cells in rows.items())
+        parts[f"xl/worksheets/sheet{number}.xml"] = (
+            f'<worksheet xmlns="{main}"><sheetData>{written}</sheetData></worksheet>'.encode()
+        )
+    types = f'<Types xmlns="{package}/content-types"><Default Extension="xml" ContentType="application/xml"/></Types>'
+    office = f'<Relationship Id="r" Type="{relations}/officeDocument" Target="xl/workbook.xml"/>'
+    return archive({
+        "[Content_Types].xml": types.encode(),
+        "_rels/.rels": f'<Relationships xmlns="{package}/relationships">{office}</Relationships>'.encode(),
+        "xl/workbook.xml": (
+            f'<workbook xmlns="{main}" xmlns:r="{relations}"><sheets>{listed}</sheets></workbook>'.encode()
+        ),
+        "xl/_rels/workbook.xml.rels": (
+            f'<Relationships xmlns="{package}/relationships">{related}</Relationships>'.encode()
+        ),
+        **parts,
+    })  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from paceline.errors import DocumentError
 from paceline.rag.parsing.kinds import MAX_FILE_BYTES, Limits
 from paceline.rag.parsing.process import ParserProcess
-from tests.rag.parsing.made import CONTAINER, archive, book, pdf, shown
+from tests.rag.parsing.made import CONTAINER, archive, book, pdf, shown, workbook
 
 MIB = 2**20
 LAUGHS = b"<!DOCTYPE x [<!ENTITY a0 'ha'>%s]>" % b"".join(
@@ -84,15 +84,24 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes], str]] = {
         lambda: word(
             b"<w:p><w:r><w:t>&f;</w:t></w:r></w:p>", b'<!DOCTYPE x [<!ENTITY f SYSTEM "file:///etc/passwd">]>'
         ),
-        "no text",
+        "defines XML entities",
     ),
     "EPUB of repeated chapters": (
         "a.epub",
         lambda: book({f"{i}": b"<p>" + b"word " * 10**6 for i in range(4)}, [str(i) for i in range(4)]),
         "split it",
     ),
-    "a page that inflates": ("a.pdf", lambda: pdf([bytes(300 * MIB)], compressed=True), "damaged"),
-    "a page of endless work": ("a.pdf", lambda: pdf([shown("x") * 10**6], compressed=True), "more than 2 s"),
+    "a page that inflates": ("a.pdf", lambda: pdf([bytes(300 * MIB)], compressed=True), "too much memory"),
+    "a page of too many words": ("a.pdf", lambda: pdf([shown("x") * 10**6], compressed=True), ""),
+    "endless work": ("a.rtf", lambda: b"{\\rtf1 " + b"\\b" * 2**23, "too long to be read, more than 2 s"),
+    "groups in groups": ("a.rtf", lambda: b"{\\rtf1 " + b"{" * 10**6, "too deep"),
+    "a sheet with a cell far away": ("a.xlsx", lambda: workbook({"A1": "1", "XFD1048576": "2"}), "too much memory"),
+    "a message of messages": ("a.eml", lambda: b"Subject: x\nContent-Type: message/rfc822\n\n" * 2000 + b"words", ""),
+    "a message of parts": (
+        "a.eml",
+        lambda: b"Subject: x\nContent-Type: multipart/mixed; boundary=b\n\n" + b"--b\n\nx\n" * 10**5,
+        "",
+    ),
     "pages that contain themselves": ("a.pdf", pages_without_end, "damaged"),
     "a PDF of nested arrays": ("a.pdf", lambda: pdf([b"BT " + nested(10**6) + b" TJ ET"]), ""),
     "a PDF of 100,000 pages": ("a.pdf", lambda: pdf([b""] * 10**5), ""),

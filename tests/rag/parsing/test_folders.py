@@ -37,6 +37,45 @@ def test_a_missing_huge_or_special_file_is_refused_without_reading_it_whole(
         assert reason in str(error)
 
 
+def test_a_file_that_becomes_a_link_after_it_was_found_is_not_read(tmp_path: Path, parsers: ParserPool) -> None:
+    root, outside = tmp_path / "notes", tmp_path / "outside"
+    for folder in (root / "deep", outside):
+        folder.mkdir(parents=True)
+        (folder / "a.txt").write_text("a secret" if folder == outside else "words")
+    (root / "b.txt").write_text("words")
+    (root / "c.txt").write_text("words")
+    files, _ = find_files([root])
+    (root / "b.txt").unlink()
+    (root / "b.txt").symlink_to(outside / "a.txt")
+    (root / "c.txt").unlink()
+    os.link(outside / "a.txt", root / "c.txt")
+    (root / "deep").rename(tmp_path / "gone")
+    (root / "deep").symlink_to(outside)
+    read = {file.name: result for file, result in read_files(files, parsers)}
+    assert set(read) == {"b.txt", "c.txt", "deep/a.txt"}
+    for result in read.values():
+        assert isinstance(result, DocumentError) and "was exchanged" in str(result)
+
+
+def test_a_root_that_becomes_a_link_to_elsewhere_is_not_read(tmp_path: Path, parsers: ParserPool) -> None:
+    for folder in ("notes", "outside"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text(folder)
+    files, _ = find_files([tmp_path / "notes"])
+    (tmp_path / "notes").rename(tmp_path / "gone")
+    (tmp_path / "notes").symlink_to(tmp_path / "outside")
+    ((_, result),) = read_files(files, parsers)
+    assert isinstance(result, DocumentError) and "was exchanged" in str(result)
+
+
+def test_an_empty_file_of_a_folder_is_skipped_and_a_named_one_is_a_failure(tmp_path: Path, parsers: ParserPool) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    files, (skipped,) = find_files([tmp_path])
+    assert (files, skipped.reason, skipped.is_failure) == ([], "empty", False)
+    ((_, error),) = read_files(find_files([tmp_path / "empty.txt"])[0], parsers)
+    assert isinstance(error, DocumentError) and "is empty" in str(error)
+
+
 def test_files_are_read_in_order_though_some_ahead(tmp_path: Path, parsers: ParserPool) -> None:
     for number in range(30):
         (tmp_path / f"{number:02}.txt").write_text(f"number {number}")
@@ -64,10 +103,10 @@ def test_folders_are_walked_and_skipped_entries_are_reported(tmp_path: Path) -> 
 
 
 def test_a_path_that_cannot_be_used_is_a_failure(tmp_path: Path) -> None:
-    (tmp_path / "a.xls").write_bytes(b"")
+    (tmp_path / "a.doc").write_bytes(b"")
     for path, reason in (
         (tmp_path / "none.txt", "does not exist"),
-        (tmp_path / "a.xls", "convert it"),
+        (tmp_path / "a.doc", "convert it"),
         (Path("a\0b.txt"), "cannot be read|does not exist"),
     ):
         files, (skipped,) = find_files([path])

@@ -12,13 +12,22 @@ from typing import Any
 
 import pytest
 
-from paceline.rag.parsing import landlock
+from paceline.rag.parsing import landlock, sandbox
 from paceline.rag.parsing import process as process_module
 from paceline.rag.parsing.process import ParserProcess
 
 HOSTILE = """
-import os, socket, sys, types
+import ctypes, os, resource, socket, sys, types
 from paceline.rag.parsing.readers.content import Content
+
+CALLS = {}  # by number, on the architecture that has these
+if os.uname().machine == "x86_64":
+    CALLS = {"mount": 165, "bpf": 321, "keys": 250, "perf": 298, "faults": 323, "trace": 101, "ring": 425}
+libc = ctypes.CDLL(None, use_errno=True)
+
+def call(number):
+    if libc.syscall(number, 0, 0, 0, 0, 0) == -1 and ctypes.get_errno() == 1:
+        raise PermissionError
 
 def read(data, name):
     secret, folder, pid = data.decode().split()
@@ -41,9 +50,21 @@ def read(data, name):
         "temporary": tried(open, "/tmp/paceline-hostile", "w"),
         "signal": tried(os.kill, int(pid), 0),
         "socket": tried(socket.socket, socket.AF_INET),
+        "mode": tried(os.chmod, secret, 0o777),
+        "mode of an open file": tried(os.fchmod, os.open(os.__file__, os.O_RDONLY), 0o644),
+        "owner": tried(os.chown, secret, os.getuid(), os.getgid()),
+        "times": tried(os.utime, secret, (0, 0)),
+        "attributes": tried(os.setxattr, secret, "user.a", b""),
+        "priority": tried(os.setpriority, os.PRIO_PROCESS, int(pid), 19),
+        "limits": tried(resource.prlimit, int(pid), resource.RLIMIT_NOFILE),
+        "processors": tried(os.sched_setaffinity, int(pid), {0}),
+        "scheduler": tried(os.sched_getscheduler, int(pid)),
+        "fork": tried(os.fork),
+        "program": tried(os.execv, sys.executable, [sys.executable, "-c", ""]),
+        **{what: tried(call, number) for what, number in CALLS.items()},
         "library": tried(open, os.__file__),
     }
-    return Content("", " ".join(f"{what}={how}" for what, how in done.items()))
+    return Content("", ";".join(f"{what}={how}" for what, how in done.items()))
 
 hostile = types.ModuleType("hostile")
 hostile.read = read
@@ -53,36 +74,40 @@ worker.main()
 """
 
 
-@pytest.fixture
-def hostile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parser processes whose reader of text has been taken over."""
+@pytest.fixture(params=["with Landlock", "without Landlock"])
+def hostile(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool:
+    """Parser processes whose reader of text has been taken over; whether files are hidden from them."""
+    without = "worker.landlock.hide_files = lambda: False\n" if request.param == "without Landlock" else ""
+    script = HOSTILE.replace("worker.main()", f"{without}worker.main()")
     start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
 
     def popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         assert command[-1] == "paceline.rag.parsing.worker"
-        return start([sys.executable, "-P", "-c", HOSTILE], **options)
+        return start([sys.executable, "-P", "-c", script], **options)
 
     monkeypatch.setattr(process_module.subprocess, "Popen", popen)
+    return not without and landlock.version() >= 1
 
 
-@pytest.mark.usefixtures("hostile")
-def test_a_parser_that_is_taken_over_reaches_no_file_and_no_process(tmp_path: Path) -> None:
+def test_a_parser_that_is_taken_over_reaches_no_file_and_no_process(tmp_path: Path, hostile: bool) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("a secret")
     with ParserProcess() as parser:
         text = parser.parse_bytes("a.txt", f"{secret} {tmp_path} {os.getpid()}".encode()).text
         without_files, without_network = parser.has_files is False, parser.has_network is False
-    done = dict(each.split("=") for each in text.split())
+    done = dict(each.split("=") for each in text.split(";"))
     assert done.pop("library") == "allowed", "else no library could be imported"
     refused = {"PermissionError", "OSError"}  # OSError: moving between folders, and no address family
+    if os.uname().machine in sandbox._MACHINES:  # what no library needs is refused by number, whatever else is there
+        assert {what for what, how in done.items() if how == "allowed"} <= {"read", "list", "passwords"}, done
     if without_network:
         assert done["socket"] in refused
     if without_files:  # the page on documents says what is left elsewhere
         assert {what for what, how in done.items() if how == "allowed"} <= {"signal", "socket"}, done
         assert sorted(path.name for path in tmp_path.iterdir()) == ["secret.txt"]
         assert secret.read_text() == "a secret"
-        assert (done["signal"] == "PermissionError") == (landlock.version() >= 6)
-    assert without_files == (landlock.version() >= 1)
+        assert secret.stat().st_mode & 0o777 != 0o777
+    assert without_files == hostile
 
 
 def test_what_a_parser_may_read_holds_no_folder_of_the_users(tmp_path: Path) -> None:

@@ -23,9 +23,7 @@ from paceline.rag.parsing.kinds import MAX_REASON, SUFFIXES, Limits
 from paceline.rag.parsing.pool import ParserPool
 from paceline.rag.parsing.process import ParserProcess
 from paceline.rag.parsing.readers import MODULES
-from tests.rag.parsing.made import pdf, shown
-
-ENDLESS = pdf([shown("x") * 10**6], compressed=True)  # minutes of work
+from tests.rag.parsing.made import ENDLESS
 
 
 def confined(code: str) -> str:
@@ -71,7 +69,7 @@ def parsing(parser: ParserProcess, path: Path) -> tuple[threading.Thread, list[B
     def run() -> None:
         try:
             with path.open("rb") as document:
-                parser.parse("endless.pdf", document)
+                parser.parse("endless.rtf", document)
         except BaseException as error:
             errors.append(error)
 
@@ -82,7 +80,7 @@ def parsing(parser: ParserProcess, path: Path) -> tuple[threading.Thread, list[B
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Path:
-    path = tmp_path / "endless.pdf"
+    path = tmp_path / "endless.rtf"
     path.write_bytes(ENDLESS)
     return path
 
@@ -97,7 +95,7 @@ def test_a_parser_loads_neither_models_nor_arrays() -> None:
         print(sorted({{name.partition(".")[0] for name in sys.modules}}))
     """)
     names = set(ast.literal_eval(loaded))
-    assert {"pypdf", "docx", "lxml"} <= names
+    assert {"pypdfium2", "python_calamine", "lxml"} <= names
     assert not names & {"torch", "numpy", "transformers", "faiss", "fastapi", "sqlite3", "asyncio"}
     assert set(SUFFIXES.values()) == set(MODULES)
 
@@ -120,7 +118,7 @@ def test_a_parser_has_no_network_starts_no_program_and_writes_no_file(tmp_path: 
     """)
     first, second = said.splitlines()[0].split()
     assert first in ("PermissionError", "OSError"), "refused by the filter, or unreachable in the namespace"
-    assert (second == "PermissionError") == (os.uname().machine in sandbox._DENIED)
+    assert (second == "PermissionError") == (os.uname().machine in sandbox._MACHINES)
     assert not (tmp_path / "x").exists() or (tmp_path / "x").stat().st_size == 0
 
 
@@ -138,7 +136,7 @@ def test_processes_end_with_their_user(endless: Path) -> None:
 import sys, threading
 from paceline.rag.parsing.process import ParserProcess
 parser = ParserProcess()
-threading.Thread(target=lambda: parser.parse("a.pdf", open(sys.argv[1], "rb")), daemon=True).start()
+threading.Thread(target=lambda: parser.parse("a.rtf", open(sys.argv[1], "rb")), daemon=True).start()
 while parser.pid is None:
     pass
 print(parser.pid, flush=True)
@@ -183,7 +181,7 @@ def test_a_file_of_a_folder_is_read_again_when_its_parser_is_killed(endless: Pat
         outcomes: list[object] = []
 
         def run() -> None:
-            outcomes.extend(read_files([FoundFile(endless, "endless.pdf")], parsers))
+            outcomes.extend(read_files([FoundFile(endless, "endless.rtf")], parsers))
 
         thread = threading.Thread(target=run)
         thread.start()
@@ -192,7 +190,9 @@ def test_a_file_of_a_folder_is_read_again_when_its_parser_is_killed(endless: Pat
         child_below(pids[0]).kill()
         thread.join()
         ((_, error),) = outcomes
-        assert isinstance(error, DocumentError) and "takes more than 1 s" in str(error), "the second time its own limit"
+        assert isinstance(error, DocumentError) and "takes too long to be read, more than 1 s" in str(error), (
+            "the second time its own limit"
+        )
 
 
 def test_a_parser_killed_for_good_starts_no_other(endless: Path) -> None:
@@ -210,15 +210,15 @@ def test_a_parser_killed_for_good_starts_no_other(endless: Path) -> None:
 def test_a_closed_pool_ends_what_it_was_parsing(endless: Path) -> None:
     pool = ParserPool(1)
     first, second = (
-        pool.submit("endless.pdf", lambda: endless.open("rb")),
-        pool.submit("endless.pdf", lambda: endless.open("rb")),
+        pool.submit("endless.rtf", lambda: endless.open("rb")),
+        pool.submit("endless.rtf", lambda: endless.open("rb")),
     )
     while not (pids := pool.pids()):
         pass
     worker = psutil.Process(pids[0])
     pool.close()
     assert isinstance(first.exception(), ParserLost) and isinstance(second.exception(), ParserLost)
-    assert isinstance(pool.submit("endless.pdf", lambda: endless.open("rb")).exception(), ParserLost)
+    assert isinstance(pool.submit("endless.rtf", lambda: endless.open("rb")).exception(), ParserLost)
     assert not worker.is_running()
 
 

@@ -20,10 +20,9 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.ingester import MAX_STARTS, TURN_CHUNKS
 from paceline.rag.store.library import Library
 from paceline.rag.store.vector_stores import Counts, FileSpec
-from tests.rag.parsing.made import pdf, shown
+from tests.rag.parsing.made import ENDLESS, pdf, shown
 
 ANN, BERT = "ann", "bert"
-ENDLESS = pdf([shown("x") * 10**6], compressed=True)  # minutes of work
 
 
 class Noting(HashEmbedder):
@@ -93,7 +92,7 @@ def test_a_small_file_is_embedded_between_two_batches_of_a_long_one(
 
 
 def test_a_file_without_end_holds_up_nobody_and_may_be_deleted(library: Library) -> None:
-    endless, file = attached(library, ANN, ENDLESS, "endless.pdf")
+    endless, file = attached(library, ANN, ENDLESS, "endless.rtf")
     library.start()
     for _ in range(3):
         small, _ = attached(library, BERT, b"small")
@@ -104,7 +103,7 @@ def test_a_file_without_end_holds_up_nobody_and_may_be_deleted(library: Library)
 
 
 def test_a_file_whose_parser_is_killed_again_and_again_is_given_up_with_its_reason(library: Library) -> None:
-    store, file = attached(library, ANN, ENDLESS, "endless.pdf")
+    store, file = attached(library, ANN, ENDLESS, "endless.rtf")
     library.start()
     killed: set[int] = set()
     while library.stores.get(ANN, store).counts.in_progress:
@@ -121,7 +120,7 @@ def test_a_file_whose_parser_is_killed_again_and_again_is_given_up_with_its_reas
 
 
 def test_a_parser_that_is_killed_once_costs_its_file_nothing(library: Library) -> None:
-    store, _ = attached(library, ANN, pdf([shown("words" * 100)] * 300), "long.pdf")
+    store, _ = attached(library, ANN, b"{\\rtf1 " + b"\\b" * 2**21 + b" words}", "long.rtf")
     library.start()
     while not (children := parsing(library)):
         pass
@@ -134,7 +133,7 @@ def test_stopping_ends_what_is_parsed_and_the_next_start_reads_it_again(tmp_path
         store = ""
         for _ in range(MAX_STARTS + 2):  # a proper stop is none of the file's failures
             library = Library(documents, "cloud")
-            store = store or attached(library, ANN, ENDLESS, "endless.pdf")[0]
+            store = store or attached(library, ANN, ENDLESS, "endless.rtf")[0]
             library.start()
             while not (children := parsing(library)):
                 pass

@@ -4,8 +4,8 @@ Each module has `read(data, name) -> Content`, and raises `UnreadableError` with
 error means that the document is damaged. They trust the process around them to end what takes too long or too much.
 
 `content`: the result, and the text under construction. `decoding`: character sets. `sniffing`: kinds by content.
-`archive`: zip containers. `plain`: text, Markdown and code. `table`: CSV. `records`: JSON. `markup`: HTML. `pdf`,
-`docx`, `slides`: PPTX, `epub`.
+`archive`: zip containers. `plain`: text, Markdown and code. `table`: CSV. `records`: JSON and notebooks. `markup`:
+HTML, and the trees of `office`: DOCX, PPTX, ODT. `sheets`: spreadsheets. `mail`, `pdf`, `rtf`, `epub`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ MODULES: Mapping[Kind, str] = {
     "json": "records",
     "html": "markup",
     "pdf": "pdf",
-    "docx": "docx",
-    "pptx": "slides",
+    "docx": "office",
+    "pptx": "office",
     "epub": "epub",
+    "xlsx": "sheets",
+    "odt": "office",
+    "rtf": "rtf",
+    "eml": "mail",
+    "ipynb": "records",
 }

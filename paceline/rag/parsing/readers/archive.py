@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 from zipfile import BadZipFile, ZipFile
 
+from lxml import etree
+
 from paceline.rag.parsing.readers.content import UnreadableError
 
 MAX_MEMBERS = 10_000
@@ -42,3 +44,14 @@ def member(archive: ZipFile, name: str) -> bytes:
         return archive.read(name)
     except (KeyError, BadZipFile, EOFError, NotImplementedError, ValueError, OSError):
         raise UnreadableError(f"is damaged: its part {name[:80]!r} cannot be unpacked", "invalid_file") from None
+
+
+def xml_member(archive: ZipFile, name: str) -> etree._Element:
+    """A member as XML: no entities, no DTD, no network."""
+    parser = etree.XMLParser(
+        resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False, remove_comments=True, remove_pis=True
+    )
+    root = etree.fromstring(member(archive, name), parser)
+    if root.getroottree().docinfo.internalDTD is not None:
+        raise UnreadableError("defines XML entities, which no such file needs; export it again", "invalid_file")
+    return root

@@ -7,6 +7,11 @@ from typing import Literal
 
 from paceline.rag.parsing.kinds import MAX_TEXT_BYTES, MAX_TITLE
 
+# Letters of one sign, as fonts draw them, and hyphens that are shown at a line's end alone.
+LIGATURES = str.maketrans({
+    "\ufb00": "ff", "\ufb01": "fi", "\ufb02": "fl", "\ufb03": "ffi", "\ufb04": "ffl", "\ufb05": "st", "\ufb06": "st",
+    "\u00ad": "",
+})  # fmt: skip
 FailureCode = Literal["unsupported_file", "invalid_file"]  # OpenAI's, in `last_error` of a vector store's file
 
 
@@ -56,7 +61,7 @@ class TextBuilder:
 
     def text(self, text: str) -> None:
         """Append running text."""
-        words = text.split()
+        words = (text if text.isascii() else text.translate(LIGATURES)).split()
         if not words:
             self._blank = self._blank or bool(text)
             return

@@ -1,6 +1,6 @@
 """EPUB: the chapters in reading order, each as the HTML that it is (EPUB 3.3, sections 4 and 5).
 
-Not handled: fixed layouts of images, audio, notes in separate files that no chapter order names.
+Not handled: fixed layouts of images, audio.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from zipfile import ZipFile
 
 from lxml import etree
 
-from paceline.rag.parsing.readers.archive import member, open_archive
+from paceline.rag.parsing.readers.archive import member, open_archive, xml_member
 from paceline.rag.parsing.readers.content import Content, TextBuilder, UnreadableError, one_line
 from paceline.rag.parsing.readers.markup import write_markup
 
@@ -23,10 +23,10 @@ def read(data: bytes, name: str) -> Content:
     del name
     archive = open_archive(data)
     names = set(archive.namelist())
-    package_path = _attribute(_parsed(archive, _CONTAINER), "{*}rootfiles/{*}rootfile", "full-path")
+    package_path = _attribute(xml_member(archive, _CONTAINER), "{*}rootfiles/{*}rootfile", "full-path")
     if package_path not in names:
         raise UnreadableError("is damaged: it names no package; download or export it again", "invalid_file")
-    package = _parsed(archive, package_path)
+    package = xml_member(archive, package_path)
     hidden = _encrypted(archive) if _ENCRYPTION in names else frozenset()
     out, title, num_chapters, num_hidden = TextBuilder(), "", 0, 0
     for chapter in _reading_order(package, posixpath.dirname(package_path)):
@@ -53,29 +53,23 @@ def read(data: bytes, name: str) -> Content:
 
 
 def _reading_order(package: etree._Element, folder: str) -> list[str]:
-    """Paths of the chapters in the archive, each once."""
+    """Paths of the chapters in the archive, each once; last those that no order names, such as notes."""
     paths: dict[str, str] = {}
+    contents = ""  # the table of contents
     for item in package.iterfind("{*}manifest/{*}item"):
         if "html" in item.get("media-type", ""):
             paths[item.get("id", "")] = posixpath.normpath(posixpath.join(folder, unquote(item.get("href", ""))))
-    order = (item.get("idref", "") for item in package.iterfind("{*}spine/{*}itemref"))
+            contents = item.get("id", "") if "nav" in item.get("properties", "").split() else contents
+    order = [item.get("idref", "") for item in package.iterfind("{*}spine/{*}itemref")]
+    order += [chapter for chapter in paths if chapter != contents]
     return list(dict.fromkeys(paths[chapter] for chapter in order if chapter in paths))
 
 
 def _encrypted(archive: ZipFile) -> frozenset[str]:
-    references = _parsed(archive, _ENCRYPTION).iter("{*}CipherReference")
+    references = xml_member(archive, _ENCRYPTION).iter("{*}CipherReference")
     return frozenset(unquote(reference.get("URI", "")) for reference in references)
 
 
 def _attribute(root: etree._Element, path: str, attribute: str) -> str:
     element = root.find(path)
     return "" if element is None else element.get(attribute, "")
-
-
-def _parsed(archive: ZipFile, name: str) -> etree._Element:
-    """A member as XML: no entities, no DTD, no network."""
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
-    root = etree.fromstring(member(archive, name), parser)
-    if root.getroottree().docinfo.internalDTD is not None:
-        raise UnreadableError("defines XML entities, which no EPUB needs; export it again", "invalid_file")
-    return root

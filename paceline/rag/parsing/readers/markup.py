@@ -1,10 +1,13 @@
 """HTML to text: headings, lists and tables as Markdown, everything that is not shown left out.
 
-libxml2 reads it, without network, DTDs or entities of the document's own. Not handled: styles that hide elements,
-frames, and what scripts would write.
+libxml2 reads it, without network, DTDs or entities of the document's own. Other kinds are made into such a tree and
+written here too. Not handled: style sheets in other files and rules for some media, frames, values of form fields, and
+what scripts would write or reveal.
 """
 
 from __future__ import annotations
+
+import re
 
 from lxml import etree
 
@@ -12,16 +15,19 @@ from paceline.rag.parsing.readers.content import Content, TextBuilder, Unreadabl
 from paceline.rag.parsing.readers.decoding import decode
 
 _HIDDEN = frozenset({
-    "audio", "button", "canvas", "head", "iframe", "math", "noscript", "object", "script", "select", "style", "svg",
-    "template", "title", "video",
+    "annotation", "annotation-xml", "audio", "canvas", "datalist", "defs", "desc", "head", "iframe", "metadata",
+    "noscript", "object", "script", "select", "style", "template", "title", "video",
 })  # fmt: skip
 _BLOCKS = frozenset({
-    "address", "article", "aside", "blockquote", "body", "caption", "dd", "details", "div", "dl", "dt", "fieldset",
-    "figcaption", "figure", "footer", "form", "header", "hgroup", "hr", "main", "menu", "nav", "ol", "p", "section",
-    "summary", "table", "tbody", "tfoot", "thead", "ul",
+    "address", "article", "aside", "blockquote", "body", "caption", "dd", "details", "dialog", "div", "dl", "dt",
+    "fieldset", "figcaption", "figure", "footer", "form", "header", "hgroup", "hr", "main", "menu", "nav", "ol", "p",
+    "section", "summary", "svg", "table", "tbody", "tfoot", "thead", "ul",
 })  # fmt: skip
+_LINES = ("br", "line", "text", "tr")  # `text`: of a drawing; `line`: of trees that other readers make
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+_NO_CELL = ("table", "pre", *_HEADINGS)  # what makes a table one of a page's layout, whose cells are paragraphs
 _META_WITHIN = 4096  # bytes; browsers look for a character set in the first 1,024
+_SELECTOR = re.compile(r"[a-z0-9]*[.#][\w-]+")  # the selectors of a style sheet that are looked at
 
 
 def read(data: bytes, name: str) -> Content:
@@ -44,7 +50,7 @@ def write_markup(data: bytes, out: TextBuilder) -> str:
     root = etree.fromstring(text.encode("utf-8", "replace"), parser)
     if root is None:
         return ""
-    _write(root, out)
+    write_tree(root, out, _hiding_rules(root))
     heading = root.find(".//h1")
     return one_line(root.findtext("head/title") or "") or (
         "" if heading is None else one_line("".join(heading.itertext()))
@@ -63,25 +69,39 @@ def declared_charset(data: bytes) -> str:
     return ""
 
 
-def _write(root: etree._Element, out: TextBuilder) -> None:
-    """Walk the tree without recursion, since it may be deep."""
+def write_tree(root: etree._Element, out: TextBuilder, hiding: frozenset[str] = frozenset()) -> None:
+    """Append what a tree of HTML elements shows. hiding: selectors of what is not.
+
+    Walks without recursion, since the tree may be deep. A row of a table is a line, whatever its cells hold.
+    """
     verbatim = 0  # depth of `pre`
+    row = skipped = None  # the row that is being written as one line; the element that is left out
     walk = etree.iterwalk(root, events=("start", "end"))
     for event, element in walk:
         tag = element.tag if isinstance(element.tag, str) else ""
         if event == "start":
-            if not tag or tag in _HIDDEN:
+            if not tag or tag in _HIDDEN or _is_hidden(element, hiding) or (tag == "tr" and _is_empty(element)):
                 walk.skip_subtree()
+                skipped = element
                 continue
-            _begin(tag, element, out)
+            if row is not None:
+                _begin_in_row(tag, element, out)
+            else:
+                _begin(tag, element, out)
+            if tag == "tr" and next(element.iter(*_NO_CELL), None) is None:
+                row = element
             verbatim += tag == "pre"
             _put(element.text, verbatim, out)
-        else:
-            if tag not in _HIDDEN:
-                verbatim -= tag == "pre"
+            continue
+        row = None if row is element else row
+        if skipped is not element:
+            verbatim -= tag == "pre"
+            if row is None:
                 _end(tag, out)
-            if element is not root:
-                _put(element.tail, verbatim, out)
+            elif tag in _BLOCKS:
+                out.text(" ")
+        if element is not root:
+            _put(element.tail, verbatim, out)
 
 
 def _put(text: str | None, verbatim: int, out: TextBuilder) -> None:
@@ -92,18 +112,67 @@ def _put(text: str | None, verbatim: int, out: TextBuilder) -> None:
 def _begin(tag: str, element: etree._Element, out: TextBuilder) -> None:
     if tag in _HEADINGS:
         out.paragraph(_HEADINGS[tag])
-    elif tag in _BLOCKS or tag == "pre":
-        out.paragraph()
+    elif tag in _BLOCKS or tag in ("pre", "td", "th"):
+        parent = element.getparent()
+        is_item = parent is not None and parent.tag == "li" and element.getprevious() is None
+        if not is_item or (parent is not None and (parent.text or "").strip()):  # an item's mark is written already
+            out.paragraph()
     elif tag == "li":
         out.line("- ")
-    elif tag in ("br", "tr"):
+    elif tag in _LINES:
         out.line()
-    elif tag in ("td", "th") and element.getprevious() is not None:
-        out.text(" | ")
+
+
+def _begin_in_row(tag: str, element: etree._Element, out: TextBuilder) -> None:
+    if tag in ("td", "th"):
+        if element.getprevious() is not None:
+            out.text(" | ")
+    elif tag in _BLOCKS or tag in _LINES or tag == "li":
+        out.text(" ")
 
 
 def _end(tag: str, out: TextBuilder) -> None:
-    if tag in _HEADINGS or tag in _BLOCKS or tag == "pre":
+    if tag in _HEADINGS or tag in _BLOCKS or tag in ("pre", "td", "th"):
         out.paragraph()
-    elif tag in ("li", "tr"):
+    elif tag in ("li", "tr", "line"):
         out.line()
+
+
+def _is_empty(element: etree._Element) -> bool:
+    return not any(map(str.strip, element.itertext()))
+
+
+def _is_hidden(element: etree._Element, hiding: frozenset[str]) -> bool:
+    """Whether browsers leave an element out, by its attributes or by these selectors."""
+    get = element.get
+    if get("hidden", "until-found") != "until-found" or get("aria-hidden") == "true" or get("popover") is not None:
+        return True
+    if (element.tag == "dialog" and get("open") is None) or _hides(get("style", "")):
+        return True
+    names = [f".{name}" for name in get("class", "").split()] + [f"#{get('id', '')}"] if hiding else []
+    return any(name in hiding or element.tag + name in hiding for name in names)
+
+
+def _hides(declarations: str) -> bool:
+    pairs = (part.partition(":") for part in declarations.lower().split(";"))
+    values = {name.strip(): value.partition("!")[0].strip() for name, _, value in pairs}
+    return values.get("display") == "none" or values.get("visibility") in ("hidden", "collapse")
+
+
+def _hiding_rules(root: etree._Element) -> frozenset[str]:
+    """Selectors by class or id that the document's own style sheets hide, whatever the medium."""
+    hiding: set[str] = set()
+    for sheet in root.iter("style"):
+        comments = (sheet.text or "").split("/*")
+        depth = 0  # of rules for some media
+        for block in "".join([comments[0], *(each.partition("*/")[2] for each in comments[1:])]).split("}"):
+            selectors, _, declarations = block.rpartition("{")
+            if not depth and block.count("{") == 1 and "@" not in selectors.rpartition(";")[2]:
+                found = {each.strip() for each in selectors.rpartition(";")[2].split(",")}
+                found = {each for each in found if _SELECTOR.fullmatch(each)}
+                if _hides(declarations):
+                    hiding |= found
+                elif "display" in declarations.lower():
+                    hiding -= found
+            depth = max(0, depth + block.count("{") - 1)
+    return frozenset(hiding)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from paceline.rag.parsing.kinds import Kind
-from paceline.rag.parsing.readers.archive import open_archive
+from paceline.rag.parsing.readers.archive import member, open_archive
 from paceline.rag.parsing.readers.content import UnreadableError
 
 _ZIP = b"PK\x03\x04"
 _OTHERS: tuple[tuple[bytes, str], ...] = (
-    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "is an old Office file, or a protected one; save it as DOCX or PDF"),
-    (b"{\\rtf", "is an RTF file; save it as DOCX or PDF"),
     (b"\x89PNG", "is an image; recognise its text first and save that as PDF or text"),
     (b"\xff\xd8\xff", "is an image; recognise its text first and save that as PDF or text"),
     (b"GIF8", "is an image; recognise its text first and save that as PDF or text"),
@@ -21,6 +21,15 @@ _OTHERS: tuple[tuple[bytes, str], ...] = (
     (b"\x7fELF", "is a program; only documents can be read"),
     (b"SQLite format 3\0", "is a database; export it as CSV"),
 )
+_OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_PROTECTED = "EncryptedPackage".encode("utf-16-le")  # the name of what a protected file of today holds
+_TEXT_OR_SLIDES = ("WordDocument".encode("utf-16-le"), "PowerPoint Document".encode("utf-16-le"))
+_WORKBOOK = ("Workbook".encode("utf-16-le"), "Book".encode("utf-16-le"))
+_FOLDERS: Mapping[str, Kind] = {"word/": "docx", "ppt/": "pptx", "xl/": "xlsx", "META-INF/container.xml": "epub"}
+_OPEN_KINDS: Mapping[str, Kind] = {
+    "application/vnd.oasis.opendocument.text": "odt",
+    "application/vnd.oasis.opendocument.spreadsheet": "xlsx",
+}
 _PDF_WITHIN = 1024  # bytes; PDF readers accept other bytes before the header
 
 
@@ -30,28 +39,43 @@ def kind_by_content(data: bytes, claimed: Kind | None) -> Kind:
         return "pdf"
     if data.startswith(_ZIP):
         return _kind_of_archive(data)
+    if data.startswith(_OLD_OFFICE):
+        return _kind_of_old_office(data)
+    if data.startswith(b"{\\rtf"):
+        return "rtf"
     for mark, advice in _OTHERS:
         if data.startswith(mark):
             raise UnreadableError(advice)
-    if claimed in ("pdf", "docx", "pptx", "epub"):
+    is_html = data[:256].lstrip().lower().startswith((b"<!doctype html", b"<html"))
+    if claimed == "xlsx" and is_html:  # what many programs call a spreadsheet
+        return "html"
+    if claimed in ("pdf", "docx", "pptx", "epub", "xlsx", "odt", "rtf"):
         if not data:
             raise UnreadableError("is empty; write something in it or leave it out", "invalid_file")
         raise UnreadableError(f"is named as a {claimed.upper()} file and is none; export it again", "invalid_file")
-    if claimed is None and data[:256].lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        return "html"
-    return claimed or "markdown"
+    return claimed or ("html" if is_html else "markdown")
+
+
+def _kind_of_old_office(data: bytes) -> Kind:
+    if _PROTECTED in data:
+        raise UnreadableError("is protected by a password; save a copy without one")
+    if any(name in data for name in _WORKBOOK) and not any(name in data for name in _TEXT_OR_SLIDES):
+        return "xlsx"
+    raise UnreadableError("is an old Office file; save it as DOCX or PDF")
 
 
 def _kind_of_archive(data: bytes) -> Kind:
-    names = set(open_archive(data).namelist())
-    if "word/document.xml" in names:
-        return "docx"
-    if "ppt/presentation.xml" in names:
-        return "pptx"
-    if "META-INF/container.xml" in names:
-        return "epub"
-    if any(name.startswith("xl/") for name in names):
-        raise UnreadableError("is a spreadsheet; save its sheets as CSV")
+    archive = open_archive(data)
+    names = set(archive.namelist())
+    for folder, kind in _FOLDERS.items():
+        if any(name.startswith(folder) for name in names):
+            return kind
     if "content.xml" in names:
-        raise UnreadableError("is an OpenDocument file; save it as DOCX or PDF")
+        said = member(archive, "mimetype") if "mimetype" in names else b""
+        said_kind = said.decode("ascii", "replace").strip().removesuffix("-template")
+        if said_kind not in _OPEN_KINDS:
+            raise UnreadableError("is an OpenDocument file of a kind that is not read; save it as PDF")
+        return _OPEN_KINDS[said_kind]
+    if any(name.endswith(".iwa") for name in names):
+        raise UnreadableError("is a file of Pages, Numbers or Keynote; export it as PDF, or its sheets as CSV")
     raise UnreadableError("is an archive; unpack it and give the files in it")

@@ -1,0 +1,85 @@
+"""E-mail (RFC 5322, MIME): who wrote when to whom, the text, and what is attached: its text if it is of a kind that is
+read, else its name.
+
+Not handled: signatures and encrypted bodies, which are named as what is attached.
+"""
+
+from __future__ import annotations
+
+import importlib
+from email import message_from_bytes
+from email.message import Message
+from email.policy import default
+
+from paceline.rag.parsing.kinds import kind_of
+from paceline.rag.parsing.readers import MODULES
+from paceline.rag.parsing.readers.content import Content, TextBuilder, UnreadableError, one_line
+from paceline.rag.parsing.readers.decoding import decode
+from paceline.rag.parsing.readers.markup import write_markup
+from paceline.rag.parsing.readers.sniffing import kind_by_content
+
+_HEADERS = ("From", "To", "Cc", "Date")
+_MAX_DEPTH = 8  # of messages in messages
+
+
+def read(data: bytes, name: str) -> Content:
+    del name
+    message = message_from_bytes(data, policy=default)
+    if not any(message.get(header) for header in (*_HEADERS, "Subject")):
+        raise UnreadableError("is named as an e-mail and is none; export it again, or name it .txt", "invalid_file")
+    out = TextBuilder()
+    _write(message, out, 0)
+    return Content(one_line(message.get("Subject") or ""), out.build())
+
+
+def _write(message: Message, out: TextBuilder, depth: int) -> None:
+    out.paragraph("# ")
+    out.text(str(message.get("Subject") or ""))
+    out.paragraph()
+    for header in _HEADERS:
+        if message.get(header):
+            out.line()
+            out.text(f"{header}: {message.get(header)}")
+    _write_part(message, out, depth)
+
+
+def _write_part(part: Message, out: TextBuilder, depth: int) -> None:
+    kind = part.get_content_type()
+    parts = [each for each in part.get_payload() if isinstance(each, Message)] if part.is_multipart() else []
+    out.paragraph()
+    if kind == "message/rfc822" and parts and depth < _MAX_DEPTH:
+        _write(parts[0], out, depth + 1)
+    elif kind == "multipart/alternative" and parts:  # the same in several forms, the plainest first
+        _write_part(parts[0], out, depth)
+    elif parts:
+        for each in parts:
+            _write_part(each, out, depth)
+    else:
+        data = part.get_payload(decode=True)
+        _write_data(part, data if isinstance(data, bytes) else b"", out)
+
+
+def _write_data(part: Message, data: bytes, out: TextBuilder) -> None:
+    """Append a part that holds no others: running text, or a file under its name."""
+    name = part.get_filename() or ""
+    is_file = part.get_content_disposition() == "attachment" or bool(name)
+    try:
+        if is_file or part.get_content_maintype() != "text":
+            out.text(f"Attachment: {name or part.get_content_type()}")
+            kind = kind_by_content(data, kind_of(name))
+            if kind_of(name) is not None:
+                read_file = importlib.import_module(f"paceline.rag.parsing.readers.{MODULES[kind]}").read
+                out.paragraph()
+                out.verbatim(read_file(data, name).text.strip())
+        elif part.get_content_subtype() == "html":
+            write_markup(data, out)
+        else:
+            out.verbatim(decode(data, part.get_content_charset() or "").strip())
+    except UnreadableError as error:
+        if data.strip():
+            out.text(f" ({error.reason})")
+    except ImportError:
+        raise
+    except Exception as error:  # any, from a damaged file: the message may be whole
+        out.text(f" (is damaged: {type(error).__name__})")
+    out.paragraph()

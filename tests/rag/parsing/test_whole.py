@@ -1,0 +1,364 @@
+"""Nothing that stands in a document is lost, wherever it is wrapped; nothing that is deleted or hidden is read."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from pypdf import PdfWriter
+from pypdf.generic import (
+    ArrayObject,
+    DictionaryObject,
+    IndirectObject,
+    NameObject,
+    NumberObject,
+    PdfObject,
+    TextStringObject,
+)
+
+from paceline.rag.chunk import split
+from paceline.rag.parsing.process import ParserProcess
+from tests.rag.parsing.made import archive, book, pdf, shown, workbook
+
+OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+STRICT = "http://purl.oclc.org/ooxml/officeDocument/relationships"
+WORDS = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+SPACES = (
+    f'xmlns:w="{WORDS}" xmlns:r="{OFFICE}" xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006" '
+    'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math" '
+    'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" '
+    'xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main" '
+    'xmlns:c="http://schemas.openxmlformats.org/drawingml/2006/chart"'
+)
+
+
+def run(text: str, properties: str = "") -> str:
+    return f'<w:r><w:rPr>{properties}</w:rPr><w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+def paragraph(inner: str, properties: str = "") -> str:
+    return f"<w:p><w:pPr>{properties}</w:pPr>{inner}</w:p>"
+
+
+def package(main: str, parts: dict[str, str], relations: str = OFFICE, below: dict[str, str] | None = None) -> bytes:
+    """An office file. parts: by their paths, related to the main one by the names of their files without digits."""
+    folder, _, base = main.partition("/")
+    related = {f"{folder}/_rels/{base}.rels": [path for path in parts if path != main], "_rels/.rels": [main]}
+    written = {path: f'<?xml version="1.0"?>{text}'.encode() for path, text in parts.items()}
+    for path, targets in related.items():
+        each = "".join(
+            f'<Relationship Id="{target}" Target="/{target}" Type="{relations}/'
+            + ("officeDocument" if target == main else target.rpartition("/")[2].rstrip("0123456789.xml"))
+            + '"/>'
+            for target in targets
+        )
+        written[path] = f"<Relationships>{each}</Relationships>".encode()
+    return archive({**written, **{path: text.encode() for path, text in (below or {}).items()}})
+
+
+def word(body: str, relations: str = OFFICE, **parts: str) -> bytes:
+    document = f"<w:document {SPACES}><w:body>{body}</w:body></w:document>"
+    more = {f"word/{name}.xml": f"<w:{name} {SPACES}>{text}</w:{name}>" for name, text in parts.items()}
+    return package("word/document.xml", {"word/document.xml": document, **more}, relations)
+
+
+BOX = f"<w:txbxContent>{paragraph(run('boxed'))}</w:txbxContent>"
+CELL = "<w:tc>{}</w:tc>"
+WRAPPED = {
+    "an insertion": (paragraph(run("pays ") + f"<w:ins>{run('950')}</w:ins>"), "pays 950"),
+    "a deletion": (paragraph(run("pays ") + "<w:del><w:r><w:delText>400</w:delText></w:r></w:del>"), "pays"),
+    "what was moved": (
+        paragraph(f"<w:moveFrom>{run('there ')}</w:moveFrom>{run('and ')}<w:moveTo>{run('here')}</w:moveTo>"),
+        "and here",
+    ),
+    "a control in a line": (paragraph(f"<w:sdt><w:sdtContent>{run('filled')}</w:sdtContent></w:sdt>"), "filled"),
+    "a control of paragraphs": (f"<w:sdt><w:sdtContent>{paragraph(run('filled'))}</w:sdtContent></w:sdt>", "filled"),
+    "controls of rows and cells": (
+        f"<w:tbl><w:sdt><w:sdtContent><w:tr>{CELL.format(paragraph(run('a')))}<w:sdt><w:sdtContent>"
+        + CELL.format(paragraph(run("b")) + paragraph(run("c")))
+        + "</w:sdtContent></w:sdt></w:tr></w:sdtContent></w:sdt></w:tbl>",
+        "a | b c",
+    ),
+    "a field": (paragraph(f"<w:fldSimple>{run('7.3')}</w:fldSimple><w:r><w:instrText>no</w:instrText></w:r>"), "7.3"),
+    "a list to choose from": (
+        paragraph(
+            '<w:r><w:fldChar><w:ffData><w:ddList><w:result w:val="1"/><w:listEntry w:val="no"/>'
+            '<w:listEntry w:val="yes"/></w:ddList></w:ffData></w:fldChar></w:r>'
+        ),
+        "yes",
+    ),
+    "a smart tag in a link": (
+        paragraph(f"<w:hyperlink><w:smartTag>{run('Dunmere')}</w:smartTag></w:hyperlink>"),
+        "Dunmere",
+    ),
+    "custom XML": (f"<w:customXml>{paragraph(run('custom'))}</w:customXml>", "custom"),
+    "a text box in two forms": (
+        paragraph(
+            run("before ")
+            + f"<w:r><mc:AlternateContent><mc:Choice>{BOX}</mc:Choice><mc:Fallback>{BOX}</mc:Fallback>"
+            + f"</mc:AlternateContent></w:r>{run('after')}"
+        ),
+        "before after\n\nboxed",
+    ),
+    "a table in a cell": (
+        f"<w:tbl><w:tr>{CELL.format(paragraph(run('a')))}"
+        + CELL.format(f"<w:tbl><w:tr>{CELL.format(paragraph(run('b'))) * 2}</w:tr></w:tbl>")
+        + "</w:tr></w:tbl>",
+        "a\n\nb | b",
+    ),
+    "signs": (
+        paragraph("<w:r><w:t>part</w:t><w:noBreakHyphen/><w:t>A</w:t><w:br/><w:t>so</w:t><w:softHyphen/></w:r>"),
+        "part-A\nso",
+    ),
+    "a formula": (paragraph("<m:oMath><m:r><m:t>x</m:t></m:r><m:sup><m:r><m:t>2</m:t></m:r></m:sup></m:oMath>"), "x^2"),
+    "hidden runs": (paragraph(run("no", "<w:vanish/>") + run("yes", '<w:vanish w:val="0"/>')), "yes"),
+    "runs of a hidden style": (paragraph(run("no", '<w:rStyle w:val="secret"/>') + run("yes")), "yes"),
+    "a style with another name": (paragraph(run("Moorings"), '<w:pStyle w:val="own"/>'), "## Moorings"),
+    "numbered items": (paragraph(run("one"), '<w:numPr><w:numId w:val="3"/></w:numPr>'), "- one"),
+}
+STYLES = (
+    '<w:style w:styleId="secret"><w:name w:val="Secret"/><w:rPr><w:vanish/></w:rPr></w:style>'
+    '<w:style w:styleId="h2"><w:name w:val="heading 2"/></w:style>'
+    '<w:style w:styleId="own"><w:name w:val="Own"/><w:basedOn w:val="h2"/></w:style>'
+)
+
+
+@pytest.mark.parametrize("what", WRAPPED)
+@pytest.mark.parametrize("relations", [OFFICE, STRICT], ids=["transitional", "strict"])
+def test_what_stands_in_a_word_document_is_read_wherever_it_is_wrapped(
+    parser: ParserProcess, what: str, relations: str
+) -> None:
+    body, wanted = WRAPPED[what]
+    made = word(body + paragraph(run("end")), relations, styles=STYLES)
+    assert parser.parse_bytes("a.docx", made).text.removesuffix("end").strip() == wanted
+
+
+def test_notes_comments_headers_and_footers_of_word_are_read_once(parser: ParserProcess) -> None:
+    cited = "".join(f'<w:r><w:{kind}Reference w:id="2"/></w:r>' for kind in ("footnote", "endnote", "comment"))
+    made = word(
+        paragraph(run("text") + cited) + paragraph(run("more")),
+        footnotes=f'<w:footnote w:type="separator"/><w:footnote w:id="2">{paragraph(run("foot"))}</w:footnote>',
+        endnotes=f'<w:endnote w:id="2">{paragraph(run("end"))}</w:endnote>',
+        comments=f'<w:comment w:id="2">{paragraph(run("remark"))}</w:comment>',
+        header=paragraph(run("Harbour office")),
+        footer=paragraph(run("3")),
+    )
+    assert parser.parse_bytes("a.docx", made).text == (
+        "Harbour office\n\ntext\n\nNote: foot\n\nNote: end\n\nComment: remark\n\nmore"
+    )
+
+
+def test_charts_of_slides_are_read_and_hidden_shapes_are_not(parser: ParserProcess) -> None:
+    def shape(text: str, more: str = "", place: str = "") -> str:
+        inner = f"<p:nvSpPr><p:cNvPr {more}/><p:nvPr>{place}</p:nvPr></p:nvSpPr>"
+        lines = "".join(f"<a:p><a:r><a:t>{line}</a:t></a:r></a:p>" for line in text.split("\n"))
+        return f"<p:sp>{inner}<p:txBody>{lines}</p:txBody></p:sp>"
+
+    chart = "<p:graphicFrame><c:chart r:id='ppt/slides/chart.xml'/></p:graphicFrame>"
+    tree = shape("one\ntwo") + chart + shape("hidden", 'hidden="1"') + shape("7", place='<p:ph type="sldNum"/>')
+    tree += shape("Fees", place='<p:ph type="title"/>')
+    listed = '<p:sldIdLst><p:sldId id="256" r:id="ppt/slides/slide.xml"/></p:sldIdLst>'
+    parts = {
+        "ppt/presentation.xml": f"<p:presentation {SPACES}>{listed}</p:presentation>",
+        "ppt/slides/slide.xml": f"<p:sld {SPACES}><p:spTree>{tree}</p:spTree></p:sld>",
+    }
+    made = package(
+        "ppt/presentation.xml",
+        parts,
+        below={
+            "ppt/slides/_rels/slide.xml.rels": '<Relationships><Relationship Id="ppt/slides/chart.xml" '
+            f'Type="{OFFICE}/chart" Target="chart.xml"/></Relationships>',
+            "ppt/slides/chart.xml": f"<c:chartSpace {SPACES}><c:ser><c:cat><c:pt><c:v>Spring</c:v></c:pt></c:cat>"
+            "<c:val><c:pt><c:v>4.5</c:v></c:pt></c:val></c:ser></c:chartSpace>",
+        },
+    )
+    assert parser.parse_bytes("a.pptx", made).text == "# Fees\n\none\ntwo\n\nSpring\n4.5"
+
+
+# ---- HTML and books -------------------------------------------------------------------------------------------------
+HIDDEN = {
+    '<p hidden>no<p hidden="until-found">yes': "yes",
+    '<i aria-hidden="true">no</i>yes': "yes",
+    "<p style='color: red; DISPLAY : none !important'>no</p>yes": "yes",
+    "<p style='visibility:hidden'>no</p>yes": "yes",
+    "<style>/* .b{} */ .a, p.b { display:none }</style><p class='x a'>no<p class=b>no<div class=b>yes</div>": "yes",
+    "<style>@media print { .a { display:none } .c {} } .d{display:none} .d{display:block}</style>"
+    "<p class='a d'>yes": "yes",
+    "<dialog>no</dialog><template>no</template><details><summary>yes</summary>yes</details>": "yes\n\nyes",
+    "<button>yes</button> <math><mi>x</mi><annotation>no</annotation></math>": "yes x",
+    "<svg><title>no</title><text>yes</text></svg>": "yes",
+}
+
+
+@pytest.mark.parametrize("html", HIDDEN)
+def test_what_a_page_hides_is_not_read_and_what_it_shows_is(parser: ParserProcess, html: str) -> None:
+    assert parser.parse_bytes("a.html", f"<html><body>{html}</body></html>".encode()).text == HIDDEN[html]
+    made = book({"a.xhtml": f"<html><body>{html}</body></html>".encode()}, ["a.xhtml"])
+    assert parser.parse_bytes("a.epub", made).text == HIDDEN[html]
+
+
+def test_cells_of_html_that_hold_paragraphs_stay_in_their_row(parser: ParserProcess) -> None:
+    table = "<table><tr><td><p>a</p><td><p>b</p><ul><li>c</ul></tr><tr><td> <td></tr><tr><td>d<td>e</table>"
+    assert parser.parse_bytes("a.html", table.encode()).text == "a | b c\nd | e"
+    items = "<ul><li><p>a</p></li><li><p>b</p></li></ul>"
+    assert parser.parse_bytes("a.html", items.encode()).text == "- a\n\n- b"
+
+
+def test_a_book_is_read_with_the_notes_that_no_order_names(parser: ParserProcess) -> None:
+    made = book({"a.xhtml": b"<p>text", "notes.xhtml": b"<p>a note"}, ["a.xhtml"])
+    assert parser.parse_bytes("a.epub", made).text == "text\n\na note"
+
+
+# ---- PDF ------------------------------------------------------------------------------------------------------------
+def test_a_word_broken_at_a_lines_end_is_whole_where_that_is_certain(parser: ParserProcess) -> None:
+    lines = ("the main-", "tenance is cost-", "effective, and the effective", "rate of well-", "known and well-known")
+    read = parser.parse_bytes("a.pdf", pdf([shown(*lines)])).text
+    assert read == "the maintenance is cost-\neffective, and the effective\nrate of well-known and well-known"
+
+
+def test_letters_that_are_drawn_singly_are_words(parser: ParserProcess) -> None:
+    def drawn(text: str, step: float) -> bytes:
+        letters = ((72 + step * at, letter) for at, letter in enumerate(text) if letter != " ")
+        return b" ".join(b"1 0 0 1 %f 700 Tm (%s) Tj" % (x, letter.encode()) for x, letter in letters)
+
+    for step in (7, 8):
+        page = b"BT /F1 12 Tf " + drawn("Wilful fisher", step) + b" ET"
+        assert parser.parse_bytes("a.pdf", pdf([page])).text == "Wilful fisher"
+    columns = b"BT /F1 12 Tf " + drawn("12345678", 20) + b" ET"
+    assert parser.parse_bytes("a.pdf", pdf([columns])).text == "1 2 3 4 5 6 7 8"
+    kept = b"BT /F1 12 Tf 72 700 Td (it) Tj 11 0 Td (is) Tj 12 0 Td (a) Tj 10 0 Td (b) Tj ET"
+    assert parser.parse_bytes("a.pdf", pdf([kept])).text == "it is a b"
+
+
+def test_what_fields_of_a_form_hold_is_read(parser: ParserProcess) -> None:
+    writer = PdfWriter(clone_from=io.BytesIO(pdf([shown("An application")])))
+
+    def field(name: str, kind: str, value: PdfObject, **more: PdfObject) -> IndirectObject:
+        entries = {"/Type": NameObject("/Annot"), "/Subtype": NameObject("/Widget"), "/FT": NameObject(kind),
+                   "/T": TextStringObject(name), "/V": value,
+                   "/Rect": ArrayObject(map(NumberObject, (0, 0, 90, 20)))}  # fmt: skip
+        more = {f"/{key}": each for key, each in more.items()}
+        return writer._add_object(
+            DictionaryObject({NameObject(key): each for key, each in {**entries, **more}.items()})
+        )
+
+    fields = ArrayObject(
+        [
+            field("Applicant", "/Tx", TextStringObject("Gwen Finch")),
+            field("Empty", "/Tx", TextStringObject("")),
+            field("Hidden", "/Tx", TextStringObject("no"), F=NumberObject(2)),
+        ]
+    )
+    writer.pages[0][NameObject("/Annots")] = fields
+    writer.root_object[NameObject("/AcroForm")] = DictionaryObject({NameObject("/Fields"): fields})
+    with io.BytesIO() as out:
+        writer.write(out)
+        made = out.getvalue()
+    assert parser.parse_bytes("a.pdf", made).text == "An application\nApplicant: Gwen Finch"
+
+
+# ---- tables and records ---------------------------------------------------------------------------------------------
+TABLES = {
+    "1;2,50;3\n4;5,75;6": "1 | 2,50 | 3\n4 | 5,75 | 6",
+    "sep=;\nName;Fee\nAnn;1,50": "Name: Ann; Fee: 1,50",
+    "Name;Fee;\nAnn;2;\n": "Name: Ann; Fee: 2",
+    "Name,Tel,Tel\nAnn,1,2": "Name: Ann; Tel: 1; Tel 2: 2",
+    ",Name,Fee\n0,Ann,7": "0; Name: Ann; Fee: 7",
+    "Name,2019,2020\nAnn,7,8\n": "Name: Ann; 2019: 7; 2020: 8",
+    "Ann,1999,7\nBob,2001,8": "Ann | 1999 | 7\nBob | 2001 | 8",
+    "Fees of the harbour,,\n,,\nBoat,Fee,Paid\nLark,7,yes": "Fees of the harbour\nBoat: Lark; Fee: 7; Paid: yes",
+    "Name,Fee\nAnn,7,late": "Name: Ann; Fee: 7; late",
+    f"Name,{'long ' * 30}\nAnn,7": f"Name: Ann; {('long ' * 30)[:80].strip()}…: 7",
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_whose_header_is_odd_keeps_its_names(parser: ParserProcess, table: str) -> None:
+    read = parser.parse_bytes("a.csv", table.encode()).text
+    assert "\n".join(line for line in read.split("\n") if line) == TABLES[table]
+
+
+def test_a_key_of_json_that_comes_twice_keeps_both_values(parser: ParserProcess) -> None:
+    read = parser.parse_bytes("a.json", b'{"tel": 1, "tel": {"a": 2, "a": 3}}').text
+    assert read == "tel: 1\ntel.a: 2\ntel.a: 3"
+
+
+# ---- the kinds besides ----------------------------------------------------------------------------------------------
+def test_a_spreadsheet_is_read_by_its_visible_sheets_and_its_rows_are_placed(parser: ParserProcess) -> None:
+    cells = {"A1": "Name", "B1": "Fee", "A2": "Ann", "B2": "7", "B4": "9"}
+    read = parser.parse_bytes("a.xlsx", workbook(cells, {"Secret": {"A1": "no"}}))
+    assert (read.kind, read.text) == ("xlsx", "# Fees\nName | Fee\nName: Ann; Fee: 7\n\nFee: 9")
+    chunks = list(split(read.text, len, kind=read.kind, chunk_tokens=20, overlap=0))
+    assert [chunk.place for chunk in chunks][-1] == "Fees, row 4"
+    assert "Fees, rows 1\u20132" in [chunk.place for chunk in split(read.text[:37], len, kind=read.kind)]
+
+
+def test_an_open_document_is_read_with_its_notes_and_without_what_is_deleted_or_hidden(parser: ParserProcess) -> None:
+    names = {"office": "office", "text": "text", "table": "table", "style": "style"}
+    spaces = " ".join(f'xmlns:{each}="urn:oasis:names:tc:opendocument:xmlns:{each}:1.0"' for each in names)
+    body = (
+        "<text:tracked-changes><text:p>deleted</text:p></text:tracked-changes>"
+        '<text:h text:outline-level="2">Moorings</text:h><text:p>One <text:span>two</text:span><text:note>'
+        "<text:note-citation>1</text:note-citation><text:note-body><text:p>a note</text:p></text:note-body></text:note>"
+        ' three.<text:span text:style-name="T1">hidden</text:span></text:p>'
+        "<text:list><text:list-item><text:p>item</text:p></text:list-item></text:list>"
+        "<table:table><table:table-row><table:table-cell><text:p>a</text:p></table:table-cell><table:table-cell>"
+        "<text:p>b</text:p></table:table-cell></table:table-row></table:table>"
+    )
+    hidden = '<style:style style:name="T1"><style:text-properties text:display="none"/></style:style>'
+    content = (
+        f"<office:document-content {spaces}><office:automatic-styles>{hidden}</office:automatic-styles>"
+        f"<office:body><office:text>{body}</office:text></office:body></office:document-content>"
+    )
+    made = archive({"mimetype": b"application/vnd.oasis.opendocument.text", "content.xml": content.encode()})
+    read = parser.parse_bytes("a.odt", made)
+    assert (read.kind, read.text) == (
+        "odt", "## Moorings\n\nOne two three.\n\nNote: a note\n\n- item\n\na | b"
+    )  # fmt: skip
+
+
+def test_rtf_is_read_with_its_notes_and_tables_and_without_what_is_hidden(parser: ParserProcess) -> None:
+    text = (
+        r"{\rtf1\ansi\ansicpg1252{\fonttbl{\f0 Arial;}{\f1\fcharset204 Arial;}}{\info{\title Rules}}"
+        r"{\pard\outlinelevel0 Moorings\par}\pard Caf\'e9 \u8364?5{\v hidden}{\*\unknown no}{\footnote a note}\par "
+        r"\trowd\intbl a\cell b\cell\row\pard {\f1 \'cc\'f3}\u-10179?\u-8704?\par}"
+    )
+    read = parser.parse_bytes("a.rtf", text.encode("ascii"))
+    assert (read.kind, read.title) == ("rtf", "Rules")
+    assert read.text == "# Moorings\n\nCafé €5\n\nNote: a note\n\na | b\n\nМу😀"
+
+
+def test_a_message_is_read_with_what_is_attached(parser: ParserProcess) -> None:
+    message = (
+        b"From: Ann <a@example.org>\nSubject: =?utf-8?q?F=C3=A9es?=\nContent-Type: multipart/mixed; boundary=b\n\n"
+        b"--b\nContent-Type: multipart/alternative; boundary=c\n\n--c\nContent-Type: text/plain; charset=latin-1\n"
+        b"Content-Transfer-Encoding: quoted-printable\n\nCaf=E9, 7\n--c\nContent-Type: text/html\n\n<p>Same\n--c--\n"
+        b"--b\nContent-Disposition: attachment; filename=a.csv\nContent-Type: text/csv\n\nName,Fee\nBob,9\n"
+        b"--b\nContent-Disposition: attachment; filename=a.png\nContent-Type: image/png\n\n\x89PNG\n"
+        b"--b\nContent-Type: message/rfc822\n\nSubject: Inner\n\nforwarded\n--b--\n"
+    )
+    read = parser.parse_bytes("a.eml", message)
+    assert (read.kind, read.title) == ("eml", "Fées")
+    assert read.text.startswith(
+        "# Fées\n\nFrom: Ann <a@example.org>\n\nCafé, 7\n\nAttachment: a.csv\n\nName: Bob; Fee: 9"
+    )
+    assert "Attachment: a.png (is an image" in read.text and read.text.endswith("# Inner\n\nforwarded")
+    assert "Same" not in read.text
+
+
+def test_a_notebook_is_its_cells_and_what_they_printed(parser: ParserProcess) -> None:
+    cells = [
+        {"cell_type": "markdown", "source": ["# Fees\n", "of boats"]},
+        {"cell_type": "code", "source": "# no heading\n1 + 1", "outputs": [{"data": {"text/plain": ["2"]}}]},
+        {
+            "cell_type": "code",
+            "source": "x",
+            "outputs": [{"output_type": "error", "ename": "Key", "evalue": "x"}],
+        },
+    ]
+    read = parser.parse_bytes("a.ipynb", json.dumps({"cells": cells}).encode())
+    assert (read.kind, read.title) == ("ipynb", "Fees")
+    assert read.text == (
+        "# Fees\nof boats\n\n```\n# no heading\n1 + 1\n```\n\n```\n2\n```\n\n```\nx\n```\n\n```\nKey: x\n```"
+    )
