@@ -136,7 +136,9 @@ def test_the_fingerprint_sees_content_and_not_formatting(tmp_path: Path, plain: 
 
 def test_the_fingerprint_is_the_same_in_every_process_where_names_share_an_id(tmp_path: Path) -> None:
     shared = {f"{letter}{number}": number for number in range(1, 40) for letter in "ab"}
-    tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, **shared}, "<unk>")).save(str(tmp_path / "tokenizer.json"))
+    content = json.loads(tokenizers.Tokenizer(models.WordLevel({}, "<unk>")).to_str())
+    content["model"]["vocab"] = {"<unk>": 0, **shared}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     code = f"from paceline.engine.tokenizer import *; print(Tokenizer.load(Path({str(tmp_path)!r})).fingerprint)"
     found = {
         subprocess.run(
@@ -299,7 +301,7 @@ def test_tokens_joined_one_by_one_are_the_decoded_text(tmp_path: Path, kind: str
         ids = [token for token in loaded.encode(line) if loaded.token_bytes(token)]
         joined = b"".join(map(loaded.token_bytes, ids)).decode()
         assert joined.strip() == loaded.decode(ids).strip() and joined.strip()
-        assert "b" not in kind or joined.strip() == line  # those that spell blanks
+        assert "b" not in kind or line not in LINES or joined.strip() == line  # those that spell blanks
 
 
 def test_a_model_without_a_template_is_written_to_in_chatml_and_that_is_said(
