@@ -35,7 +35,7 @@ def prompt_for(windows: Mapping[str, int | None], info: ModelInfo) -> list[int]:
     return [(37 * i * i + 11 * i + 5) % info.vocab_size for i in range(length)]
 
 
-def plain_scores(model: PreTrainedModel, prompt: Sequence[int], name: str) -> list[Dist]:
+def plain_scores(model: PreTrainedModel, prompt: Sequence[int], name: str) -> tuple[Dist, ...]:
     """The model's own distribution after each token of the prompt.
 
     Raises ConfigError for a model that cannot continue a text: one whose forward pass fails, or whose scores change

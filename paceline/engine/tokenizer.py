@@ -11,15 +11,15 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Self
 
 import tokenizers
 from jinja2 import TemplateError
 
+from paceline.engine.base import NO_FIELDS
 from paceline.errors import ConfigError, PacelineError, RequestError
 
 Message = Mapping[str, object]
@@ -34,8 +34,11 @@ CHATML: Final = (
 )
 """For models without a template of their own, as base models are: the form that most of them have met."""
 _PRIVATE_USE: Final = range(0xE000, 0xF900)
-_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 _QUESTION: Final[Conversation] = [{"role": "user", "content": "Which one is it?"}]
+_OWN_NAMES: Final = {
+    *("messages", "conversations", "tools", "documents", "chat_template"),
+    *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
+}
 _MAX_FAULT: Final = 300  # characters of a template's error
 _BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2})>")
 _logger = logging.getLogger("paceline.engine")
@@ -161,7 +164,7 @@ class Tokenizer:
         messages: Sequence[Message],
         *,
         continue_final_message: bool = False,
-        template_kwargs: Mapping[str, object] = _NOTHING,
+        template_kwargs: Mapping[str, object] = NO_FIELDS,
     ) -> list[int]:
         """Encode a conversation up to the start of the assistant's answer, or to the end of its last message.
 
@@ -191,7 +194,7 @@ class Tokenizer:
         document: str,
         *,
         continue_final_message: bool = False,
-        template_kwargs: Mapping[str, object] = _NOTHING,
+        template_kwargs: Mapping[str, object] = NO_FIELDS,
     ) -> tuple[list[int], list[int], list[int]]:
         """Encode a prompt that begins with the document, as (preamble, document, rest); the parameters are of `chat`.
 
@@ -311,6 +314,10 @@ class _Asked:
         variables: Mapping[str, object],
         continues: bool,
     ) -> None:
+        if reserved := sorted(_OWN_NAMES & variables.keys()):
+            raise RequestError(
+                f"chat_template_kwargs may not set {reserved[0]}, which this server sets.", param="chat_template_kwargs"
+            )
         plain = [_plain_message(message) for message in messages]
         text = "\n".join(_strings([plain, variables]))
         self._text = text
@@ -477,11 +484,15 @@ def _chat_template(path: Path) -> str | None:
 class SpecialTokens:
     """Special tokens of a model folder, from all files that may name them."""
 
-    names: Mapping[str, str | None]  # such as bos_token, as templates know them; None: the model has none
-    ids: Mapping[str, int]  # of the same, where a configuration has numbers alone
-    ends: frozenset[int]  # tokens that end an answer
-    further: tuple[str, ...]  # those without a name
-    added: Mapping[int, Mapping[str, Any]]  # by id, as `added_tokens_decoder` describes them
+    names: Mapping[str, str | None] = field(
+        default_factory=dict
+    )  # such as bos_token, as templates know them; None: the model has none
+    ids: Mapping[str, int] = field(default_factory=dict)  # of the same, where a configuration has numbers alone
+    ends: frozenset[int] = frozenset()  # tokens that end an answer
+    further: tuple[str, ...] = ()  # those without a name
+    added: Mapping[int, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # by id, as `added_tokens_decoder` describes them
 
     @classmethod
     def read(cls, path: Path) -> Self:
