@@ -318,16 +318,8 @@ async def _prompts(resources: Resources, opening: OpenSession, options: Options)
         query=_query(resources, opening, options),
         kv=resources.prefiller,
         temperature=resources.relevance_temperature,
-        template=_template(opening),
+        template=msgspec.json.decode(opening.template or "{}", type=dict[str, object]),
     )
-
-
-def _template(opening: OpenSession) -> dict[str, object]:
-    """Raises RequestError for what is no JSON object."""
-    try:
-        return msgspec.json.decode(opening.template or "{}", type=dict[str, object])
-    except msgspec.DecodeError as error:
-        raise RequestError(f"The variables of the chat template cannot be read: {error}") from error
 
 
 def _clamp(limits: DraftLimits) -> DraftLimits:

@@ -228,6 +228,13 @@ def test_variables_of_a_request_reach_the_template() -> None:
     assert written(ours, tail).endswith("<think>\n\n</think>\n\n")
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "documents", "chat_template", "continue_final_message"])
+def test_what_the_server_sets_itself_is_refused_by_name(name: str) -> None:
+    with pytest.raises(RequestError, match=f"may not set {name}") as refused:
+        both("GROUNDED")[0].chat([QUESTION], template_kwargs={name: []})
+    assert refused.value.param == "chat_template_kwargs"
+
+
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "LAST_ONLY"])
 def test_the_last_message_is_continued_where_that_is_asked(name: str) -> None:
     tokenizer, _ = both(name)
