@@ -146,8 +146,15 @@ class Tokenizer:
         if (byte := _BYTE_TOKEN.fullmatch(token)) and "ByteFallback" in self._decoders:
             return bytes([int(byte[1], 16)])
         # What it adds between two letters: a decoder takes blanks and marks away at the ends of a text alone.
-        begin, end, whole = (self._joined(tokens) for tokens in (["x"], ["x", "y"], ["x", token, "y"]))
-        return whole[len(begin) : len(whole) - len(end) + len(begin)].encode()
+        before, behind = self._letters
+        whole = self._joined(["x", token, "y"])
+        return whole[before : len(whole) - behind].encode()
+
+    @cached_property
+    def _letters(self) -> tuple[int, int]:
+        """Characters that x and y take up at the ends of a text, with the blank between them if there is one."""
+        before = len(self._joined(["x"]))
+        return before, len(self._joined(["x", "y"])) - before
 
     def _joined(self, tokens: list[str]) -> str:
         return " ".join(tokens) if self._hf.decoder is None else str(self._hf.decoder.decode(tokens))
@@ -518,10 +525,15 @@ class SpecialTokens:
                 token_id: {"content": content, "special": content in known, "normalized": content not in known}
                 for content, token_id in _json(path / "added_tokens.json").items()
             }
-        added = {int(token_id): token for token_id, token in described.items() if _content(token) is not None}
         model, generation = _json(path / "config.json"), _json(path / "generation_config.json")
         inner = model.get("text_config")
         sources = (generation, model, inner if isinstance(inner, dict) else {})
+        sizes = [size for source in sources if type(size := source.get("vocab_size")) is int]
+        added = {
+            number: token
+            for token_id, token in described.items()
+            if _content(token) is not None and (number := int(token_id)) < min(sizes, default=number + 1)
+        }
         ids = {
             name: found[0]
             for name in ("bos_token", "eos_token")

@@ -199,6 +199,8 @@ def test_tokens_that_stand_beside_the_vocabulary_alone_are_added(tmp_path: Path,
     assert loaded.raw("a<|a|><b>") == [1, 6, 7] and loaded.encode("<b>") == [7]
     assert 6 not in loaded.encode("<|a|>") and loaded.eos_ids == {6} and loaded.token_bytes(7).strip() == b"<b>"
     assert loaded.vocab_size == 8  # an id beyond the next one is none that the model could read
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 7}))
+    assert Tokenizer.load(tmp_path).vocab_size == 7
 
 
 @pytest.mark.parametrize("messages", [[USER], [OWN, USER], [USER, {"role": "assistant", "content": "At 8."}, USER]])
