@@ -31,7 +31,7 @@ from paceline.engine.base import LoadedModel
 from paceline.engine.fake.engine import FakeEngine, arbitrary
 from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.engine.grammar.compiler import GrammarCompiler
-from paceline.engine.tokenizer import Tokenizer
+from paceline.engine.tokenizer import SpecialTokens, Tokenizer
 from paceline.runtime.asking.gate import CloudAsks
 from paceline.runtime.asking.limits import AskLimits
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
@@ -247,7 +247,7 @@ def qwen_tokenizer(folder: Path) -> Tokenizer:
     reader.decoder = decoders.ByteLevel()
     reader.add_special_tokens(list(SPECIAL))
     eos_ids = frozenset(token for name in (SPECIAL[0], SPECIAL[2]) if (token := reader.token_to_id(name)) is not None)
-    return Tokenizer(reader.to_str(), None, {}, eos_ids)
+    return Tokenizer(reader.to_str(), None, SpecialTokens(ends=eos_ids))
 
 
 PLACE: Final[dict[str, object]] = {

@@ -71,8 +71,9 @@ def opened_model(
 
     demo = shipped.get(settings.first_model)
     directory = find(demo or settings.first_model)
+    tokenizer = Tokenizer.load(directory)  # before processes are started for its weights
     with open_engine(directory, settings.first_model if demo else name_of(settings.first_model)) as engine:
-        yield ServedModel(engine, Tokenizer.load(directory))
+        yield ServedModel(engine, tokenizer)
 
 
 def served_name(settings: NodeSettings, model: ServedModel) -> str:

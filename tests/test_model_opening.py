@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from paceline.engine.base import LoadedModel
+from paceline.engine.base import AsyncEngine, LoadedModel
 from paceline.errors import ConfigError
-from paceline.model_opening import further_models, open_model
+from paceline.model_opening import further_models, open_model, opened_model
 from paceline.models import CLOUD, shipped
 from paceline.runtime.node import Node
 from paceline.runtime.served_models.memory import ModelMemory
@@ -49,6 +50,16 @@ def test_further_models_are_known_before_they_are_loaded(tmp_path: Path) -> None
 def test_a_further_model_that_is_none_is_refused_at_the_start(names: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         further(*names)
+
+
+def test_processes_for_the_weights_are_started_once_there_is_a_tokenizer(tmp_path: Path) -> None:
+    def start(directory: Path, name: str) -> AbstractContextManager[AsyncEngine]:
+        raise AssertionError(f"nothing is started for {name} in {directory}")
+
+    shutil.copytree(CLOUD, tmp_path / "large", ignore=shutil.ignore_patterns("tokenizer.json"))
+    settings = ServerSettings.model_validate({"model": (str(tmp_path / "large"),)})
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"), opened_model(settings, shipped("cloud"), start):
+        pass
 
 
 def test_two_models_cannot_have_one_name(tmp_path: Path) -> None:

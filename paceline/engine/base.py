@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NewType, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Final, NewType, Protocol, runtime_checkable
 
 import msgspec
 
@@ -25,6 +26,8 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
 from paceline.core.sampling.row_tree import NOT_SAMPLED, RowTree
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
+
+NO_FIELDS: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +267,28 @@ class TextModel(Protocol):
     def token_bytes(self, token: int) -> bytes:
         """Bytes that a token adds to the text; empty for special tokens."""
 
-    def chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
-        """Render the conversation with the chat template, up to the start of the assistant's answer, and encode it."""
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, object] = NO_FIELDS,
+    ) -> list[int]:
+        """Render the conversation with the chat template, up to the start of the assistant's answer, and encode it.
+
+        continue_final_message: up to the end of the last message instead. template_kwargs: further variables of the
+        template.
+        """
 
     def document_prompt(
-        self, messages: Sequence[Mapping[str, object]], document: str
+        self,
+        messages: Sequence[Mapping[str, object]],
+        document: str,
+        *,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, object] = NO_FIELDS,
     ) -> tuple[list[int], list[int], list[int]]:
-        """(preamble, document, tail) ids, encoded separately so that a document's KV can be reused."""
+        """(preamble, document, tail) ids, encoded separately so that a document's KV can be reused; likewise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.faults import engine_error
 from paceline.engine.model_config import MASKED_KINDS, cache_input, windows
 from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
-from paceline.engine.self_test import agrees, prompt_for
+from paceline.engine.self_test import agrees, plain_scores, prompt_for
 from paceline.engine.sequence_table import SequenceTable
-from paceline.engine.tensors import dists, kv_from_tensors, kv_to_tensors, use_device
+from paceline.engine.tensors import kv_from_tensors, kv_to_tensors, use_device
 from paceline.errors import EngineError
 
 log = logging.getLogger("paceline.engine")
@@ -233,12 +233,9 @@ class HFEngine:
         return torch.cat(rows) if rows else torch.empty(0, self._info.vocab_size, device=self._model.device)
 
     def _cache_works(self) -> bool:
-        if self._windows.keys() - MASKED_KINDS:
-            return False
         prompt = prompt_for(self._windows, self._info)
-        with torch.inference_mode():
-            plain = self._model(input_ids=torch.tensor([prompt], device=self._model.device), use_cache=False).logits[0]
-        return agrees(self, prompt, dists(plain), self._model.dtype)
+        plain = plain_scores(self._model, prompt, self._info.name)
+        return not self._windows.keys() - MASKED_KINDS and agrees(self, prompt, plain, self._model.dtype)
 
 
 def _layers(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -79,9 +79,9 @@ def load_model(
     from paceline.engine.tokenizer import Tokenizer
 
     directory = find(path_or_name)
+    tokenizer = Tokenizer.load(directory)  # before the weights, which take much longer
     options = EngineOptions(backend, dtype, device, threads, kv_rows, kv_mib)
-    engine = load_engine(directory, options, name=name or served_name(path_or_name))
-    return LoadedModel(engine, Tokenizer.load(directory))
+    return LoadedModel(load_engine(directory, options, name=name or served_name(path_or_name)), tokenizer)
 
 
 def fingerprint(directory: Path) -> str:
@@ -169,6 +169,11 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
             "again."
         ) from error
     except Exception as error:  # bad files, unknown architectures and odd configurations raise errors of any type
+        if str(error).startswith("Unrecognized configuration class"):  # and a list of all that there are
+            raise ConfigError(
+                f"{directory} cannot be loaded: models of the kind {config.model_type} do not continue a text. Give a "
+                "causal language model."
+            ) from error
         raise ConfigError(f"{directory} cannot be loaded: {error}") from error
     model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     if missing := sorted(report["missing_keys"]):

@@ -36,7 +36,7 @@ def max_positions(config: PretrainedConfig) -> int:
     cached rows; for such models the limit is the original context.
     """
     config = config.get_text_config()
-    longest = int(getattr(config, "max_position_embeddings", 0) or 2048)
+    longest = max(0, int(getattr(config, "max_position_embeddings", None) or 0)) or 2048
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
         original = rope.get("original_max_position_embeddings") or getattr(

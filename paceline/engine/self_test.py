@@ -1,4 +1,5 @@
-"""Self-test at load time: compare an engine's scores of a short prompt with those of the model's plain forward.
+"""Self-test at load time: compare an engine's scores of a short prompt with those of the model's plain forward, which
+must not depend on later tokens.
 
 Covers a split chain, a tree in two parts with two commits, and a truncation. Sliding windows are covered only if they
 are shorter than the prompt.
@@ -11,15 +12,20 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine, ModelInfo
+from paceline.engine.tensors import dists
+from paceline.errors import ConfigError
 
 log = logging.getLogger("paceline.engine")
 
 _MAX_PROMPT = 40  # tokens: more than the windows of test models, less than a second for a large model
 TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6, torch.bfloat16: 0.15, torch.float16: 0.05}  # total variation
+
+_LOOK_AHEAD = {torch.float32: 1e-4, torch.float64: 1e-6}  # an encoder's, untrained: 5e-4; of a causal model: rounding
 
 
 def prompt_for(windows: Mapping[str, int | None], info: ModelInfo) -> list[int]:
@@ -27,6 +33,32 @@ def prompt_for(windows: Mapping[str, int | None], info: ModelInfo) -> list[int]:
     longest = max((window for window in windows.values() if window is not None), default=8)
     length = min(max(12, longest + 6), _MAX_PROMPT, info.max_positions)
     return [(37 * i * i + 11 * i + 5) % info.vocab_size for i in range(length)]
+
+
+def plain_scores(model: PreTrainedModel, prompt: Sequence[int], name: str) -> tuple[Dist, ...]:
+    """The model's own distribution after each token of the prompt.
+
+    Raises ConfigError for a model that cannot continue a text: one whose forward pass fails, or whose scores change
+    with a later token, as those of an encoder do that reads both ways.
+    """
+    other = [*prompt[:-1], (prompt[-1] + 1) % model.config.get_text_config().vocab_size]
+    try:
+        with torch.inference_mode():
+            ids = torch.tensor([[*prompt], other], device=model.device)
+            logits = model(input_ids=ids, use_cache=False).logits
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a model made for something else may raise any error
+        raise ConfigError(
+            f"{name} cannot be served, since {type(model).__name__} fails on a short text: {error}"
+        ) from error
+    change = (logits[0].float() - logits[1].float()).abs().mean(-1)
+    if bool(change[:-1].max() > _LOOK_AHEAD.get(model.dtype, 0.02) * change[-1]):
+        raise ConfigError(
+            f"{name} ({type(model).__name__}) reads a text both ways, as encoders such as BERT do, and cannot continue "
+            "one: give a causal language model."
+        )
+    return dists(logits[0])
 
 
 def agrees(engine: Engine, prompt: Sequence[int], plain: Sequence[Dist], dtype: torch.dtype) -> bool:

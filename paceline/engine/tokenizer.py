@@ -8,20 +8,23 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, Self
 
 import tokenizers
-from jinja2 import Template, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 
+from paceline.engine.base import NO_FIELDS
 from paceline.errors import ConfigError, PacelineError, RequestError
 
 Message = Mapping[str, object]
+Conversation = list[dict[str, Any]]  # role and content of each message, the content as text
+Layout = Callable[[Conversation], Conversation]
 
 PREAMBLE: Final = "Answer from this document.\n"
 _END = "<|im_end|>"
@@ -31,51 +34,54 @@ CHATML: Final = (
 )
 """For models without a template of their own, as base models are: the form that most of them have met."""
 _PRIVATE_USE: Final = range(0xE000, 0xF900)
+_QUESTION: Final[Conversation] = [{"role": "user", "content": "Which one is it?"}]
+_OWN_NAMES: Final = {
+    *("messages", "conversations", "tools", "documents", "chat_template"),
+    *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
+}
+_MAX_FAULT: Final = 300  # characters of a template's error
+_BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2})>")
 _logger = logging.getLogger("paceline.engine")
 
 
 class Tokenizer:
     """Vocabulary and chat template of one model. Made by `Tokenizer.load`."""
 
-    def __init__(
-        self, serialised: str, template: str | None, variables: Mapping[str, str], eos_ids: frozenset[int]
-    ) -> None:
+    def __init__(self, serialised: str, template: str | None, special: SpecialTokens) -> None:
         """template: None for ChatML, whose end then ends an answer as well where the vocabulary has it as a token."""
         self._serialised = serialised
         self._hf = tokenizers.Tokenizer.from_str(serialised)
         self._hf.no_padding()
         self._hf.no_truncation()
+        self._hf.add_tokens([*_further_tokens(self._hf, special)])
         # Parsing of special tokens is a mode of the whole tokenizer, so calls that set it must not overlap.
         self._lock = threading.Lock()
         added = self._hf.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._template = _compile(CHATML if template is None else template)
-        self._variables = dict(variables)
+        self._template = CHATML if template is None else template
+        _check_template(self._template)
+        names = {name: self._hf.id_to_token(token_id) for name, token_id in special.ids.items() if token_id >= 0}
+        self._variables = {name: text for name, text in (names | dict(special.names)).items() if text is not None}
         ends = (self._variables.get("eos_token", ""), *([_END] if template is None else []))
-        self.eos_ids = eos_ids | {found for end in ends if (found := self._hf.token_to_id(end)) is not None}
-        self.vocab_size: int = self._hf.get_vocab_size(with_added_tokens=True)
+        self.eos_ids = special.ends | {found for end in ends if (found := self._hf.token_to_id(end)) is not None}
+        self.vocab_size: int = max(self._hf.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the tokenizer of a model folder."""
+        """Read the tokenizer of a model folder. Raises ConfigError."""
         source = path / "tokenizer.json"
         if not source.is_file():
             raise ConfigError(f"There is no tokenizer.json in {path}: give a folder that holds a Hugging Face model.")
-        config = _json(path / "tokenizer_config.json")
-        names = ("bos_token", "eos_token", "pad_token", "unk_token")
-        variables = {name: content for name in names if (content := _content(config.get(name))) is not None}
-        eos_ids = set(_ids(_json(path / "generation_config.json").get("eos_token_id")))
-        eos_ids = eos_ids or set(_ids(_json(path / "config.json").get("eos_token_id")))
-        template = _chat_template(path, config)
-        if template is None:
-            _logger.warning(
-                "the model in %s has no chat template: conversations are written as ChatML, which it may not know; add "
-                "a chat_template.jinja to its folder, or ask it with /v1/completions",
-                path,
-            )
         try:
-            return cls(source.read_text(encoding="utf-8"), template, variables, frozenset(eos_ids))
+            template = _chat_template(path)
+            if template is None:
+                _logger.warning(
+                    "the model in %s has no chat template: conversations are written as ChatML, which it may not know; "
+                    "add a chat_template.jinja to its folder, or ask it with /v1/completions",
+                    path,
+                )
+            return cls(source.read_text(encoding="utf-8"), template, SpecialTokens.read(path))
         except PacelineError:
             raise
         except Exception as error:  # the library raises bare Exception
@@ -86,7 +92,8 @@ class Tokenizer:
         """sha256 over vocabulary, merges and special tokens: equal iff two models give every id the same meaning."""
         model = json.loads(self._serialised)["model"]
         merges = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model.get("merges") or ()]
-        vocabulary = sorted(self._hf.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+        # By name as well, since two names may share an id, and the library's order differs between processes.
+        vocabulary = sorted(self._hf.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
         special = sorted((token_id, self._added[token_id]) for token_id in self._special)
         identity = json.dumps([vocabulary, merges, special], ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(identity.encode()).hexdigest()
@@ -129,80 +136,213 @@ class Tokenizer:
         """Bytes of one token, possibly a part of a character; empty for a special or unknown token."""
         if token_id in self._special:
             return b""
-        if token_id in self._added:
-            return self._added[token_id].encode()
-        token = self._hf.id_to_token(token_id)
+        token = self._added.get(token_id) or self._hf.id_to_token(token_id)
         if token is None:
             return b""
-        if self._byte_level:
-            # Some vocabularies hold entries that are not byte-coded; these are plain text.
-            return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode() for c in token)
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return bytes([int(token[3:5], 16)])
-        return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+        if "ByteLevel" in self._decoders:
+            # Some vocabularies hold entries that are not byte-coded; these are plain text, as are added tokens.
+            is_coded = token_id not in self._added and all(character in _BYTE_OF for character in token)
+            return bytes(_BYTE_OF[character] for character in token) if is_coded else token.encode()
+        if (byte := _BYTE_TOKEN.fullmatch(token)) and "ByteFallback" in self._decoders:
+            return bytes([int(byte[1], 16)])
+        # What it adds between two letters: a decoder takes blanks and marks away at the ends of a text alone.
+        before, behind = self._letters
+        whole = self._joined(["x", token, "y"])
+        return whole[before : len(whole) - behind].encode()
 
     @cached_property
-    def _byte_level(self) -> bool:
-        return '"ByteLevel"' in json.dumps(json.loads(self._serialised).get("decoder"))
+    def _letters(self) -> tuple[int, int]:
+        """Characters that x and y take up at the ends of a text, with the blank between them if there is one."""
+        before = len(self._joined(["x"]))
+        return before, len(self._joined(["x", "y"])) - before
 
-    def chat(self, messages: Sequence[Message]) -> list[int]:
-        """Encode a conversation up to the start of the assistant's answer.
+    def _joined(self, tokens: list[str]) -> str:
+        return " ".join(tokens) if self._hf.decoder is None else str(self._hf.decoder.decode(tokens))
 
-        For a template that refuses system messages, the system text is prepended to the user's message.
+    @cached_property
+    def _decoders(self) -> frozenset[str]:
+        """Kinds of the decoder's parts."""
+        content = json.loads(self._serialised)
+        kinds = re.findall(r'"type": "(\w+)"', json.dumps(content.get("decoder")))
+        return frozenset(kinds + ["ByteFallback"] * bool(content["model"].get("byte_fallback")))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, object] = NO_FIELDS,
+    ) -> list[int]:
+        """Encode a conversation up to the start of the assistant's answer, or to the end of its last message.
+
+        What a template refuses or leaves out is written elsewhere: system text at the head of the user's message, and
+        messages of one role in a row as one. template_kwargs: further variables of the template. Raises RequestError
+        for a conversation that the template does not show in any of these ways.
         """
-        plain = [_plain_message(message) for message in messages]
-        escaped = _SpecialTokenEscape(plain, self._added.values())
-        try:
-            text = self._render(escaped.messages)
-        except RequestError:
-            match escaped.messages:
-                case [{"role": "system", "content": system}, {"role": "user", "content": user} as first, *rest]:
-                    text = self._render([first | {"content": f"{system}\n\n{user}"}, *rest])
-                case _:
-                    raise
-        return escaped.encode(self, text)
+        asked = _Asked(messages, self._special_names(), template_kwargs, continue_final_message)
+        refusal: RequestError | None = None
+        for layout in _LAYOUTS:
+            try:
+                text = self._shown(layout, asked)
+            except RequestError as error:
+                refusal = refusal or error
+                continue
+            if text is not None:
+                return asked.encode(self, text)
+        raise refusal or RequestError(
+            "The model's chat template leaves out the system message or a part of the last question, wherever it is "
+            "written: give the model another chat_template.jinja, or ask it with /v1/completions.",
+            param="messages",
+        )
 
-    def document_prompt(self, messages: Sequence[Message], document: str) -> tuple[list[int], list[int], list[int]]:
-        """Encode a prompt that begins with the document, as (preamble, document, rest).
+    def document_prompt(
+        self,
+        messages: Sequence[Message],
+        document: str,
+        *,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, object] = NO_FIELDS,
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Encode a prompt that begins with the document, as (preamble, document, rest); the parameters are of `chat`.
 
         The three are encoded separately, so that the KV of preamble and document is exact for every later question.
+        Where a template can only place the document behind earlier messages, the preamble holds these.
         """
-        escaped = _SpecialTokenEscape([_plain_message(message) for message in messages], self._added.values())
-        mark = escaped.fresh()
+        asked = _Asked(messages, self._special_names(), template_kwargs, continue_final_message)
+        mark = asked.fresh()
         refusal: RequestError | None = None
-        for layout in _layouts(escaped.messages, PREAMBLE + mark):
+        placed: tuple[str, str] | None = None
+        for layout in _document_layouts(PREAMBLE + mark):
             try:
-                text = self._render(layout)
+                text = self._shown(layout, asked)
             except RequestError as error:
                 refusal = error
                 continue
-            if text.count(mark) == 1 and all(str(m["content"]).strip() in text for m in layout):
-                head, tail = text.split(mark)
-                return escaped.encode(self, head), self.encode(document), escaped.encode(self, tail)
-        raise refusal or RequestError("The model's chat template has no place for a document.", param="messages")
+            if text is None or text.count(mark) != 1:
+                continue
+            head, tail = text.split(mark)
+            placed = placed or (head, tail)
+            if head == self._head(layout, asked, mark):
+                placed = head, tail
+                break
+        if placed is None:
+            raise refusal or RequestError("The model's chat template has no place for a document.", param="messages")
+        return asked.encode(self, placed[0]), self.encode(document), asked.encode(self, placed[1])
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _head(self, layout: Layout, asked: _Asked, mark: str) -> str | None:
+        """What stands before the document when any one question is asked; None where that cannot be rendered."""
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._variables)
-        except (TemplateError, TypeError, ValueError) as error:
-            sentence = f"The model's chat template refuses these messages: {error}"
+            return self._render(layout(_QUESTION), asked.variables).split(mark)[0]
+        except RequestError:
+            return None
+
+    def _shown(self, layout: Layout, asked: _Asked) -> str | None:
+        """The conversation in this layout, rendered; None where system text or the last question is not all there.
+
+        Earlier turns are the template's: many leave reasoning out of them. Raises RequestError where it refuses.
+        """
+        text = self._render(layout(asked.messages), asked.variables, continues=asked.continues)
+        if all(asked.messages[index]["content"].strip() in text for index in asked.required):
+            return text
+        # A template may change a text, as where it takes out a switch; both ends of it are then to be found.
+        marked, marks = asked.marked()
+        try:
+            probe = self._render(layout(marked), asked.variables)
+        except RequestError:
+            return None
+        return text if all(mark in probe for mark in marks) else None
+
+    def _special_names(self) -> Iterator[str]:
+        return (self._added[token_id] for token_id in self._special)
+
+    @cached_property
+    def _roles_in_parts(self) -> frozenset[str]:
+        """Roles whose content the template reads as a list of parts alone, as those of models with images do."""
+        found: set[str] = set()
+        probe = "2718281828"
+        for role in ("user", "assistant", "system"):
+            before, after = ([] if role != "assistant" else _QUESTION), ([] if role == "user" else _QUESTION)
+            messages = [*before, {"role": role, "content": probe}, *after]
+            shows: list[bool] = []
+            for roles in (found, found | {role}):
+                try:
+                    text = self._render(messages, {}, roles=frozenset(roles))
+                except RequestError:
+                    text = ""
+                shows.append(probe in text and str(_parts(probe)) not in text)
+            if shows == [False, True]:
+                found.add(role)
+        return frozenset(found)
+
+    def _render(
+        self,
+        messages: Conversation,
+        variables: Mapping[str, object],
+        *,
+        continues: bool = False,
+        roles: frozenset[str] | None = None,
+    ) -> str:
+        """roles: whose content is written in parts; None: those that the template reads so."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        further: dict[str, Any] = {**self._variables, **variables}
+        roles = self._roles_in_parts if roles is None else roles
+        written = [m | {"content": _parts(m["content"])} if m["role"] in roles else m for m in messages]
+        try:
+            rendered: Any = render_jinja_template(
+                conversations=[written],
+                chat_template=self._template,
+                add_generation_prompt=not continues,
+                continue_final_message=continues,
+                **further,
+            )
+            return str(rendered[0][0])  # of the first conversation; its annotation says less
+        except Exception as error:  # a template is a program, which may end in any error
+            if isinstance(error, TemplateError):
+                sentence = f"The model's chat template refuses these messages: {str(error)[:_MAX_FAULT]}"
+            elif continues and isinstance(error, ValueError):
+                sentence = "The model's chat template cannot continue the last message: it changes or hides its text."
+            else:
+                fault = f"{type(error).__name__}: {error}"[:_MAX_FAULT]
+                sentence = f"The model's chat template fails at these messages ({fault}): it needs to be corrected."
             raise RequestError(sentence, param="messages") from error
 
 
-class _SpecialTokenEscape:
-    """Conversation in whose contents each special token's text is replaced by a private-use character, the mark.
+class _Asked:
+    """A conversation in whose texts each special token's text is replaced by a private-use character, the mark.
 
-    A conversation without such text is encoded whole, exactly as transformers does it.
+    One without such text is encoded whole, exactly as transformers does it.
     """
 
-    def __init__(self, messages: Sequence[dict[str, object]], forbidden: Iterator[str] | Any) -> None:
-        text = json.dumps(messages, ensure_ascii=False, default=str)
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        forbidden: Iterable[str],
+        variables: Mapping[str, object],
+        continues: bool,
+    ) -> None:
+        if reserved := sorted(_OWN_NAMES & variables.keys()):
+            raise RequestError(
+                f"chat_template_kwargs may not set {reserved[0]}, which this server sets.", param="chat_template_kwargs"
+            )
+        plain = [_plain_message(message) for message in messages]
+        text = "\n".join(_strings([plain, variables]))
+        self._text = text
         self._free = (chr(code) for code in _PRIVATE_USE if chr(code) not in text)
         self._texts: dict[str, str] = {}
         # Longest first: the text of one special token may contain that of another.
         for name in sorted((name for name in set(forbidden) if name and name in text), key=len, reverse=True):
             self._texts[self.fresh()] = name
-        self.messages = [{key: self._escape(value) for key, value in message.items()} for message in messages]
+        self.messages: Conversation = [
+            {key: self._escape(value) for key, value in message.items()} for message in plain
+        ]
+        self.variables = {key: self._escape(value) for key, value in variables.items()}
+        self.continues = continues
+        users = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
+        self.required = [
+            index for index, message in enumerate(self.messages) if message["role"] == "system" or index in users[-1:]
+        ]
+        """Indices of the messages that a prompt must show: what the system says, and the last question."""
 
     def fresh(self) -> str:
         mark = next(self._free, None)
@@ -210,33 +350,100 @@ class _SpecialTokenEscape:
             raise RequestError("The messages use up all private-use characters.", param="messages")
         return mark
 
-    def _escape(self, value: object) -> object:
+    def marked(self) -> tuple[Conversation, list[str]]:
+        """The messages with a mark at either end of the required ones, and these marks: numbers, since a template may
+        write all else in another way."""
+        number = 3_141_592_653
+        while str(number) in self._text:
+            number += 1
+        marked = list(self.messages)
+        marks: list[str] = []
+        for index in self.required:
+            ends = f"{number}{index:06}1", f"{number}{index:06}2"
+            marks += ends
+            marked[index] = marked[index] | {"content": marked[index]["content"].join(ends)}
+        return marked, marks
+
+    def _escape(self, value: Any) -> Any:
         if isinstance(value, str):
             for mark, text in self._texts.items():
                 value = value.replace(text, mark)
+        elif isinstance(value, Mapping):
+            return {self._escape(key): self._escape(inner) for key, inner in value.items()}
+        elif isinstance(value, list):
+            return [self._escape(inner) for inner in value]
         return value
 
     def encode(self, tokenizer: Tokenizer, rendered: str) -> list[int]:
+        pieces = re.split(f"([{''.join(self._texts)}])", rendered) if self._texts else [rendered]
         ids: list[int] = []
-        start = 0
-        for at, character in enumerate(rendered):
-            if character in self._texts:
-                ids += tokenizer._encode(rendered[start:at], special=True)
-                ids += tokenizer.encode(self._texts[character])
-                start = at + 1
-        return ids + tokenizer._encode(rendered[start:], special=True)
+        for index, piece in enumerate(pieces):  # every second one is a mark
+            ids += tokenizer.encode(self._texts[piece]) if index % 2 else tokenizer._encode(piece, special=True)
+        return ids
 
 
-def _layouts(messages: list[dict[str, object]], text: str) -> Iterator[list[dict[str, object]]]:
-    """Conversations that begin with the document text: the preferred one first, last the one all templates accept."""
-    document: dict[str, object] = {"role": "system", "content": text}
-    yield [document, *messages]
-    if messages and messages[0]["role"] == "system":
-        own, messages = f"\n\n{messages[0]['content']}", messages[1:]
-        text += own
-        yield [{"role": "system", "content": text}, *messages]
-    if messages and messages[0]["role"] == "user":
-        yield [messages[0] | {"content": f"{text}\n\n{messages[0]['content']}"}, *messages[1:]]
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _strings([*value, *value.values()])
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def _as_it_is(messages: Conversation) -> Conversation:
+    return messages
+
+
+def _folded(messages: Conversation, *, keep: int) -> Conversation:
+    """The same texts for templates that know no system messages, but `keep` first ones, and want roles to alternate."""
+    folded: Conversation = []
+    for index, message in enumerate(messages):
+        if message["role"] == "system" and index >= keep:
+            message = message | {"role": "user"}
+        if folded and folded[-1]["role"] == message["role"]:
+            texts = (each for each in (folded[-1]["content"], message["content"]) if each)
+            folded[-1] = folded[-1] | {"content": "\n\n".join(texts)}
+        else:
+            folded.append(message)
+    return folded
+
+
+def _at_last(messages: Conversation, *, text: str = "") -> Conversation:
+    """The same for templates that render only the last message, whose text then begins with `text` and what systems
+    say."""
+    said = [message["content"] for message in messages if message["role"] == "system"]
+    others = [message for message in messages if message["role"] != "system"]
+    for message in reversed(others):
+        if message["role"] == "user":
+            content = "\n\n".join(each for each in (text, *said, message["content"]) if each)
+            others = [message | {"content": content} if other is message else other for other in others]
+            break
+    return _folded(others, keep=0)
+
+
+def _document_layouts(text: str) -> Iterator[Layout]:
+    """Conversations that begin with the document's text, the preferred one first."""
+    document = {"role": "system", "content": text}
+
+    def joined(messages: Conversation) -> Conversation:
+        if not messages or messages[0]["role"] != "system":
+            return [document, *messages]
+        return [document | {"content": f"{text}\n\n{messages[0]['content']}"}, *messages[1:]]
+
+    yield lambda messages: [document, *messages]
+    yield joined
+    yield lambda messages: _folded(joined(messages), keep=1)
+    yield lambda messages: _folded([document, *messages], keep=0)
+    yield partial(_at_last, text=text)
+
+
+_LAYOUTS: Final[tuple[Layout, ...]] = (_as_it_is, partial(_folded, keep=1), partial(_folded, keep=0), _at_last)
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def _plain_message(message: Message) -> dict[str, object]:
@@ -257,35 +464,107 @@ def _plain_message(message: Message) -> dict[str, object]:
     }
 
 
-def _compile(template: str) -> Template:
-    """Compile a template as transformers does: sandboxed, since it comes with the weights."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    for tag in ("generation", "endgeneration"):  # marks for training, without effect in a prompt
-        for dash in (f"{{% {tag} %}}", f"{{%- {tag} %}}", f"{{% {tag} -%}}", f"{{%- {tag} -%}}"):
-            template = template.replace(dash, "")
+def _check_template(template: str) -> None:
+    """Compile a template as transformers does: sandboxed, since it comes with the weights. Raises ConfigError."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
     try:
-        return environment.from_string(template)
+        _compile_jinja_template(template)
     except TemplateError as error:
         raise ConfigError(f"The model's chat template cannot be read: {error}") from error
 
 
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
+def _chat_template(path: Path) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several, by name
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template if isinstance(template, str) else None
+    for name in ("tokenizer_config.json", "chat_template.json"):  # the latter: older models that read images
+        template = _json(path / name).get("chat_template")
+        if isinstance(template, list):  # several, by name
+            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        if isinstance(template, str):
+            return template
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """Special tokens of a model folder, from all files that may name them."""
+
+    names: Mapping[str, str | None] = field(
+        default_factory=dict
+    )  # such as bos_token, as templates know them; None: the model has none
+    ids: Mapping[str, int] = field(default_factory=dict)  # of the same, where a configuration has numbers alone
+    ends: frozenset[int] = frozenset()  # tokens that end an answer
+    further: tuple[str, ...] = ()  # those without a name
+    added: Mapping[int, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # by id, as `added_tokens_decoder` describes them
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read as transformers does: `added_tokens_decoder` makes a file of its own for the names obsolete."""
+        config, own = _json(path / "tokenizer_config.json"), _json(path / "special_tokens_map.json")
+        described = config.get("added_tokens_decoder")
+        merged = own | config if isinstance(described, dict) else config | own
+        further: list[object] = []
+        for name in ("additional_special_tokens", "extra_special_tokens"):
+            value = merged.get(name)
+            if isinstance(value, dict):
+                merged = value | merged
+            elif isinstance(value, list):
+                further += value
+        names = {
+            name: _content(value)
+            for name, value in merged.items()
+            if name.endswith("_token") and (value is None or _content(value) is not None)
+        }
+        if not isinstance(described, dict):
+            known = {*names.values(), *map(_content, further)}
+            described = {
+                token_id: {"content": content, "special": content in known, "normalized": content not in known}
+                for content, token_id in _json(path / "added_tokens.json").items()
+            }
+        model, generation = _json(path / "config.json"), _json(path / "generation_config.json")
+        inner = model.get("text_config")
+        sources = (generation, model, inner if isinstance(inner, dict) else {})
+        sizes = [size for source in sources if type(size := source.get("vocab_size")) is int]
+        added = {
+            number: token
+            for token_id, token in described.items()
+            if _content(token) is not None and (number := int(token_id)) < min(sizes, default=number + 1)
+        }
+        ids = {
+            name: found[0]
+            for name in ("bos_token", "eos_token")
+            if (found := next(filter(None, (_ids(source.get(f"{name}_id")) for source in sources)), None))
+        }
+        ends = next(filter(None, (_ids(source.get("eos_token_id")) for source in sources)), [])
+        texts = tuple(content for value in further if (content := _content(value)) is not None)
+        return cls(names, ids, frozenset(ends), texts, added)
+
+
+def _further_tokens(hf: tokenizers.Tokenizer, special: SpecialTokens) -> Iterator[tokenizers.AddedToken]:
+    """Added tokens that `tokenizer.json` lacks or describes otherwise.
+
+    A token that has no id there is taken where its id follows the last one: the model could not read any other.
+    """
+    known = hf.get_added_tokens_decoder()
+    contents = {token.content for token in known.values()}
+    next_id = hf.get_vocab_size(with_added_tokens=True)
+    for token_id, described in sorted(special.added.items()):
+        flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+        token = tokenizers.AddedToken(**{flag: described[flag] for flag in flags if flag in described})
+        is_new = hf.token_to_id(token.content) is None
+        if is_new and token_id != next_id:
+            continue
+        next_id += is_new
+        contents.add(token.content)
+        if repr(token) != repr(known.get(token_id)):
+            yield token
+    for content in dict.fromkeys((*special.names.values(), *special.further)):
+        if content and content not in contents and hf.token_to_id(content) is not None:
+            yield tokenizers.AddedToken(content, special=True)
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -302,7 +581,7 @@ def _content(token: object) -> str | None:
 
 
 def _ids(value: object) -> list[int]:
-    return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int)]
+    return [v for v in (value if isinstance(value, list) else [value]) if type(v) is int and v >= 0]
 
 
 def _byte_alphabet() -> dict[str, int]:

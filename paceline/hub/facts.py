@@ -36,7 +36,9 @@ def facts_of(directory: Path) -> ModelFacts:
         architecture,
         next((length for length in lengths if isinstance(length, int)), None),
         (directory / "chat_template.jinja").is_file()
-        or "chat_template" in _object(directory / "tokenizer_config.json"),
+        or any(
+            "chat_template" in _object(directory / name) for name in ("tokenizer_config.json", "chat_template.json")
+        ),
     )
 
 

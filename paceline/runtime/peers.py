@@ -318,6 +318,7 @@ async def _prompts(resources: Resources, opening: OpenSession, options: Options)
         query=_query(resources, opening, options),
         kv=resources.prefiller,
         temperature=resources.relevance_temperature,
+        template=msgspec.json.decode(opening.template or "{}", type=dict[str, object]),
     )
 
 

@@ -7,6 +7,7 @@ of a search; the length of the prompts and the claim of memory are checked again
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
@@ -295,6 +296,7 @@ class Preparation:
             found=request.passages,
             others=peer_passages,
             temperature=resources.relevance_temperature,
+            template=request.template,
         )
         if prompts.plain_tokens >= positions:
             raise too_long(positions, prompts.plain_tokens, "messages")
@@ -370,6 +372,7 @@ def opening_for(
     conversation = [ChatMessage(message["role"], message["content"]) for message in request.messages]
     sampling = sampling_to_wire(request.sampling)
     encoded, constraint = encode_options(options), constraint_to_wire(request.constraint)
+    template = json.dumps(dict(request.template), ensure_ascii=False) if request.template else ""
 
     def opening(session: int, targets: tuple[int, ...], epoch: int) -> OpenSession:
         return OpenSession(
@@ -388,6 +391,7 @@ def opening_for(
             asker=request.asker,
             cache_key=cache_key,
             trace=request.trace,
+            template=template,
         )
 
     return opening

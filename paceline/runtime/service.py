@@ -84,6 +84,7 @@ class GenerateRequest:
     passages: tuple[Passage, ...] | None = None  # of this side, to be read instead of what a search finds
     other_passages: tuple[Passage, ...] = ()  # with them, of the other side
     shared: SharedPrompt | None = field(default=None, compare=False)  # with other choices of one call
+    template: Mapping[str, object] = field(default_factory=dict)  # further variables of the chat template
     guest_key: str = ""  # of a text for a peer: KV is shared within it, and n-grams are forgotten with the text
     # Id of the client's request, in the logs of both sides; random, and says nothing of what is asked for.
     trace: str = field(default="", compare=False)

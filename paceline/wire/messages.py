@@ -32,12 +32,13 @@ from paceline.wire.payloads.dist_list import pack_dists, unpack_dists
 from paceline.wire.payloads.target_codec import are_sources, pack_targets, unpack_targets
 from paceline.wire.payloads.tree_codec import unpack_nodes
 
-# 13: searches in mid-answer, an option of `aggregate`; 12: nodes of Drafts packed bit by bit, reference to choices that
-# the receiver knows, steps of log h, short form of Drafts with distributions; 11: the scale of relevance in an
-# introduction, short forms of Drafts and Targets
-VERSION = 13
+# 14: variables of chat templates; 13: searches in mid-answer, an option of `aggregate`; 12: nodes of Drafts packed bit
+# by bit, reference to choices that the receiver knows, steps of log h, short form of Drafts with distributions; 11: the
+# scale of relevance in an introduction, short forms of Drafts and Targets
+VERSION = 14
 SUBPROTOCOL = "paceline.v1"
 
+MAX_TEMPLATE = 4096  # characters of the JSON of a chat template's variables
 LAST_TOKEN = 2**31 - 1
 LANES = bytes(range(3))
 
@@ -148,6 +149,7 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
     # From a device, random: the cloud shares KV among this device's openings with the same key. Empty: with none.
     cache_key: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
     trace: Name = ""  # random id of the client's request, for the logs of both sides
+    template: Annotated[str, msgspec.Meta(max_length=MAX_TEMPLATE)] = ""  # JSON: further variables of chat templates
 
 
 class CloseSession(SessionFrame, frozen=True, tag="close"):

@@ -6,10 +6,23 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    BertConfig,
+    BertLMHeadModel,
+    ElectraConfig,
+    PretrainedConfig,
+    RobertaConfig,
+    T5Config,
+    XLNetConfig,
+    XLNetLMHeadModel,
+)
 
 from paceline.core.sampling.dist import total_variation
 from paceline.engine.base import Engine
@@ -77,6 +90,47 @@ def test_an_unknown_architecture_is_a_sentence(copied: Path) -> None:
     (copied / "config.json").write_text(json.dumps(config | {"model_type": "no-such-model"}))
     with pytest.raises(ConfigError, match="cannot be loaded"):
         load_engine(copied, name="x")
+
+
+SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+ENCODERS = (
+    BertConfig(**SMALL),
+    RobertaConfig(**SMALL, pad_token_id=0, bos_token_id=1, eos_token_id=2),
+    ElectraConfig(**SMALL),
+)
+
+
+@pytest.mark.parametrize("backend", ["auto", "hf"])
+@pytest.mark.parametrize("config", ENCODERS, ids=lambda config: config.model_type)
+def test_an_encoder_that_reads_both_ways_is_refused_with_a_sentence(
+    tmp_path: Path, config: PretrainedConfig, backend: Literal["auto", "hf"]
+) -> None:
+    torch.manual_seed(1)
+    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="reads a text both ways, as encoders such as BERT do"):
+        load_engine(tmp_path, EngineOptions(backend=backend), name="x")
+
+
+def test_the_same_network_made_to_continue_a_text_is_served(tmp_path: Path) -> None:
+    BertLMHeadModel(BertConfig(**SMALL, is_decoder=True)).save_pretrained(tmp_path)
+    assert load_engine(tmp_path, name="x").info.backend in ("paged", "hf")
+
+
+def test_a_network_that_does_something_else_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 64, "d_model": 16, "n_head": 2}
+    t5 = T5Config(vocab_size=64, d_model=16, d_ff=32, num_layers=1, num_heads=2, d_kv=8)
+    AutoModelForSeq2SeqLM.from_config(t5).save_pretrained(tmp_path / "t5")
+    XLNetLMHeadModel(XLNetConfig(**sizes, n_layer=2, d_inner=32)).save_pretrained(tmp_path / "xlnet")
+    for folder in ("t5", "xlnet"):
+        with pytest.raises(ConfigError) as refused:
+            load_engine(tmp_path / folder, name="x")
+        assert len(str(refused.value)) < 300 and "causal language model" in str(refused.value)
+
+
+def test_the_tokenizer_is_looked_for_before_the_weights_are_read(copied: Path) -> None:
+    (copied / "model.safetensors").write_bytes(b"\x00" * 100)
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        load_model(copied)
 
 
 def test_fingerprints_follow_the_content_and_not_the_place(copied: Path, checkpoint: Callable[[str], Path]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,6 +134,75 @@ def test_the_fingerprint_sees_content_and_not_formatting(tmp_path: Path, plain: 
     assert plain.fingerprint != SHIPPED.fingerprint
 
 
+def test_the_fingerprint_is_the_same_in_every_process_where_names_share_an_id(tmp_path: Path) -> None:
+    shared = {f"{letter}{number}": number for number in range(1, 40) for letter in "ab"}
+    content = json.loads(tokenizers.Tokenizer(models.WordLevel({}, "<unk>")).to_str())
+    content["model"]["vocab"] = {"<unk>": 0, **shared}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    code = f"from paceline.engine.tokenizer import *; print(Tokenizer.load(Path({str(tmp_path)!r})).fingerprint)"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    loaded = Tokenizer.load(tmp_path)
+    assert found == {f"{loaded.fingerprint}\n".encode()} and loaded.vocab_size == 40
+
+
+SPECIAL_FILES: list[dict[str, object]] = [
+    {"tokenizer_config": {"bos_token": "<s>", "eos_token": {"content": "</s>"}}},
+    {"special_tokens_map": {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "</s>"}},
+    {"special_tokens_map": {"bos_token": "<s>"}, "tokenizer_config": {"eos_token": "</s>", "bos_token": "<unk>"}},
+    {
+        "tokenizer_config": {"bos_token": "<s>", "eos_token": "</s>", "added_tokens_decoder": {}},
+        "special_tokens_map": {"bos_token": "<unk>"},
+    },
+    {"config": {"bos_token_id": 1, "eos_token_id": [2]}},
+    {"config": {"text_config": {"bos_token_id": 1, "eos_token_id": 2}}},
+    {"generation_config": {"bos_token_id": 1, "eos_token_id": 2}, "config": {"eos_token_id": -1}},
+]
+
+
+@pytest.mark.parametrize("files", SPECIAL_FILES)
+@pytest.mark.parametrize("is_added", [True, False])
+def test_special_tokens_are_read_from_every_file_that_names_them(
+    tmp_path: Path, files: dict[str, object], is_added: bool
+) -> None:
+    names = ["<unk>", "<s>", "</s>"]
+    vocabulary = {token: number for number, token in enumerate([*names, *"abc<>s/"])}
+    reader = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    if is_added:
+        reader.add_special_tokens(names)
+    reader.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.eos_ids == {2}
+    ids = loaded.chat([{"role": "user", "content": "a</s>b"}])
+    if is_added or not {"config", "generation_config"} & files.keys():
+        assert (ids[0], ids[-1]) == (1, 2) and not {1, 2} & set(ids[1:-1]) and not loaded.token_bytes(2)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config", "added_tokens"])
+def test_tokens_that_stand_beside_the_vocabulary_alone_are_added(tmp_path: Path, file: str) -> None:
+    vocabulary = {token: number for number, token in enumerate(["<unk>", *"ab<>|"])}
+    reader = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    reader.save(str(tmp_path / "tokenizer.json"))
+    described = {"6": {"content": "<|a|>", "special": True}, "7": {"content": "<b>"}, "9": {"content": "<|far|>"}}
+    added = {"<|a|>": 6, "<b>": 7, "<|far|>": 9}
+    config = {"eos_token": "<|a|>"} | ({"added_tokens_decoder": described} if file == "tokenizer_config" else {})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "added_tokens.json").write_text(json.dumps(added if file == "added_tokens" else {}))
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.raw("a<|a|><b>") == [1, 6, 7] and loaded.encode("<b>") == [7]
+    assert 6 not in loaded.encode("<|a|>") and loaded.eos_ids == {6} and loaded.token_bytes(7).strip() == b"<b>"
+    assert loaded.vocab_size == 8  # an id beyond the next one is none that the model could read
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 7}))
+    assert Tokenizer.load(tmp_path).vocab_size == 7
+
+
 @pytest.mark.parametrize("messages", [[USER], [OWN, USER], [USER, {"role": "assistant", "content": "At 8."}, USER]])
 @pytest.mark.parametrize("template", [PLAIN, FIRST_SYSTEM, NO_SYSTEM, SILENT])
 def test_a_document_comes_first_and_apart(tmp_path: Path, template: str, messages: list[dict[str, str]]) -> None:
@@ -185,6 +257,55 @@ def test_byte_fallback_tokens_give_their_bytes(tmp_path: Path) -> None:
     assert [loaded.token_bytes(i) for i in (2, 3, 4, 1, 99)] == [b" the", b"\xc3", b"\xa9", b"", b""]
 
 
+LINES = ["hello world", "the cat's hat, isn't it here?", "na\u00efve caf\u00e9 \u2013 \u65e5\u672c\u8a9e x", "a <x> b"]
+BLOCK = "\u2581"
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+KINDS = {
+    "word pieces": (models.WordPiece(unk_token="<unk>"), pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()),
+    "words": (models.WordLevel(unk_token="<unk>"), pre_tokenizers.Whitespace(), None),
+    "suffixes": (
+        models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"),
+        pre_tokenizers.Whitespace(),
+        decoders.BPEDecoder("</w>"),
+    ),
+    "blocks": (models.Unigram(), pre_tokenizers.Metaspace(), decoders.Metaspace()),
+    "bytes of what is rare": (
+        models.BPE(unk_token="<unk>", byte_fallback=True),
+        pre_tokenizers.Metaspace(split=False),
+        decoders.Sequence(
+            [decoders.Replace(BLOCK, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        ),
+    ),
+    "bytes": (models.BPE(), pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_joined_one_by_one_are_the_decoded_text(tmp_path: Path, kind: str) -> None:
+    model, split, decoder = KINDS[kind]
+    reader = tokenizers.Tokenizer(model)
+    reader.pre_tokenizer = split
+    if decoder is not None:
+        reader.decoder = decoder
+    kinds = {"WordPiece": "WordPieceTrainer", "WordLevel": "WordLevelTrainer", "Unigram": "UnigramTrainer"}
+    trainer = getattr(trainers, kinds.get(type(model).__name__, "BpeTrainer"))
+    options: dict[str, object] = {"special_tokens": ["<unk>", *(BYTES if kind == "bytes of what is rare" else [])]}
+    options |= {"end_of_word_suffix": "</w>"} if kind == "suffixes" else {}
+    options |= {"unk_token": "<unk>"} if kind == "blocks" else {}
+    options |= {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()} if kind == "bytes" else {}
+    reader.train_from_iterator(LINES * 20, trainer(vocab_size=420, show_progress=False, **options))
+    content = json.loads(reader.to_str())
+    for added in content["added_tokens"]:  # bytes are ordinary tokens
+        added["special"] = added["content"] == "<unk>"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    loaded = Tokenizer.load(tmp_path)
+    for line in [*LINES, " ".join(LINES), "a \U0001f642 z"]:
+        ids = [token for token in loaded.encode(line) if loaded.token_bytes(token)]
+        joined = b"".join(map(loaded.token_bytes, ids)).decode()
+        assert joined.strip() == loaded.decode(ids).strip() and joined.strip()
+        assert "b" not in kind or line not in LINES or joined.strip() == line  # those that spell blanks
+
+
 def test_a_model_without_a_template_is_written_to_in_chatml_and_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -201,8 +322,6 @@ def test_unusable_files_are_refused_with_a_sentence(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
     with pytest.raises(ConfigError, match="cannot be read"):
         Tokenizer.load(write(tmp_path / "broken", template="{% for %}"))
-    with pytest.raises(RequestError, match="refuses these messages"):
-        Tokenizer.load(write(tmp_path / "strict", template=NO_SYSTEM)).chat([OWN])
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="cannot be read"):
         Tokenizer.load(tmp_path)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 import pytest
@@ -157,6 +158,23 @@ async def test_both_sides_give_the_same_answer() -> None:
         assert texts[0][0] == texts[1][0]
         assert [done.degraded for _, done in texts] == [None, None]
         assert texts[0][1].completion_tokens > 0
+
+
+@pytest.mark.parametrize("front", ["device", "cloud"])
+async def test_variables_of_the_chat_template_reach_both_sides(front: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[object] = []
+    render = ByteTokenizer.chat
+
+    def heard_too(self: ByteTokenizer, messages: Sequence[Mapping[str, object]], **fields: Any) -> list[int]:
+        heard.append(dict(fields["template_kwargs"]))
+        return render(self, messages, **fields)
+
+    monkeypatch.setattr(ByteTokenizer, "chat", heard_too)
+    async with nodes() as (bench, _):
+        fields = {"enable_thinking": False, "style": {"words": ["brief"]}}
+        node = bench.device if front == "device" else bench.cloud
+        _, done = await collect(await node.prepare(replace(REQUEST, template=fields)))
+        assert done.degraded is None and heard == [fields, fields]
 
 
 async def test_a_lost_peer_is_reported_and_joins_again_on_return() -> None:

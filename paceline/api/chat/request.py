@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from paceline.api.chat.messages import conversation
 from paceline.api.chat.schema import ChatRequest
-from paceline.api.chat.tools import ToolUse, format_constraint, format_instructions, tool_use
+from paceline.api.chat.tools import ToolUse, format_constraint, format_instructions, size_of_schema, tool_use
 from paceline.api.generation.request import check_relations, choices_of, generation_of
 from paceline.api.generation.switches import switched
 from paceline.api.generation.unsupported import refuse_unsupported
@@ -16,6 +16,7 @@ from paceline.api.http.validation import parse
 from paceline.api.models import chat_model, named_switch
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest, Service, SharedPrompt
+from paceline.wire.messages import MAX_TEMPLATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
         generation_of(asked, model, service, identity, documents=documents, limit=limit),
         messages=conversation(asked.messages, instructions, model.system),
         top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        template=_template(asked),
         constraint=wanted if tools is None else tools.constraint(wanted),
         # In a workflow each choice has agents of its own, who find other passages.
         shared=SharedPrompt() if asked.n > 1 and asked.paceline.workflow is None else None,
@@ -62,6 +64,15 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
         service_tier=asked.service_tier is not None,
         requests=choices_of(request, asked.n),
     )
+
+
+def _template(asked: ChatRequest) -> Mapping[str, object]:
+    """Variables that the request sets in chat templates. Raises RequestError (400)."""
+    switch = {} if asked.enable_thinking is None else {"enable_thinking": asked.enable_thinking}
+    fields = switch | asked.chat_template_kwargs
+    if size_of_schema(fields, "chat_template_kwargs") > MAX_TEMPLATE:
+        raise RequestError(f"It takes more than {MAX_TEMPLATE} characters.", param="chat_template_kwargs")
+    return fields
 
 
 def parse_chat(body: Mapping[str, object]) -> ChatRequest:

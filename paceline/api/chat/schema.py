@@ -161,6 +161,8 @@ class ChatRequest(SamplingFields):
     parallel_tool_calls: bool = True
     functions: Annotated[list[Function], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     function_call: LegacyChoice | None = None
+    chat_template_kwargs: JsonObject = Field(default_factory=dict)  # as at vLLM
+    enable_thinking: bool | None = None  # one of them
 
     # Accepted without effect: they identify the user or are hints, and promise nothing about the answer.
     user: Hint | None = None

@@ -55,6 +55,8 @@ def chat_body(asked: ChatBody | GenerateBody) -> Json:
     elif asked.format:
         schema = {"name": "answer", "schema": asked.format}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if asked.think is False:
+        body["enable_thinking"] = False
     body |= {"max_tokens": _limit(asked.options), "logprobs": asked.logprobs}
     return body | ({"top_logprobs": asked.top_logprobs} if asked.logprobs else {})
 

@@ -136,6 +136,7 @@ def refuse_variants(body: dict[str, object]) -> None:
         ("add_generation_prompt", True),
         ("continue_final_message", False),
         ("chat_template", None),
+        ("chat_template_kwargs", {}),
     ):
         if body.get(name) not in (None, usual):
             raise RequestError(

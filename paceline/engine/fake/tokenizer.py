@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
+from paceline.engine.base import NO_FIELDS
+
 EOS = 256
 VOCAB = 257
 
@@ -46,11 +48,23 @@ class ByteTokenizer:
     def token_bytes(self, token: int) -> bytes:
         return bytes((token,)) if token < EOS else b""
 
-    def chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
-        lines = [f"{message.get('role', 'user')}: {_text(message.get('content'))}\n" for message in messages]
-        return self.encode("".join(lines) + "assistant: ")
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, object] = NO_FIELDS,  # noqa: ARG002  # its format has no variables
+    ) -> list[int]:
+        lines = "".join(f"{message.get('role', 'user')}: {_text(message.get('content'))}\n" for message in messages)
+        return self.encode(lines.removesuffix("\n") if continue_final_message else f"{lines}assistant: ")
 
     def document_prompt(
-        self, messages: Sequence[Mapping[str, object]], document: str
+        self,
+        messages: Sequence[Mapping[str, object]],
+        document: str,
+        *,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, object] = NO_FIELDS,  # noqa: ARG002
     ) -> tuple[list[int], list[int], list[int]]:
-        return self.encode("document: "), self.encode(document + "\n"), self.chat(messages)
+        tail = self.chat(messages, continue_final_message=continue_final_message)
+        return self.encode("document: "), self.encode(document + "\n"), tail

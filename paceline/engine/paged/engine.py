@@ -39,8 +39,8 @@ from paceline.engine.paged.packed_linear import pack
 from paceline.engine.paged.step_graphs import Capture, CudaGraphs, StepGraphs, plain_call
 from paceline.engine.paged.weights_memory import release_mapped_weights
 from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
-from paceline.engine.self_test import agrees, prompt_for
-from paceline.engine.tensors import dists, use_device
+from paceline.engine.self_test import agrees, plain_scores, prompt_for
+from paceline.engine.tensors import use_device
 from paceline.errors import EngineError
 
 log = logging.getLogger("paceline.engine")
@@ -173,9 +173,7 @@ def paged_engine(
     if unknown := kinds.keys() - MASKED_KINDS:
         return f"it has layers of the kind {', '.join(sorted(unknown))}"
     prompt = prompt_for(kinds, info)
-    with torch.inference_mode():
-        ids = torch.tensor([prompt], device=model.device)
-        plain = dists(model(input_ids=ids, use_cache=False).logits[0])
+    plain = plain_scores(model, prompt, info.name)
     try:
         storage, asked = patch_model(model, kv_rows=kv_rows, kv_mib=kv_mib)
         chosen = attention or best_attention(storage, asked)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from paceline.core.aggregation.weights import log_weight
-from paceline.engine.base import TextModel
+from paceline.engine.base import NO_FIELDS, TextModel
 from paceline.errors import RequestError
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE, Messages, passages_text, prompt_parts, query_of, relevance
 from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
@@ -111,13 +111,14 @@ async def build_prompts(
     found: Sequence[Passage] | None = None,
     others: Sequence[Passage] = (),
     temperature: float = RELEVANCE_TEMPERATURE,
+    template: Mapping[str, object] = NO_FIELDS,
 ) -> PromptSet:
     """Search and tokenize, off the event loop. A passage that does not fit within `max_prompt` tokens is left out.
 
     query: for the search; by default derived from the conversation. selection: the documents to search. found: passages
     to be read instead of what a search finds. others: passages of the other side, each a branch as well. The
     conversation itself is never truncated; the caller must refuse it when `plain_tokens` is too large. temperature: of
-    relevance.
+    relevance. template: further variables of the chat template.
     """
     return await work.search(
         partial(
@@ -134,6 +135,7 @@ async def build_prompts(
             found,
             others,
             temperature,
+            template,
         )
     )
 
@@ -181,8 +183,10 @@ def _build(
     found: Sequence[Passage] | None,
     others: Sequence[Passage],
     temperature: float,
+    template: Mapping[str, object],
 ) -> PromptSet:
-    plain = tokenizer.chat(messages)
+    plain = tokenizer.chat(messages, template_kwargs=template)
+    document_prompt = partial(tokenizer.document_prompt, template_kwargs=template)
     branches: list[Branch] = []
     passages: list[Passage] = []
     peer_passages: list[Passage] = []
@@ -194,7 +198,7 @@ def _build(
         if store is not None and k > 0 and query and room > 0:
             found = store.search(query, k, selection, min_score=min_score)
     for place, passage in enumerate((*found, *others) if room > 0 else ()):
-        parts = prompt_parts(messages, passage, tokenizer.document_prompt, max_document_tokens=room)
+        parts = prompt_parts(messages, passage, document_prompt, max_document_tokens=room)
         if parts is None or sum(map(len, parts)) > max_prompt:
             continue
         preamble, document, tail = parts

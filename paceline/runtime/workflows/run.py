@@ -224,6 +224,7 @@ class WorkflowRun:
             return 0
         request = GenerateRequest(
             messages=self._request.messages,
+            template=self._request.template,
             sampling=self._request.sampling,
             max_tokens=1,
             strategy=LOCAL,

@@ -47,7 +47,7 @@ NULLABLE = [
     "frequency_penalty", "logit_bias", "seed", "stop", "n", "logprobs", "top_logprobs", "response_format", "tools",
     "tool_choice", "parallel_tool_calls", "user", "metadata", "store", "service_tier", "safety_identifier",
     "prompt_cache_key", "verbosity", "reasoning_effort", "modalities", "prediction", "audio", "web_search_options",
-    "functions", "function_call", "top_k", "min_p", "paceline",
+    "functions", "function_call", "top_k", "min_p", "paceline", "chat_template_kwargs", "enable_thinking",
 ]
 # fmt: on
 
@@ -69,6 +69,16 @@ def test_an_explicit_null_means_absent(http: httpx.Client, service: ScriptedServ
     asked = service.requests[0]
     assert (asked.max_tokens, asked.stop, asked.strategy, asked.documents) == (None, (), "auto", 2)
     assert asked.sampling.temperature == asked.sampling.top_p == 1.0
+
+
+def test_variables_of_the_chat_template_are_taken_as_other_servers_take_them(
+    http: httpx.Client, service: ScriptedService
+) -> None:
+    for fields in ({"chat_template_kwargs": {"a": [1]}, "enable_thinking": False}, {}):
+        assert post(http, **fields).status_code == 200
+    assert [dict(request.template) for request in service.requests] == [{"enable_thinking": False, "a": [1]}, {}]
+    assert fault(post(http, chat_template_kwargs={"a": "x" * 5000}))["param"] == "chat_template_kwargs"
+    assert fault(post(http, chat_template_kwargs=nested(100)))["param"] == "chat_template_kwargs"
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-310, 9e-7])
