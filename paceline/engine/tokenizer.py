@@ -146,7 +146,7 @@ class Tokenizer:
         return '"ByteLevel"' in json.dumps(json.loads(self._serialised).get("decoder"))
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
-        """Encode a conversation up to the start of the assistant's answer.
+        """Encode a conversation up to where the assistant's answer begins, or goes on behind a last message of its.
 
         For a template that refuses system messages, the system text is prepended to the user's message.
         """
@@ -182,8 +182,14 @@ class Tokenizer:
         raise refusal or RequestError("The model's chat template has no place for a document.", param="messages")
 
     def _render(self, messages: Sequence[Message]) -> str:
+        """The prompt of a conversation, up to where the answer goes on: a last message of the assistant is the answer's
+        beginning."""
+        begun = ""
+        if messages and messages[-1]["role"] == "assistant":
+            *messages, last = messages
+            begun = str(last["content"])
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._variables)
+            return self._template.render(messages=messages, add_generation_prompt=True, **self._variables) + begun
         except (TemplateError, TypeError, ValueError) as error:
             sentence = f"The model's chat template refuses these messages: {error}"
             raise RequestError(sentence, param="messages") from error

@@ -47,8 +47,12 @@ class ByteTokenizer:
         return bytes((token,)) if token < EOS else b""
 
     def chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+        begun = ""
+        if messages and messages[-1].get("role") == "assistant":
+            *messages, last = messages
+            begun = _text(last.get("content"))
         lines = [f"{message.get('role', 'user')}: {_text(message.get('content'))}\n" for message in messages]
-        return self.encode("".join(lines) + "assistant: ")
+        return self.encode("".join(lines) + "assistant: " + begun)
 
     def document_prompt(
         self, messages: Sequence[Mapping[str, object]], document: str
