@@ -27,6 +27,7 @@ _STRICT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator
 _LOOSE = {**_STRICT, "lenient": True, "coerce_one_of": True}
 # `no_forcing`: else only one tokenisation would be allowed where only one text can follow.
 _HEAD = '%llguidance {"no_forcing": true}\n'
+MAX_RULES = 500  # of a grammar: a chain of 2,600 exhausts the stack of llguidance, and with it the program
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
@@ -65,6 +66,8 @@ def _grammar(text: str) -> str:
     """The grammar in llguidance's dialect of Lark."""
     if "%json" in text:  # whose schemas `_part` would have to check
         raise ValueError("%json is not taken in a grammar: send the schema as a schema")
+    if (text.count("::=") or text.count(":")) > MAX_RULES:  # an upper bound: marks in texts count too
+        raise ValueError(f"it has more than {MAX_RULES} rules")
     try:
         return any_to_lark(text)
     except Exception as error:  # the converter raises bare Exception

@@ -478,6 +478,8 @@ def test_a_grammar_may_be_in_gbnf_or_lark(text: str) -> None:
         ("grammar", "start: missing", "missing"),
         ("grammar", "start: %json {}", "%json"),
         ("grammar", "(" * 5000, "as GBNF"),
+        ("grammar", "start: r0\n" + "".join(f'r{n}: "a" r{n + 1}\n' for n in range(5000)), "500 rules"),
+        ("grammar", "root ::= r0\n" + "".join(f'r{n} ::= "a" r{n + 1}\n' for n in range(600)), "500 rules"),
         ("grammar", "root ::= " + "(" * 5000, "as GBNF"),
     ],
 )
