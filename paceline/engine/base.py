@@ -271,13 +271,12 @@ class TextModel(Protocol):
         self,
         messages: Sequence[Mapping[str, object]],
         *,
-        continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] = NO_FIELDS,
     ) -> list[int]:
-        """Render the conversation with the chat template, up to the start of the assistant's answer, and encode it.
+        """Render the conversation with the chat template, up to where the assistant's answer begins, and encode it.
 
-        continue_final_message: up to the end of the last message instead. template_kwargs: further variables of the
-        template.
+        A last message of the assistant is the answer's beginning; an empty one begins a new turn. template_kwargs:
+        further variables of the template.
         """
 
     def document_prompt(
@@ -285,7 +284,6 @@ class TextModel(Protocol):
         messages: Sequence[Mapping[str, object]],
         document: str,
         *,
-        continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] = NO_FIELDS,
     ) -> tuple[list[int], list[int], list[int]]:
         """(preamble, document, tail) ids, encoded separately so that a document's KV can be reused; likewise."""

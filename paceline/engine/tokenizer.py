@@ -11,6 +11,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -166,20 +167,15 @@ class Tokenizer:
         kinds = re.findall(r'"type": "(\w+)"', json.dumps(content.get("decoder")))
         return frozenset(kinds + ["ByteFallback"] * bool(content["model"].get("byte_fallback")))
 
-    def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, object] = NO_FIELDS,
-    ) -> list[int]:
-        """Encode a conversation up to the start of the assistant's answer, or to the end of its last message.
+    def chat(self, messages: Sequence[Message], *, template_kwargs: Mapping[str, object] = NO_FIELDS) -> list[int]:
+        """Encode a conversation up to where the assistant's answer begins, or goes on behind a last message of its.
 
-        What a template refuses or leaves out is written elsewhere: system text at the head of the user's message, and
-        messages of one role in a row as one. template_kwargs: further variables of the template. Raises RequestError
-        for a conversation that the template does not show in any of these ways.
+        An empty last message of the assistant begins a new turn. What a template refuses or leaves out is written
+        elsewhere: system text at the head of the user's message, and messages of one role in a row as one.
+        template_kwargs: further variables of the template. Raises RequestError for a conversation that the template
+        does not show in any of these ways.
         """
-        asked = _Asked(messages, self._special_names(), template_kwargs, continue_final_message)
+        asked = _Asked(messages, self._special_names(), template_kwargs)
         refusal: RequestError | None = None
         for layout in _LAYOUTS:
             try:
@@ -196,19 +192,14 @@ class Tokenizer:
         )
 
     def document_prompt(
-        self,
-        messages: Sequence[Message],
-        document: str,
-        *,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, object] = NO_FIELDS,
+        self, messages: Sequence[Message], document: str, *, template_kwargs: Mapping[str, object] = NO_FIELDS
     ) -> tuple[list[int], list[int], list[int]]:
         """Encode a prompt that begins with the document, as (preamble, document, rest); the parameters are of `chat`.
 
         The three are encoded separately, so that the KV of preamble and document is exact for every later question.
         Where a template can only place the document behind earlier messages, the preamble holds these.
         """
-        asked = _Asked(messages, self._special_names(), template_kwargs, continue_final_message)
+        asked = _Asked(messages, self._special_names(), template_kwargs)
         mark = asked.fresh()
         refusal: RequestError | None = None
         placed: tuple[str, str] | None = None
@@ -241,9 +232,10 @@ class Tokenizer:
 
         Earlier turns are the template's: many leave reasoning out of them. Raises RequestError where it refuses.
         """
-        text = self._render(layout(asked.messages), asked.variables, continues=asked.continues)
-        if all(asked.messages[index]["content"].strip() in text for index in asked.required):
-            return text
+        text = ""
+        for text in self._renderings(layout(asked.messages), asked):
+            if all(asked.messages[index]["content"].strip() in text for index in asked.required):
+                return text
         # A template may change a text, as where it takes out a switch; both ends of it are then to be found.
         marked, marks = asked.marked()
         try:
@@ -251,6 +243,17 @@ class Tokenizer:
         except RequestError:
             return None
         return text if all(mark in probe for mark in marks) else None
+
+    def _renderings(self, messages: Conversation, asked: _Asked) -> Iterator[str]:
+        """The prompt; where an answer has begun, then also with its beginning behind the template's start of an answer,
+        for templates that hide or change an assistant's last message."""
+        if asked.continues:
+            with suppress(RequestError):
+                yield self._render(messages, asked.variables, continues=True)
+            *messages, begun = messages
+            yield self._render(messages, asked.variables) + begun["content"]
+        else:
+            yield self._render(messages, asked.variables)
 
     def _special_names(self) -> Iterator[str]:
         return (self._added[token_id] for token_id in self._special)
@@ -319,13 +322,15 @@ class _Asked:
         messages: Sequence[Message],
         forbidden: Iterable[str],
         variables: Mapping[str, object],
-        continues: bool,
     ) -> None:
         if reserved := sorted(_OWN_NAMES & variables.keys()):
             raise RequestError(
                 f"chat_template_kwargs may not set {reserved[0]}, which this server sets.", param="chat_template_kwargs"
             )
-        plain = [_plain_message(message) for message in messages]
+        begun = bool(messages) and messages[-1]["role"] == "assistant"
+        self.continues = begun and bool(messages[-1].get("content"))
+        asked = messages[:-1] if begun and not self.continues else messages
+        plain = [_plain_message(message) for message in asked]
         text = "\n".join(_strings([plain, variables]))
         self._text = text
         self._free = (chr(code) for code in _PRIVATE_USE if chr(code) not in text)
@@ -337,7 +342,6 @@ class _Asked:
             {key: self._escape(value) for key, value in message.items()} for message in plain
         ]
         self.variables = {key: self._escape(value) for key, value in variables.items()}
-        self.continues = continues
         users = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
         self.required = [
             index for index, message in enumerate(self.messages) if message["role"] == "system" or index in users[-1:]

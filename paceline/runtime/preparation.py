@@ -305,7 +305,7 @@ class Preparation:
     def _limit(self, request: GenerateRequest, prompts: PromptSet) -> int:
         """Maximum of output tokens, clamped to the context, as in OpenAI's API."""
         room = self._resources.max_positions - prompts.longest
-        return min(request.max_tokens or self._max_tokens_default or room, room)
+        return min(request.max_tokens or self._max_tokens_default or request.default_tokens or room, room)
 
 
 def _check_budget(request: GenerateRequest, choice: StrategyChoice, energy: SideEnergy | None) -> None:

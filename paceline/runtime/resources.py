@@ -162,7 +162,8 @@ class Resources:
 
     async def mask(self, constraint: Constraint, owner: str) -> Mask:
         """A mask for one answer of this owner, see `CompilingThreads.mask`."""
-        return MaskBesideLoop(await self._compiling.mask(constraint, owner), self._mask_threads, owner)
+        mask = await self._compiling.mask(constraint, owner)
+        return mask if constraint.kind == "text" else MaskBesideLoop(mask, self._mask_threads, owner)
 
     def stats(self, strategy: Strategy, options: Options, sampling: SamplingParams) -> OnlineStats:
         """Statistics of earlier answers of the same kind."""

@@ -58,7 +58,9 @@ class GenerateRequest:
     messages: tuple[Mapping[str, str], ...]  # role and content, parts already joined
     sampling: SamplingParams
     max_tokens: int | None  # None: up to the context
+    default_tokens: int | None = None  # limit where neither the request nor a setting has one; None: the context
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # that end the answer as the model's own do
     model: str = ""  # its served name; empty: the default
     strategy: str = "auto"
     device: str | None = None  # server only: device to join, named by the request or bound to its key
@@ -72,7 +74,7 @@ class GenerateRequest:
     seeded: bool = True  # the client set the seed: equal seeds must give equal text
     options: Mapping[str, object] = field(default_factory=dict)  # by the fields of the strategies' options structs
     owner: str = ""  # a name, never a secret; n-grams and cached KV blocks are shared within one owner
-    constraint: Constraint | None = None  # on the text
+    constraint: Constraint | None = None  # on the text and its end
     collections: tuple[str, ...] = (DEFAULT_COLLECTION,)  # of this side's documents; the peer searches its own
     min_score: float = MIN_SCORE  # minimum cosine similarity of a passage of this side
     document_ids: frozenset[str] | None = None  # restricts the collections to these documents; None: all

@@ -227,11 +227,15 @@ def decode_options(data: msgspec.Raw, kind: type[O]) -> O:
 
 
 def constraint_to_wire(constraint: Constraint | None) -> messages.Constraint | None:
-    return None if constraint is None else messages.Constraint(constraint.kind, constraint.text)
+    if constraint is None:
+        return None
+    ends = constraint.min_tokens, constraint.ignore_eos, list(constraint.stop_ids)
+    return messages.Constraint(constraint.kind, constraint.text, *ends)
 
 
 def constraint_from_wire(constraint: messages.Constraint) -> Constraint:
-    return Constraint(constraint.kind, constraint.text)
+    ends = constraint.min_tokens, constraint.ignore_eos, tuple(constraint.stop_ids)
+    return Constraint(constraint.kind, constraint.text, *ends)
 
 
 def _decode_part(data: bytes | msgspec.Raw, kind: type[P]) -> P:

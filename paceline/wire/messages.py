@@ -16,7 +16,8 @@ from typing import Annotated, ClassVar, Final
 
 import msgspec
 
-from paceline.core.sampling.constraint import MAX_TEXT, ConstraintKind
+from paceline.core.sampling.constraint import MAX_STOP_IDS, MAX_TEXT, ConstraintKind
+from paceline.core.sampling.sampler import MAX_BIASES, MAX_TEMPERATURE
 from paceline.wire.fields import MAX_FRAME_BYTES, Bias, Count, Frame, Name, Part, Seed, SessionNumber, Text, Token
 from paceline.wire.identity_messages import (
     IDENTITY_MESSAGES,
@@ -32,9 +33,10 @@ from paceline.wire.payloads.dist_list import pack_dists, unpack_dists
 from paceline.wire.payloads.target_codec import are_sources, pack_targets, unpack_targets
 from paceline.wire.payloads.tree_codec import unpack_nodes
 
-# 14: variables of chat templates; 13: searches in mid-answer, an option of `aggregate`; 12: nodes of Drafts packed bit
-# by bit, reference to choices that the receiver knows, steps of log h, short form of Drafts with distributions; 11: the
-# scale of relevance in an introduction, short forms of Drafts and Targets
+# 14: variables of chat templates; constraints of more kinds, and when an answer may end; wider ranges of sampling; 13:
+# searches in mid-answer, an option of `aggregate`; 12: nodes of Drafts packed bit by bit, reference to choices that the
+# receiver knows, steps of log h, short form of Drafts with distributions; 11: the scale of relevance in an
+# introduction, short forms of Drafts and Targets
 VERSION = 14
 SUBPROTOCOL = "paceline.v1"
 
@@ -100,13 +102,13 @@ class Sampling(Part, frozen=True):
     """`core.sampling.sampler.SamplingParams` on the wire. `seed` is always set: the side that faces the client draws
     one if the request has none."""
 
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)]
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=MAX_TEMPERATURE)]
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)]
     top_k: Count
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)]
-    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)]
-    logit_bias: Annotated[list[tuple[Token, Bias]], msgspec.Meta(max_length=1024)]
+    presence_penalty: Bias
+    frequency_penalty: Bias
+    logit_bias: Annotated[list[tuple[Token, Bias]], msgspec.Meta(max_length=MAX_BIASES)]
     seed: Seed
     repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=10)]
 
@@ -116,6 +118,9 @@ class Constraint(Part, frozen=True):
 
     kind: ConstraintKind
     text: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+    min_tokens: Count
+    ignore_eos: bool
+    stop_ids: Annotated[list[Token], msgspec.Meta(max_length=MAX_STOP_IDS)]
 
 
 class OpenSession(SessionFrame, frozen=True, tag="open"):

@@ -72,7 +72,7 @@ def test_errors_become_the_clients_own_classes(client: openai.OpenAI, service: S
         client.chat.completions.create(model="gpt-4o", messages=MESSAGES)
     assert not_found.value.code == "model_not_found" and not_found.value.request_id is not None
     with pytest.raises(openai.BadRequestError) as bad:
-        client.chat.completions.create(model="scripted", messages=MESSAGES, temperature=3)
+        client.chat.completions.create(model="scripted", messages=MESSAGES, temperature=101)
     assert bad.value.param == "temperature"
     service.script = Script(refusal=RequestError("Full.", status=429, type="rate_limit_error"))
     with pytest.raises(openai.RateLimitError):

@@ -235,19 +235,24 @@ def test_what_the_server_sets_itself_is_refused_by_name(name: str) -> None:
     assert refused.value.param == "chat_template_kwargs"
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "LAST_ONLY"])
-def test_the_last_message_is_continued_where_that_is_asked(name: str) -> None:
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_an_assistants_last_message_is_continued(name: str) -> None:
     tokenizer, _ = both(name)
     messages = [QUESTION, {"role": "assistant", "content": "It is in"}]
-    assert written(tokenizer, tokenizer.chat(messages, continue_final_message=True)).endswith("It is in")
-    *_, tail = tokenizer.document_prompt(messages, "Aisle 4.", continue_final_message=True)
+    assert written(tokenizer, tokenizer.chat(messages)).endswith("It is in")
+    *_, tail = tokenizer.document_prompt(messages, "Aisle 4.")
     assert written(tokenizer, tail).endswith("It is in")
 
 
-def test_a_text_that_a_template_hides_cannot_be_continued() -> None:
+def test_a_text_that_a_template_hides_is_continued_behind_the_start_of_an_answer() -> None:
     tokenizer, _ = both("STRIPPED")
-    with pytest.raises(RequestError, match="cannot continue the last message"):
-        tokenizer.chat([QUESTION, {"role": "assistant", "content": "<think>a</think>"}], continue_final_message=True)
+    begun = tokenizer.chat([QUESTION, {"role": "assistant", "content": "<think>a</think>"}])
+    assert written(tokenizer, begun) == written(tokenizer, tokenizer.chat([QUESTION])) + "<think>a</think>"
+
+
+def test_an_empty_last_message_of_the_assistant_begins_a_new_turn() -> None:
+    tokenizer, _ = both("STRIPPED")
+    assert tokenizer.chat([QUESTION, {"role": "assistant", "content": ""}]) == tokenizer.chat([QUESTION])
 
 
 def test_roles_that_must_alternate_are_made_to() -> None:

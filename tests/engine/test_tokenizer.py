@@ -325,3 +325,17 @@ def test_unusable_files_are_refused_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="cannot be read"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("template", [PLAIN, FIRST_SYSTEM, NO_SYSTEM, SILENT])
+def test_a_last_message_of_the_assistant_is_gone_on_from(tmp_path: Path, template: str) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path, template))
+    begun = {"role": "assistant", "content": "It opens at <|end|> "}
+    for before in ([USER], [OWN, USER], [USER, {"role": "assistant", "content": "At ten."}, USER]):
+        asked, went_on = tokenizer.chat(before), tokenizer.chat([*before, begun])
+        assert went_on[: len(asked)] == asked
+        assert went_on[len(asked) :] == tokenizer.encode("It opens at <|end|> "), "its text names no special token"
+        *start, tail = tokenizer.document_prompt(before, "It opens at ten.")
+        *same_start, longer = tokenizer.document_prompt([*before, begun], "It opens at ten.")
+        assert same_start == start and longer == [*tail, *tokenizer.encode("It opens at <|end|> ")]
+    assert tokenizer.chat([USER, {"role": "assistant", "content": ""}]) == tokenizer.chat([USER])

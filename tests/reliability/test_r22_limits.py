@@ -34,9 +34,9 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 BEYOND: dict[str, dict[str, Any]] = {
     "body": {"messages": [{"role": "user", "content": "x" * (1 << 20)}]},
     "messages": {"messages": [MESSAGE] * 1001},
-    "choices": {"n": 9},
+    "choices": {"n": 129},
     "context": {"messages": [{"role": "user", "content": "x" * 200_000}]},
-    "stop strings": {"stop": ["x"] * 5},
+    "stop strings": {"stop": ["x"] * 65},
     "logit_bias": {"logit_bias": {str(token % 256): 1 for token in range(256)} | {f"{n}": 1 for n in range(300, 400)}},
     "schema's size": formatted({"enum": ["x" * 70_000]}),
     "schema's depth": formatted(deep(65)),

@@ -77,7 +77,7 @@ class Soak:
                 case "schema":
                     await self._ended(http.post("/v1/chat/completions", json=asked | {"response_format": STRICT}))
                 case "refused":
-                    answer = await http.post("/v1/chat/completions", json=asked | {"temperature": 9})
+                    answer = await http.post("/v1/chat/completions", json=asked | {"temperature": 900})
                     assert answer.status_code == 400
                 case "background":
                     body = {"model": "fake", "input": QUESTION, "max_output_tokens": 24, "background": True}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.core.sampling.constraint import Constraint, Mask, T
 from paceline.errors import RequestError
-from paceline.runtime.service import TextDelta
+from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.strategies.registry import STRATEGIES
 from tests.runtime.test_node import REQUEST, collect, nodes
 
@@ -97,3 +97,65 @@ async def test_logprobs_are_those_of_the_allowed_tokens() -> None:
         assert (first[0].token, first[0].logprob) == ('"', 0.0) and len(first[1]) == 1
         assert {each.token for each in second[1]} <= {"y", "n"}
         assert json.loads("".join(piece.text for piece in pieces)) in ("yes", "no")
+
+
+# ---- where an answer ends -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_stop_token_ends_the_text_before_it_whichever_strategy_writes(strategy: str) -> None:
+    async with nodes() as (bench, _):
+        for node in (bench.cloud, bench.device):
+            asked = replace(REQUEST, strategy=strategy, top_logprobs=2 if node is bench.device else None)
+            whole, _ = await collect(await node.prepare(asked))
+            stop = whole.encode()[6]
+            text, done = await collect(await node.prepare(replace(asked, stop_token_ids=(stop, 0))))
+            assert text == whole[: whole.index(chr(stop))]
+            assert (done.reason, done.completion_tokens, done.stop) == ("stop", len(text), "")
+            assert node is bench.cloud or (done.end is not None and done.end[0].bytes == (stop,))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_an_answer_goes_on_until_it_may_end_whichever_strategy_writes(strategy: str) -> None:
+    never = Constraint("text", ignore_eos=True)
+    async with nodes() as (bench, _):
+        for node in (bench.cloud, bench.device):
+            asked = replace(REQUEST, strategy=strategy, max_tokens=120)
+            long, done = await collect(await node.prepare(replace(asked, constraint=never)))
+            assert (done.reason, done.completion_tokens, done.degraded) == ("length", 120, None)
+            early = Constraint("text", min_tokens=60, stop_ids=tuple(range(128)))
+            stopped = replace(asked, constraint=early, stop_token_ids=tuple(range(128)))
+            text, done = await collect(await node.prepare(stopped))
+            assert done.completion_tokens >= 60 and done.reason in ("stop", "length")
+            again, _ = await collect(await node.prepare(stopped))
+            assert (text, long) == (again, (await collect(await node.prepare(replace(asked, constraint=never))))[0])
+
+
+async def test_tokens_of_a_stop_string_are_neither_counted_nor_listed() -> None:
+    async with nodes() as (bench, _):
+        whole, _ = await collect(await bench.device.prepare(REQUEST))
+        stop = whole[5:9]
+        asked = replace(REQUEST, stop=(stop,), top_logprobs=1)
+        session = await bench.device.prepare(asked)
+        events = [event async for event in session.run()]
+        pieces, done = [event for event in events if isinstance(event, TextDelta)], events[-1]
+        text = "".join(piece.text for piece in pieces)
+        assert text == whole[: whole.index(stop)] and isinstance(done, GenerationResult)
+        listed = b"".join(bytes(token.bytes) for piece in pieces for token, _ in piece.logprobs)
+        assert (listed.decode(), done.stop) == (text, stop)
+        assert done.completion_tokens == len(text) == sum(piece.tokens for piece in pieces)
+
+
+async def test_a_stop_string_before_the_least_number_of_tokens_does_not_end_the_answer() -> None:
+    async with nodes() as (bench, _):
+        asked = replace(REQUEST, constraint=Constraint("text", min_tokens=9))
+        whole, _ = await collect(await bench.device.prepare(asked))
+        text, done = await collect(await bench.device.prepare(replace(asked, stop=(whole[2:4], whole[12:15]))))
+        assert len(text) >= 8 and whole.startswith(text) and whole[2:4] in text
+        assert done.reason == "stop"
+
+
+async def test_an_answer_of_a_form_without_a_limit_has_one() -> None:
+    async with nodes() as (bench, _):
+        form = Constraint("regex", "[a-z]{100,}")
+        asked = replace(REQUEST, max_tokens=None, default_tokens=30, constraint=form)
+        text, done = await collect(await bench.device.prepare(asked))
+        assert (len(text), done.reason) == (30, "length")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.aggregation.registry import LAST_LEVEL, AggregatorName, make_aggregator
@@ -51,7 +52,7 @@ def side_dist(
         engine.release(seq)
         rows = output.dists[0][-1 - len(prefix) :]
         if mask is not None:
-            rows = tuple(apply_mask(row, mask.allowed(prefix[:at])) for at, row in enumerate(rows))
+            rows = tuple(_masked(row, mask.allowed(prefix[:at])) for at, row in enumerate(rows))
         merit = 0.0
         for row, token in zip(rows, prefix, strict=False):  # the last row is the dist asked for
             merit = decayed_evidence(merit, math.log(max(row.prob(token), 1e-30))) if rescoring else 0.0
@@ -64,6 +65,10 @@ def side_dist(
         log_h if log_h is None or not rescoring else dequantize_score(quantize_score(log_h)),
     )
     return _KNOWN[key]
+
+
+def _masked(dist: Dist, allowed: NDArray[np.bool_] | None) -> Dist:
+    return dist if allowed is None else apply_mask(dist, allowed)
 
 
 def continued_alone(

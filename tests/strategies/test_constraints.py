@@ -121,22 +121,50 @@ def test_text_equals_the_reference_in_random_interleavings_and_validates(
     """The reference masks too: token by token, synchronously."""
     manner, mask = manners(strategy)[way], MASKS[name]
     params = settled(manner, SAMPLINGS[sampling])
+    check(name, equal_to_the_reference(strategy, way, models, mask, front, params))
+
+
+def equal_to_the_reference(
+    strategy: Strategy, way: str, models: str, mask: Mask, front: Side, params: SamplingParams, limit: int = LONG
+) -> list[int]:
+    """The text, after it has been compared."""
+    manner = manners(strategy)[way]
     if strategy.text_of == "both":
         reference = oracle.REFERENCES[manner.rule](
-            MODELS[models](), BRANCHES, params, LONG, EOS, rescoring=manner.rescoring, mask=mask
+            MODELS[models](), BRANCHES, params, limit, EOS, rescoring=manner.rescoring, mask=mask
         )
     else:
         writer = front if strategy.text_of == "front" else "cloud"
         reference = oracle.continued_alone(
-            MODELS[models]()[writer], BRANCHES[writer], [], params, LONG, EOS, rescoring=manner.rescoring, mask=mask
+            MODELS[models]()[writer], BRANCHES[writer], [], params, limit, EOS, rescoring=manner.rescoring, mask=mask
         )
-    check(name, reference)
     for seed in {0, 1} if DEPTH > 1 else {len(way) % 2}:  # in order; lossy, with changing speeds
         weather = harsh(seed, reorders=seed % 2 == 1)
-        world = weather.world(constrained(strategy, front, params, way, mask), seed, MODELS[models]())
+        world = weather.world(constrained(strategy, front, params, way, mask, limit), seed, MODELS[models]())
         answer = world.run(changing_speeds if seed % 2 else None)
         assert answer.tokens == reference, f"seed {seed}"
-        assert answer.finished is not None and answer.finished.reason == "stop"
+        reason = "stop" if len(reference) < limit else "length"
+        assert answer.finished is not None and answer.finished.reason == reason
+    return reference
+
+
+BIASED = SamplingParams(temperature=0.7, seed=3, logit_bias={ord("!"): 90.0, max(EOS): 80.0})
+SHORT = 40  # tokens
+ENDS = {  # of a model that says "!" for ever, or ends as soon as it may
+    "not early": (GRAMMARS.mask(Constraint("text", min_tokens=20)), "!" * 20, {max(EOS): 99.0}),
+    "never": (GRAMMARS.mask(Constraint("text", ignore_eos=True)), "!" * SHORT, {max(EOS): 99.0}),
+    "closed": (GRAMMARS.mask(Constraint("json_schema", '{"type": "string"}')), f'"{"!" * 32}"', {}),
+}
+
+
+@EVERY_WAY
+@pytest.mark.parametrize(("name", "front"), [("not early", "cloud"), ("never", "device"), ("closed", "cloud")])
+def test_where_an_answer_ends_is_the_same_whichever_strategy_writes(
+    strategy: Strategy, way: str, front: Side, name: str
+) -> None:
+    mask, expected, biases = ENDS[name]
+    params = settled(manners(strategy)[way], replace(BIASED, logit_bias={**BIASED.logit_bias, **biases}))
+    assert bytes(equal_to_the_reference(strategy, way, "raving", mask, front, params, SHORT)).decode() == expected
 
 
 @EVERY_WAY

@@ -67,7 +67,7 @@ def opening(session: int) -> OpenSession:
         options=encode_options(AggregateOptions(aggregator="mixture")),
         targets=[],
         epoch=0,
-        constraint=Constraint(kind="json_schema", text='{"type": "object"}'),
+        constraint=Constraint("json_schema", '{"type": "object"}', min_tokens=3, ignore_eos=True, stop_ids=[7]),
         asker="notebook",
     )
 

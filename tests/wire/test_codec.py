@@ -163,18 +163,20 @@ def test_a_repetition_penalty_that_makes_logits_infinite_is_refused() -> None:
 
 
 def test_a_constraint_is_encoded_and_one_of_an_unknown_kind_is_refused() -> None:
-    for constraint in (None, Constraint("json_object"), Constraint("tools", "{}")):
+    ending = Constraint("text", min_tokens=9, ignore_eos=True, stop_ids=(5, 7))
+    for constraint in (None, Constraint("json_object"), Constraint("tools", "{}"), ending):
         sent = decode(encode(replace(opening(1), constraint=constraint_to_wire(constraint))))
         assert isinstance(sent, OpenSession)
         assert (sent.constraint and constraint_from_wire(sent.constraint)) == constraint
     for kind, text in (("frob", ""), ("json_schema", "x" * (MAX_TEXT + 1))):
-        wrong = replace(opening(1), constraint=messages.Constraint(kind, text))  # type: ignore[arg-type]  # on purpose
+        held = messages.Constraint(kind, text, 0, False, [])  # type: ignore[arg-type]  # on purpose
+        wrong = replace(opening(1), constraint=held)
         assert "$.constraint" in str(refusal(encode(wrong)))
 
 
 def test_sampling_a_peer_would_refuse_is_not_sent() -> None:
     with pytest.raises(LocalProtocolError, match="temperature"):
-        sampling_to_wire(SamplingParams(temperature=3.0))
+        sampling_to_wire(SamplingParams(temperature=100.5))
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class MessagesEndpoint:
     async def create(self, request: Request) -> Response:
         body = await read_chat(request, self._service)
         asked = parse(MessagesRequest, body)
-        check(body, asked)
+        check(body)
         call = chat_call(chat_body(asked), self._service, request.state.identity, documents=self._documents)
         generations = await admit_chat(request, call, self._service)
         links = self._addresses.links(request)
@@ -72,7 +72,7 @@ class MessagesEndpoint:
     async def count(self, request: Request) -> Response:
         body = await read_chat(request, self._service)
         asked = parse(CountRequest, body)
-        check(body, asked)
+        check(body)
         call = chat_call(chat_body(asked), self._service, request.state.identity, documents=0)
         tokens = await self._service.tokenize_chat(call.requests[0].messages, call.requests[0].model)
         return answer(TokenCount(input_tokens=len(tokens)).model_dump())

@@ -20,7 +20,7 @@ from paceline.api.anthropic.schema import (
     ToolChange,
     ToolChoice,
 )
-from paceline.api.generation.unsupported import unreadable
+from paceline.api.generation.unsupported import refuse_forms, unreadable
 from paceline.errors import RequestError
 
 Json = dict[str, object]
@@ -34,17 +34,12 @@ _DROPPED = ("thinking", "redacted_thinking", "fallback")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def check(body: Mapping[str, object], asked: PromptFields) -> None:
+def check(body: Mapping[str, object]) -> None:
     """Raises RequestError (400) for what is not done here."""
     for name, sentence in REFUSED.items():
         if body.get(name):
             raise _refused(f"{sentence} (in `{name}`).", name)
-    if asked.messages[-1].role == "assistant":
-        raise _refused(
-            "The last message is the assistant's: an answer cannot be begun by the client here. End with a user "
-            "message, and ask for a format with output_config.",
-            "messages",
-        )
+    refuse_forms(body)
 
 
 def chat_body(asked: PromptFields) -> Json:
@@ -66,6 +61,7 @@ def chat_body(asked: PromptFields) -> Json:
     if wanted is not None:
         named = {"name": "answer", "schema": wanted.schema_, "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": named}
+    body = asked.onto(body)
     if isinstance(asked, MessagesRequest):
         body |= {
             "max_tokens": asked.max_tokens,

@@ -15,11 +15,13 @@ from paceline.api.generation.schema import (
     MAX_STOPS,
     MAX_TOOLS,
     Extension,
+    FormFields,
     Hint,
     JsonObject,
     Name,
     Probability,
     Stop,
+    Temperature,
 )
 from paceline.api.http.validation import Schema
 
@@ -93,7 +95,7 @@ class OutputConfig(Schema):
     effort: Hint | None = None  # without effect
 
 
-class PromptFields(Schema):
+class PromptFields(FormFields):
     """Fields that `/v1/messages` and `/v1/messages/count_tokens` have in common."""
 
     model: str
@@ -117,7 +119,7 @@ class MessagesRequest(PromptFields):
     """The body of `/v1/messages`."""
 
     max_tokens: Annotated[int, Field(ge=1)]
-    temperature: Probability | None = None  # 0 to 1, as at Anthropic
+    temperature: Temperature | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     stop_sequences: Annotated[list[Stop], Field(max_length=MAX_STOPS)] = Field(default_factory=list)

@@ -55,9 +55,8 @@ class ChatEndpoint:
                 error.param = "functions"
             raise
         links = self._addresses.links(request)
-        meta = ChatMeta(
-            f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), f"fp_{model.fingerprint[:12]}", call, links
-        )
+        name, fingerprint = f"chatcmpl-{secrets.token_hex(12)}", f"fp_{model.fingerprint[:12]}"
+        meta = ChatMeta(name, int(time.time()), fingerprint, call, links, generations[0].prompt_tokens)
         if not call.stream:
             return JsonAnswer(generations, ChatBody(meta), self._keep_alive)
         return StreamedAnswer(generations, ChatChunks(meta), self._keep_alive, meta.id)

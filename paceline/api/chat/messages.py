@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from paceline.api.chat.schema import Message, Part
+from paceline.api.chat.schema import ChatRequest, Message, Part
 from paceline.api.chat.tool_calls import CLOSE, OPEN
 from paceline.api.generation.unsupported import unreadable
 from paceline.errors import RequestError
@@ -49,6 +49,27 @@ def conversation(
     return tuple(result)
 
 
+def begun(asked: ChatRequest, messages: tuple[dict[str, str], ...]) -> tuple[dict[str, str], ...]:
+    """The conversation with the beginning of the answer as its last message of the assistant, which is what a prompt
+    goes on from: what the client has sent as that, or nothing where its last one is whole.
+
+    Raises RequestError (400) where the request asks for another turn to be continued.
+    """
+    last, wanted, anew = asked.messages[-1], asked.continue_final_message, asked.add_generation_prompt
+    can = last.role == "assistant" and not last.tool_calls and last.function_call is None
+    if wanted and anew:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
+        )
+    continues = can and not anew if wanted is None else wanted
+    if (continues and not can) or (anew is False and not continues):
+        raise RequestError(
+            "Only an answer of the assistant, without calls, can be continued: it must be the last message.",
+            param="add_generation_prompt" if wanted is None else "continue_final_message",
+        )
+    return messages if continues or last.role != "assistant" else (*messages, {"role": "assistant", "content": ""})
+
+
 def _role(message: Message) -> str:
     return _ROLES.get(message.role, message.role)
 
@@ -58,7 +79,7 @@ def _content(message: Message, where: str) -> str:
     content = message.content
     if content is None and message.role == "assistant":
         content = message.refusal
-    if content is None and not calls:
+    if content is None and message.role != "assistant":
         raise RequestError(f"A message of the role {message.role} needs content.", param=f"{where}.content")
     text = content if isinstance(content, str) else ""
     if isinstance(content, list):

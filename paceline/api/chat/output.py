@@ -40,6 +40,7 @@ class ChatMeta:
     fingerprint: str  # of the model
     call: ChatCall
     links: PassageLinks
+    prompt_tokens: int = 0  # as known before the answer; 0: unknown
 
 
 class ChoiceBuilder:
@@ -93,21 +94,24 @@ class ChatChunks:
         self._messages = [MessageBuilder(meta.call.tools) for _ in meta.call.requests]
         self._logprobs: list[list[Json]] = [[] for _ in self._messages]  # that are not sent yet
         self._dones: dict[int, GenerationResult] = {}
+        self._tokens = [0] * len(self._messages)  # of each choice so far
 
     def ping(self) -> bytes:
         return sse.PING
 
     def begin(self) -> bytes:
-        return b"".join(sse.event(role_chunk(self._meta, index)) for index in range(len(self._messages)))
+        return b"".join(self._sent(role_chunk(self._meta, index)) for index in range(len(self._messages)))
 
     def take(self, index: int, event: GenerateEvent) -> bytes:
         message = self._messages[index]
         if isinstance(event, GenerationResult):
             self._dones[index] = event
             held = [self._chunk(index, delta) for delta in message.end(event)]
-            return b"".join(held) + sse.event(self._final(index, event))
+            self._tokens[index] = event.completion_tokens
+            return b"".join(held) + self._sent(self._final(index, event))
+        self._tokens[index] += event.tokens
         if event.step is not None:
-            return sse.event(step_chunk(self._meta, index, event.step))
+            return self._sent(step_chunk(self._meta, index, event.step))
         self._logprobs[index] += logprob_items(event)
         deltas = message.push(event.text)
         if not deltas and self._logprobs[index] and self._meta.call.tools is None:
@@ -116,7 +120,11 @@ class ChatChunks:
 
     def _chunk(self, index: int, delta: Json, lane: Side | None = None) -> bytes:
         logprobs, self._logprobs[index] = self._logprobs[index], []
-        return sse.event(delta_chunk(self._meta, index, delta, logprobs, lane))
+        return self._sent(delta_chunk(self._meta, index, delta, logprobs, lane))
+
+    def _sent(self, chunk: Json) -> bytes:
+        running = running_usage(self._meta.prompt_tokens, sum(self._tokens)) if self._meta.call.running_usage else {}
+        return sse.event(chunk | running)
 
     def _final(self, index: int, done: GenerationResult) -> Json:
         message = self._messages[index]
@@ -253,6 +261,12 @@ def usage(dones: Sequence[GenerationResult]) -> Json:
             "rejected_prediction_tokens": _total(dones, "drafted") - _total(dones, "accepted"),
         },
     }
+
+
+def running_usage(prompt: int, completions: int) -> Json:
+    """The field `usage` of an event before the end, where every event is to have it."""
+    tokens = {"prompt_tokens": prompt, "completion_tokens": completions, "total_tokens": prompt + completions}
+    return {"usage": tokens}
 
 
 def _total(dones: Sequence[GenerationResult], name: str) -> int:

@@ -10,19 +10,11 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from paceline.api.generation.schema import MAX_METADATA, MAX_TOOLS, Hint, JsonObject, Name, SamplingFields
+from paceline.api.generation.schema import MAX_METADATA, MAX_TOOLS, Hint, JsonObject, Name, SamplingFields, kind_tag
 from paceline.api.http.validation import Schema
 
 MAX_MESSAGES = 1000
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-
-
-def _kind(value: object) -> str | None:
-    """Tag of the union's alternative for a string or an object with a `type`. Tags are in <>."""
-    if isinstance(value, str):
-        return "<word>"
-    kind = value.get("type", "function") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"<{kind}>" if isinstance(kind, str) else None
 
 
 class Part(Schema):
@@ -100,7 +92,7 @@ ToolChoice = Annotated[
     | Annotated[NamedChoice, Tag("<function>")]
     | Annotated[AllowedChoice, Tag("<allowed_tools>")],
     Discriminator(
-        _kind,
+        kind_tag,
         custom_error_type="tool_choice",
         custom_error_message='it must be "none", "auto", "required", or an object of the type "function" or '
         '"allowed_tools"',
@@ -109,41 +101,7 @@ ToolChoice = Annotated[
 LegacyChoice = Annotated[
     Annotated[Literal["none", "auto"], Tag("<word>")] | Annotated[FunctionName, Tag("<function>")],
     Discriminator(
-        _kind, custom_error_type="function_call", custom_error_message='it must be "none", "auto" or an object'
-    ),
-]
-
-
-class TextFormat(Schema):
-    type: Literal["text"]
-
-
-class JsonFormat(Schema):
-    type: Literal["json_object"]
-
-
-class NamedSchema(Schema):
-    """The schema of an answer. Unless `strict`, schema keywords that cannot be enforced are ignored."""
-
-    name: Name
-    description: str | None = None
-    schema_: JsonObject = Field(alias="schema")
-    strict: bool = False
-
-
-class SchemaFormat(Schema):
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
-
-
-ResponseFormat = Annotated[
-    Annotated[TextFormat, Tag("<text>")]
-    | Annotated[JsonFormat, Tag("<json_object>")]
-    | Annotated[SchemaFormat, Tag("<json_schema>")],
-    Discriminator(
-        _kind,
-        custom_error_type="response_format",
-        custom_error_message='it must be an object of the type "text", "json_object" or "json_schema"',
+        kind_tag, custom_error_type="function_call", custom_error_message='it must be "none", "auto" or an object'
     ),
 ]
 
@@ -155,7 +113,6 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
@@ -163,6 +120,8 @@ class ChatRequest(SamplingFields):
     function_call: LegacyChoice | None = None
     chat_template_kwargs: JsonObject = Field(default_factory=dict)  # as at vLLM
     enable_thinking: bool | None = None  # one of them
+    continue_final_message: bool | None = None  # default: where the last message is the assistant's
+    add_generation_prompt: bool | None = None  # the opposite, as in vLLM
 
     # Accepted without effect: they identify the user or are hints, and promise nothing about the answer.
     user: Hint | None = None

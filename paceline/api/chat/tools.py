@@ -10,13 +10,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.api.chat.schema import AllowedChoice, ChatRequest, Function, NamedChoice, SchemaFormat, Tool
+from paceline.api.chat.schema import AllowedChoice, ChatRequest, Function, NamedChoice, Tool
 from paceline.api.chat.tool_calls import CLOSE, OPEN
+from paceline.api.generation.request import MAX_SCHEMAS, size_of_schema
+from paceline.api.generation.schema import JsonFormat, SchemaFormat
 from paceline.core.sampling.constraint import Constraint
 from paceline.errors import RequestError
-
-MAX_SCHEMAS = 65_536  # characters of JSON: of all tools' schemas together, and of the answer's
-MAX_DEPTH = 64  # of one schema, which is compiled recursively
 
 _NO_PARAMETERS: dict[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -40,10 +39,12 @@ class ToolUse:
             if function.name in self.callable
         ]
         fields: dict[str, object] = {"tools": tools, "required": self.required, "parallel": self.parallel}
+        param = "" if content is None else content.param
         if content is not None and not self.required:
-            fields["content"] = json.loads(content.text) if content.text else {"type": "object"}
-            fields["content_strict"] = content.kind == "json_schema"
-        return Constraint("tools", json.dumps(fields, ensure_ascii=False))
+            if content.kind == "grammar":
+                raise RequestError(f"{param} holds for the whole answer: it cannot go with tools.", param=param)
+            fields["content"] = {"kind": content.kind, "text": content.text}
+        return Constraint("tools", json.dumps(fields, ensure_ascii=False), param=param)
 
     def instructions(self) -> str:
         """The description of the functions for the system message."""
@@ -130,22 +131,6 @@ def check_known(names: Sequence[str], functions: Sequence[Function], param: str)
             raise RequestError(f"{param} names the function {name[:64]!r}, which is not among the tools.", param=param)
 
 
-def size_of_schema(schema: dict[str, object], param: str) -> int:
-    """Characters of a schema's JSON. Raises RequestError (400) if it is nested too deeply."""
-    level: list[object] = [schema]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _inside(outer)]
-        if not level:
-            return len(json.dumps(schema, ensure_ascii=False))
-    raise RequestError(f"The schema is nested more than {MAX_DEPTH} levels deep.", param=param)
-
-
-def _inside(value: object) -> Sequence[object]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else ()
-
-
 def parameters_of(function: Function) -> dict[str, object]:
     return _NO_PARAMETERS if function.parameters is None else {"type": "object"} | function.parameters
 
@@ -157,31 +142,20 @@ def _signature(function: Function) -> dict[str, object]:
 
 
 # ---- the format of an answer ----------------------------------------------------------------------------------------
-def format_constraint(asked: ChatRequest) -> Constraint | None:
-    """The constraint for `response_format`; None for text."""
-    wanted = asked.response_format
-    if wanted is None or wanted.type == "text":
-        return None
-    if not isinstance(wanted, SchemaFormat):
-        return Constraint("json_object")
-    schema, strict = wanted.json_schema.schema_, wanted.json_schema.strict
-    where = "response_format.json_schema.schema"
-    if size_of_schema(schema, where) > MAX_SCHEMAS:
-        raise RequestError(f"The schema takes more than {MAX_SCHEMAS} characters.", param=where)
-    return Constraint("json_schema" if strict else "loose_schema", json.dumps(schema, ensure_ascii=False))
-
-
 def format_instructions(asked: ChatRequest, tools: ToolUse | None) -> str | None:
-    """The description of the answer's schema for the system message.
+    """The description of the schema of `response_format` for the system message.
 
     None where a function must be called: such an answer has no content.
     """
+    wanted = asked.response_format
     if tools is not None and tools.required:
         return None
-    if not isinstance(asked.response_format, SchemaFormat):
+    name, about, described = "", "", wanted.schema_ if isinstance(wanted, JsonFormat) else None
+    if isinstance(wanted, SchemaFormat):
+        named = wanted.json_schema
+        described, name = named.schema_, f", {named.name}"
+        about = f" ({named.description})" if named.description else ""
+    if described is None:
         return None
-    named = asked.response_format.json_schema
-    about = f" ({named.description})" if named.description else ""
-    schema = json.dumps(named.schema_, ensure_ascii=False)
     only = "" if tools is not None else ", and nothing else"
-    return f"Answer with JSON of this schema, {named.name}{about}{only}:\n{schema}"
+    return f"Answer with JSON of this schema{name}{about}{only}:\n{json.dumps(described, ensure_ascii=False)}"

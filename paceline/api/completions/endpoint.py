@@ -122,6 +122,7 @@ class CompletionsEndpoint:
             fingerprint=f"fp_{call.model.fingerprint[:12]}",
             call=call,
             echoes=await self._echoes(call, prompts) if call.echo else (),
+            prompt_tokens=sum(map(len, prompts)),
         )
 
     async def _tokens(self, prompt: Input, model: str) -> Tokens:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.api.chat.message_builder import Json
-from paceline.api.chat.output import report, summary, usage
+from paceline.api.chat.output import report, running_usage, summary, usage
 from paceline.api.completions.logprobs import LegacyLogprobs, Offsets, entries, prompt_entries
 from paceline.api.completions.request import CompletionCall
 from paceline.api.http import sse
@@ -51,6 +51,7 @@ class CompletionMeta:
     fingerprint: str  # of the model
     call: CompletionCall
     echoes: tuple[EchoedPrompt, ...]  # one per prompt; none without `echo`
+    prompt_tokens: int = 0  # of all prompts, as known before the answer; 0: unknown
 
     @property
     def num_choices(self) -> int:
@@ -130,6 +131,7 @@ class CompletionChunks:
         self._meta = meta
         self._encoders = [ChoiceEncoder(meta, index) for index in range(meta.num_choices)]
         self._dones: dict[int, GenerationResult] = {}
+        self._tokens = [0] * meta.num_choices  # of each choice so far
 
     def ping(self) -> bytes:
         return sse.PING
@@ -140,6 +142,9 @@ class CompletionChunks:
     def take(self, index: int, event: GenerateEvent) -> bytes:
         if isinstance(event, GenerationResult):
             self._dones[index] = event
+            self._tokens[index] = event.completion_tokens
+        else:
+            self._tokens[index] += event.tokens
         return self._chunk(index, self._encoders[index].take(event))
 
     def end(self) -> bytes:
@@ -156,6 +161,8 @@ class CompletionChunks:
         call = self._meta.call
         choice = delta.json(index, call.logprobs if delta.logprobs.tokens else None)
         usage_of: Json = {"usage": None} if call.include_usage else {}
+        if call.running_usage:
+            usage_of = running_usage(self._meta.prompt_tokens, sum(self._tokens))
         return sse.event(self._meta.frame() | {"choices": [choice]} | usage_of)
 
 

@@ -13,8 +13,9 @@ from typing import Annotated
 from pydantic import Field
 
 from paceline.api.generation.inputs import Input, Inputs, read_inputs
-from paceline.api.generation.request import check_relations, choices_of, generation_of
+from paceline.api.generation.request import check_relations, choices_of, form_of, generation_of
 from paceline.api.generation.schema import SamplingFields
+from paceline.api.generation.unsupported import refuse_forms
 from paceline.api.http.auth import Identity
 from paceline.api.http.validation import parse
 from paceline.api.models import chat_model
@@ -32,7 +33,7 @@ class CompletionRequest(SamplingFields):
     prompt: Inputs = ""
     max_tokens: Annotated[int, Field(ge=0)] = DEFAULT_MAX_TOKENS
     echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None
     user: str | None = None
 
@@ -45,6 +46,7 @@ class CompletionCall:
     name: str  # of the model, as the request has it, and echoed
     stream: bool
     include_usage: bool
+    running_usage: bool  # every event has the usage so far
     report: bool
     echo: bool
     logprobs: int | None  # number of alternatives per token; None: no log-probabilities
@@ -66,6 +68,7 @@ class CompletionCall:
 def completion_call(body: Mapping[str, object], service: Service, identity: Identity) -> CompletionCall:
     """Raises RequestError: 400 that names the field, 404 for an unknown model."""
     prompt = body.get("prompt")
+    refuse_forms(body, served=("echo",))
     prompts = read_inputs("" if prompt is None else prompt, "prompt", max_inputs=MAX_PROMPTS)
     asked = parse(CompletionRequest, body)
     model = chat_model(service, asked.model)
@@ -98,12 +101,14 @@ def completion_call(body: Mapping[str, object], service: Service, identity: Iden
         raise RequestError("max_tokens can only be 0 with echo: else there would be no answer.", param="max_tokens")
     if len(prompts) * asked.n > MAX_CHOICES:
         raise RequestError(f"{len(prompts)} prompts times n is more than {MAX_CHOICES} answers.", param="n")
-    request = generation_of(asked, model, service, identity, documents=0, limit=max(asked.max_tokens, 1))
+    limit = max(asked.max_tokens, 1)
+    request = generation_of(asked, model, service, identity, documents=0, limit=limit, form=form_of(asked))
     return CompletionCall(
         model=model,
         name=asked.model,
         stream=asked.stream,
         include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
+        running_usage=asked.stream_options is not None and asked.stream_options.is_running,
         report=asked.paceline.report,
         echo=asked.echo,
         logprobs=asked.logprobs,

@@ -1,4 +1,5 @@
-"""Conversion of the common request fields to a `GenerateRequest`: defaults filled in, one seed per choice.
+"""Conversion of the common request fields to a `GenerateRequest`: defaults filled in, one seed per choice; and of what
+asks for a form of the answer to its constraint.
 
 Knows what the service can do (models, strategies, vocabulary), starts nothing.
 """
@@ -6,34 +7,62 @@ Knows what the service can do (models, strategies, vocabulary), starts nothing.
 from __future__ import annotations
 
 import difflib
+import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from paceline.api.generation.schema import SamplingFields
+from paceline.api.generation.schema import (
+    FormFields,
+    GrammarFormat,
+    JsonFormat,
+    JsonObject,
+    RegexFormat,
+    SamplingFields,
+    SchemaFormat,
+    SchemaText,
+    TypedGrammar,
+)
 from paceline.api.http.auth import Identity
+from paceline.api.http.strict_json import decode_object
 from paceline.api.observation.request_id import request_id
+from paceline.core.sampling.constraint import Constraint, ConstraintKind
 from paceline.core.sampling.sampler import SamplingDefaults, SamplingParams, usable_temperature
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import DRAFT_MODES, GenerateRequest, Service
 
+MAX_SCHEMAS = 65_536  # characters: of the form of an answer, and of all tools' schemas together
+MAX_DEPTH = 64  # of one schema, which is compiled recursively
+FORMED_TOKENS = 4096  # of an answer that must keep to a form, where neither the request nor a setting has a limit
 _SEEDS = 2**64
 
 
 def generation_of(
-    asked: SamplingFields, model: ModelInfo, service: Service, identity: Identity, *, documents: int, limit: int | None
+    asked: SamplingFields,
+    model: ModelInfo,
+    service: Service,
+    identity: Identity,
+    *,
+    documents: int,
+    limit: int | None,
+    form: Constraint | None,
 ) -> GenerateRequest:
     """The request of one generation that the common fields describe; the caller adds its messages or prompt.
 
     `documents`: passages per side where the request sets none. `limit`: maximum of tokens; None: up to the context.
+    `form`: of the answer.
     """
     extension = asked.paceline
+    _check_ends(asked, model, limit)
     return GenerateRequest(
         messages=(),
         sampling=sampling_of(asked, model),
         max_tokens=None if limit is None else min(limit, model.max_positions),
+        default_tokens=None if form is None else FORMED_TOKENS,
         stop=tuple(asked.stop),
+        stop_token_ids=tuple(asked.stop_token_ids),
+        constraint=ended(form, asked),
         model=model.name,
         strategy=strategy_of(extension.strategy, service.strategies()),
         device=device_of(extension.device, service, identity),
@@ -82,6 +111,122 @@ def sampling_of(asked: SamplingFields, model: ModelInfo) -> SamplingParams:
         ),
         **{name: value for name, value in asdict(wanted).items() if value is not None},
     )
+
+
+# ---- the form of an answer ------------------------------------------------------------------------------------------
+def form_of(asked: FormFields) -> Constraint | None:
+    """The constraint that the request's fields ask for; None for free text. Raises RequestError (400) where there are
+    two, or one is too large."""
+    found = list(_forms(asked))
+    if len(found) > 1:
+        raise RequestError(
+            f"{found[0].param} and {found[1].param} both ask for a form of the answer: one of them may be given.",
+            param=found[1].param,
+        )
+    if found and len(found[0].text) > MAX_SCHEMAS:
+        raise RequestError(f"{found[0].param} takes more than {MAX_SCHEMAS} characters.", param=found[0].param)
+    return found[0] if found else None
+
+
+def ended(form: Constraint | None, asked: FormFields) -> Constraint | None:
+    """The form, and what the request says of where the answer may end."""
+    if not (asked.min_tokens or asked.ignore_eos):
+        return form
+    return replace(
+        Constraint("text") if form is None else form,
+        min_tokens=asked.min_tokens,
+        ignore_eos=asked.ignore_eos,
+        stop_ids=tuple(sorted(set(asked.stop_token_ids))) if asked.min_tokens else (),
+    )
+
+
+def _forms(asked: FormFields) -> Iterator[Constraint]:
+    match asked.response_format:
+        case JsonFormat(schema_=dict(given)):
+            yield _schema(given, "response_format.schema")
+        case JsonFormat():
+            yield Constraint("json_object")
+        case SchemaFormat(json_schema=named):
+            kind: ConstraintKind = "json_schema" if named.strict else "loose_schema"
+            yield _schema(named.schema_, "response_format.json_schema.schema", kind)
+        case RegexFormat(pattern=pattern):
+            yield Constraint("regex", pattern, param="response_format")
+        case GrammarFormat(grammar=grammar):
+            yield Constraint("grammar", grammar, param="response_format")
+    fields: dict[str, SchemaText | TypedGrammar | list[str] | bool | None] = {
+        "guided_json": asked.guided_json,
+        "json_schema": asked.json_schema,
+        "guided_regex": asked.guided_regex,
+        "regex": asked.regex,
+        "guided_choice": asked.guided_choice,
+        "guided_grammar": asked.guided_grammar,
+        "grammar": asked.grammar,
+        "ebnf": asked.ebnf,
+    }
+    if (outputs := asked.structured_outputs) is not None:
+        fields |= {f"structured_outputs.{name}": value for name, value in outputs.model_dump(by_alias=True).items()}
+    for param, value in fields.items():
+        match param.removeprefix("structured_outputs.").removeprefix("guided_"), value:
+            case _, None | "" | False | []:
+                pass
+            case "json" | "json_schema", dict() | str():
+                yield _schema(value, param)
+            case "json_object", True:
+                yield Constraint("json_object", param=param)
+            case "regex", str():
+                yield Constraint("regex", value, param=param)
+            case "choice", list():
+                yield Constraint("choice", json.dumps(value, ensure_ascii=False), param=param)
+            case "grammar" | "ebnf", str():
+                yield Constraint("grammar", value, param=param)
+            case "grammar", TypedGrammar(type="regex", value=str(pattern)) if pattern:
+                yield Constraint("regex", pattern, param=param)
+            case "grammar", TypedGrammar(type="json"):
+                yield _schema(value.value, param)
+            case "grammar", TypedGrammar():
+                raise RequestError("The value of grammar must be a pattern where its type is regex.", param=param)
+
+
+def _schema(schema: SchemaText, param: str, kind: ConstraintKind = "json_schema") -> Constraint:
+    """schema: also as text, as vLLM takes it."""
+    if isinstance(schema, str):
+        try:
+            schema = decode_object(schema.encode())
+        except RequestError:
+            raise RequestError(f"{param} must be a JSON schema, an object or the text of one.", param=param) from None
+    if size_of_schema(schema, param) > MAX_SCHEMAS:
+        raise RequestError(f"The schema takes more than {MAX_SCHEMAS} characters.", param=param)
+    field = "response_format" if param.startswith("response_format") else param
+    return Constraint(kind, json.dumps(schema, ensure_ascii=False), param=field)
+
+
+def size_of_schema(schema: JsonObject, param: str) -> int:
+    """Characters of a schema's JSON. Raises RequestError (400) if it is nested too deeply."""
+    level: list[object] = [schema]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return len(json.dumps(schema, ensure_ascii=False))
+    raise RequestError(f"The schema is nested more than {MAX_DEPTH} levels deep.", param=param)
+
+
+def _inside(value: object) -> Sequence[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else ()
+
+
+def _check_ends(asked: FormFields, model: ModelInfo, limit: int | None) -> None:
+    if limit is not None and asked.min_tokens > limit:
+        raise RequestError(
+            f"min_tokens is {asked.min_tokens}, more than the {limit} tokens that the answer may have.",
+            param="min_tokens",
+        )
+    for token in asked.stop_token_ids:
+        if token >= model.vocab_size:
+            raise RequestError(
+                f"stop_token_ids has {token}; token ids are from 0 to {model.vocab_size - 1}.", param="stop_token_ids"
+            )
 
 
 def check_relations(asked: SamplingFields) -> None:

@@ -6,23 +6,25 @@ openai-openapi 2.3.0, CreateChatCompletionRequest.
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from paceline.api.http.validation import Schema
 from paceline.core.aggregation.registry import AggregatorName
 from paceline.core.offloading.draft_length import Objective
+from paceline.core.sampling.constraint import MAX_STOP_IDS
+from paceline.core.sampling.sampler import MAX_BIASES, MAX_TEMPERATURE
 from paceline.core.stretches import MAX_STRETCH, MIN_STRETCH
 from paceline.core.verification.names import VerifierName
+from paceline.errors import RequestError
 from paceline.runtime.service import DraftMode, OnLoss
 from paceline.strategies.strategy import Privacy
 from paceline.workflow.builder import WorkflowName
 
-MAX_CHOICES = 8
-MAX_STOPS = 4
-MAX_STOP_LENGTH = 64  # characters
-MAX_BIASES = 300
+MAX_CHOICES = 128
+MAX_STOPS = 64
+MAX_STOP_LENGTH = 256  # characters
 MAX_DOCUMENTS = 64
 MAX_TOOLS = 128
 MAX_METADATA = 16  # pairs
@@ -35,7 +37,8 @@ Hint = Annotated[str, Field(max_length=MAX_HINT)]
 StoreId = Annotated[str, Field(min_length=1, max_length=64)]
 StoreIds = Annotated[list[StoreId], Field(min_length=1, max_length=MAX_SEARCHED)]
 JsonObject = dict[str, object]  # a JSON schema, unchecked
-Temperature = Annotated[float, Field(ge=0, le=2)]
+Temperature = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
+Penalty = Annotated[float, Field(ge=-100, le=100)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Joules = Annotated[float, Field(ge=0, le=1_000_000)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -51,6 +54,11 @@ Stops = Annotated[_Stops, BeforeValidator(_as_list, json_schema_input_type=Stop 
 
 class StreamOptions(Schema):
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # as in vLLM: every event has the usage so far
+
+    @property
+    def is_running(self) -> bool:
+        return self.include_usage and self.continuous_usage_stats
 
 
 class EnergyFields(Schema):
@@ -91,7 +99,119 @@ class Extension(Schema):
     report: bool = False
 
 
-class SamplingFields(Schema):
+# ---- the form of an answer ------------------------------------------------------------------------------------------
+def kind_tag(value: object) -> str | None:
+    """Tag of the union's alternative for a string or an object with a `type`. Tags are in <>."""
+    if isinstance(value, str):
+        return "<word>"
+    kind = value.get("type", "function") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>" if isinstance(kind, str) else None
+
+
+class TextFormat(Schema):
+    type: Literal["text"]
+
+
+class JsonFormat(Schema):
+    """Any JSON object, or JSON of a schema, as llama.cpp and others take it."""
+
+    type: Literal["json_object"]
+    schema_: JsonObject | None = Field(default=None, alias="schema")
+
+
+class NamedSchema(Schema):
+    """The schema of an answer. Unless `strict`, schema keywords that cannot be enforced are ignored."""
+
+    name: Name
+    description: str | None = None
+    schema_: JsonObject = Field(alias="schema")
+    strict: bool = False
+
+
+class SchemaFormat(Schema):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+class RegexFormat(Schema):
+    type: Literal["regex"]
+    pattern: Annotated[str, Field(min_length=1)] = Field(validation_alias=AliasChoices("pattern", "regex", "value"))
+
+
+class GrammarFormat(Schema):
+    type: Literal["grammar"]
+    grammar: Annotated[str, Field(min_length=1)]
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("<text>")]
+    | Annotated[JsonFormat, Tag("<json_object>")]
+    | Annotated[SchemaFormat, Tag("<json_schema>")]
+    | Annotated[RegexFormat, Tag("<regex>")]
+    | Annotated[GrammarFormat, Tag("<grammar>")],
+    Discriminator(
+        kind_tag,
+        custom_error_type="response_format",
+        custom_error_message='it must be an object of the type "text", "json_object", "json_schema", "regex" or '
+        '"grammar"',
+    ),
+]
+SchemaText = JsonObject | str  # a JSON schema, or its text
+
+
+class StructuredOutputs(Schema):
+    """A form as vLLM names it. A key that is not known here may promise another, and is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: SchemaText | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+    disable_any_whitespace: Literal[False] = False
+    disable_fallback: bool = False  # there is no other way to enforce a form here
+    disable_additional_properties: bool = False  # objects are closed where the schema does not say otherwise
+
+
+class TypedGrammar(Schema):
+    """A form as TGI names it."""
+
+    type: Literal["json", "regex"]
+    value: SchemaText
+
+
+class FormFields(Schema):
+    """Form and end of an answer, by the names of vLLM, llama.cpp, SGLang and TGI: the same on every surface."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaText | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: SchemaText | None = None
+    grammar: str | TypedGrammar | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    ignore_eos: bool = False
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_STOP_IDS)] = Field(
+        default_factory=list
+    )
+
+    def onto(self, body: JsonObject) -> JsonObject:
+        """The body of another endpoint with those of these fields that this request has. Raises RequestError (400)
+        where the body has a `response_format` already, by this endpoint's own name for it."""
+        if self.response_format is not None and body.get("response_format") is not None:
+            raise RequestError(
+                "response_format and this endpoint's own field both ask for a form of the answer.",
+                param="response_format",
+            )
+        return body | self.model_dump(include=set(FormFields.model_fields), exclude_unset=True, by_alias=True)
+
+
+class SamplingFields(FormFields):
     """Sampling parameters and the end of an answer: the same in every endpoint that generates text.
 
     The default of a field that may be null is the server's setting, then the model's recommendation, then OpenAI's.
@@ -102,8 +222,8 @@ class SamplingFields(Schema):
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Probability | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)] = Field(
         default_factory=dict
     )

@@ -15,7 +15,7 @@ from pydantic.config import JsonDict
 from paceline.errors import RequestError
 
 # Names of union branches, which are not part of a field's path.
-_BRANCH = re.compile(r"<.*|str|bool|int|float|constrained-str|list\[.*\]")
+_BRANCH = re.compile(r"<.*|str|bool|int|float|constrained-str|(list|dict)\[.*\]")
 
 
 def _nullable(schema: JsonDict) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from paceline.api.generation.unsupported import refuse_forms
 from paceline.api.ollama.schema import ChatBody, GenerateBody, GenerationFields, Message, Options
 from paceline.errors import RequestError
 
@@ -32,6 +33,7 @@ def check(body: Mapping[str, object], asked: GenerationFields) -> None:
     for name, sentence in REFUSED.items():
         if body.get(name):
             raise _refused(f"{sentence} (in `{name}`).", name)
+    refuse_forms(body)
     if asked.think:
         raise _refused(f"{asked.model!r} does not support thinking.", "think")
     options = body.get("options")
@@ -58,7 +60,7 @@ def chat_body(asked: ChatBody | GenerateBody) -> Json:
     if asked.think is False:
         body["enable_thinking"] = False
     body |= {"max_tokens": _limit(asked.options), "logprobs": asked.logprobs}
-    return body | ({"top_logprobs": asked.top_logprobs} if asked.logprobs else {})
+    return asked.onto(body | ({"top_logprobs": asked.top_logprobs} if asked.logprobs else {}))
 
 
 def raw_body(asked: GenerateBody) -> Json:
@@ -68,7 +70,7 @@ def raw_body(asked: GenerateBody) -> Json:
             raise _refused(f"{name} has no place in a raw prompt.", name)
     limit = _limit(asked.options)
     body = _common(asked) | {"prompt": asked.prompt, "max_tokens": 2**31 - 1 if limit is None else limit}
-    return body | ({"logprobs": asked.top_logprobs or 0} if asked.logprobs else {})
+    return asked.onto(body | ({"logprobs": asked.top_logprobs or 0} if asked.logprobs else {}))
 
 
 def _common(asked: GenerationFields) -> Json:

@@ -11,11 +11,19 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.api.chat.schema import MAX_MESSAGES, Tool
-from paceline.api.generation.schema import MAX_TOOLS, Extension, JsonObject, Probability, Stops, Temperature
+from paceline.api.generation.schema import (
+    MAX_TOOLS,
+    Extension,
+    FormFields,
+    JsonObject,
+    Penalty,
+    Probability,
+    Stops,
+    Temperature,
+)
 from paceline.api.http.validation import Schema
 
 KeepAlive = float | str
-Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class Options(Schema):
@@ -49,7 +57,7 @@ class Message(Schema):
     tool_calls: list[ToolCall] = Field(default_factory=list)
 
 
-class GenerationFields(Schema):
+class GenerationFields(FormFields):
     """Fields that `/api/chat` and `/api/generate` have in common."""
 
     model: str

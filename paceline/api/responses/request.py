@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from paceline.api.generation.unsupported import refuse_forms
 from paceline.api.responses.items import messages_of
 from paceline.api.responses.schema import ResponseRequest, ResponseTextFormat, ResponseTool, ToolChoice
 from paceline.api.vector_stores.search import RankingOptions
@@ -34,6 +35,7 @@ _TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?")
 
 def check(body: Mapping[str, object], asked: ResponseRequest) -> None:
     """Raises RequestError (400) for fields that are not supported, missing or contradictory."""
+    refuse_forms(body)
     for name, sentence in UNSERVED.items():
         if body.get(name) is not None:
             raise RequestError(f"{sentence} (in `{name}`).", code="unsupported_parameter", param=name)
@@ -80,7 +82,10 @@ def chat_body(asked: ResponseRequest, items: Sequence[Json]) -> Json:
         "top_logprobs": (asked.top_logprobs or 0) if wants_logprobs else None,
         "response_format": _response_format(asked.text.format),
         "paceline": asked.paceline.model_dump(exclude_unset=True),
+        "stop": asked.stop,
+        "continue_final_message": asked.continue_final_message,
     }
+    body = asked.onto(body)
     functions = [tool for tool in asked.tools if tool.type == "function"]
     choice = _choice(asked)
     if functions:
@@ -139,7 +144,9 @@ def _response_format(text: ResponseTextFormat) -> Json | None:
         case "text":
             return None
         case "json_object":
-            return {"type": "json_object"}
+            return _present({"type": "json_object", "schema": text.schema_})
+        case "regex" | "grammar":
+            return _present({"type": text.type, "pattern": text.pattern, "grammar": text.grammar})
         case "json_schema":
             schema: Json = {
                 "name": text.name,

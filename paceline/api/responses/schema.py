@@ -16,16 +16,18 @@ from paceline.api.generation.schema import (
     MAX_SEARCHED,
     MAX_TOOLS,
     Extension,
+    FormFields,
     Hint,
     JsonObject,
     Probability,
+    Stops,
     StoreId,
     Temperature,
 )
 from paceline.api.http.validation import Schema
 from paceline.api.vector_stores.search import MAX_RESULTS, FilterField, RankingOptions
 
-MAX_ID = 64  # characters
+MAX_ID = 512  # characters
 
 Include = Literal[
     "message.output_text.logprobs",
@@ -86,11 +88,13 @@ class ToolChoice(Schema):
 
 
 class ResponseTextFormat(Schema):
-    type: Literal["text", "json_object", "json_schema"] = "text"
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"] = "text"
     name: str | None = None
     description: str | None = None
     schema_: JsonObject | None = Field(default=None, alias="schema")
     strict: bool | None = None
+    pattern: str | None = None  # of `regex`
+    grammar: str | None = None  # of `grammar`
 
 
 class Text(Schema):
@@ -102,7 +106,7 @@ class ConversationRef(Schema):
     id: Annotated[str, Field(max_length=MAX_ID)]
 
 
-class ResponseRequest(Schema):
+class ResponseRequest(FormFields):
     model: str
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)] = ""
     instructions: str | None = None
@@ -111,6 +115,8 @@ class ResponseRequest(Schema):
     parallel_tool_calls: bool = True
     text: Text = Field(default_factory=Text)
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: Stops = Field(default_factory=list)  # ours, as `continue_final_message`: OpenAI has it in chat only
+    continue_final_message: bool = False
     temperature: Temperature | None = None
     top_p: Probability | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

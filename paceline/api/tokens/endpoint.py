@@ -1,7 +1,7 @@
 """`POST /tokenize` and `POST /detokenize`, in vLLM's shape.
 
 A prompt is tokenized as `/v1/completions` does, a conversation as `/v1/chat/completions` does without documents. Not
-handled: prompts without the model's own beginning, unfinished conversations, templates of the client.
+handled: prompts without the model's own beginning, templates of the client.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.chat.messages import conversation
+from paceline.api.chat.messages import begun, conversation
 from paceline.api.chat.request import parse_chat
 from paceline.api.chat.schema import MAX_MESSAGES, Message, Tool
 from paceline.api.chat.tools import tool_use
@@ -39,6 +39,8 @@ class TokenizeRequest(Schema):
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     return_token_strs: bool = False
 
 
@@ -98,18 +100,18 @@ class TokensEndpoint:
         if asked.messages is None:
             tokens = await self._service.tokenize(asked.prompt or "", model.name)
         else:
-            tools = tool_use(
-                parse_chat({"model": model.name, "messages": body["messages"], "tools": body.get("tools")})
-            )
-            messages = conversation(asked.messages, [] if tools is None else [tools.instructions()])
+            names = ("messages", "tools", "continue_final_message", "add_generation_prompt")
+            chat = parse_chat({"model": model.name, **{name: body.get(name) for name in names}})
+            tools = tool_use(chat)
+            messages = begun(chat, conversation(chat.messages, [] if tools is None else [tools.instructions()]))
             tokens = await self._service.tokenize_chat(messages, model.name)
-        names = await self._service.token_bytes(tokens, model.name) if asked.return_token_strs else None
+        texts = await self._service.token_bytes(tokens, model.name) if asked.return_token_strs else None
         return answer(
             {
                 "count": len(tokens),
                 "max_model_len": model.max_positions,
                 "tokens": list(tokens),
-                "token_strs": None if names is None else [name.decode("utf-8", "replace") for name in names],
+                "token_strs": None if texts is None else [text.decode("utf-8", "replace") for text in texts],
             }
         )
 
@@ -133,8 +135,6 @@ def refuse_variants(body: dict[str, object]) -> None:
     """Raises RequestError (400) for a prompt that is never sent to the model like this."""
     for name, usual in (
         ("add_special_tokens", body.get("messages") is None),
-        ("add_generation_prompt", True),
-        ("continue_final_message", False),
         ("chat_template", None),
         ("chat_template_kwargs", {}),
     ):

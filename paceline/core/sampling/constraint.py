@@ -7,7 +7,7 @@ needs no undo. Grammars are compiled in `engine.grammar.compiler`; this module k
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
 import numpy as np
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 T = TypeVar("T")
 
-ConstraintKind = Literal["json_object", "json_schema", "loose_schema", "tools"]
+ConstraintKind = Literal["text", "json_object", "json_schema", "loose_schema", "tools", "regex", "choice", "grammar"]
 MAX_TEXT = 262_144  # characters of a constraint's text
+MAX_STOP_IDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +25,20 @@ class Constraint:
     """Constraint on the whole answer.
 
     text: empty for `json_object`; a schema as JSON for `json_schema` (enforced exactly or refused) and `loose_schema`
-    (what cannot be enforced is ignored); for `tools` a JSON object `{"tools": [{"name", "parameters", "strict": bool}],
-    "required": bool, "parallel": bool}`. With `tools` the answer may contain, or must be (`required`), calls
-    `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`: one, or several if `parallel`. With a schema
-    under the key `content` (enforced exactly if `content_strict`), an answer without calls is JSON of that schema, and
-    no text precedes calls.
+    (what cannot be enforced is ignored); a pattern for `regex`, which the whole answer matches; a JSON list of strings
+    for `choice`; a grammar in Lark or GBNF for `grammar`; empty for `text`, which has no form. For `tools` a JSON
+    object `{"tools": [{"name", "parameters", "strict": bool}], "required": bool, "parallel": bool}`. With `tools` the
+    answer may contain, or must be (`required`), calls `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`:
+    one, or several if `parallel`. With another constraint under the key `content`, `{"kind", "text"}`, an answer
+    without calls keeps to that, and no text precedes calls.
     """
 
     kind: ConstraintKind
     text: str = ""
+    min_tokens: int = 0  # before which the answer does not end, unless its form lets nothing else follow
+    ignore_eos: bool = False  # likewise it never ends by an end-of-text token
+    stop_ids: tuple[int, ...] = ()  # that end it as well; needed with `min_tokens` only
+    param: str = field(default="", compare=False)  # the request's field that asks for the form; empty: as `kind` says
 
 
 class Mask(Protocol):

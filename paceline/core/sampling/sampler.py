@@ -21,6 +21,8 @@ from paceline.core.sampling.noise import contenders, gumbel
 
 LEAST_TEMPERATURE: Final = 1e-6
 """Below, its inverse magnifies rounding until scores are no numbers."""
+MAX_TEMPERATURE: Final = 100.0  # where all tokens are as good as equal
+MAX_BIASES: Final = 1024  # of a request: each row's cost grows with them
 
 
 def usable_temperature(temperature: float) -> float:

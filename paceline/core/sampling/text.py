@@ -44,12 +44,17 @@ class StopStrings:
         self._held = ""
         self.found = ""  # the stop string that was found
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """(text that is safe to send, whether a stop string has been found). No text is returned after it."""
+    def push(self, text: str, *, may_end: bool = True) -> tuple[str, bool]:
+        """(text that is safe to send, whether a stop string has been found). No text is returned after it. may_end:
+        False for text that completes none, whatever it says."""
         if self.found:
             return "", True
-        text = self._held + text
-        matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        before, text = len(self._held), self._held + text
+        matches = [
+            (at + len(stop), at)
+            for stop in (self._stops if may_end else ())
+            if (at := text.find(stop, max(before - len(stop) + 1, 0))) >= 0
+        ]
         if matches:
             end, at = min(matches)
             self.found, self._held = text[at:end], ""

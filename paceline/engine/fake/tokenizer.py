@@ -52,19 +52,20 @@ class ByteTokenizer:
         self,
         messages: Sequence[Mapping[str, object]],
         *,
-        continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] = NO_FIELDS,  # noqa: ARG002  # its format has no variables
     ) -> list[int]:
+        begun = ""
+        if messages and messages[-1].get("role") == "assistant":
+            *messages, last = messages
+            begun = _text(last.get("content"))
         lines = "".join(f"{message.get('role', 'user')}: {_text(message.get('content'))}\n" for message in messages)
-        return self.encode(lines.removesuffix("\n") if continue_final_message else f"{lines}assistant: ")
+        return self.encode(f"{lines}assistant: {begun}")
 
     def document_prompt(
         self,
         messages: Sequence[Mapping[str, object]],
         document: str,
         *,
-        continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] = NO_FIELDS,  # noqa: ARG002
     ) -> tuple[list[int], list[int], list[int]]:
-        tail = self.chat(messages, continue_final_message=continue_final_message)
-        return self.encode("document: "), self.encode(document + "\n"), tail
+        return self.encode("document: "), self.encode(document + "\n"), self.chat(messages)

@@ -1,8 +1,10 @@
-"""Constraints compiled for one vocabulary by llguidance: JSON of a schema, any JSON object, tool calls.
+"""Constraints compiled for one vocabulary by llguidance: JSON of a schema, any JSON object, tool calls, a pattern, one
+of several texts, a grammar; and when an answer may end.
 
 A mask is exact: a token is allowed iff its bytes can be continued to a text that satisfies the constraint, for any
 tokenisation of that text. White space is bounded (at most one blank after a comma or colon), so that no model can fill
-an answer with it. The only module that calls llguidance; `lark` writes the grammars.
+an answer with it; and where a model repeats itself without end in a string or a number of JSON, only its end is allowed
+(`REPEATS`). The only module that has llguidance compile; `lark` writes the grammars.
 
 A schema that is not strict is relaxed where necessary: keywords and formats that llguidance does not support are
 ignored, `oneOf` becomes `anyOf`, and if that is not enough, patterns and bounds of numbers are removed.
@@ -13,7 +15,9 @@ Not handled: limits on the length of an answer; `max_tokens` cuts off constraine
 from __future__ import annotations
 
 import copy
+import json
 import logging
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -39,12 +43,9 @@ MAX_COMPILE_S = 2.0  # processor time, after which no further part is tried; one
 # The work of a mask is bounded, since others wait for threads (`bench/LOG.md`): 6,000 items suffice for MAX_OPTIONAL
 # properties, and 80,000 of fuel for 200 patterns as alternatives. An answer whose constraint needs more ends there.
 _LIMITS = LLParserLimits(step_max_items=6_000, step_lexer_fuel=80_000, verbose_errors=False)
-_PARAM: dict[ConstraintKind, str] = {
-    "json_object": "response_format",
-    "json_schema": "response_format",
-    "loose_schema": "response_format",
-    "tools": "tools",
-}
+REPEATS = 32  # times in a row that a period of tokens may stand in a string or number of JSON
+MAX_PERIOD = 8  # tokens
+_NAMES: dict[ConstraintKind, str] = {"regex": "pattern", "choice": "list of choices", "grammar": "grammar"}  # no JSON
 
 
 class GrammarCompiler:
@@ -58,33 +59,52 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         # Matchers are at the beginning, to be copied.
-        self._cache: OrderedDict[Constraint, LLMatcher | RequestError] = OrderedDict()
+        self._cache: OrderedDict[Constraint, tuple[LLMatcher, _Ends | None] | RequestError] = OrderedDict()
+        self._ends: _Ends | None = None
 
     def warm(self) -> None:
         """Load the vocabulary: about a second for 152,000 tokens, with the GIL held."""
         with self._lock:
             if self._vocabulary is None and self._eos_ids:
-                self._vocabulary = _vocabulary(self._tokenizer, self._eos_ids)
+                texts = _Vocabulary(self._tokenizer, self._eos_ids)
+                self._ends = _Ends(texts.tokens)
+                self._vocabulary = _vocabulary(texts, self._eos_ids)
 
-    def known(self, constraint: Constraint) -> GrammarMask | None:
+    def known(self, constraint: Constraint) -> Mask | None:
         """A new mask for one answer, if the constraint was compiled before. Raises as `mask` does."""
+        form = Constraint(constraint.kind, constraint.text)
+        if form.kind == "text":
+            return self._ending(None, constraint)
         with self._lock:
-            cached = self._cache.get(constraint)
+            cached = self._cache.get(form)
             if cached is None:
                 return None
-            self._cache.move_to_end(constraint)
-            if isinstance(cached, RequestError):
-                raise copy.copy(cached)  # a copy for each caller: raising adds a traceback
-            return GrammarMask(cached.deep_copy(), self._tokenizer.vocab_size, self._eos_ids)
+            self._cache.move_to_end(form)
+        return self._made(constraint, cached)
 
-    def mask(self, constraint: Constraint) -> GrammarMask:
+    def _made(self, constraint: Constraint, compiled: tuple[LLMatcher, _Ends | None] | RequestError) -> Mask:
+        if isinstance(compiled, RequestError):
+            fault = copy.copy(compiled)  # for each caller: raising adds a traceback
+            fault.param = fault.param if constraint.kind == "tools" else _param(constraint)
+            raise fault
+        matcher, ends = compiled
+        with self._lock:
+            mask = GrammarMask(matcher.deep_copy(), self._tokenizer.vocab_size, self._eos_ids, ends)
+        return self._ending(mask, constraint)
+
+    def _ending(self, form: GrammarMask | None, constraint: Constraint) -> Mask:
+        if form is not None and not (constraint.min_tokens or constraint.ignore_eos):
+            return form
+        return EndMask(form, constraint, self._tokenizer.vocab_size, self._eos_ids)
+
+    def mask(self, constraint: Constraint) -> Mask:
         """A new mask for one answer. Blocks while the constraint is compiled, for `max_compile_s` and one part more.
 
         Raises RequestError with the request's field for a constraint that cannot be enforced.
         """
-        param = _PARAM[constraint.kind]
+        param = _param(constraint)
         if len(constraint.text) > MAX_TEXT:
-            what = "tools" if constraint.kind == "tools" else "schema"
+            what = "tools" if constraint.kind == "tools" else _NAMES.get(constraint.kind, "schema")
             raise RequestError(f"The {what} may have {MAX_TEXT} characters at most.", param=param, code="too_large")
         mask = self.known(constraint)
         if mask is not None:
@@ -94,17 +114,18 @@ class GrammarCompiler:
             raise RequestError("This model has no end-of-text token: no answer can be held to a form.", param=param)
         compiled = self._compiled(constraint, self._vocabulary, time.thread_time() + self._max_compile_s)
         with self._lock:
-            self._cache[constraint] = compiled
+            self._cache[Constraint(constraint.kind, constraint.text)] = compiled
             if len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
-        if isinstance(compiled, RequestError):
-            raise copy.copy(compiled)
-        with self._lock:
-            return GrammarMask(compiled.deep_copy(), self._tokenizer.vocab_size, self._eos_ids)
+        return self._made(constraint, compiled)
 
-    def _compiled(self, constraint: Constraint, vocabulary: LLTokenizer, end: float) -> LLMatcher | RequestError:
+    def _compiled(
+        self, constraint: Constraint, vocabulary: LLTokenizer, end: float
+    ) -> tuple[LLMatcher, _Ends | None] | RequestError:
         """end: of this thread's processor time, when no further part is tried."""
-        param = _PARAM[constraint.kind]
+        param = _param(constraint)
+        name = _NAMES.get(constraint.kind)
+        refused = None if name is None else f"invalid_{constraint.kind}"
 
         def fits(part: str) -> bool:
             if time.thread_time() > end:
@@ -120,22 +141,121 @@ class GrammarCompiler:
         except TooLarge as error:
             return RequestError(f"This schema cannot be kept to: {error}.", param=param, code="invalid_json_schema")
         except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-            return RequestError(f"This is not a JSON Schema: {error}", param=param)
+            what = "is not a JSON Schema" if name is None else f"{name} cannot be used"
+            return RequestError(f"This {what}: {str(error)[:500]}", param=param, code=refused)
         if not matcher.is_error():
-            return matcher
+            return matcher, None if self._ends is None or constraint.kind in _NAMES else self._ends.of(constraint)
         if constraint.kind == "tools" and (content := content_of(constraint)) is not None:
             compiled = self._compiled(content, vocabulary, end)
             if isinstance(compiled, RequestError):  # the content's schema is at fault, not the tools'
                 return compiled
         reason = _sentence(matcher.get_error())
-        return RequestError(f"This schema cannot be kept to: {reason}.", param=param, code="invalid_json_schema")
+        return RequestError(
+            f"This {name or 'schema'} cannot be kept to: {reason}.", param=param, code=refused or "invalid_json_schema"
+        )
+
+
+def _param(constraint: Constraint) -> str:
+    """The field of the request that is at fault."""
+    return "tools" if constraint.kind == "tools" else constraint.param or "response_format"
+
+
+_NUMBER = frozenset(bytes((byte,)) for byte in b"0123456789.eE+-")
+
+
+class _Ends:
+    """By what a value of JSON that repeats itself ends, in one vocabulary."""
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        """texts: of each token."""
+        self._texts = texts
+        self._quotes = np.array([text.startswith(b'"') for text in texts])
+        self._beyond = np.array([text[:1] not in _NUMBER for text in texts])  # that do not go on with a number
+        self._text_first = False  # there is plain text up to the first call
+
+    def of(self, constraint: Constraint) -> _Ends:
+        """The same for a constraint whose answers are JSON, or calls."""
+        options = json.loads(constraint.text) if constraint.kind == "tools" else {}
+        ends = copy.copy(self)
+        ends._text_first = bool(options) and not options.get("required") and options.get("content") is None
+        return ends
+
+    def after(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
+        """Tokens that may end the string or number in which the path repeats itself; None where it does not. Of the
+        path alone, so that every side and every draft has the same mask."""
+        period = next((n for n in range(1, MAX_PERIOD + 1) if _repeats(path, n)), None)
+        if period is None:
+            return None
+        text = b"".join(self._texts[token] for token in path)
+        if self._text_first:
+            _, call, text = text.partition(b"<tool_call>")
+            if not call:
+                return None
+        repeated = b"".join(self._texts[token] for token in path[-REPEATS * period :])
+        opened = _open_string(text)
+        if opened is not None:
+            return self._quotes if len(text) - opened > len(repeated) else None
+        return self._beyond if all(bytes((byte,)) in _NUMBER for byte in repeated) else None
+
+
+def _repeats(path: Sequence[int], period: int) -> bool:
+    """The path ends with a period of so many tokens, `REPEATS` times."""
+    length = REPEATS * period
+    if len(path) < length or path[-1] != path[-1 - period]:
+        return False
+    tail = list(path[-length:])
+    return tail[:-period] == tail[period:]
+
+
+def _open_string(text: bytes) -> int | None:
+    """Where the string of JSON begins in whose middle the text ends; None if it ends in none."""
+    opened: int | None = None
+    for mark in re.finditer(rb'\\.|"', text, re.DOTALL):
+        if mark[0] == b'"':
+            opened = mark.start() if opened is None else None
+    return opened
+
+
+class EndMask:
+    """A mask that keeps an answer from ending: by any of its ends for some tokens, by an end-of-text token for ever."""
+
+    def __init__(
+        self, form: GrammarMask | None, constraint: Constraint, vocab_size: int, eos_ids: frozenset[int]
+    ) -> None:
+        """form: what else the answer keeps to. It wins where it lets nothing follow but an end."""
+        self._form = form
+        self._min_tokens, self._ignore_eos = constraint.min_tokens, constraint.ignore_eos
+        self._no_eos = np.ones(vocab_size, dtype=np.bool_)
+        self._no_eos[list(eos_ids)] = False
+        self._no_end = self._no_eos.copy()
+        self._no_end[[token for token in constraint.stop_ids if token < vocab_size]] = False
+        for each in (self._no_eos, self._no_end):
+            each.flags.writeable = False
+
+    def allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
+        form = None if self._form is None else self._form.allowed(path)
+        early = len(path) < self._min_tokens
+        if not (early or self._ignore_eos):
+            return form
+        going_on = self._no_end if early else self._no_eos
+        if form is None:
+            return going_on
+        kept = form & going_on
+        return kept if kept.any() else form
+
+    def complete(self, path: Sequence[int]) -> bool:
+        return self._form is None or self._form.complete(path)
+
+    def at_once(self, work: Callable[[], T]) -> T:
+        return work()
 
 
 class GrammarMask:
     """`core.sampling.constraint.Mask` on a matcher that moves from path to path, reusing their common prefix."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: frozenset[int]) -> None:
-        """matcher: at the beginning, owned by the mask."""
+    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: frozenset[int], ends: _Ends | None = None) -> None:
+        """matcher: at the beginning, owned by the mask. ends: of values of JSON; None: the answer is none."""
+        self._ends = ends
         self._fresh, self._matcher = matcher.deep_copy(), matcher
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
@@ -156,7 +276,11 @@ class GrammarMask:
         if bits is None:
             return self._nothing
         packed = np.frombuffer(bits, dtype=np.uint8)
-        return np.unpackbits(packed, count=self._vocab_size, bitorder="little").view(np.bool_)
+        allowed = np.unpackbits(packed, count=self._vocab_size, bitorder="little").view(np.bool_)
+        ends = None if self._ends is None else self._ends.after(path)
+        if ends is not None and (ended := allowed & ends).any():
+            return ended
+        return allowed
 
     def complete(self, path: Sequence[int]) -> bool:
         """True if the answer may end after this path."""
@@ -219,7 +343,7 @@ def _common(known: list[int], tokens: list[int]) -> int:
 
 # ---- the vocabulary -------------------------------------------------------------------------------------------------
 class _Vocabulary:
-    """Tokenizer interface of llguidance. Tokens without bytes are special tokens, which no grammar here names."""
+    """Texts of all tokens, as llguidance reads them. Those without bytes are special tokens."""
 
     def __init__(self, tokenizer: TextModel, eos_ids: frozenset[int]) -> None:
         self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
@@ -234,9 +358,8 @@ class _Vocabulary:
         return []
 
 
-def _vocabulary(tokenizer: TextModel, eos_ids: frozenset[int]) -> LLTokenizer:
-    wrapper = TokenizerWrapper(_Vocabulary(tokenizer, eos_ids))
-    return LLTokenizer(wrapper, n_vocab=tokenizer.vocab_size, eos_token=sorted(eos_ids))
+def _vocabulary(texts: _Vocabulary, eos_ids: frozenset[int]) -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(texts), n_vocab=len(texts.tokens), eos_token=sorted(eos_ids))
 
 
 # ---- llguidance ------------------------------------------------------------------------------------------------------

@@ -1,11 +1,18 @@
-"""Constraints as grammars in llguidance's dialect of Lark, with JSON schemas as parts. Pure."""
+"""Constraints as grammars in llguidance's dialect of Lark, with JSON schemas as parts. Pure.
+
+llguidance converts GBNF and regular expressions.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from paceline.core.sampling.constraint import Constraint, ConstraintKind
+from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+from paceline.core.sampling.constraint import Constraint
 from paceline.engine.grammar.closed_objects import closed
 from paceline.engine.grammar.json_schema import (
     MAX_REMAINDERS,
@@ -20,6 +27,7 @@ _STRICT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator
 _LOOSE = {**_STRICT, "lenient": True, "coerce_one_of": True}
 # `no_forcing`: else only one tokenisation would be allowed where only one text can follow.
 _HEAD = '%llguidance {"no_forcing": true}\n'
+MAX_RULES = 500  # of a grammar: a chain of 2,600 exhausts the stack of llguidance, and with it the program
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
@@ -31,12 +39,39 @@ def grammar(constraint: Constraint, fits: Callable[[str], bool]) -> str:
     allow.
     """
     match constraint.kind:
-        case "json_object":
-            return _start(_json({"type": "object"}))
-        case "json_schema" | "loose_schema" as kind:
-            return _start(_part(_object(json.loads(constraint.text)), kind == "json_schema", fits))
         case "tools":
             return _tools(_object(json.loads(constraint.text)), fits)
+        case "grammar":
+            return _HEAD + _grammar(constraint.text)
+        case _:
+            return _start(_form(constraint, fits))
+
+
+def _form(constraint: Constraint, fits: Callable[[str], bool]) -> str:
+    """Grammar part of a constraint that is neither `tools` nor `grammar`."""
+    match constraint.kind:
+        case "json_object":
+            return _json({"type": "object"})
+        case "json_schema" | "loose_schema" as kind:
+            return _part(_object(json.loads(constraint.text)), kind == "json_schema", fits)
+        case "regex":
+            return f"/{regex_to_lark(constraint.text)}/"
+        case "choice":
+            return " | ".join(json.dumps(str(text), ensure_ascii=False) for text in json.loads(constraint.text))
+        case kind:
+            raise ValueError(f"{kind} is no part of a grammar")
+
+
+def _grammar(text: str) -> str:
+    """The grammar in llguidance's dialect of Lark."""
+    if "%json" in text:  # whose schemas `_part` would have to check
+        raise ValueError("%json is not taken in a grammar: send the schema as a schema")
+    if (text.count("::=") or text.count(":")) > MAX_RULES:  # an upper bound: marks in texts count too
+        raise ValueError(f"it has more than {MAX_RULES} rules")
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # the converter raises bare Exception
+        raise ValueError(f"as GBNF it cannot be read: {error}") from error
 
 
 def _start(part: str) -> str:
@@ -65,11 +100,8 @@ def _json(schema: Mapping[str, object], *, strict: bool = True) -> str:
 
 def content_of(constraint: Constraint) -> Constraint | None:
     """Constraint on an answer without calls, if there is one."""
-    options = json.loads(constraint.text)
-    if options.get("content") is None:
-        return None
-    kind: ConstraintKind = "json_schema" if options.get("content_strict") else "loose_schema"
-    return Constraint(kind, json.dumps(options["content"]))
+    content = json.loads(constraint.text).get("content")
+    return None if content is None else Constraint(content["kind"], content["text"], param=constraint.param)
 
 
 def _tools(options: Mapping[str, object], fits: Callable[[str], bool]) -> str:
@@ -89,8 +121,9 @@ def _tools(options: Mapping[str, object], fits: Callable[[str], bool]) -> str:
     if options["required"]:
         lines.append(f'start: "{_OPEN}" {first}{more}')
     elif options.get("content") is not None:
-        content = _part(_object(options["content"]), options.get("content_strict") is True, fits)
-        lines += [f'start: content | "{_OPEN}" {first}{more}', f"content: {content}"]
+        content = _object(options["content"])
+        form = _form(Constraint(content["kind"], content["text"]), fits)
+        lines += [f'start: content | "{_OPEN}" {first}{more}', f"content: {form}"]
     else:
         # The lazy lexeme ends at the first opening mark, so no text follows a mark that does not start a call.
         lines += [
@@ -108,7 +141,7 @@ def _parameters(schema: object) -> dict[str, object]:
     return {"type": "object", **_object(schema)}
 
 
-def _object(value: object) -> dict[str, object]:
+def _object(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"it must be an object, not {json.dumps(value)[:80]}")
     return value

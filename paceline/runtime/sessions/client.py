@@ -105,12 +105,14 @@ class ClientSession(Session):
         )
         self.link = link
         self._tokenizer = tokenizer
-        self.written = written or Written(AnswerText(tokenizer, prepared.request.stop))
+        min_tokens = 0 if asked.constraint is None else asked.constraint.min_tokens
+        self.written = written or Written(AnswerText(tokenizer, asked.stop, min_tokens))
         self._before = len(self.written.tokens)
         self.goes_on = False  # it has ended, and a further stretch follows
         self._closed = closed
         self._events: asyncio.Queue[GenerateEvent | PacelineError] = asyncio.Queue()
-        self._stopped = False  # by a stop string
+        self._stopped = False  # by a stop string or token
+        self._stop_token: Emit | None = None
         self._lane: Side | None = None
         self._lanes: Counter[Side] = Counter()
         self._deciding: set[int] = set()  # branches that decided a token against others of this side
@@ -249,19 +251,22 @@ class ClientSession(Session):
         if self._stopped:
             return
         self._cancel_pause()  # not earlier: a link that comes and goes must not prolong the pause
+        if token.token in self.prepared.request.stop_token_ids:  # like the model's own end, it is not in the answer
+            self._stopped, self._stop_token = True, token
+            self._put_text(self.written.text.flush()[0], last=True)
+            self.deliver(Cancelled("stop"))
+            return
         self.written.tokens.append(token.token)
-        self.written.pending_tokens += 1
         if token.lane is not None:
             self._lane = token.lane
             self._lanes[token.lane] += 1
         self._deciding |= token.branches or frozenset()
-        logprobs = self._logprobs(token)
-        if logprobs is not None:
-            self.written.pending_logprobs.append(logprobs)
+        self.written.pending.append((self.written.text.length, self._logprobs(token)))
         text, stopped = self.written.text.push(token.token)
         self._put_text(text)
         if stopped:
             self._stopped = True
+            self.written.drop_stop_string()
             self.deliver(Cancelled("stop"))
 
     def _logprobs(self, token: Emit) -> Logprobs | None:
@@ -270,13 +275,15 @@ class ClientSession(Session):
             return None
         return logprobs_of(self._tokenizer, token.token, token.dist, top, rest=token.rest)
 
-    def _put_text(self, text: str) -> None:
+    def _put_text(self, text: str, *, last: bool = False) -> None:
         written = self.written
-        if not text and not written.pending_logprobs:
+        tokens = written.due(text, last=last)
+        if tokens is None:
             return
         written.said += text if len(written.said) < len(self.prepared.refusal) + 2 else ""
-        self._events.put_nowait(TextDelta(text, written.pending_tokens, self._lane, tuple(written.pending_logprobs)))
-        written.pending_tokens, self._lane, written.pending_logprobs = 0, None, []
+        logprobs = tuple(each for each in tokens if each is not None)
+        self._events.put_nowait(TextDelta(text, len(tokens), self._lane, logprobs))
+        self._lane = None
 
     def finish(self, finish: Finish) -> None:
         super().finish(finish)
@@ -285,7 +292,8 @@ class ClientSession(Session):
         self.goes_on = not self._stopped and finish.reason == "length" and reached and prepared.end < prepared.limit
         if not (self._stopped or self.goes_on):
             text, self._stopped = written.text.flush()
-            self._put_text(text)
+            self._put_text(text, last=True)
+        end = self._stop_token if self._stopped else finish.end
         if finish.stats.get("alone") and self._degraded is None:
             self._degraded = f"{other(prepared.side)}_lost"
         self._events.put_nowait(
@@ -301,7 +309,7 @@ class ClientSession(Session):
                 found=self._citations,
                 stats={**finish.stats, "cached_tokens": self._cached, **self.egress.stats()},
                 energy={} if (use := self._energy.use) is None else {prepared.side: use},
-                end=None if self._stopped or finish.end is None else self._logprobs(finish.end),
+                end=None if end is None else self._logprobs(end),
             )
         )
 

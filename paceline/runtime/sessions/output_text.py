@@ -15,9 +15,13 @@ from paceline.runtime.service import Logprobs, TokenLogprob
 class AnswerText:
     """Text of one answer. Text after a stop string is dropped."""
 
-    def __init__(self, tokenizer: TextModel, stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: TextModel, stops: Sequence[str], min_tokens: int = 0) -> None:
+        """min_tokens: that complete no stop string."""
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
         self._stops = StopStrings(tuple(stops))
+        self._early = min_tokens  # tokens to come of those
+        self.length = 0  # characters of all tokens so far, without an incomplete one
+        self.may_stop = bool(stops)
 
     @property
     def stop(self) -> str:
@@ -26,7 +30,10 @@ class AnswerText:
 
     def push(self, token: int) -> tuple[str, bool]:
         """Append a token: (text that has become final, whether a stop string ended the answer)."""
-        return self._stops.push(self._detokenizer.push(token))
+        text = self._detokenizer.push(token)
+        self.length += len(text)
+        self._early -= 1
+        return self._stops.push(text, may_end=self._early < 0)
 
     def flush(self) -> tuple[str, bool]:
         """Text held back, at the end of the answer. An incomplete character is dropped."""
@@ -41,12 +48,30 @@ class Written:
     text: AnswerText
     tokens: list[int] = field(default_factory=list)
     said: str = ""  # of the text, no more than is compared with a refusal
-    pending_tokens: int = 0  # since the last delta
-    pending_logprobs: list[Logprobs] = field(default_factory=list)
+    sent: int = 0  # characters of the text
+    # Tokens of no delta yet: characters before each, and its logprobs where they are wanted.
+    pending: list[tuple[int, Logprobs | None]] = field(default_factory=list)
     faulty: bool = False  # the peer has broken a rule, and takes no further part
     refusal: str = ""  # why the peer does not take part, in its words
     passed_over: int = 0  # stretches in which the peer was too slow
     left_out: int = 0  # stretches from now on for which it is not asked
+
+    def due(self, text: str, *, last: bool) -> list[Logprobs | None] | None:
+        """Tokens to be told of with this text, which may be empty; None where there is nothing to be told. A token that
+        may lie within a stop string waits. last: of the answer's text."""
+        self.sent += len(text)
+        waits = self.text.may_stop and not last
+        number = sum(start < self.sent for start, _ in self.pending) if waits else len(self.pending)
+        tokens = [logprobs for _, logprobs in self.pending[:number]]
+        if not text and not any(tokens):
+            return None
+        del self.pending[:number]
+        return tokens
+
+    def drop_stop_string(self) -> None:
+        """Forget the tokens whose text lies within the stop string that has ended the answer."""
+        del self.tokens[len(self.tokens) - len(self.pending) :]
+        self.pending.clear()
 
     def is_asked(self) -> bool:
         """True if the peer is to be asked for the next stretch; to be called once for each. One that was too slow is

@@ -251,13 +251,17 @@ def test_a_format_is_a_constraint(
 
 @pytest.mark.parametrize(
     ("wanted", "content"),
-    [({"type": "json_object"}, {"type": "object"}), (schema_format(schema=CITY), CITY), ({"type": "text"}, None)],
+    [
+        ({"type": "json_object"}, {"kind": "json_object", "text": ""}),
+        (schema_format(schema=CITY), {"kind": "loose_schema", "text": json.dumps(CITY)}),
+        ({"type": "text"}, None),
+    ],
 )
 def test_an_answer_of_a_format_may_be_a_call_instead(
     http: httpx.Client, service: ScriptedService, wanted: Json, content: Json | None
 ) -> None:
     request = asked(http, service, response_format=wanted, tools=TOOLS)
-    assert constraint(request).get("content") == content and not constraint(request).get("content_strict")
+    assert constraint(request).get("content") == content
     assert "content" not in constraint(
         asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="required")
     )
@@ -267,7 +271,7 @@ def test_an_answer_of_a_format_may_be_a_call_instead(
 
 def test_a_strict_format_is_strict_beside_tools(http: httpx.Client, service: ScriptedService) -> None:
     request = asked(http, service, response_format=schema_format(schema=CITY, strict=True), tools=TOOLS)
-    assert constraint(request)["content_strict"] is True
+    assert constraint(request)["content"]["kind"] == "json_schema"
 
 
 def test_text_is_no_constraint(http: httpx.Client, service: ScriptedService) -> None:

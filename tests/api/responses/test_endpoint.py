@@ -295,7 +295,7 @@ def test_a_conversation_that_is_too_long_is_cut_only_if_that_was_asked_for(
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
-        ({"temperature": 3}, "temperature"),
+        ({"temperature": 101}, "temperature"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"include": ["everything"]}, "include[0]"),

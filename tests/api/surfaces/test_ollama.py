@@ -164,7 +164,7 @@ def test_a_generation_has_a_system_message_and_names_may_have_the_tag_latest(
         ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "images"),
         ("/api/chat", {"think": True}, "thinking"),
         ("/api/chat", {"options": {"mirostat": 2}}, "mirostat"),
-        ("/api/chat", {"options": {"temperature": 9}}, "options.temperature"),
+        ("/api/chat", {"options": {"temperature": 900}}, "options.temperature"),
         ("/api/chat", {"format": "yaml"}, "format"),
         ("/api/chat", {"paceline": {"documnts": 1}}, "paceline.documnts"),
         ("/api/generate", {"suffix": "x"}, "suffix"),

@@ -128,3 +128,12 @@ def test_without_stops_everything_passes_and_an_empty_one_is_refused() -> None:
     assert StopStrings(()).push("anything") == ("anything", False)
     with pytest.raises(ValueError, match="empty"):
         StopStrings(("a", ""))
+
+
+def test_text_that_may_not_end_completes_no_stop_string_and_what_follows_does() -> None:
+    early = StopStrings(("ab", "abc"))
+    assert early.push("xab", may_end=False) == ("x", False)  # held: the longer one may still come
+    assert early.push("d ab") == ("abd ", True)
+    across = StopStrings(("END",))
+    assert across.push("aEN", may_end=False) == ("a", False)
+    assert across.push("D") == ("", True) and across.found == "END"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from paceline.core.sampling.constraint import MAX_TEXT, Constraint, ConstraintKind
+from paceline.core.sampling.constraint import MAX_TEXT, Constraint, ConstraintKind, Mask
 from paceline.engine.fake.tokenizer import EOS, ByteTokenizer
-from paceline.engine.grammar.compiler import GrammarCompiler, GrammarMask, _sentence
+from paceline.engine.grammar.compiler import GrammarCompiler, _sentence
 from paceline.errors import RequestError
 
 SYLLABLES = (b'{"', b'": ', b'", "', b'"}', b'"}}', b"}}", b"true", b"12", b"\xc3", b"\n<tool_call>\n", b"<tool")
@@ -41,27 +42,27 @@ WEATHER = {"type": "object", "properties": {"city": {"enum": ["Bari", "Oslo"]}},
 TOOLS = [{"name": "weather", "parameters": WEATHER}, {"name": "now"}]
 
 
-def schema(value: Mapping[str, object], grammars: GrammarCompiler = BYTES) -> GrammarMask:
+def schema(value: Mapping[str, object], grammars: GrammarCompiler = BYTES) -> Mask:
     return grammars.mask(Constraint("json_schema", json.dumps(value)))
 
 
-def tools(*, required: bool, parallel: bool, named: Sequence[Mapping[str, object]] = TOOLS) -> GrammarMask:
+def tools(*, required: bool, parallel: bool, named: Sequence[Mapping[str, object]] = TOOLS) -> Mask:
     return BYTES.mask(Constraint("tools", json.dumps({"tools": named, "required": required, "parallel": parallel})))
 
 
-def follow(mask: GrammarMask, text: str | bytes) -> set[int]:
+def follow(mask: Mask, text: str | bytes) -> set[int]:
     """Allowed tokens after a text of byte tokens."""
     path = list(text.encode() if isinstance(text, str) else text)
     return {token for token, allowed in enumerate(mask.allowed(path)) if allowed}
 
 
-def written(mask: GrammarMask, text: str) -> bool:
+def written(mask: Mask, text: str) -> bool:
     """True if the mask allows the text byte by byte, and it is complete."""
     path = list(text.encode())
     return all(mask.allowed(path[:at])[byte] for at, byte in enumerate(path)) and mask.complete(path)
 
 
-def drawn(mask: GrammarMask, tokenizer: ByteTokenizer, chance: random.Random, limit: int = 400) -> bytes | None:
+def drawn(mask: Mask, tokenizer: ByteTokenizer, chance: random.Random, limit: int = 400) -> bytes | None:
     """Text of uniformly sampled allowed tokens; None if it does not end within `limit`."""
     path: list[int] = []
     while len(path) < limit:
@@ -165,7 +166,8 @@ def test_calls_are_written_as_qwen_writes_them_and_arguments_keep_to_their_tool(
 
 def test_an_answer_of_a_form_may_be_a_call_instead() -> None:
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-    options = {"tools": TOOLS, "required": False, "parallel": True, "content": WEATHER}
+    content = {"kind": "loose_schema", "text": json.dumps(WEATHER)}
+    options = {"tools": TOOLS, "required": False, "parallel": True, "content": content}
     mask = BYTES.mask(Constraint("tools", json.dumps(options)))
     assert written(mask, '{"city": "Oslo"}') and written(mask, f"{call}\n{call}")
     for wrong in ("I look it up.", '{"city": "Rome"}', f'{{"city": "Oslo"}}\n{call}', f"I look it up.\n{call}"):
@@ -178,7 +180,8 @@ def test_an_answer_of_a_form_may_be_a_call_instead() -> None:
 )
 def test_the_schema_to_blame_is_named(blamed: str, tool: str, content: str) -> None:
     named = [{"name": "f", "parameters": {"properties": {"a": {"type": tool}}}}]
-    options = {"tools": named, "required": False, "parallel": True, "content": {"type": content}}
+    held = {"kind": "loose_schema", "text": json.dumps({"type": content})}
+    options = {"tools": named, "required": False, "parallel": True, "content": held}
     with pytest.raises(RequestError, match="frob") as refused:
         BYTES.mask(Constraint("tools", json.dumps(options)))
     assert refused.value.param == blamed
@@ -434,3 +437,132 @@ def test_every_call_that_can_be_written_names_a_tool_and_fits_it(
         called = json.loads(call.strip().removesuffix("</tool_call>"))
         assert set(called) == {"name", "arguments"}
         Draft202012Validator(known[called["name"]]).validate(called["arguments"])
+
+
+# ---- forms that are no JSON -----------------------------------------------------------------------------------------
+def test_a_pattern_holds_for_the_whole_answer_with_or_without_anchors() -> None:
+    for pattern in (r"\d{3}/[ab]+", r"^\d{3}/[ab]+$"):
+        mask = BYTES.mask(Constraint("regex", pattern))
+        assert written(mask, "123/ab")
+        assert not written(mask, "123/") and not written(mask, "x123/ab") and not written(mask, "123/abc")
+
+
+def test_one_of_the_choices_is_written_whatever_characters_they_have() -> None:
+    choices = ["yes", "yes/no", 'a "quote"\n', "grün \\d", "%json"]
+    mask = BYTES.mask(Constraint("choice", json.dumps(choices)))
+    assert all(written(mask, choice) for choice in choices)
+    assert not written(mask, "no") and not written(mask, "yes/")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'root ::= item ("," item)*\nitem ::= "a" [0-9]{2} # two digits',
+        'start: ITEM ("," ITEM)*\nITEM: /a[0-9]{2}/',
+        '%llguidance {}\nstart: ITEM ("," ITEM)*\nITEM: /a[0-9]{2}/',
+    ],
+)
+def test_a_grammar_may_be_in_gbnf_or_lark(text: str) -> None:
+    mask = BYTES.mask(Constraint("grammar", text))
+    assert written(mask, "a12") and written(mask, "a12,a99")
+    assert not written(mask, "a1") and not written(mask, "a12;")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("regex", "(?=a)b", "look-around"),
+        ("regex", "(", "pattern"),
+        ("grammar", "root ::= (", "as GBNF"),
+        ("grammar", "root ::= missing", "missing"),
+        ("grammar", "start: missing", "missing"),
+        ("grammar", "start: %json {}", "%json"),
+        ("grammar", "(" * 5000, "as GBNF"),
+        ("grammar", "start: r0\n" + "".join(f'r{n}: "a" r{n + 1}\n' for n in range(5000)), "500 rules"),
+        ("grammar", "root ::= r0\n" + "".join(f'r{n} ::= "a" r{n + 1}\n' for n in range(600)), "500 rules"),
+        ("grammar", "root ::= " + "(" * 5000, "as GBNF"),
+    ],
+)
+def test_what_cannot_be_kept_to_is_refused_under_the_name_of_its_field(
+    kind: ConstraintKind, text: str, words: str
+) -> None:
+    for param in ("guided_x", "grammar"):  # the refusal is remembered, the name is the request's
+        with pytest.raises(RequestError, match=re.escape(words)) as refused:
+            BYTES.mask(Constraint(kind, text, param=param))
+        assert (refused.value.param, refused.value.code) == (param, f"invalid_{kind}")
+
+
+def test_an_answer_of_a_pattern_may_be_a_call_instead() -> None:
+    content = {"kind": "regex", "text": "[a-c]+"}
+    options = {"tools": TOOLS, "required": False, "parallel": False, "content": content}
+    mask = BYTES.mask(Constraint("tools", json.dumps(options)))
+    assert written(mask, "abc") and written(mask, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    assert not written(mask, "abcd")
+
+
+# ---- values that would not end --------------------------------------------------------------------------------------
+FREE = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
+
+
+@pytest.mark.parametrize("period", ["!", "!.", "word ", "\\n", 'ab\\"cd', "12345678"])
+def test_a_string_in_which_a_period_stands_32_times_can_only_be_closed(period: str) -> None:
+    for mask in (schema(FREE), BYTES.mask(Constraint("json_object"))):
+        assert follow(mask, f'{{"a": "{period * 31}') - {ord('"')}
+        assert follow(mask, f'{{"a": "x{period * 32}') == {ord('"')}
+        assert follow(mask, f'{{"a": "{period * 40}') == {ord('"')}
+        assert follow(mask, f'{{"a": "{period * 32}", "b": 1') >= {ord("}")}
+
+
+def test_what_repeats_itself_elsewhere_is_left_alone() -> None:
+    numbers = schema({"type": "array", "items": {"type": "integer"}})
+    assert ord(",") in follow(numbers, "[" + "0, " * 40 + "0")
+    texts = schema({"type": "array", "items": {"type": "string"}})
+    assert ord("b") in follow(texts, "[" + '"ab", ' * 40 + '"a')
+    long_period = schema(FREE)
+    assert ord("z") in follow(long_period, '{"a": "' + "abcdefghi" * 40)
+    bounded = schema({"type": "string", "minLength": 60})
+    assert ord('"') not in follow(bounded, '"' + "a" * 50) and ord("a") in follow(bounded, '"' + "a" * 50)
+    assert follow(bounded, '"' + "a" * 60) == {ord('"')}
+    pattern = BYTES.mask(Constraint("regex", "a*"))
+    assert follow(pattern, "a" * 300) == {ord("a"), EOS}
+
+
+def test_a_number_that_would_not_end_is_ended() -> None:
+    mask = schema(FREE)
+    assert {*b"0123456789"} <= follow(mask, '{"a": "", "b": 1' + "0" * 31)
+    assert follow(mask, '{"a": "", "b": 1' + "0" * 32) == {ord("}")}
+    assert follow(mask, '{"a": "' + "0" * 32) == {ord('"')}, "digits of a string are no number"
+
+
+def test_text_before_a_call_may_repeat_itself_and_arguments_may_not() -> None:
+    mask = tools(required=False, parallel=True, named=[{"name": "f", "parameters": FREE}])
+    for text in ("!" * 300, 'He said "' + "!" * 300, "0" * 300):
+        assert {*b'0a"!', EOS} <= follow(mask, text)
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": "'
+    assert follow(mask, f'I say "\n{call}' + "!" * 32) == {ord('"')}
+    assert follow(tools(required=True, parallel=True, named=[{"name": "f", "parameters": FREE}]), call + "!" * 32) == {
+        ord('"')
+    }
+
+
+# ---- ends -----------------------------------------------------------------------------------------------------------
+def test_before_so_many_tokens_no_end_is_allowed_and_then_every_one() -> None:
+    mask = PIECES.mask(Constraint("text", min_tokens=3, stop_ids=(7,)))
+    for length in range(3):
+        allowed = mask.allowed([1] * length)
+        assert allowed is not None and not allowed[[7, EOS, EOS + 1]].any() and allowed.sum() == len(allowed) - 3
+    assert mask.allowed([1] * 3) is None and mask.complete([])
+
+
+def test_the_models_own_end_may_be_ruled_out_for_ever() -> None:
+    mask = PIECES.mask(Constraint("text", min_tokens=2, ignore_eos=True, stop_ids=(7,)))
+    early, late = mask.allowed([1]), mask.allowed([1] * 500)
+    assert early is not None and not early[[7, EOS, EOS + 1]].any()
+    assert late is not None and late[7] and not late[[EOS, EOS + 1]].any()
+
+
+def test_a_form_that_lets_nothing_follow_wins() -> None:
+    mask = BYTES.mask(Constraint("regex", "ab*", min_tokens=3))
+    assert follow(mask, "a") == follow(mask, "ab") == {ord("b")}
+    assert follow(mask, "abb") == {ord("b"), EOS}
+    assert follow(BYTES.mask(Constraint("choice", '["yes"]', ignore_eos=True)), "yes") == {EOS}
