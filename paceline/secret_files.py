@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import getpass
+import grp
 import logging
 import os
+import pwd
 import stat
 import sys
 import tempfile
@@ -79,6 +81,16 @@ def make_folder(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
+def is_others(status: os.stat_result) -> bool:
+    """True where another user than this one and root owns it or may write it."""
+    own_group = False
+    with contextlib.suppress(KeyError):  # a group that a distribution makes for each user, with a umask of 002
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(status.st_gid)
+        own_group = (group.gr_gid, group.gr_name) == (user.pw_gid, user.pw_name) and {*group.gr_mem} <= {user.pw_name}
+    writers = status.st_mode & (0o002 if own_group else 0o022)
+    return status.st_uid not in (os.geteuid(), 0) or bool(writers)
+
+
 def private_folder(folder: Path) -> None:
     """Make a folder, with those above it, that only this user may enter; let nobody else into one that exists.
 
@@ -89,11 +101,11 @@ def private_folder(folder: Path) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(
-            f"{folder} belongs to another user, who could replace the keys in it: choose a folder of yours."
+            f"{folder} belongs to another user, who could replace what is in it: choose a folder of yours."
         )
-    if mode & 0o022:
+    if is_others(status):
         raise ConfigError(
-            f"Others may write to {folder} (mode {mode:04o}), and so replace the keys in it: run `chmod 700 {folder}` "
+            f"Others may write to {folder} (mode {mode:04o}), and so replace what is in it: run `chmod 700 {folder}` "
             "if nobody has."
         )
     if mode & 0o077 and status.st_uid == os.geteuid():

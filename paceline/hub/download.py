@@ -117,7 +117,9 @@ def _remote(name: HubName) -> tuple[str, dict[str, RemoteFile]]:
 
     with _explained(name):
         info = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=30.0)
-    return path_part(info.sha, GIT_SHA1), _files(name, info, lambda file: hf_hub_url(name.repository, file, revision=info.sha))
+    return path_part(info.sha, GIT_SHA1), _files(
+        name, info, lambda file: hf_hub_url(name.repository, file, revision=info.sha)
+    )
 
 
 def _files(name: HubName, info: ModelInfo, url: Callable[[str], str]) -> dict[str, RemoteFile]:

@@ -118,7 +118,7 @@ def test_what_a_hub_calls_its_files_leads_nowhere_else(hub: StandInHub, tmp_path
     outside = tmp_path / "outside"
     outside.mkdir()
     hub.lie = lambda described: LIES[lie](described, outside)
-    with pytest.raises(ConfigError, match="no such name|which no file has"):
+    with pytest.raises(ConfigError, match=r"no such name|which no file has"):
         pull(HubName.parse("house/tiny"))
     assert hub.sent == 0 and not list(outside.iterdir())
     assert not [file for file in tmp_path.rglob("*") if file.is_file() or file.is_symlink()]
