@@ -88,8 +88,7 @@ def resolve(
 def _tell(trusting: str) -> None:
     if trusting:
         _log.warning(
-            "%s of this folder sets whom and what this machine trusts: %s. Of a file that is named with --config this is "
-            "not said.",
+            "%s of this folder sets whom and what this machine trusts: %s. Named with --config, nothing is said of it.",
             DEFAULT_FILE,
             trusting,
         )

@@ -6,13 +6,18 @@ or process; readers never wait for writers. Not handled: an attacker who can wri
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Final, TypeVar
 
 from paceline import sqlite
 from paceline.errors import ConfigError, StorageError
+
+Read = TypeVar("Read")
+_NOWHERE: Final = (0, 0)
 
 
 class StateFile:
@@ -48,7 +53,44 @@ class StateFile:
             yield rows
 
     @contextmanager
-    def watching(self) -> Iterator[Callable[[], int]]:
-        """Yield a function whose number changes after every change of the file. A call takes microseconds."""
-        with self.reading() as rows:
-            yield lambda: int(rows.execute("PRAGMA data_version").fetchone()[0])
+    def watching(self, read: Callable[[sqlite3.Connection], Read]) -> Iterator[Callable[[], Read]]:
+        """Yield a function that returns what `read` finds, read again only after the file has changed, or another has
+        taken its place. A call takes microseconds; one thread at a time may call it.
+
+        The function raises StorageError as long as the file is missing or cannot be read.
+        """
+        with ExitStack() as opened:
+            rows: sqlite3.Connection | None = None
+            seen: int | None = None
+            place = log = (0, 0)
+            found: Read
+
+            def current() -> Read:
+                nonlocal rows, seen, place, log, found
+                with sqlite.speaking(self.path, f"a {self._what}"):
+                    if rows is None or self._inode() != place:
+                        opened.close()
+                        if rows is not None and self._inode("-wal") == log:  # of the former file, not of this one
+                            for suffix in ("-wal", "-shm"):
+                                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+                        rows, seen, place = None, None, self._inode()
+                        if place == _NOWHERE:
+                            raise StorageError(
+                                f"{self.path} is gone: put it back from a copy, or start the server again."
+                            )
+                        rows = opened.enter_context(closing(sqlite.connect(self.path)))
+                    version = int(rows.execute("PRAGMA data_version").fetchone()[0])
+                    if version != seen:
+                        found = read(rows)
+                        seen, log = version, self._inode("-wal")
+                    return found
+
+            yield current
+
+    def _inode(self, suffix: str = "") -> tuple[int, int]:
+        """(device, inode) of the file, or of one beside it."""
+        try:
+            status = os.stat(f"{self.path}{suffix}")
+        except FileNotFoundError:
+            return _NOWHERE
+        return status.st_dev, status.st_ino

@@ -225,7 +225,7 @@ def test_what_a_file_of_the_working_directory_trusts_is_said_by_every_command(
         "this machine trusts: cloud = http://127.0.0.1:9, cloud_may_ask = on, code = (set), encrypt_documents = "
         in told
     )
-    assert told.count("named with --config") == 1 and "share_distributions" not in told and "abcd" not in told
+    assert told.count("Named with --config") == 1 and "share_distributions" not in told and "abcd" not in told
     assert "chmod 600 paceline.toml" in told
     assert "trusts" not in ran([*command, "--config", "paceline.toml"]).stderr
 
