@@ -6,18 +6,16 @@ or process; readers never wait for writers. Not handled: an attacker who can wri
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from paceline import sqlite
 from paceline.errors import ConfigError, StorageError
 
 Read = TypeVar("Read")
-_NOWHERE: Final = (0, 0)
 
 
 class StateFile:
@@ -48,9 +46,14 @@ class StateFile:
 
     @contextmanager
     def changing(self) -> Iterator[sqlite3.Connection]:
-        """Open a connection in one transaction; nothing else can write to the file meanwhile."""
-        with self.reading() as rows, sqlite.transaction(rows):
-            yield rows
+        """Open a connection in one transaction; nothing else can write to the file meanwhile.
+
+        Afterwards the file is whole without its log, so that a copy of it, or another in its place, is what it seems.
+        """
+        with self.reading() as rows:
+            with sqlite.transaction(rows):
+                yield rows
+            sqlite.checkpoint(rows)
 
     @contextmanager
     def watching(self, read: Callable[[sqlite3.Connection], Read]) -> Iterator[Callable[[], Read]]:
@@ -62,35 +65,31 @@ class StateFile:
         with ExitStack() as opened:
             rows: sqlite3.Connection | None = None
             seen: int | None = None
-            place = log = (0, 0)
+            place: tuple[int, int] | None = None
             found: Read
 
             def current() -> Read:
-                nonlocal rows, seen, place, log, found
+                nonlocal rows, seen, place, found
                 with sqlite.speaking(self.path, f"a {self._what}"):
                     if rows is None or self._inode() != place:
                         opened.close()
-                        if rows is not None and self._inode("-wal") == log:  # of the former file, not of this one
-                            for suffix in ("-wal", "-shm"):
-                                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
                         rows, seen, place = None, None, self._inode()
-                        if place == _NOWHERE:
+                        if place is None:
                             raise StorageError(
                                 f"{self.path} is gone: put it back from a copy, or start the server again."
                             )
                         rows = opened.enter_context(closing(sqlite.connect(self.path)))
                     version = int(rows.execute("PRAGMA data_version").fetchone()[0])
                     if version != seen:
-                        found = read(rows)
-                        seen, log = version, self._inode("-wal")
+                        found, seen = read(rows), version
                     return found
 
             yield current
 
-    def _inode(self, suffix: str = "") -> tuple[int, int]:
-        """(device, inode) of the file, or of one beside it."""
+    def _inode(self) -> tuple[int, int] | None:
+        """(device, inode) of the file that is there now."""
         try:
-            status = os.stat(f"{self.path}{suffix}")
+            status = self.path.stat()
         except FileNotFoundError:
-            return _NOWHERE
+            return None
         return status.st_dev, status.st_ino
