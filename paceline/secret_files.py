@@ -83,12 +83,13 @@ def make_folder(folder: Path) -> None:
 
 def is_others(status: os.stat_result) -> bool:
     """True where another user than this one and root owns it or may write it."""
-    own_group = False
-    with contextlib.suppress(KeyError):  # a group that a distribution makes for each user, with a umask of 002
-        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(status.st_gid)
-        own_group = (group.gr_gid, group.gr_name) == (user.pw_gid, user.pw_name) and {*group.gr_mem} <= {user.pw_name}
-    writers = status.st_mode & (0o002 if own_group else 0o022)
-    return status.st_uid not in (os.geteuid(), 0) or bool(writers)
+    by_group = bool(status.st_mode & 0o020)
+    if by_group:
+        with contextlib.suppress(KeyError):  # distributions make a group for each user, and a umask of 002
+            user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(status.st_gid)
+            is_own = (group.gr_gid, group.gr_name) == (user.pw_gid, user.pw_name)
+            by_group = not is_own or not {*group.gr_mem} <= {user.pw_name}
+    return status.st_uid not in (os.geteuid(), 0) or by_group or bool(status.st_mode & 0o002)
 
 
 def private_folder(folder: Path) -> None:
