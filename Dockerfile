@@ -13,10 +13,11 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
 
 WORKDIR /opt/paceline
 # The large and rarely changing part first, in layers of its own: versions and hashes, written by scripts/lock.
-COPY deploy/requirements.lock deploy/cuda.lock ./
+# PyTorch's usual build comes with what a GPU needs; the extra index has its builds for CPUs.
+COPY deploy/requirements.lock deploy/cuda.lock deploy/cpu.lock ./
 RUN pip install --no-deps --require-hashes --requirement requirements.lock
-# What PyTorch's usual build needs besides; its CPU builds, of the extra index, do not.
-RUN [ -n "$PIP_EXTRA_INDEX_URL" ] || pip install --no-deps --require-hashes --requirement cuda.lock
+RUN if [ -n "$PIP_EXTRA_INDEX_URL" ]; then torch=cpu; else torch=cuda; fi \
+    && pip install --no-deps --require-hashes --requirement "$torch.lock"
 COPY pyproject.toml README.md LICENSE ./
 COPY paceline paceline
 COPY server server

@@ -136,7 +136,7 @@ def _files(name: HubName, info: ModelInfo, url: Callable[[str], str]) -> dict[st
 
 
 def _blob(blobs: Path, remote: RemoteFile) -> Path:
-    return blobs / path_part(remote.blob, f"{SHA256}|{GIT_SHA1}")
+    return blobs / path_part(remote.blob, SHA256, GIT_SHA1)
 
 
 def _held(blobs: Path, remote: RemoteFile) -> int:

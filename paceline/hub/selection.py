@@ -6,7 +6,6 @@ Weights are safetensors only: nothing is ever unpickled. Not handled: weights in
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from typing import Final
@@ -23,7 +22,7 @@ _TWICE: Final = "consolidated*.safetensors"  # the weights again, in the layout 
 def wanted_files(repository: str, names: Iterable[str]) -> list[str]:
     """Weights, tokenizer and configuration among the files of a repository. Raises ConfigError where there is no model
     that can be run, by what there is instead."""
-    top = sorted(name for name in names if isinstance(name, str) and re.fullmatch(FILE, name))
+    top = sorted(name for name in names if isinstance(name, str) and FILE.fullmatch(name))
     wanted = [name for name in top if any(fnmatch(name, pattern) for pattern in _FILES)]
     weights = [name for name in wanted if fnmatch(name, WEIGHTS)]
     own = [name for name in weights if not fnmatch(name, _TWICE)]
