@@ -26,6 +26,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import ModelInfo
+from paceline.engine.loader import served_dtype
 from paceline.engine.model_config import cache_input
 from paceline.engine.paged.engine import PagedEngine, paged_engine
 from paceline.engine.tensors import dists
@@ -41,6 +42,8 @@ from .report import Claim, Options, Report, plot_lines
 NAME: Final = "engine"
 SUMMARY: Final = "ms per forward at 1-64 rows, and GB/s beside a plain copy's; baselines: transformers, llama.cpp"
 
+STORED: Final = torch.bfloat16
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -50,7 +53,7 @@ class Workload:
     rounds: int = 15
     prefix: int = 128  # rows cached before each timed forward
     shape: Shape = field(default_factory=Shape)
-    dtype: torch.dtype = torch.bfloat16
+    dtype: torch.dtype | None = None  # None: in which a server would run it here, from a checkpoint in `STORED`
     copied: int = 1 << 28  # bytes of the plain copy: more than any CPU cache
 
 
@@ -79,9 +82,11 @@ def run_gpu() -> Report:
 
 def _against_others(options: Options, workload: Workload | None) -> Report:
     load = workload or (QUICK if options.quick else Workload())
-    model = random_model(load.shape, load.dtype)
-    torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
-    device = model.device
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = random_model(load.shape, STORED)
+    stored_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    dtype = load.dtype or served_dtype(device, STORED, stored_bytes)
+    torch.nn.Module.to(model, device, dtype)
     weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     reference = _Transformers(copy.deepcopy(model), load)
     ours = _Paged(model, load)
@@ -97,7 +102,9 @@ def _against_others(options: Options, workload: Workload | None) -> Report:
     claims, intervals = _claims(measured)
     conditions = {
         "model": f"random Qwen2, hidden {load.shape.hidden}, {load.shape.layers} layers, vocabulary {load.shape.vocab}",
-        "dtype": str(load.dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
+        "stored": str(STORED).removeprefix("torch."),
+        "dtype_is": "as served here" if load.dtype is None else "as asked",
         "weights_mb": round(weight_bytes / 1e6),
         "cached_rows": load.prefix,
         "statistic": f"medians of {load.rounds} rounds; a claim is the median ratio of two forwards of one round, but "
@@ -109,7 +116,9 @@ def _against_others(options: Options, workload: Workload | None) -> Report:
         "clock": "real",
         "quick": options.quick,
     }
-    table = [each.row(count, weight_bytes, copy_rate) for count, each in measured.items()]
+    table = [
+        {"dtype": conditions["dtype"]} | each.row(count, weight_bytes, copy_rate) for count, each in measured.items()
+    ]
     return Report(NAME, conditions, table, claims)
 
 
@@ -178,7 +187,7 @@ class _Transformers:
 
 class _Paged:
     def __init__(self, model: PreTrainedModel, load: Workload) -> None:
-        info = ModelInfo("bench", "", load.shape.vocab, 4096, str(load.dtype), "paged")
+        info = ModelInfo("bench", "", load.shape.vocab, 4096, str(model.dtype), "paged")
         engine = paged_engine(model, info, kv_rows=1024)
         if not isinstance(engine, PagedEngine):
             raise EngineError(f"paged does not serve the bench's model: {engine}")

@@ -8,16 +8,17 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.commands.options import Config, Json, StateDir
 from paceline.core.printable import printable, printable_json
-from paceline.runtime.asking.activity import FILE, Activity, ActivityLog
-from paceline.runtime.asking.answers import permission
 from paceline.settings import AgentSettings
 from paceline.settings_sources import resolve
+
+if TYPE_CHECKING:
+    from paceline.runtime.asking.activity import Activity
 
 
 def activity(
@@ -31,6 +32,9 @@ def activity(
     At the device, while the agent runs or not. Each line: when, the key's name as the cloud says it, the outcome,
     tokens of the answer, bytes sent, ids of the documents read (see `paceline docs list`), and the question.
     """
+    from paceline.runtime.asking.activity import FILE, ActivityLog
+    from paceline.runtime.asking.answers import permission
+
     settings, _ = resolve(AgentSettings, {"state_dir": state_dir}, os.environ, config)
     entries: list[Activity] = []
     if (settings.state_dir / FILE).exists():  # reading creates nothing

@@ -1,39 +1,53 @@
-"""The commands `paceline agent` and `paceline devices activity`."""
+"""The commands `paceline agent`, `paceline stage` and `paceline devices activity`.
+
+What they run is imported when it runs: `--help` shows their options alone.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import typer
 
 from paceline.commands.groups import devices_group, doctor_checks
 from paceline.commands.options import GroupedCommand, options
-from paceline.settings import AgentSettings
+from paceline.settings import AgentSettings, NodeSettings
 from paceline.settings_sources import Origins, describe_given
 from paceline.stage_settings import StageSettings
 
 from .activity import activity
-from .consent import ask_owner
-from .link_check import cloud_link
 from .stage import EXAMPLE, stage
+
+if TYPE_CHECKING:
+    from paceline.commands.diagnosis.outcome import Found
 
 
 def register(app: typer.Typer) -> None:
     example = "Example: paceline agent --cloud https://example.org --code -"
     app.command(epilog=example, cls=GroupedCommand)(options(AgentSettings)(agent))
     app.command(epilog=EXAMPLE, cls=GroupedCommand)(options(StageSettings)(stage))
-    doctor_checks(app)["cloud link"] = cloud_link
+    doctor_checks(app)["cloud link"] = _cloud_link
     devices_group(app).command(epilog="Example: paceline devices activity --last 50 --json")(activity)
 
 
 def agent(settings: AgentSettings, origins: Origins) -> None:
     """Serve this device's model and private documents, together with a cloud if one is given."""
+    import asyncio
+
     from paceline.api.http.logs import configure_logging
 
-    from .program import run  # torch is imported here, not for `paceline --help`
+    from .consent import ask_owner
+    from .program import run
 
     configure_logging(settings.log_level, settings.log_format)
     logging.getLogger("paceline.settings").info("%s", describe_given(settings, origins))
     ask_owner(settings)
     asyncio.run(run(settings))
+
+
+def _cloud_link(settings: NodeSettings) -> Callable[[], Found] | None:
+    from .link_check import cloud_link
+
+    return cloud_link(settings)

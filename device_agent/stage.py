@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
@@ -18,6 +17,8 @@ from paceline.settings_sources import Origins, describe_given
 from paceline.stage_settings import StageSettings
 
 if TYPE_CHECKING:
+    import asyncio
+
     from paceline.runtime.stages.head.local import StageCredential
 
 EXAMPLE = "Example: paceline stage --model Qwen/Qwen2.5-7B-Instruct --layers 0:14 --server https://example.org --code -"
@@ -25,6 +26,8 @@ EXAMPLE = "Example: paceline stage --model Qwen/Qwen2.5-7B-Instruct --layers 0:1
 
 def stage(settings: StageSettings, origins: Origins) -> None:
     """Run layers of a model for a server that spreads it over several processes or machines (`serve --stages`)."""
+    import asyncio
+
     from paceline.api.http.logs import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
@@ -34,6 +37,8 @@ def stage(settings: StageSettings, origins: Origins) -> None:
 
 
 async def _run(settings: StageSettings) -> None:
+    import asyncio
+
     from paceline.engine.loader import EngineOptions, find, fingerprint
     from paceline.models import CAUSAL, CLOUD
 
@@ -125,6 +130,8 @@ async def _credential(settings: StageSettings) -> StageCredential:
 
 async def _until_input_ends(failed: asyncio.Future[None]) -> None:
     """The head that started this process holds the other end of its input."""
+    import asyncio
+
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 

@@ -21,6 +21,11 @@ from paceline.core.side import Side
 PREFIX = "PACELINE_"
 ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,40}://[^/\s]{1,255}")
 SECRETS = frozenset({"api_keys", "code", "web_search"})
+TRUSTING = frozenset(  # whom this machine believes, lets in and tells, and where what it knows lies
+    {"cloud", "server", "code", "code_file", "cloud_may_ask", "cloud_texts", "share_distributions", "web_search"}
+    | {"api_keys", "api_key_file", "local_users", "allowed_origins", "trusted_proxies", "host", "listen", "insecure"}
+    | {"encrypt_documents", "docs_dir", "state_dir"}
+)
 DERIVED = frozenset({"state_dir", "docs_dir", "embedder", "device"})  # their default depends on the machine or a field
 
 ENCRYPT = "encrypt documents, stored responses and look-up tables on the disk, at the next start and for good"

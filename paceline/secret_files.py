@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import getpass
+import grp
 import logging
 import os
+import pwd
 import stat
 import sys
 import tempfile
@@ -79,6 +81,17 @@ def make_folder(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
+def is_others(status: os.stat_result) -> bool:
+    """True where another user than this one and root owns it or may write it."""
+    by_group = bool(status.st_mode & 0o020)
+    if by_group:
+        with contextlib.suppress(KeyError):  # distributions make a group for each user, and a umask of 002
+            user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(status.st_gid)
+            is_own = (group.gr_gid, group.gr_name) == (user.pw_gid, user.pw_name)
+            by_group = not is_own or not {*group.gr_mem} <= {user.pw_name}
+    return status.st_uid not in (os.geteuid(), 0) or by_group or bool(status.st_mode & 0o002)
+
+
 def private_folder(folder: Path) -> None:
     """Make a folder, with those above it, that only this user may enter; let nobody else into one that exists.
 
@@ -89,11 +102,11 @@ def private_folder(folder: Path) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(
-            f"{folder} belongs to another user, who could replace the keys in it: choose a folder of yours."
+            f"{folder} belongs to another user, who could replace what is in it: choose a folder of yours."
         )
-    if mode & 0o022:
+    if is_others(status):
         raise ConfigError(
-            f"Others may write to {folder} (mode {mode:04o}), and so replace the keys in it: run `chmod 700 {folder}` "
+            f"Others may write to {folder} (mode {mode:04o}), and so replace what is in it: run `chmod 700 {folder}` "
             "if nobody has."
         )
     if mode & 0o077 and status.st_uid == os.geteuid():

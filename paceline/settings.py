@@ -20,6 +20,7 @@ from paceline.node_settings import DERIVED as DERIVED
 from paceline.node_settings import ENCRYPT
 from paceline.node_settings import PREFIX as PREFIX
 from paceline.node_settings import SECRETS as SECRETS
+from paceline.node_settings import TRUSTING as TRUSTING
 from paceline.node_settings import NodeSettings as NodeSettings
 from paceline.node_settings import ProgramSettings as ProgramSettings
 from paceline.node_settings import state_home as state_home

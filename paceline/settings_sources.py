@@ -1,9 +1,10 @@
 """Where settings come from: flags, `PACELINE_*` variables and a TOML file, resolved once at start-up.
 
 Precedence: flag > environment > file > default. An unknown key is an error that names the nearest known one.
-The file (`paceline.toml` in the working directory, or `--config`) has keys that all programs read, and the tables
-`[server]`, `[agent]` and `[stage]` for one of them. A folder named for several programs (by a variable, or by a key
-outside the tables) is split: each side uses its own subfolder, so that the two never share files.
+The file (`--config`, or `paceline.toml` in the working directory if others cannot have written it) has keys that all
+programs read, and the tables `[server]`, `[agent]` and `[stage]` for one of them. A folder named for several programs
+(by a variable, or by a key outside the tables) is split: each side uses its own subfolder, so that the two never share
+files.
 
 pydantic-settings is not used: it neither reports where a value came from nor rejects an unknown variable.
 """
@@ -11,6 +12,10 @@ pydantic-settings is not used: it neither reports where a value came from nor re
 from __future__ import annotations
 
 import difflib
+import functools
+import logging
+import os
+import stat
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -22,11 +27,14 @@ from pydantic.fields import FieldInfo
 from paceline.configuration.groups import grouped
 from paceline.core.printable import is_text
 from paceline.errors import ConfigError
-from paceline.settings import DERIVED, PREFIX, SCHEMAS, SECRETS, ProgramSettings
+from paceline.secret_files import is_others
+from paceline.settings import DERIVED, PREFIX, SCHEMAS, SECRETS, TRUSTING, ProgramSettings
 from paceline.side_folders import FOLDERS, own_folder
 from paceline.stage_settings import StageSettings
 
 DEFAULT_FILE = Path("paceline.toml")
+
+_log = logging.getLogger("paceline.settings")
 
 Origins = Mapping[str, str]  # field name -> where its value came from, in words
 Settings = TypeVar("Settings", bound=ProgramSettings)
@@ -64,7 +72,26 @@ def resolve(
             isinstance(text, str) and not is_text(text) for text in (value if isinstance(value, tuple) else [value])
         ):
             raise ConfigError(f"{key} ({origins[key]}) has bytes that are no UTF-8: write it in that encoding")
+    if file is None:
+        trusting = [
+            (key, getattr(settings, key)) for key in sorted(TRUSTING) if origins.get(key, "").startswith("file ")
+        ]
+        _tell(
+            ", ".join(
+                f"{key} = {_shown(key, value)}" for key, value in trusting if value != cls.model_fields[key].default
+            )
+        )
     return settings, origins
+
+
+@functools.cache  # once, where a command asks for both programs' settings
+def _tell(trusting: str) -> None:
+    if trusting:
+        _log.warning(
+            "%s of this folder sets whom and what this machine trusts: %s. Named with --config, nothing is said of it.",
+            DEFAULT_FILE,
+            trusting,
+        )
 
 
 def describe(settings: ProgramSettings, origins: Origins) -> list[str]:
@@ -123,12 +150,16 @@ def _from_file(cls: type[ProgramSettings], file: Path | None) -> tuple[_Source, 
         return {}, {}
     try:
         with path.open("rb") as stream:
+            status = os.fstat(stream.fileno())
+            if file is None:
+                _check_own(path, status)
             content = tomllib.load(stream)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from None
     own: _Source = {}
+    _warn_of_readers(path, status, content)
     tables = {schema.table: content.pop(schema.table, {}) for schema in PROGRAMS}
     _refuse_unknown(content, _known() | set(tables), f"key in {path}")
     shared: _Source = {key: (value, f"file {path}") for key, value in content.items() if key in cls.model_fields}
@@ -140,6 +171,29 @@ def _from_file(cls: type[ProgramSettings], file: Path | None) -> tuple[_Source, 
         if schema is cls:
             own = {key: (value, f"file {path} [{schema.table}]") for key, value in table.items()}
     return shared, own
+
+
+def _check_own(path: Path, status: os.stat_result) -> None:
+    """Raises ConfigError for a file that was not named, unless nobody but this user and root can have written it."""
+    folders = {path.absolute().parent, path.resolve().parent}  # two where it is a link
+    for place, found in ((path.absolute(), status), *((folder, folder.stat()) for folder in folders)):
+        if is_others(found):
+            raise ConfigError(
+                f"{path} of this folder is not read, since another user owns or may write {place}: look into it, and "
+                f"name it with --config {path} if you trust it, or start in another folder."
+            )
+
+
+def _warn_of_readers(path: Path, status: os.stat_result, content: Mapping[str, object]) -> None:
+    secrets = SECRETS & {key for table in (content, *content.values()) if isinstance(table, dict) for key in table}
+    readers = 0o077 if status.st_uid == os.geteuid() else 0o007  # root's file is this user's by its group
+    if secrets and stat.S_ISREG(status.st_mode) and status.st_mode & readers:
+        _log.warning(
+            "%s has %s and can be read by others: run `chmod 600 %s` if they are not to know its secrets",
+            path,
+            ", ".join(sorted(secrets)),
+            path,
+        )
 
 
 def _known() -> set[str]:

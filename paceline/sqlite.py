@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.errors import ConfigError, StorageError
-from paceline.secret_files import make_folder
+from paceline.secret_files import private_folder
 
 BUSY_S = 30.0  # longest wait for another process's transaction
 
@@ -22,9 +22,10 @@ BUSY_S = 30.0  # longest wait for another process's transaction
 def connect(file: Path) -> sqlite3.Connection:
     """Open an autocommitting connection to `file`, creating it if needed. One thread at a time may use it.
 
-    Raises sqlite3.Error, OSError, and ConfigError when another program keeps the file busy.
+    Raises sqlite3.Error, OSError, and ConfigError for a folder where others could exchange it (see `private_folder`),
+    and when another program keeps the file busy.
     """
-    make_folder(file.parent)
+    private_folder(file.parent)
     _make_private(file)
     connection = sqlite3.connect(file, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:

@@ -5,7 +5,6 @@ Registry and keys are imported by the commands that open them: their libraries t
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -48,6 +47,8 @@ def register(app: typer.Typer) -> None:
 
 def serve(settings: ServerSettings, origins: Origins) -> None:
     """Serve the cloud's model and public documents, alone or together with devices."""
+    import asyncio
+
     from paceline.api.http.logs import configure_logging
 
     from .program import run  # torch is imported here, not for `paceline --help`

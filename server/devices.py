@@ -12,7 +12,9 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -104,7 +106,6 @@ class Registry:
         """
         self._file = StateFile(state_dir / FILE, _SCHEMA, "device registry")
         self.path = self._file.path
-        self.watching = self._file.watching
         self._away_s = away_days * DAY_S
         self._now = now
         with self._file.reading() as rows:
@@ -114,6 +115,11 @@ class Registry:
             self._add_role(table)
         if outdated:
             self._migrate()
+
+    def watching(self) -> AbstractContextManager[Callable[[], int]]:
+        """A function whose number changes after every change of the file. See `StateFile.watching`."""
+        changes = count()
+        return self._file.watching(lambda _: next(changes))
 
     # ---- the owner's side -------------------------------------------------------------------------------------------
     def add(self, name: str, role: Role = "device") -> str:

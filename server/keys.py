@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.api.http.auth import SCOPES, StoredKey
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, StorageError
+from paceline.secret_files import write_private
 
 from .devices import check_name
 from .state import StateFile
 
 FILE = "keys.sqlite"
+REQUIRED = "keys-required"  # a file beside it: there has been a key
 MARK = "sk-pl-"  # `sk`, which some clients require, and `pl`, by which secret scanners recognise a leaked key
 SHOWN = len(MARK) + 6  # characters of a key shown in lists: 36 of its 256 bits
 DAY_S = 86_400.0
@@ -62,6 +64,7 @@ class Keys:
     def __init__(self, state_dir: Path, *, now: Callable[[], float] = time.time) -> None:
         """Open the file of keys, creating it if needed. Raises ConfigError when it cannot be used."""
         self._file = StateFile(state_dir / FILE, _SCHEMA, "file of keys")
+        self._required = state_dir / REQUIRED
         self._now = now
 
     # ---- the owner's side -------------------------------------------------------------------------------------------
@@ -86,6 +89,7 @@ class Keys:
         now = self._now()
         expires = None if days is None else now + days * DAY_S
         digest = hashlib.sha256(key.encode()).digest()
+        self._require()
         try:
             with self._file.changing() as rows:
                 rows.execute(
@@ -130,20 +134,27 @@ class Keys:
     def current(self) -> Iterator[Callable[[], Sequence[StoredKey]]]:
         """Yield a function that returns the current keys, read again only after the file has changed.
 
-        One thread at a time may call it.
+        One thread at a time may call it. It raises StorageError, as this does, while the file cannot be read, and for
+        one without a key where there have been some: the file may have been lost, and must not open the server.
         """
-        with self._file.reading() as rows, self._file.watching() as version:
-            seen: int | None = None
-            known: tuple[StoredKey, ...] = ()
-
-            def keys() -> Sequence[StoredKey]:
-                nonlocal seen, known
-                found = version()
-                if found != seen:
-                    known, seen = tuple(_stored(row) for row in rows.execute(_CURRENT)), found
-                return known
-
+        with self._file.watching(self._known) as keys:
+            keys()
             yield keys
+
+    def _known(self, rows: sqlite3.Connection) -> Sequence[StoredKey]:
+        found = tuple(_stored(row) for row in rows.execute(_CURRENT))
+        if found:  # of an earlier release, perhaps
+            self._require()
+        elif not found and self._required.exists():
+            raise StorageError(
+                f"{self._file.path} has no keys, though there have been some: put it back from a copy, or make new "
+                f"ones with `paceline keys create NAME`. To serve without keys, remove {self._required}."
+            )
+        return found
+
+    def _require(self) -> None:
+        if not self._required.exists():
+            write_private(self._required, b"Keys are required here, whatever keys.sqlite holds.\n")
 
 
 # A revoked key expires in 1970: with the moment of revocation it would be valid again if the clock were set back.

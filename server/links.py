@@ -101,7 +101,7 @@ class Links:
                 # Check twice after a change: at the first check a device may be authenticated but not yet admitted.
                 try:
                     before, seen = seen, version()
-                except sqlite3.Error as error:
+                except StorageError as error:
                     await self._failed(error)
                     continue
                 if before != seen or again or self._unread or self._failing_since is not None:

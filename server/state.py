@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from paceline import sqlite
 from paceline.errors import ConfigError, StorageError
+
+Read = TypeVar("Read")
 
 
 class StateFile:
@@ -43,12 +46,50 @@ class StateFile:
 
     @contextmanager
     def changing(self) -> Iterator[sqlite3.Connection]:
-        """Open a connection in one transaction; nothing else can write to the file meanwhile."""
-        with self.reading() as rows, sqlite.transaction(rows):
-            yield rows
+        """Open a connection in one transaction; nothing else can write to the file meanwhile.
+
+        Afterwards the file is whole without its log, so that a copy of it, or another in its place, is what it seems.
+        """
+        with self.reading() as rows:
+            with sqlite.transaction(rows):
+                yield rows
+            sqlite.checkpoint(rows)
 
     @contextmanager
-    def watching(self) -> Iterator[Callable[[], int]]:
-        """Yield a function whose number changes after every change of the file. A call takes microseconds."""
-        with self.reading() as rows:
-            yield lambda: int(rows.execute("PRAGMA data_version").fetchone()[0])
+    def watching(self, read: Callable[[sqlite3.Connection], Read]) -> Iterator[Callable[[], Read]]:
+        """Yield a function that returns what `read` finds, read again only after the file has changed, or another has
+        taken its place. A call takes microseconds; one thread at a time may call it.
+
+        The function raises StorageError as long as the file is missing or cannot be read.
+        """
+        with ExitStack() as opened:
+            rows: sqlite3.Connection | None = None
+            seen: int | None = None
+            place: tuple[int, int] | None = None
+            found: Read
+
+            def current() -> Read:
+                nonlocal rows, seen, place, found
+                with sqlite.speaking(self.path, f"a {self._what}"):
+                    if rows is None or self._inode() != place:
+                        opened.close()
+                        rows, seen, place = None, None, self._inode()
+                        if place is None:
+                            raise StorageError(
+                                f"{self.path} is gone: put it back from a copy, or start the server again."
+                            )
+                        rows = opened.enter_context(closing(sqlite.connect(self.path)))
+                    version = int(rows.execute("PRAGMA data_version").fetchone()[0])
+                    if version != seen:
+                        found, seen = read(rows), version
+                    return found
+
+            yield current
+
+    def _inode(self) -> tuple[int, int] | None:
+        """(device, inode) of the file that is there now."""
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino

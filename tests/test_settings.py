@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ from paceline.errors import ConfigError
 from paceline.local_users import is_loopback
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
+from paceline.secret_files import is_others
 from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, ServerSettings
 from paceline.settings_sources import describe, describe_given, resolve
 from paceline.stage_settings import StageSettings
@@ -163,6 +168,92 @@ def test_the_file_in_the_working_directory_is_read_unless_another_is_named(tmp_p
     assert resolve(ServerSettings, {}, {})[0].port == 1
     assert resolve(ServerSettings, {}, {"PACELINE_CONFIG": str(other)})[0].port == 2
     assert resolve(ServerSettings, {}, {"PACELINE_CONFIG": "paceline.toml"}, other)[0].port == 2
+
+
+def test_a_file_of_the_working_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    file = Path("paceline.toml")
+    file.write_text("port = 9")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for place in (file, tmp_path):
+        mode = place.stat().st_mode
+        for open_to in (0o002, 0o022):
+            place.chmod(mode | open_to)
+            with pytest.raises(ConfigError, match=rf"may write {place.absolute()}: .* name it with --config"):
+                resolve(AgentSettings, {}, {})
+            assert resolve(AgentSettings, {}, {}, file)[0].port == 9, "one that was named is read"
+            assert resolve(AgentSettings, {}, {"PACELINE_CONFIG": "paceline.toml"})[0].port == 9
+        place.chmod(mode)
+    assert resolve(AgentSettings, {}, {})[0].port == 9
+    file.rename(elsewhere / "other.toml")
+    file.symlink_to(elsewhere / "other.toml")
+    assert resolve(AgentSettings, {}, {})[0].port == 9
+    elsewhere.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"may write {elsewhere}"):
+        resolve(AgentSettings, {}, {})
+
+
+def test_a_group_of_this_user_alone_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = tmp_path.stat()
+    assert not is_others(status)
+    for mode, group_name, members, others in (
+        (0o775, "me", [], False),
+        (0o775, "me", ["me"], False),
+        (0o775, "me", ["me", "you"], True),
+        (0o775, "staff", [], True),
+        (0o777, "me", [], True),
+        (0o755, "staff", ["you"], False),
+    ):
+        user = pwd.struct_passwd(("me", "x", os.geteuid(), status.st_gid, "", "/", "/bin/sh"))
+        monkeypatch.setattr("pwd.getpwuid", lambda _, user=user: user)
+        group = grp.struct_group((group_name, "x", status.st_gid, members))
+        monkeypatch.setattr("grp.getgrgid", lambda _, group=group: group)
+        tmp_path.chmod(mode)
+        assert is_others(tmp_path.stat()) is others, (oct(mode), group_name, members)
+
+
+@pytest.mark.parametrize("command", [["agent", "--show-settings"], ["docs", "list", "--side", "device"], ["doctor"]])
+def test_what_a_file_of_the_working_directory_trusts_is_said_by_every_command(
+    tmp_path: Path, command: list[str]
+) -> None:
+    Path("paceline.toml").write_text(
+        f'port = 9\n[agent]\nstate_dir = "{tmp_path}/state"\ncloud = "http://127.0.0.1:9"\ncode = "abcd"\n'
+        'cloud_may_ask = "on"\nencrypt_documents = false\nshare_distributions = false\nembedder = "hash"\n'
+    )
+    told = ran(command).stderr
+    assert (
+        "this machine trusts: cloud = http://127.0.0.1:9, cloud_may_ask = on, code = (set), encrypt_documents = "
+        in told
+    )
+    assert told.count("Named with --config") == 1 and "share_distributions" not in told and "abcd" not in told
+    assert "chmod 600 paceline.toml" in told
+    assert "trusts" not in ran([*command, "--config", "paceline.toml"]).stderr
+
+
+def ran(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize("key", ['[server]\napi_keys = ["k"]', '[agent]\ncode = "abcd"', 'api_keys = ["k"]'])
+def test_a_file_with_secrets_that_others_can_read_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    file = written(tmp_path, key)
+    file.chmod(0o600)
+    resolve(ServerSettings, {}, {}, file)
+    assert not caplog.text
+    file.chmod(0o644)
+    resolve(ServerSettings, {}, {}, file)
+    assert "can be read by others" in caplog.text
+    caplog.clear()
+    resolve(ServerSettings, {}, {}, written(tmp_path, "port = 9"))
+    assert not caplog.text
 
 
 def test_a_file_that_was_named_must_exist_and_be_toml(tmp_path: Path) -> None:

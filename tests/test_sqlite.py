@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from paceline import sqlite
+from paceline.errors import ConfigError
 
 OTHER_PROCESS = """
 import sqlite3, sys
@@ -86,3 +87,10 @@ def test_an_existing_database_keeps_its_mode(tmp_path: Path) -> None:
     file.chmod(0o640)  # its owner's choice
     sqlite.connect(file).close()
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
+
+
+def test_a_folder_in_which_others_could_exchange_the_file_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o757)
+    with pytest.raises(ConfigError, match="Others may write"):
+        sqlite.connect(tmp_path / "numbers.sqlite")
+    assert not list(tmp_path.iterdir())

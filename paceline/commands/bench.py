@@ -1,17 +1,23 @@
 """`paceline bench`: run one of the modules in `bench/`, show its claims, write its JSON and its plot.
 
-A module is a bench if it has NAME, SUMMARY and run; `bench/report.py` defines its options and its report. Measures
-nothing itself. A claim that does not hold is no error: the figure is the result.
+A module is a bench if it assigns NAME and SUMMARY and has run; `bench/report.py` defines its options and its report.
+Measures nothing itself. A claim that does not hold is no error: the figure is the result.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import json
 import pkgutil
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Protocol, cast
 
 import typer
@@ -19,6 +25,7 @@ import typer
 from paceline.errors import ConfigError
 
 PACKAGE = "paceline.bench"
+ALL = "all"
 
 
 class Claim(Protocol):
@@ -54,9 +61,6 @@ class Report(Protocol):
 class Bench(Protocol):
     """A module of `bench/`."""
 
-    NAME: str
-    SUMMARY: str
-
     def run(self, options: object) -> Report: ...
 
 
@@ -64,14 +68,29 @@ class Plotted(Bench, Protocol):
     def plot(self, report: Report, file: Path) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A bench as its source describes it; nothing of it is imported yet."""
+
+    name: str
+    summary: str
+    module: str
+
+    def load(self) -> Bench:
+        return cast(Bench, importlib.import_module(self.module))
+
+
 def register(app: typer.Typer) -> None:
     app.command(epilog="Example: paceline bench engine --quick --json engine.json")(bench)
 
 
 def bench(
-    name: Annotated[str | None, typer.Argument(help="which; without a name: list them")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="fewer repetitions: a minute at most")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write conditions, rows and claims there")] = None,
+    name: Annotated[str | None, typer.Argument(help="which, or all; without a name: list them")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="fewer repetitions: some minutes at most")] = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="write conditions, rows and claims there; with all: into that folder, a file each"),
+    ] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="draw the graph there (.png, .svg, .pdf)")] = None,
     data: Annotated[Path | None, typer.Option("--data", help="folder with the evaluation sets")] = None,
 ) -> None:
@@ -79,18 +98,28 @@ def bench(
     found = benches()
     if name is None:
         for each in found.values():
-            typer.echo(f"{each.NAME:<14} {each.SUMMARY}")
+            typer.echo(f"{each.name:<14} {each.summary}")
+        return
+    if name == ALL:
+        if plot_file:
+            raise ConfigError("bench all draws no graph: leave --plot out")
+        _run_all(found, ["--quick"] * quick + (["--data", str(data)] if data else []), json_file)
         return
     if name not in found:
-        raise ConfigError(f"unknown bench {name}: choose one of {', '.join(found) or '(none is installed)'}")
-    chosen = found[name]
-    if plot_file and not hasattr(chosen, "plot"):
-        raise ConfigError(f"bench {name} draws no graph: leave --plot out")
+        raise ConfigError(f"unknown bench {name}: choose one of {', '.join(found) or '(none is installed)'}, or {ALL}")
     for file in (json_file, plot_file):
         if file and not file.absolute().parent.is_dir():
             raise ConfigError(f"{file.absolute().parent} does not exist: make it, or choose another place for {file}")
-    options = importlib.import_module(f"{PACKAGE}.report").Options(quick=quick, data=data)
-    report = chosen.run(options)
+    try:
+        chosen = found[name].load()
+        if plot_file and not hasattr(chosen, "plot"):
+            raise ConfigError(f"bench {name} draws no graph: leave --plot out")
+        options = importlib.import_module(f"{PACKAGE}.report").Options(quick=quick, data=data)
+        report = chosen.run(options)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"bench {name} needs {error.name}, which is not installed: run `pip install 'paceline[bench]'`."
+        ) from error
     if json_file:
         json_file.write_text(json.dumps(report.to_json(), indent=2) + "\n")
     if plot_file:
@@ -101,16 +130,65 @@ def bench(
         typer.echo(verdict(claim))
 
 
-def benches(package: str = PACKAGE) -> dict[str, Bench]:
-    """Benches by name, sorted. Raises ConfigError where the package is not installed."""
+def _run_all(found: Mapping[str, Listed], options: Sequence[str], folder: Path | None) -> None:
+    """Every bench in a process of its own, one after another; a table of what came of each."""
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        reports = folder or Path(temporary)
+        try:
+            reports.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{reports} cannot be made: {error.strerror}. Choose another folder.") from error
+        for number, name in enumerate(found, 1):
+            typer.echo(f"\n{name} ({number} of {len(found)})", color=False)
+            file, began = reports / f"{name}.json", time.monotonic()
+            file.unlink(missing_ok=True)
+            command = [sys.executable, "-m", "paceline", "bench", name, *options, "--json", str(file)]
+            ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+            typer.echo(ended.stderr, err=True, nl=False)
+            row: dict[str, object] = {"bench": name, "seconds": round(time.monotonic() - began)}
+            if ended.returncode == 0 and file.exists():
+                claims = json.loads(file.read_text())["claims"]
+                row |= {"claims": len(claims), "hold": sum(claim["holds"] for claim in claims)}
+            else:
+                row["failed"] = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
+            rows.append(row)
+    for line in ("", *table(rows)):
+        typer.echo(line)
+    if any("failed" in row for row in rows):
+        raise typer.Exit(1)
+
+
+def benches(package: str = PACKAGE) -> dict[str, Listed]:
+    """Benches by name, sorted, as their sources describe them: what one of them needs is no concern of the others.
+
+    Raises ConfigError where the package is not installed.
+    """
     try:
         parent = importlib.import_module(package)
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
         raise ConfigError(f"{package} is not installed: run `pip install -e .` in the checkout") from None
-    modules = [importlib.import_module(f"{package}.{info.name}") for info in pkgutil.iter_modules(parent.__path__)]
-    return {bench.NAME: bench for bench in sorted(filter(None, map(_as_bench, modules)), key=lambda each: each.NAME)}
+    found = []
+    for info in pkgutil.iter_modules(parent.__path__, f"{package}."):
+        spec = importlib.util.find_spec(info.name)
+        if spec is not None and spec.origin is not None:
+            constants = _constants(Path(spec.origin))
+            if {"NAME", "SUMMARY"} <= constants.keys():
+                found.append(Listed(constants["NAME"], constants["SUMMARY"], info.name))
+    return {bench.name: bench for bench in sorted(found, key=lambda each: each.name)}
+
+
+def _constants(source: Path) -> dict[str, str]:
+    """The texts that a module assigns at its top."""
+    found = {}
+    for node in ast.parse(source.read_text("utf-8")).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        value = getattr(node, "value", None)
+        if isinstance(target, ast.Name) and isinstance(value, ast.Constant) and isinstance(value.value, str):
+            found[target.id] = value.value
+    return found
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> list[str]:
@@ -126,10 +204,6 @@ def verdict(claim: Claim) -> str:
     held = "holds" if claim.holds else "does not hold"
     spread = "" if claim.interval is None else " [{:.3g}, {:.3g}]".format(*claim.interval)
     return f"{claim.name} = {claim.value:.3g}{spread} (target {sign} {claim.target:g}): {held}"
-
-
-def _as_bench(module: ModuleType) -> Bench | None:
-    return cast(Bench, module) if hasattr(module, "NAME") and hasattr(module, "run") else None
 
 
 def _cell(value: object) -> str:

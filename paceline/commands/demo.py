@@ -20,7 +20,16 @@ import typer
 
 from paceline import models
 from paceline.commands.demonstration.local_pair import Pair, start_pair
-from paceline.commands.demonstration.questions import COLOURS, Question, ask, curl_line, faults, footer, load_questions
+from paceline.commands.demonstration.questions import (
+    COLOURS,
+    Question,
+    Silent,
+    ask,
+    curl_line,
+    faults,
+    footer,
+    load_questions,
+)
 from paceline.commands.processes import Child, Children
 from paceline.core.side import Side
 from paceline.errors import PacelineError
@@ -31,7 +40,9 @@ if TYPE_CHECKING:
 
 DEVICE = "demo-laptop"
 MODEL = "demo"
-ANSWER_S = 20.0  # longest wait for an answer; the demo pair takes about 1 s
+FIRST_TOKEN_S = 20.0  # after which the machine is called slow; the demo pair takes about 1 s
+SILENCE_S = 60.0  # without a sign of life, of which a program that is at work sends one every 15 s
+ANSWER_S = 600.0  # for a whole answer
 WATCH_S = 0.5  # between two checks that both programs are running
 
 
@@ -80,17 +91,25 @@ def _start(children: Children, port: int, agent_port: int) -> Pair:
 def _put(console: Console, child: Child, question: Question, *, check: bool) -> bool:
     """Ask one question and show the answer as it arrives. True if the request failed or, with `check`, is wrong."""
     console.print(f"\n{question.text}  (asked at the {child.name})", style="bold", markup=False)
+    began, first = time.monotonic(), 0.0
 
     def show(text: str, lane: str | None) -> None:
+        nonlocal first
+        first = first or time.monotonic() - began
         console.print(text, end="", style=COLOURS.get(lane or "", ""), markup=False)
 
     try:
         with _within(ANSWER_S):
             answer = ask(_client(child.url), question.text, show)
+    except Silent as error:  # no fault of an answer: there is none to judge
+        console.print(f"\nslow machine: {error}\n{child.tail()}", markup=False)
+        return True
     except PacelineError as error:
         console.print(f"\nFAIL: {error}\n{child.tail()}", markup=False)
         return True
     console.print(f"\n{footer(answer)}", style="dim", markup=False)
+    if first > FIRST_TOKEN_S:
+        console.print(f"slow machine: the first token came after {first:.0f} s", style="dim", markup=False)
     wrong = list(faults(question, answer)) if check else []
     if check:
         console.print("PASS" if not wrong else f"FAIL: {'; '.join(wrong)}", markup=False)
@@ -100,7 +119,7 @@ def _put(console: Console, child: Child, question: Question, *, check: bool) -> 
 def _client(url: str) -> OpenAI:
     from openai import OpenAI
 
-    return OpenAI(base_url=f"{url}/v1", api_key="not needed on loopback", timeout=ANSWER_S, max_retries=0)
+    return OpenAI(base_url=f"{url}/v1", api_key="not needed on loopback", timeout=SILENCE_S, max_retries=0)
 
 
 def _names(folder: str) -> str:
@@ -144,10 +163,10 @@ def _ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """Raise PacelineError when time is up. A read timeout does not suffice: keep-alive comments restart it."""
+    """Raise Silent when time is up. A read timeout does not suffice: keep-alive comments restart it."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001  # a signal handler's signature
-        raise PacelineError(f"no whole answer within {seconds:g} s")
+        raise Silent(f"no whole answer within {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -64,6 +63,8 @@ def profile(
 
 
 def _measure(settings: NodeSettings, seconds: float, file: ProfileFile) -> None:
+    import asyncio
+
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 

@@ -228,9 +228,15 @@ def choose_dtype(requested: DType, device: torch.device, stored: torch.dtype | N
 
     if requested != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[requested]
+    return served_dtype(device, stored, sum(file.stat().st_size for file in directory.glob("*.safetensors")))
+
+
+def served_dtype(device: torch.device, stored: torch.dtype | None, size: int) -> torch.dtype:
+    """The number format in which a model runs whose weights are `size` bytes in the format `stored`."""
+    import torch
+
     if device.type == "cuda":
         return torch.bfloat16
-    size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     is_small = size < _SMALL_MODEL * (2 if stored in (torch.bfloat16, torch.float16) else 4)
     is_native = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return torch.bfloat16 if stored == torch.bfloat16 and is_native and not is_small else torch.float32

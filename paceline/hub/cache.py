@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from paceline.errors import ConfigError
 from paceline.hub.facts import ModelFacts, facts_of
-from paceline.hub.names import HubName
+from paceline.hub.names import FILE, HubName, path_part
 from paceline.hub.transfer import PARTIAL
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def remove(name: HubName) -> Removed:
     repository = next((each for each in _models(scan) if each.repo_id == name.repository), None)
     known = () if repository is None else tuple(repository.revisions)
     if name.revision is None:
-        folder = _cache() / f"{_FOLDER}{name.repository.replace('/', '--')}"
+        folder = _cache() / path_part(f"{_FOLDER}{name.repository.replace('/', '--')}", FILE)
         if not folder.is_dir():
             raise _absent(name)
         freed = _size(folder.glob("blobs/*"))

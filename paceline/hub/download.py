@@ -7,14 +7,14 @@ Files that are there already are not fetched again, nor parts of them. Refusals 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
-from paceline.hub.names import MAIN, HubName
+from paceline.hub.names import FILE, GIT_SHA1, MAIN, REVISION, SHA256, HubName, path_part
 from paceline.hub.selection import wanted_files
 from paceline.hub.transfer import PARTIAL, RemoteFile, asked_wait, fetch
 
@@ -55,13 +55,16 @@ def local(name: HubName) -> Path:
 
 def pull(name: HubName, progress: Progress = lambda *_: None) -> Pulled:
     """Fetch the newest files of the name's revision. Raises ConfigError; `Unreachable` where the hub cannot serve."""
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, by its documentation
 
     revision, files = _remote(name)
-    blobs = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name.repository, repo_type="model") / "blobs"
-    missing = {file: remote for file, remote in files.items() if not (blobs / remote.blob).exists()}
+    folder = Path(constants.HF_HUB_CACHE) / path_part(
+        repo_folder_name(repo_id=name.repository, repo_type="model"), FILE
+    )
+    blobs = folder / "blobs"
+    missing = {file: remote for file, remote in files.items() if not _blob(blobs, remote).exists()}
     size = sum(remote.size for remote in files.values())
     done = size - sum(remote.size for remote in missing.values())
     fetched = 0
@@ -77,10 +80,30 @@ def pull(name: HubName, progress: Progress = lambda *_: None) -> Pulled:
 
         with _explained(name):
             blobs.mkdir(parents=True, exist_ok=True)
-            fetch(remote, blobs / remote.blob, build_hf_headers(), counted)
-    with _explained(name), _without_bars():  # links the files into the snapshot, and names the revision
-        found = snapshot_download(name.repository, revision=name.revision or MAIN, allow_patterns=list(files))
-    return Pulled(str(name), revision, Path(found), size, fetched)
+            fetch(remote, _blob(blobs, remote), build_hf_headers(), counted)
+    with _explained(name):
+        return Pulled(str(name), revision, _linked(folder, name, revision, files), size, fetched)
+
+
+def _linked(folder: Path, name: HubName, commit: str, files: Mapping[str, RemoteFile]) -> Path:
+    """The folder of a commit, with links to its files, as huggingface_hub lays it out; and the name of the revision.
+
+    huggingface_hub itself would ask the hub again, and take what stands in the answer's headers for names of files.
+    """
+    snapshot = folder / "snapshots" / path_part(commit, GIT_SHA1)
+    snapshot.mkdir(parents=True, exist_ok=True)
+    for file, remote in files.items():
+        link = snapshot / path_part(file, FILE)
+        if link.exists() and link.samefile(_blob(folder / "blobs", remote)):
+            continue
+        link.unlink(missing_ok=True)
+        with suppress(FileExistsError):  # by another process, just now
+            link.symlink_to(_blob(Path("..", "..", "blobs"), remote))
+    if name.revision != commit:
+        label = folder / "refs" / path_part(name.revision or MAIN, REVISION)
+        label.parent.mkdir(parents=True, exist_ok=True)
+        label.write_text(commit)
+    return snapshot
 
 
 def remote_size(name: HubName) -> int:
@@ -94,7 +117,9 @@ def _remote(name: HubName) -> tuple[str, dict[str, RemoteFile]]:
 
     with _explained(name):
         info = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=30.0)
-    return info.sha or "", _files(name, info, lambda file: hf_hub_url(name.repository, file, revision=info.sha))
+    return path_part(info.sha, GIT_SHA1), _files(
+        name, info, lambda file: hf_hub_url(name.repository, file, revision=info.sha)
+    )
 
 
 def _files(name: HubName, info: ModelInfo, url: Callable[[str], str]) -> dict[str, RemoteFile]:
@@ -110,9 +135,13 @@ def _files(name: HubName, info: ModelInfo, url: Callable[[str], str]) -> dict[st
     return found
 
 
+def _blob(blobs: Path, remote: RemoteFile) -> Path:
+    return blobs / path_part(remote.blob, SHA256, GIT_SHA1)
+
+
 def _held(blobs: Path, remote: RemoteFile) -> int:
     """Bytes that an interrupted download has left of a file."""
-    partial = blobs / f"{remote.blob}{PARTIAL}"
+    partial = _blob(blobs, remote).with_suffix(PARTIAL)
     return partial.stat().st_size if partial.is_file() else 0
 
 
@@ -124,21 +153,6 @@ def _check_room(folder: Path, needed: int, name: HubName) -> None:
             f"{name} needs {needed / 1e9:.1f} GB more, and {place} has {free / 1e9:.1f} GB free: remove models with "
             "`paceline models remove`, or set HF_HOME to a larger disk."
         )
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """huggingface_hub's own bars, of files that are here already, would follow ours."""
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    if are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()
 
 
 @contextmanager

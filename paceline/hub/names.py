@@ -10,7 +10,11 @@ from paceline.errors import ConfigError
 
 MAIN: Final = "main"
 _PART: Final = r"[A-Za-z0-9][\w.-]{0,95}"
-_HUB_NAME: Final = re.compile(rf"({_PART}(?:/{_PART})?)(?:@([\w./-]{{1,128}}))?")
+SHA256: Final = re.compile(r"[0-9a-f]{64}")
+GIT_SHA1: Final = re.compile(r"[0-9a-f]{40}")
+FILE: Final = re.compile(r"\w[\w .+-]{0,200}")
+REVISION: Final = re.compile(r"\w[\w./-]{0,127}")
+_HUB_NAME: Final = re.compile(rf"({_PART}(?:/{_PART})?)(?:@(\w[\w./-]{{0,127}}))?")
 _OLLAMA_NAME: Final = re.compile(r"[\w./-]+:[\w.-]+")  # a tag after a colon, which no name of the hub has
 
 
@@ -35,6 +39,21 @@ class HubName:
 
     def __str__(self) -> str:
         return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
+
+
+def path_part(name: object, *forms: re.Pattern[str]) -> str:
+    """A name that came from elsewhere, before it becomes part of a path: it has one of these forms, and leads nowhere
+    else.
+
+    forms: `SHA256` and its like. Raises ConfigError.
+    """
+    text = name if isinstance(name, str) else ""
+    if any(form.fullmatch(text) for form in forms) and not {"", ".", ".."} & set(text.split("/")):
+        return text
+    raise ConfigError(
+        f"The hub names a file, a version or its content {str(name)[:80]!r}, which is no such name, and nothing of it "
+        "was kept: check HF_ENDPOINT, and what lies between here and the hub."
+    )
 
 
 def check_kind(name: str) -> None:

@@ -11,6 +11,7 @@ from fnmatch import fnmatch
 from typing import Final
 
 from paceline.errors import ConfigError
+from paceline.hub.names import FILE
 
 WEIGHTS: Final = "*.safetensors"
 PICKLED: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -21,7 +22,7 @@ _TWICE: Final = "consolidated*.safetensors"  # the weights again, in the layout 
 def wanted_files(repository: str, names: Iterable[str]) -> list[str]:
     """Weights, tokenizer and configuration among the files of a repository. Raises ConfigError where there is no model
     that can be run, by what there is instead."""
-    top = sorted(name for name in names if "/" not in name)
+    top = sorted(name for name in names if isinstance(name, str) and FILE.fullmatch(name))
     wanted = [name for name in top if any(fnmatch(name, pattern) for pattern in _FILES)]
     weights = [name for name in wanted if fnmatch(name, WEIGHTS)]
     own = [name for name in weights if not fnmatch(name, _TWICE)]

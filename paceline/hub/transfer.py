@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from paceline.errors import ConfigError
+from paceline.hub.names import GIT_SHA1, SHA256, path_part
 
+MAX_FILE: Final = 1 << 40  # bytes, far above any file of a model
 PARTIAL: Final = ".partial"  # behind the name of a file that is not whole yet
 ATTEMPTS: Final = 5  # without a byte in between
 WAIT_S: Final = 1.0  # before the second attempt; twice as long before each further one
@@ -34,17 +36,22 @@ _log = logging.getLogger("paceline.hub")
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
+    """A file as the hub describes it, in values that may be anything. Raises ConfigError for what no file has."""
+
     url: str
     size: int
     sha256: str | None  # of a large file
     git_sha1: str | None  # of a small one, as git names it
 
+    def __post_init__(self) -> None:
+        path_part(self.blob, SHA256 if self.sha256 else GIT_SHA1)
+        if type(self.size) is not int or not 0 <= self.size <= MAX_FILE:
+            raise ConfigError(f"The hub says that {self.url} has {str(self.size)[:40]} bytes, which no file has.")
+
     @property
     def blob(self) -> str:
         """Its name in the cache."""
-        name = self.sha256 or self.git_sha1
-        assert name, "the hub names every file by its content"
-        return name
+        return self.sha256 or self.git_sha1 or ""
 
 
 def fetch(
@@ -85,11 +92,10 @@ def _fill(
     file: RemoteFile, stream: BinaryIO, headers: Mapping[str, str], counted: Counted, wait: Callable[[float], None]
 ) -> None:
     failures = 0
-    while (held := stream.tell()) != file.size:
-        if held > file.size:  # of another version of the file, or of a server that ignores ranges
-            stream.truncate(0)
-            counted(-held)
-            continue
+    if (held := stream.tell()) > file.size:  # of another version of the file
+        stream.truncate(0)
+        counted(-held)
+    while (held := stream.tell()) < file.size:
         try:
             _append(file, stream, headers, counted)
             if stream.tell() < file.size:
@@ -122,6 +128,8 @@ def _append(file: RemoteFile, stream: BinaryIO, headers: Mapping[str, str], coun
         for chunk in response.iter_bytes():
             stream.write(chunk)
             counted(len(chunk))
+            if stream.tell() > file.size:  # not the file; its sender may never end
+                return
 
 
 def asked_wait(error: Exception) -> float:

@@ -29,8 +29,10 @@ import numpy as np
 from safetensors import TensorSpec, serialize, serialize_file
 
 from paceline.core.batching.kv_prefix import CARRIERS, KvArray, KvPrefix
+from paceline.errors import ConfigError
 from paceline.rag.records import DEFAULT_COLLECTION
 from paceline.sealing.seal import PLAIN, DamagedError, Seal
+from paceline.secret_files import private_folder
 
 FOLDER = "kv"  # in the folder of the documents
 _SUFFIX = ".safetensors"
@@ -144,7 +146,7 @@ class DocumentKvStore:
         path = self._path(key)
         part = path.with_name(f".{os.getpid()}-{threading.get_ident()}-{path.name}{_HALF_WRITTEN}")
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(self._folder)
             if path.exists():
                 return True
             try:
@@ -153,7 +155,7 @@ class DocumentKvStore:
             finally:
                 part.unlink(missing_ok=True)
             self._evict(keep=path.name)
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             _logger.warning("KV of a document cannot be kept: %s", error)
             return False
         return True

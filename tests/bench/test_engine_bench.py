@@ -33,6 +33,24 @@ def test_the_engine_bench_measures_all_sides_at_all_rows() -> None:
     assert set(report.to_json()) == {"bench", "commit", "conditions", "rows", "claims"}
 
 
+def test_the_format_is_what_a_server_would_choose_here_unless_another_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = Shape(layers=1, hidden=32, inner=48, heads=4, kv_heads=2, vocab=64)
+    load = Workload(rows=(1, 16), rounds=1, prefix=4, shape=small, copied=1 << 16)
+    for chosen in (torch.float32, torch.bfloat16):
+        asked = []
+
+        def choose(*arguments: object, chosen: torch.dtype = chosen, asked: list[object] = asked) -> torch.dtype:
+            asked.append(arguments)
+            return chosen
+
+        monkeypatch.setattr(engine, "served_dtype", choose)
+        report = run(Options(quick=True), load)
+        assert len(asked) == 1 and {row["dtype"] for row in report.rows} == {str(chosen).removeprefix("torch.")}
+        assert report.conditions["dtype_is"] == "as served here" and report.conditions["stored"] == "bfloat16"
+
+
 def test_without_a_gpu_the_report_and_the_command_say_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

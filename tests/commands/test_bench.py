@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "report.py").write_text("from bench.report import *")
     (folder / "stones.py").write_text(MODULE + PLOT)
     monkeypatch.syspath_prepend(tmp_path)
+    (folder / "lacking.py").write_text('import a_package_that_nobody_has\nNAME: str = "lacking"\nSUMMARY = "nothing"\n')
     found = command.benches(folder.name)
     monkeypatch.setattr(command, "PACKAGE", folder.name)
     monkeypatch.setattr(command, "benches", lambda: found)
@@ -43,7 +46,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_modules_with_a_name_and_a_run_are_listed(package: Path) -> None:  # noqa: ARG001  # makes the modules
-    assert CliRunner().invoke(build(()), ["bench"]).stdout == "stones         how far a stone flies\n"
+    listed = "lacking        nothing\nstones         how far a stone flies\n"
+    assert CliRunner().invoke(build(()), ["bench"]).stdout == listed
 
 
 def test_a_run_shows_rows_and_claims_and_writes_them(package: Path) -> None:
@@ -75,7 +79,9 @@ def test_a_run_shows_rows_and_claims_and_writes_them(package: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("pebbles",), "unknown bench pebbles: choose one of stones"),
+        (("pebbles",), "unknown bench pebbles: choose one of lacking, stones, or all"),
+        (("lacking",), "bench lacking needs a_package_that_nobody_has, which is not installed: run `pip install"),
+        (("all", "--plot", "x.png"), "bench all draws no graph"),
         (("stones", "--json", "/nowhere/at/all.json"), "/nowhere/at does not exist"),
     ],
 )
@@ -87,6 +93,54 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured(
     result = CliRunner().invoke(build(()), ["bench", *arguments])
     assert isinstance(result.exception, ConfigError)
     assert sentence in str(result.exception)
+
+
+WITHOUT_EXTRAS = """
+import sys
+for name in ("jsonschema", "matplotlib", "llama_cpp"):
+    sys.modules[name] = None  # as in a plain installation: an import of it fails
+from paceline.commands.main import main
+main()
+"""
+
+
+def plainly(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process that has what the plain installation has."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS, *arguments], capture_output=True, text=True, check=False, timeout=600
+    )
+
+
+def test_benches_are_listed_and_run_without_the_packages_that_others_need() -> None:
+    listed = plainly("bench")
+    assert listed.returncode == 0 and listed.stdout.count("\n") >= 18, listed.stderr
+    assert "constraints" in listed.stdout
+    refused = plainly("bench", "constraints", "--quick")
+    assert refused.returncode == 2 and "bench constraints needs jsonschema" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_all_benches_run_one_after_another_and_one_that_fails_ends_nothing(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starter, python = package / "starter.py", package / "python"
+    starter.write_text(
+        "import paceline.commands.bench as bench\n"
+        "bench.PACKAGE = 'benches_of_a_test'\n"
+        "bench.benches.__defaults__ = (bench.PACKAGE,)\n"
+        "from paceline.commands.main import main\nmain()\n"
+    )
+    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {starter} "$@"\n')  # in place of `-m paceline`
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PYTHONPATH", f"{package}:{Path.cwd()}")
+    result = CliRunner().invoke(build(()), ["bench", "all", "--quick", "--json", str(package / "new" / "reports")])
+    assert result.exit_code == 1
+    last = [line.split() for line in result.stdout.splitlines()[-3:]]
+    assert last[0] == ["bench", "seconds", "failed", "claims", "hold"]
+    assert last[1][0] == "lacking" and "needs a_package_that_nobody_has" in " ".join(last[1])
+    assert last[2][0] == "stones" and last[2][2:] == ["1", "1"]
+    assert {file.name for file in (package / "new" / "reports").iterdir()} == {"stones.json"}
 
 
 def test_a_package_that_is_not_installed_is_a_sentence() -> None:
@@ -105,9 +159,11 @@ def test_a_claim_holds_at_its_target_and_beyond(value: float, better: str, holds
 
 
 def test_every_bench_of_the_repository_can_be_loaded_and_says_what_it_measures() -> None:
-    for name, module in command.benches("bench").items():
-        assert name == module.NAME
-        assert module.SUMMARY
+    found = command.benches("bench")
+    assert len(found) >= 18
+    for name, listed in found.items():
+        module = listed.load()
+        assert (name, listed.summary) == (module.NAME, module.SUMMARY)  # type: ignore[attr-defined]  # of its source
         assert callable(module.run)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -46,6 +46,43 @@ def test_every_help_has_an_example(path: tuple[str, ...]) -> None:
         result = CliRunner().invoke(root.build(), [*path, option])
         assert result.exit_code == 0
         assert f"Example: paceline {' '.join(path)}".strip() in " ".join(result.output.split())
+
+
+SHOWN_BY_HELP = {"typer", "pydantic", "pydantic_core", "annotated_types", "annotated_doc", "typing_extensions"} | {
+    "typing_inspection",
+    "shellingham",
+    "paceline",
+    "server",
+    "device_agent",
+    "client",
+}
+IMPORTED = """
+import sys
+from importlib.metadata import packages_distributions
+from paceline.commands.main import main
+sys.argv = ["paceline", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as ended:
+    assert ended.code == 0, ended.code
+kinds = {name.split(".")[0] for name in sys.modules} & set(packages_distributions())
+print(*sorted(kinds), "|", *sorted(name for name in sys.modules if name.startswith("paceline.") or name == "asyncio"))
+"""
+
+
+@pytest.mark.parametrize(
+    "command", ["--help", "serve --help", "agent --help", "docs add --help", "chat --help", "--version"]
+)
+def test_help_imports_nothing_that_it_does_not_show(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, *command.split()], capture_output=True, text=True, check=True
+    )
+    packages, own = (part.split() for part in done.stdout.splitlines()[-1].split("|"))
+    assert "torch" in packages_distributions() and "typer" in packages
+    assert {name for name in packages if not name.startswith("__editable__")} <= SHOWN_BY_HELP
+    assert "asyncio" not in own, "a tenth of a second"
+    for layer in ("api", "runtime", "engine", "rag", "wire", "strategies", "bootstrap"):
+        assert not [name for name in own if name.split(".")[1] == layer]
 
 
 def test_all_commands_of_the_design_are_there() -> None:

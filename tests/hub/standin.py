@@ -9,10 +9,11 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -33,6 +34,9 @@ class StandInHub:
     limit_headers: Mapping[str, str] = field(default_factory=dict)  # what it says then
     storage: StandInHub | None = None  # another host, which large files are fetched from; None: from here
     wrong_token: str = ""  # which it does not know
+    lie: Callable[[dict[str, Any]], object] = lambda _: None  # changes its description of a repository
+    headers: Mapping[str, str] = field(default_factory=dict)  # of its answers for files, in place of the true ones
+    endless: bool = False  # weights go on after their end
     tokens: set[str] = field(default_factory=set)  # that were sent to it
     sent: int = 0  # bytes of files
     ranges: list[str] = field(default_factory=list)  # that were asked for
@@ -102,7 +106,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._json([_entry(file, content) for file, content in files.items()])
             return
         siblings = [_sibling(file, content) for file, content in files.items()]
-        self._json({"id": name, "sha": COMMIT, "siblings": siblings, "gated": name in self.hub.gated})
+        described = {"id": name, "sha": COMMIT, "siblings": siblings, "gated": name in self.hub.gated}
+        self.hub.lie(described)
+        self._json(described)
 
     def _file(self, name: str, file: str, *, body: bool) -> None:
         content = self.hub.repositories.get(name, {}).get(file)
@@ -125,18 +131,24 @@ class _Handler(BaseHTTPRequestHandler):
             self._redirect(f"{self.hub.storage.url}{self.path}?X-Amz-Signature=1", etag, size)
             return
         self.send_response(206 if start else 200)
-        self.send_header("ETag", f'"{etag}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("Accept-Ranges", "bytes")
+        described = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
         if _is_large(file):
-            self.send_header("X-Linked-Etag", f'"{etag}"')
-            self.send_header("X-Linked-Size", str(size))
+            described |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(size)}
+        for header, value in (described | dict(self.hub.headers)).items():
+            self.send_header(header, value)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
-        self.send_header("Content-Length", str(size - start))
+        if not self.hub.endless:
+            self.send_header("Content-Length", str(size - start))
         self.end_headers()
         if not body:
             return
+        while self.hub.endless:
+            try:
+                self.wfile.write(bytes(1 << 16))
+            except OSError:
+                return
+            self.hub.sent += 1 << 16
         rest = content[start:]
         if _is_large(file) and self.hub.cut_after is not None and self.hub.cuts > 0:
             self.hub.cuts -= 1

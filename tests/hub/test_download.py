@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
@@ -82,6 +84,81 @@ def test_a_newer_version_is_fetched_beside_the_older_one(hub: StandInHub) -> Non
     hub.repositories["house/tiny"] = FILES | {"model.safetensors": b"other weights"}
     pulled = pull(HubName.parse("house/tiny"))
     assert (pulled.fetched, pulled.size) == (len(b"other weights"), len(b"other weights") + 4)
+
+
+def _first(described: dict[str, Any]) -> dict[str, Any]:
+    """config.json as the hub describes it."""
+    return described["siblings"][0]
+
+
+def _weights(described: dict[str, Any]) -> dict[str, Any]:
+    return described["siblings"][2]
+
+
+LIES: dict[str, Callable[[dict[str, Any], Path], object]] = {
+    "an absolute id": lambda told, out: _weights(told)["lfs"].update(sha256=f"{out}/x"),
+    "an id that leads out": lambda told, _: _weights(told)["lfs"].update(sha256="../../../outside/x"),
+    "an id of a small file": lambda told, out: _first(told).update(blobId=f"{out}/x"),
+    "an id that is a file here": lambda told, _: _first(told).update(blobId="/etc/passwd"),
+    "an id in capitals": lambda told, _: _first(told).update(blobId="A" * 40),
+    "an id that is too short": lambda told, _: _first(told).update(blobId="ab"),
+    "an id with a line's end": lambda told, _: _first(told).update(blobId="a" * 40 + "\n"),
+    "an id that is a number": lambda told, _: _first(told).update(blobId=7),
+    "a commit that leads out": lambda told, _: told.update(sha="../../../outside"),
+    "an absolute commit": lambda told, out: told.update(sha=str(out / "x")),
+    "no commit": lambda told, _: told.update(sha=None),
+    "a size below zero": lambda told, _: _first(told).update(size=-1),
+    "a size that is none": lambda told, _: _first(told).update(size="12"),
+    "a size without end": lambda told, _: _weights(told).update(size=1 << 62),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_a_hub_calls_its_files_leads_nowhere_else(hub: StandInHub, tmp_path: Path, lie: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    hub.lie = lambda described: LIES[lie](described, outside)
+    with pytest.raises(ConfigError, match=r"no such name|which no file has"):
+        pull(HubName.parse("house/tiny"))
+    assert hub.sent == 0 and not list(outside.iterdir())
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() or file.is_symlink()]
+
+
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
+def test_what_stands_in_the_headers_of_a_hub_becomes_no_path(hub: StandInHub, tmp_path: Path, header: str) -> None:
+    hub.headers = {header: '"../../../outside"'}
+    directory = pull(HubName.parse("house/tiny")).directory
+    assert {file.name for file in directory.iterdir()} == set(FILES)
+    assert {path.name for path in tmp_path.iterdir()} == {"hub"}
+    assert {path.name for path in (tmp_path / "hub").iterdir()} == {"models--house--tiny"}
+
+
+def test_a_file_that_does_not_end_is_given_up_at_its_size(hub: StandInHub, tmp_path: Path) -> None:
+    hub.endless = True
+    with pytest.raises(ConfigError, match="content that is not what the hub says it is"):
+        pull(HubName.parse("house/tiny"))
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+
+
+def test_files_with_names_that_lead_elsewhere_are_not_fetched(hub: StandInHub) -> None:
+    hub.repositories["house/tiny"] = FILES | {"..\\..\\x.json": b"x", "/tmp/x.json": b"x", "a/../../x.json": b"x"}
+    assert {file.name for file in pull(HubName.parse("house/tiny")).directory.iterdir()} == set(FILES)
+
+
+def test_a_revision_that_is_a_path_is_no_name() -> None:
+    for name in ("house/tiny@/etc", "house/tiny@../x"):
+        with pytest.raises(ConfigError, match="no model directory"):
+            HubName.parse(name)
+
+
+def test_every_part_of_a_path_in_the_cache_is_a_constant_or_has_been_checked() -> None:
+    for file in (Path(transfer.__file__).parent).glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+                part = node.right
+                checked = isinstance(part, ast.Call) and getattr(part.func, "id", "") == "path_part"
+                number = isinstance(part, ast.Constant)
+                assert checked or number, f"{file.name}:{node.lineno}: {ast.unparse(node)}"
 
 
 @pytest.fixture

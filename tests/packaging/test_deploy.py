@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from paceline.commands.main import build
 from paceline.settings import AgentSettings, ServerSettings
@@ -90,3 +93,52 @@ def test_variables_of_the_image_are_settings() -> None:
     assert {"STATE_DIR", "API_KEY_FILE"} <= names
     assert {name.lower() for name in names} <= set(ServerSettings.model_fields)
     assert "PACELINE_HOST" not in text, "an agent then listens on loopback, and needs no key"
+
+
+# ---- what is installed and what it may do ---------------------------------------------------------------------------
+LOCKED = re.compile(r"^([\w.-]+)==([\w.+]+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", re.MULTILINE)
+
+
+def test_the_image_is_built_from_a_digest_and_of_packages_with_hashes() -> None:
+    text = (ROOT / "Dockerfile").read_text("utf-8")
+    assert re.search(r"^ARG PYTHON=python:3\.11-slim@sha256:[0-9a-f]{64}\nFROM \$\{PYTHON\}$", text, re.MULTILINE)
+    installs = re.findall(r"pip install ([^\\\n]*)", text)
+    assert all("--require-hashes" in each or each.split()[-1] == "." for each in installs), installs
+    assert all("--no-deps" in each for each in installs)
+    assert all(
+        f"!deploy/{name}" in (ROOT / ".dockerignore").read_text() for name in re.findall(r"deploy/(\w+\.lock)", text)
+    )
+
+
+def test_the_lock_has_every_dependency_in_a_version_that_is_asked_for_and_no_address() -> None:
+    locked: dict[str, dict[str, str]] = {}
+    for kind in ("requirements", "cuda", "cpu"):
+        text = (DEPLOY / f"{kind}.lock").read_text("utf-8")
+        assert "://" not in text and LOCKED.sub("", text).strip() == "# Made by scripts/lock."
+        locked[kind] = {name: version for name, version, _ in LOCKED.findall(text)}
+    assert locked["cpu"] == {"torch": f"{locked['cuda']['torch']}+cpu"}
+    asked = [
+        Requirement(each) for each in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    ]
+    for kind in ("cuda", "cpu"):
+        installed = locked["requirements"] | locked[kind]
+        wrong = [each for each in asked if installed.get(canonicalize_name(each.name), "0") not in each.specifier]
+        assert not wrong, "run scripts/lock"
+    open_above = {each.name for each in asked if not {"<", "=="} & {part.operator for part in each.specifier}}
+    assert open_above <= {"packaging", "pydantic-core"}, "one has years for versions, pydantic pins the other"
+
+
+def test_containers_may_do_no_more_than_they_need() -> None:
+    composed = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
+    for service in composed["services"].values():
+        assert service["cap_drop"] == ["ALL"] and service["security_opt"] == ["no-new-privileges:true"]
+        assert service["read_only"] is True and service["pids_limit"] and service["mem_limit"]
+        assert any(volume.endswith(":/var/lib/paceline") for volume in service["volumes"]), "where it writes"
+
+
+@pytest.mark.parametrize("unit", ["paceline-server", "paceline-agent"])
+def test_units_allow_the_calls_by_which_parsers_are_confined(unit: str) -> None:
+    text = (DEPLOY / f"{unit}.service").read_text("utf-8")
+    (allowed,) = re.findall(r"^SystemCallFilter=(.*)$", text, re.MULTILINE)
+    calls = {"seccomp", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"}
+    assert {"@system-service", *calls} <= set(allowed.split())

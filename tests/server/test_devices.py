@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from device_agent.enrolment import _checked, _request, _to_json, exchange
 from paceline.api.http.auth import Keyring
-from paceline.errors import ConfigError, RequestError
+from paceline.errors import ConfigError, RequestError, StorageError
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.identity.enrolment import (
@@ -347,9 +347,10 @@ def test_a_name_that_cannot_be_one_is_refused(registry: Registry, name: str) -> 
 
 
 def test_nothing_that_lets_anyone_in_is_in_the_file_and_only_its_owner_reads_it(registry: Registry) -> None:
-    with registry.watching():  # keeps the log, so that it is read, too
+    with registry.watching() as version:  # keeps the log, so that it is read, too
+        version()
         key, code = enrolled(registry), registry.add("laptop")
-        content = registry.path.read_bytes() + registry.path.with_name("devices.sqlite-wal").read_bytes()
+        content = b"".join(file.read_bytes() for file in registry.path.parent.iterdir())
     derived = code_secrets(code)
     assert key.public_key in content and derived.mac_key in content
     assert key.seed not in content and derived.seed not in content
@@ -371,6 +372,20 @@ def test_a_change_by_another_process_is_seen(registry: Registry) -> None:
         assert version() == before
         Registry(registry.path.parent).add("phone")
         assert version() != before
+
+
+def test_another_registry_in_its_place_is_seen_and_none_is_an_error(registry: Registry, tmp_path: Path) -> None:
+    registry.add("phone")
+    other = Registry(tmp_path / "other")
+    other.add("laptop")
+    with registry.watching() as version:
+        before = version()
+        other.path.rename(registry.path)
+        assert version() != before
+        assert [device.name for device in registry.devices()] == ["laptop"]
+        registry.path.unlink()
+        with pytest.raises(StorageError, match="is gone: put it back"):
+            version()
 
 
 # ---- over HTTP ------------------------------------------------------------------------------------------------------

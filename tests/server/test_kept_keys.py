@@ -54,7 +54,7 @@ def test_a_credential_file_that_others_can_read_is_refused(tmp_path: Path, bits:
         kept.get("https://a.example")
 
 
-@pytest.mark.parametrize("bits", [0o770, 0o707, 0o777, 0o720])
+@pytest.mark.parametrize("bits", [0o702, 0o707, 0o777, 0o722])
 def test_a_folder_in_which_others_may_replace_keys_is_refused(tmp_path: Path, bits: int) -> None:
     tmp_path.chmod(bits)
     with pytest.raises(ConfigError, match="chmod 700"):

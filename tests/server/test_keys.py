@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from paceline.api.app import create_app
 from paceline.api.http.auth import SCOPES, Identity, Keyring, check_exposure
 from paceline.errors import ConfigError
 from server.commands import register
-from server.keys import DAY_S, MARK, SHOWN, Keys
+from server.keys import DAY_S, MARK, REQUIRED, SHOWN, Keys
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault
 from tests.api.scripted import ScriptedService, request, running
@@ -58,10 +60,10 @@ def test_a_key_is_known_by_its_hash_with_what_it_may_do(keys: Keys, clock: Clock
 def test_no_key_is_in_the_file_and_others_cannot_read_it(keys: Keys, tmp_path: Path) -> None:
     made = [keys.create(f"key {i}") for i in range(3)]
     assert len(set(made)) == 3 and all(key.startswith(MARK) and len(key) >= len(MARK) + 43 for key in made)
-    (file,) = (tmp_path / "state").iterdir()
-    for key in made:
-        assert key.encode() not in file.read_bytes() and key[SHOWN:].encode() not in file.read_bytes()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    for file in (tmp_path / "state").iterdir():
+        for key in made:
+            assert key.encode() not in file.read_bytes() and key[SHOWN:].encode() not in file.read_bytes()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [each.prefix for each in keys.all()] == [key[:SHOWN] for key in made]
 
 
@@ -151,6 +153,79 @@ def test_keys_are_read_only_after_a_change(keys: Keys) -> None:
         assert stored() is first
         Keys(keys._file.path.parent).create("b")  # as another process does
         assert len(stored()) == 2
+
+
+@pytest.mark.parametrize("lost", ["empty", "missing", "without a key"])
+def test_a_lost_file_of_keys_does_not_open_a_server(tmp_path: Path, lost: str) -> None:
+    keys = Keys(tmp_path)
+    with keys.current() as stored:
+        assert stored() == (), "one that has never had a key needs none"
+    keys.create("app")
+    for file in tmp_path.glob("keys.sqlite*"):
+        file.unlink()
+    if lost != "missing":
+        (tmp_path / "keys.sqlite").touch(mode=0o600)
+    if lost == "without a key":
+        Keys(tmp_path)
+    refused = server_told(tmp_path)
+    assert refused.returncode == 2 and "keys.sqlite has no keys, though there have been some" in refused.stderr
+    Keys(tmp_path).create("new")
+    with Keys(tmp_path).current() as stored:
+        assert len(stored()) == 1
+
+
+def test_keys_of_an_earlier_release_are_required_from_the_first_start_on(tmp_path: Path) -> None:
+    Keys(tmp_path).create("app")
+    (tmp_path / REQUIRED).unlink()
+    with Keys(tmp_path).current():
+        pass
+    (tmp_path / "keys.sqlite").unlink()
+    with pytest.raises(ConfigError, match="there have been some"), Keys(tmp_path).current():
+        pass
+
+
+def server_told(state: Path) -> subprocess.CompletedProcess[str]:
+    """A server that should not start."""
+    command = [sys.executable, "-m", "paceline", "serve", "--model", "fake", "--port", "0", "--state-dir", str(state)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_a_file_exchanged_beside_a_running_server_is_in_force_from_the_next_request_on(tmp_path: Path) -> None:
+    (copies := tmp_path / "copies").mkdir()
+    restored, revoked = Keys(copies).create("restored"), Keys(copies).create("revoked later")
+    (state := tmp_path / "state").mkdir()
+    keys = Keys(state)
+    with keys.current() as stored, running(create_app(ScriptedService(), keyring=Keyring({}, stored))) as url:
+
+        def status(key: str) -> int:
+            return request("POST", url + CHAT, json=BODY, headers={"authorization": f"Bearer {key}"}).status_code
+
+        old = keys.create("old")  # still in the write-ahead log
+        assert (status(old), status(restored)) == (200, 401)
+        (copies / "keys.sqlite").rename(state / "keys.sqlite")
+        assert (status(old), status(restored), status(revoked)) == (401, 200, 200)
+        Keys(state).revoke("revoked later")
+        assert (status(restored), status(revoked)) == (200, 401)
+
+
+@pytest.mark.parametrize("place", ["missing", "empty", "another kind of file"])
+def test_the_door_is_closed_while_the_file_cannot_be_read(tmp_path: Path, place: str) -> None:
+    keys = Keys(tmp_path)
+    key = keys.create("app")
+    headers = {"authorization": f"Bearer {key}"}
+    with keys.current() as stored, running(create_app(ScriptedService(), keyring=Keyring({}, stored))) as url:
+        assert request("POST", url + CHAT, json=BODY, headers=headers).status_code == 200
+        kept = tmp_path / "kept"
+        (tmp_path / "keys.sqlite").rename(kept)
+        if place != "missing":
+            new = tmp_path / "new"
+            new.write_bytes(b"" if place == "empty" else b"no database, but long enough to be mistaken for one" * 90)
+            new.rename(tmp_path / "keys.sqlite")
+        for sent in (headers, {}):
+            assert fault(request("POST", url + CHAT, json=BODY, headers=sent), 503)["code"] == "storage_unusable"
+        kept.rename(tmp_path / "keys.sqlite")
+        assert request("POST", url + CHAT, json=BODY, headers=headers).status_code == 200
+        assert request("POST", url + CHAT, json=BODY).status_code == 401
 
 
 # ---- the command beside a running server ----------------------------------------------------------------------------

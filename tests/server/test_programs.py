@@ -81,6 +81,25 @@ def test_a_server_and_an_agent_link_and_either_can_be_asked(tmp_path: Path) -> N
         assert alone.json()["paceline"]["degraded"] == "device_missing"
 
 
+@pytest.mark.parametrize("folder", ["--docs-dir", "--state-dir"])
+@pytest.mark.parametrize("side", ["serve", "agent"])
+def test_a_folder_of_documents_or_answers_that_others_may_write_is_refused(
+    tmp_path: Path, side: str, folder: str
+) -> None:
+    folders = {"--docs-dir": tmp_path / "docs", "--state-dir": tmp_path / "state"}
+    for each in folders.values():
+        each.mkdir()
+    arguments = [argument for name, each in folders.items() for argument in (name, str(each))]
+    folders[folder].chmod(0o777)
+    ended = subprocess.run(
+        [*command(side, *arguments), "--model", "fake", "--port", "0"], capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 2 and f"Others may write to {folders[folder]}" in ended.stderr
+    folders[folder].chmod(0o755)
+    with program(side, *arguments):
+        assert folders[folder].stat().st_mode & 0o777 == 0o700
+
+
 def _until(url: str) -> Iterator[httpx.Response]:
     """Request answers that need the device until one is generated with it."""
     for _ in range(400):

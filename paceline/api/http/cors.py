@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from urllib.parse import urlsplit
 
 from paceline.local_users import is_loopback
 
@@ -26,6 +25,11 @@ _METHODS = b"GET, POST, DELETE, OPTIONS"
 _EXPOSED = b"x-request-id, request-id, x-client-request-id, openai-processing-ms, retry-after"
 _USUAL = b"authorization, content-type"
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]*)?", re.IGNORECASE)  # RFC 9110, 7.2: a name and a port
+_PAGE = re.compile(rf"https?://{_HOST.pattern}", re.IGNORECASE)
+_APPLICATION = re.compile(rf"({'|'.join(sorted(APPLICATIONS))})://(?:{_HOST.pattern})?", re.IGNORECASE)
+PROXIES = frozenset(  # what a proxy or a tunnel adds to a request
+    {b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"forwarded", b"via", b"x-real-ip"}
+)
 
 
 def is_local_host(host: str | None) -> bool:
@@ -39,14 +43,8 @@ def is_local_origin(origin: str, allowed: Collection[str] = ()) -> bool:
     is none of them: a sandboxed frame of any page sends it."""
     if origin.lower() in allowed:
         return True
-    try:
-        url = urlsplit(origin)
-        host = url.hostname or ""
-    except ValueError:
-        return False
-    if url.scheme in ("http", "https"):
-        return _is_local(host)
-    return url.scheme in APPLICATIONS
+    page = _PAGE.fullmatch(origin)
+    return _is_local(page[1].lower()) if page is not None else _APPLICATION.fullmatch(origin) is not None
 
 
 def _is_local(name: str) -> bool:

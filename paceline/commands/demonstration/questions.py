@@ -22,6 +22,10 @@ MAX_TOKENS = 96
 COLOURS = {"cloud": "cyan", "device": "magenta"}  # by lane; text without a lane has the terminal's colour
 
 
+class Silent(PacelineError):
+    """Nothing came for longer than the client waits, no sign that the program is at work either."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     text: str
@@ -69,12 +73,15 @@ def load_questions(file: Path) -> tuple[Question, ...]:
 def ask(client: OpenAI, question: str, show: Callable[[str, str | None], None]) -> Answer:
     """Send one streamed request at temperature 0. `show` gets each piece of text with its lane as it arrives.
 
-    Raises PacelineError when the request fails, before or after its first token.
+    Raises PacelineError when the request fails, before or after its first token; Silent where that is the client's
+    timeout, which every sign of life begins anew.
     """
-    from openai import OpenAIError
+    from openai import APITimeoutError, OpenAIError
 
     try:
         return _asked(client, question, show)
+    except APITimeoutError as error:
+        raise Silent(f"nothing came from {client.base_url} for {client.timeout} s") from error
     except OpenAIError as error:
         raise PacelineError(f"the request to {client.base_url} failed: {error}") from error
 

@@ -27,6 +27,7 @@ from paceline.rag.parsing.parsed import MAX_NAME
 from paceline.rag.store.arrivals import STEP, Arrival, Arrivals
 from paceline.rag.store.paging import Paging, page
 from paceline.sealing.seal import Box, DamagedError
+from paceline.secret_files import private_folder
 
 FOLDER = "files"  # in the folder of the documents
 FILE_PREFIX = "file-"  # of ids; distinguishes uploads from other documents
@@ -62,7 +63,7 @@ class Uploads:
         with connection.reading() as database:
             self._seal = database.seal  # it never changes while the store is open
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            private_folder(self._folder)
             self._remove_orphans()
         except OSError as error:
             raise ConfigError(f"The folder of uploads {self._folder} cannot be used: {error.strerror}.") from error

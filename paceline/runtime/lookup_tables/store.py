@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.drafting.lookup_table import Arrays, LookupTable
+from paceline.errors import ConfigError
 from paceline.runtime.lookup_tables.table_files import (
     FORMAT,
     SUFFIX,
@@ -65,7 +66,7 @@ class Snapshot:
                 return self.rename(part, self.path)
             finally:
                 part.unlink(missing_ok=True)
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             log.warning("a look-up table cannot be kept: %s", error)
             return False
 

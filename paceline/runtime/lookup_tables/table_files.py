@@ -17,7 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
 from paceline.core.drafting.lookup_table import Arrays
+from paceline.errors import ConfigError
 from paceline.sealing.seal import PLAIN, DamagedError, Seal
+from paceline.secret_files import private_folder
 
 log = logging.getLogger("paceline.tables")
 
@@ -97,15 +99,15 @@ def write_table(part: Path, path: Path, content: bytes, *, whole: bool = False) 
             replace_table(part, path, whole=whole)
         finally:
             part.unlink(missing_ok=True)
-    except OSError as error:
+    except (OSError, ConfigError) as error:
         log.warning("a look-up table cannot be kept: %s", error)
         return False
     return True
 
 
 def write_part(part: Path, content: bytes) -> None:
-    """Write a private temporary file, to the disk. Raises OSError."""
-    part.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Write a private temporary file, to the disk. Raises OSError, and as `private_folder` does."""
+    private_folder(part.parent)
     part.touch(mode=0o600)
     with part.open("wb") as stream:
         stream.write(content)

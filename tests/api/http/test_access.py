@@ -15,7 +15,7 @@ import pytest
 from paceline import local_users
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring, StoredKey, check_exposure, parse_keys
-from paceline.api.http.cors import is_local_host
+from paceline.api.http.cors import is_local_host, is_local_origin
 from paceline.api.http.limits.doors import DoorLimits
 from paceline.errors import ConfigError
 from tests.api.conftest import BODY
@@ -269,6 +269,95 @@ def test_a_request_without_any_host_is_not_answered_without_keys(url: str) -> No
 def test_with_keys_a_server_has_any_name(keyed: tuple[ScriptedService, str]) -> None:
     headers = {"host": "llm.example.org", "authorization": "Bearer sk-open"}
     assert request("GET", keyed[1] + "/v1/models", headers=headers).status_code == 200
+
+
+PROXY_HEADERS = {
+    "X-Forwarded-For": "203.0.113.7",
+    "x-forwarded-host": "llm.example.org",
+    "X-Forwarded-Proto": "https",
+    "Forwarded": "for=203.0.113.7",
+    "VIA": "1.1 tunnel",
+    "X-Real-IP": "203.0.113.7",
+}
+
+
+@pytest.mark.parametrize("name", PROXY_HEADERS)
+def test_without_keys_what_came_through_a_proxy_is_not_answered(
+    url: str, service: ScriptedService, keyed: tuple[ScriptedService, str], name: str
+) -> None:
+    headers = {"host": "127.0.0.1:8000", name: PROXY_HEADERS[name]}
+    for method, path in (("GET", "/v1/models"), ("GET", "/x"), ("POST", CHAT)):
+        told = fault(request(method, url + path, headers=headers), 403)
+        assert told["code"] == "proxy_not_allowed" and "make a key" in str(told["message"])
+    assert not service.requests
+    for path in ("/healthz", "/"):
+        assert request("GET", url + path, headers=headers).status_code == 200, "open to all in any case"
+    known = headers | {"authorization": "Bearer sk-open"}
+    assert request("GET", keyed[1] + "/v1/models", headers=known).status_code == 200, "with keys any proxy may be there"
+
+
+def test_without_keys_what_a_page_of_another_site_has_its_browser_fetch_is_not_answered(
+    url: str, service: ScriptedService, keyed: tuple[ScriptedService, str]
+) -> None:
+    cross = {"sec-fetch-site": "cross-site"}  # an image or a script: without an origin
+    assert fault(request("GET", url + "/v1/models", headers=cross), 403)["code"] == "origin_not_allowed"
+    assert request("GET", url + "/", headers=cross).status_code == 200, "a link to the page"
+    for site in ("same-origin", "same-site", "none"):
+        assert request("GET", url + "/v1/models", headers={"sec-fetch-site": site}).status_code == 200
+    local = cross | {"origin": "http://localhost:3000"}  # of 127.0.0.1, as browsers see it
+    assert request("GET", url + "/v1/models", headers=local).status_code == 200
+    known = cross | {"authorization": "Bearer sk-open"}
+    assert request("GET", keyed[1] + "/v1/models", headers=known).status_code == 200
+    assert not service.requests
+
+
+def test_origins_are_read_as_browsers_write_them() -> None:
+    for origin in (
+        "http://localhost",
+        "https://127.0.0.1:8443",
+        "http://[::1]:8",
+        "app://obsidian.md",
+        "tauri://localhost",
+    ):
+        assert is_local_origin(origin), origin
+    for origin in (
+        "https://evil.example\\@localhost",
+        "https://evil.example/@localhost",
+        "https://evil.example#@localhost",
+        "https://evil.example?@localhost",
+        "https://user@localhost",
+        "http://localhost/",
+        "http://localhost\n",
+        " http://localhost",
+        "http:localhost",
+        "http:///localhost",
+        "http://localhost:8000:9000",
+        "http://local\thost",
+        "app://evil.example\\@x",
+        "javascript://localhost",
+        "file://",
+        "null",
+        "",
+    ):
+        assert not is_local_origin(origin), origin
+
+
+def test_no_answer_is_guessed_kept_or_held_by_another_page(url: str, keyed: tuple[ScriptedService, str]) -> None:
+    asked = [
+        request("GET", url + "/v1/models"),
+        request("GET", url + "/v1/none"),
+        request("POST", url + CHAT, json=BODY),
+        request("POST", url + CHAT, content=b"{"),
+        request("GET", keyed[1] + "/v1/models"),
+        request("GET", url + "/v1/models", headers={"host": "evil.example"}),
+    ]
+    for answer in asked:
+        assert answer.headers["x-content-type-options"] == "nosniff", answer.url
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+        assert answer.headers["cache-control"] == "no-store"
+    page = request("GET", url + "/")
+    assert page.headers.get_list("x-content-type-options") == ["nosniff"]
+    assert page.headers.get_list("cache-control") == ["no-cache"]
 
 
 # ---- logging --------------------------------------------------------------------------------------------------------

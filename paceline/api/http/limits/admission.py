@@ -19,7 +19,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.api.http.auth import Identity, Keyring
 from paceline.api.http.body import BrokenOffError, ClientGoneError, within
-from paceline.api.http.cors import Headers, answer_headers, is_local_host, is_local_origin, preflight_headers
+from paceline.api.http.cors import (
+    PROXIES,
+    Headers,
+    answer_headers,
+    is_local_host,
+    is_local_origin,
+    preflight_headers,
+)
 from paceline.api.http.errors import RETRY_AFTER_S, ErrorShape, Failure, failure_of, unauthorized
 from paceline.api.http.limits.doors import DoorLimits, Visitor
 from paceline.api.observation.request_id import new_request_id, request_id
@@ -36,6 +43,12 @@ OPEN_BODY_S = 5.0  # for the body of one, whoever sends it
 CLIENT_REQUEST_ID = b"x-client-request-id"  # up to 512 characters, as at OpenAI
 _ABSOLUTE = re.compile(rb"(?:https?|wss?)://([^/]*)(/.*)?", re.IGNORECASE)
 _CLIENT_REQUEST = re.compile(rb"[\x20-\x7e]{1,512}")
+
+PRIVATE: Headers = [  # of every answer that does not say otherwise
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"same-origin"),  # without CORS no page of another origin gets to hold it
+    (b"cache-control", b"no-store"),
+]
 
 _RETRY = {"Retry-After": str(RETRY_AFTER_S)}
 _CLOSE = {"Connection": "close"}
@@ -167,7 +180,7 @@ class AdmissionMiddleware:
         headers = dict(scope["headers"])
         origin = headers.get(b"origin")
         if not self.admission.keyring.required:
-            foreign = self._foreign(scope, _text(headers.get(b"host")), _text(origin))
+            foreign = self._foreign(scope, headers)
             if foreign is not None:
                 await exchange.refuse(foreign, receive)
                 return
@@ -196,18 +209,27 @@ class AdmissionMiddleware:
         else:
             await self._admitted(scope, receive, exchange, identity.key)
 
-    def _foreign(self, scope: Scope, host: str | None, origin: str | None) -> Failure | None:
-        """Why a server without keys refuses this host, origin or user of the machine. Open routes are served to any
-        user under any host name: they need no key anyway, and devices reach them through a proxy."""
+    def _foreign(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Failure | None:
+        """Why a server without keys refuses this host, origin, proxy or user of the machine. Open routes are served to
+        any user under any host name: they need no key anyway, and devices reach them through a proxy."""
         limits, is_open = self.admission.limits, scope["path"] in self.admission.open_paths
-        if not is_open and not is_local_host(host):
+        origin = _text(headers.get(b"origin"))
+        if not is_open and not is_local_host(_text(headers.get(b"host"))):
             return Failure(
                 403,
                 "A server that has no keys answers to localhost and loopback addresses only, and was asked by another "
                 "name: make a key, and it answers to any.",
                 code="host_not_allowed",
             )
-        if origin is not None and not is_local_origin(origin, limits.origins):
+        if not is_open and not PROXIES.isdisjoint(headers):  # a tunnel runs as this user, and may rewrite the host
+            return Failure(
+                403,
+                "A server that has no keys answers its own machine only, and this request came through a proxy or a "
+                "tunnel: make a key, and it answers through any.",
+                code="proxy_not_allowed",
+            )
+        crosses = not is_open and origin is None and headers.get(b"sec-fetch-site") == b"cross-site"
+        if crosses or (origin is not None and not is_local_origin(origin, limits.origins)):
             return Failure(
                 403,
                 "Pages of other machines and browser extensions may not use a server that has no keys: make one, and "
@@ -287,7 +309,9 @@ class _Exchange:
             own = [(b"x-request-id", self.id.encode()), (b"openai-processing-ms", b"%.0f" % self.ms())]
             if self._shape is not None and self._shape.id_header:
                 own.append((self._shape.id_header, self.id.encode()))
-            message = {**message, "headers": [*message.get("headers", []), *own, *self.extra]}
+            said = list(message.get("headers", ()))
+            private = [header for header in PRIVATE if header[0] not in {name.lower() for name, _ in said}]
+            message = {**message, "headers": [*said, *private, *own, *self.extra]}
         await self._send(message)
 
 
