@@ -64,15 +64,12 @@ class Preparation:
         peers: Peers,
         *,
         max_tokens_default: int | None,
-        expects_peer: bool,
         alone: Callable[[], str] | None = None,
     ) -> None:
-        """expects_peer: an answer without a peer is marked as degraded even if the request names no device. alone: why
-        none of the peers takes part now, as the end of a sentence; empty, or None: one may."""
+        """alone: why none of the peers takes part now, as the end of a sentence; empty, or None: one may."""
         self._resources = resources
         self._peers = peers
         self._max_tokens_default = max_tokens_default
-        self._expects_peer = expects_peer
         self._alone = alone or str  # without words
         self._search = RemoteSearch()
         self._common: WeakKeyDictionary[SharedPrompt, _Common] = WeakKeyDictionary()
@@ -107,7 +104,7 @@ class Preparation:
         context = self._context(request, name, link, own, barred)
         found = candidates(context)
         if found[0].missing and request.on_loss != "continue":
-            raise peer_missing(other(side))
+            raise peer_missing(other(side), self._peers.absence(request))
         mask = None if request.constraint is None else await resources.mask(request.constraint, request.owner)
         if common.prompts is None:
             common.prompts = await self._read(request, selection, link, egress)
@@ -234,7 +231,7 @@ class Preparation:
         # The query is sent only for a request whose options, constraint and conversation have been accepted here.
         peer_passages: Sequence[Passage] | None = request.other_passages
         if request.passages is None:
-            peer_passages = await self._search.for_answer(request, link, egress, expected=self._expects_peer)
+            peer_passages = await self._search.for_answer(request, link, egress, expected=self._peers.expects(request))
         if peer_passages is None and request.on_loss != "continue":
             raise peer_missing(other(self._resources.side))
         if peer_passages:
@@ -249,7 +246,7 @@ class Preparation:
         return routing_context(
             request,
             resources.side,
-            expected=self._expects_peer or name is not None or request.device is not None,
+            expected=name is not None or request.on_loss != "continue" or self._peers.expects(request),
             linked=link is not None and link.accepting,
             barred=barred,
             common=() if link is None else link.strategies,
