@@ -59,8 +59,8 @@ class Peers:
         asks: CloudAsks,
         admit: Admit,
     ) -> None:
-        """expects_peer: see `Node`. open_to_peer: a device sends distributions of its documents if the cloud's client requests it. asks: the gate
-        for openings of a cloud. admit: see `TextServer`."""
+        """expects_peer: see `Node`. open_to_peer: a device sends distributions of its documents if the cloud's client
+        requests it. asks: the gate for openings of a cloud. admit: see `TextServer`."""
         self._resources = resources
         # By model: those of others with the same tokenizer are told of links as well. What peers open is the first's.
         self.clients: dict[object, Collection[ClientSession]] = {self: clients}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from paceline.core.stretches import stretch_of
@@ -27,6 +28,7 @@ from paceline.runtime.sessions.output_text import Written
 from paceline.runtime.sessions.prompts import PromptSet, build_prompts, query_with_text, raw_prompt, too_long
 from paceline.runtime.sessions.remote_search import RemoteSearch
 from paceline.runtime.sessions.routing import (
+    ALONE,
     VERIFIED,
     StrategyChoice,
     candidates,
@@ -36,7 +38,7 @@ from paceline.runtime.sessions.routing import (
     peer_missing,
     routing_context,
 )
-from paceline.strategies.base import other
+from paceline.strategies.base import Machine, Side, other
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import RoutingContext, Strategy
 from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
@@ -141,6 +143,7 @@ class Preparation:
             salt=salt,
             draft_claim=resources.draft_claim(strategy, prompts.branches, share.tokens),
             refusal=resources.info.refusal,
+            nothing_found=_nothing_found(options.alone, side) if strategy.text_of == "both" else "",
         )
         return self._session(prepared, removals, egress, closed)
 
@@ -191,37 +194,48 @@ class Preparation:
     ) -> ClientSession:
         """The session of a stretch. removals: of documents, when its own were looked for. joined: the peer is to take
         part, if there is one."""
-        resources, request, name = self._resources, prepared.request, prepared.peer_name
-        strategy, drafts = STRATEGIES[prepared.strategy], prepared.draft_claim is not None
-        link = self._peers.link(name) if joined else None  # it may have changed meanwhile
-        table = resources.table(request.owner, _lifetime(request, prepared.prompts, strategy), removals)
-        config = replace(
-            resources.config(
-                strategy, prepared.options, request.sampling, prepared.end, table=table, faces_client=True
-            ),
-            targets=() if written is None else tuple(written.tokens),
-            has_peer=strategy.needs_peer and joined,
-            waits_for_peer=request.on_loss != "continue",
-            peer_record=None if link is None or name is None else self._peers.record(name),
-            private=request.privacy != "open",
-            rtt=None if link is None else link.rtt,
-            bandwidth=None if link is None else link.bandwidth,
-            mask=prepared.mask,
-            needs_dists=request.top_logprobs is not None,
-            draft_positions=resources.draft_positions if drafts else 0,
-        )
+        resources = self._resources
+        link = self._peers.link(prepared.peer_name) if joined else None  # it may have changed meanwhile
+        machine = partial(self._machine, removals=removals, written=written, link=link)
+        alone = _alone(prepared)
         session = ClientSession(
-            strategy.machine(config),
+            machine(prepared, joined=joined),
             resources.worker,
             prepared,
             resources.tokenizer,
-            link if strategy.needs_peer else None,
+            link if STRATEGIES[prepared.strategy].needs_peer else None,
             closed,
-            resources.drafts if drafts else None,
+            resources.drafts if prepared.draft_claim is not None else None,
             written,
+            None if alone is None or written is not None else (alone, partial(machine, alone, joined=False)),
         )
         session.egress = egress
         return session
+
+    def _machine(
+        self, prepared: PreparedRequest, *, removals: int, written: Written | None, link: Link | None, joined: bool
+    ) -> Machine:
+        """The machine of a stretch, see `_session`."""
+        resources, request, name = self._resources, prepared.request, prepared.peer_name
+        strategy = STRATEGIES[prepared.strategy]
+        table = resources.table(request.owner, _lifetime(request, prepared.prompts, strategy), removals)
+        return strategy.machine(
+            replace(
+                resources.config(
+                    strategy, prepared.options, request.sampling, prepared.end, table=table, faces_client=True
+                ),
+                targets=() if written is None else tuple(written.tokens),
+                has_peer=strategy.needs_peer and joined,
+                waits_for_peer=request.on_loss != "continue",
+                peer_record=None if link is None or name is None else self._peers.record(name),
+                private=request.privacy != "open",
+                rtt=None if link is None else link.rtt,
+                bandwidth=None if link is None else link.bandwidth,
+                mask=prepared.mask,
+                needs_dists=request.top_logprobs is not None,
+                draft_positions=resources.draft_positions if prepared.draft_claim is not None else 0,
+            )
+        )
 
     async def _read(
         self, request: GenerateRequest, selection: Selection, link: Link | None, egress: Egress
@@ -330,6 +344,26 @@ def _check_budget(request: GenerateRequest, choice: StrategyChoice, energy: Side
             param="paceline.energy",
             code="energy_budget_not_kept",
         )
+
+
+def _alone(prepared: PreparedRequest) -> PreparedRequest | None:
+    """The same answer as this side writes it where neither has found anything; None where it does not, has found
+    something, or may still find something later."""
+    side, options = prepared.side, prepared.options
+    if options.alone != side or options.stretch or prepared.prompts.passages:
+        return None
+    plain = Options(rescoring=options.rescoring, drafting=options.drafting)
+    return replace(
+        prepared, strategy=ALONE, reason=prepared.nothing_found, options=plain, peer_name=None, nothing_found=""
+    )
+
+
+def _nothing_found(writer: Side | None, side: Side) -> str:
+    """Who writes where neither side has found anything, and why."""
+    if writer is None:
+        return "neither side has found anything, and both write, as the request asks"
+    why = "no other model is known to be larger" if writer == side else "its model is larger"
+    return f"neither side has found anything, and the {writer} writes: {why}"
 
 
 def _weighed(strategy: Strategy, prompts: PromptSet, resources: Resources, difference: str) -> tuple[PromptSet, str]:

@@ -35,7 +35,7 @@ from paceline.wire.payloads.tree_codec import unpack_nodes
 # 13: searches in mid-answer, an option of `aggregate`; 12: nodes of Drafts packed bit by bit, reference to choices that
 # the receiver knows, steps of log h, short form of Drafts with distributions; 11: the scale of relevance in an
 # introduction, short forms of Drafts and Targets
-VERSION = 13
+VERSION = 14
 SUBPROTOCOL = "paceline.v1"
 
 LAST_TOKEN = 2**31 - 1

@@ -61,7 +61,7 @@ async def test_what_was_to_be_joint_is_joint_marked_or_refused(asked: Asked, dev
 
 async def test_a_refusal_says_why_no_device_takes_part() -> None:
     async with nodes() as (bench, _):
-        with pytest.raises(RequestError, match="its key is bound to no device, and it names none in paceline.device"):
+        with pytest.raises(RequestError, match=r"its key is bound to no device, and it names none in paceline.device"):
             await bench.cloud.prepare(replace(REQUEST, on_loss="pause", any_device=False))
         (link,) = bench.cloud._peers.links.values()
         bench.cloud._peers.links["phone"] = link
