@@ -19,6 +19,8 @@ DEGRADED = {
     "cloud_lost": "the cloud was lost in mid-answer; the device went on alone",
     "device_missing": "no device took part",
     "cloud_missing": "the cloud took no part",
+    "device_refused": "the device did not take part",
+    "cloud_refused": "the cloud did not take part",
 }
 
 
@@ -49,7 +51,8 @@ class Screen:
             self._write(printable(f"[{number}] {document} ({side})"), f"dim {COLOURS.get(side, '')}".strip())
         degraded = answer.report.get("degraded")
         if degraded:
-            self._write(printable(f"Note: {DEGRADED.get(str(degraded), degraded)}."), "yellow")
+            why = f": {answer.report.get('why')}" if str(degraded).endswith("_refused") else ""
+            self._write(printable(f"Note: {DEGRADED.get(str(degraded), degraded)}{why}."), "yellow")
         if answer.finish_reason == "length":
             self._write("Note: cut at the limit of tokens; give more with --max-tokens.", "yellow")
 

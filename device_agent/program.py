@@ -87,7 +87,7 @@ async def run(settings: AgentSettings) -> None:
             listener,
             shipped("device"),
             compose,
-            expects_peer=settings.cloud is not None,
+            expects_peer=lambda: settings.cloud is not None,
             open_to_peer=settings.share_distributions,
             asks=CloudAsks(may_ask, limits, ActivityLog(settings.state_dir)),
         )

@@ -100,7 +100,7 @@ async def run_node(
     shipped: Mapping[str, Path],
     compose: Callable[[OpenedNode], Awaitable[tuple[FastAPI, Background | None]]],
     *,
-    expects_peer: bool = False,
+    expects_peer: Callable[[], bool] = bool,
     open_to_peer: bool = False,
     asks: CloudAsks | None = None,
     open_engine: Callable[[Path, str], AbstractContextManager[AsyncEngine]] | None = None,
@@ -165,7 +165,7 @@ async def run_node(
 
         def apart() -> str:
             """Why a model with another tokenizer is not joined, if there is anybody to join."""
-            is_anybody = expects_peer or bool(node.links())
+            is_anybody = expects_peer() or bool(node.links())
             return f"its model has another tokenizer than this one; {name} writes with it" if is_anybody else ""
 
         def ready() -> None:

@@ -134,9 +134,9 @@ class AgentSettings(NodeSettings):
         "enrolment, else off",
     )
     cloud_asks_per_minute: int = Field(
-        30, ge=1, le=100_000, description="answers for clients of the cloud that this device joins in a minute"
+        60, ge=0, le=100_000, description="answers for clients of the cloud that this device joins in a minute; 0: any"
     )
-    cloud_asks_per_hour: int = Field(300, ge=1, le=1_000_000, description="likewise in an hour")
+    cloud_asks_per_hour: int = Field(1200, ge=0, le=1_000_000, description="likewise in an hour")
     energy_per_token: float | None = Field(
         None,
         ge=0,

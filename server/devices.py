@@ -153,6 +153,12 @@ class Registry:
                     devices[name] = Device(name, "waiting", expires, role)
         return [devices[name] for name in sorted(devices)]
 
+    def has_devices(self) -> bool:
+        """A device is enrolled, be it linked or not."""
+        with self._file.reading() as rows:
+            known = "SELECT 1 FROM identities WHERE role = 'device' AND key IS NOT NULL AND revoked_at IS NULL"
+            return rows.execute(known).fetchone() is not None
+
     def revoke(self, name: str) -> bool:
         """Invalidate the device's key and its unused code. False when there is no such device."""
         with self._file.changing() as rows:

@@ -76,6 +76,7 @@ class Links:
         self._emulation = emulation
         self._vocab_size = vocab_size
         self._now = now
+        self.has_devices = registry.has_devices()  # as the registry was read last
         self._live: dict[str, _Live] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._unread = False  # a link has come up since the registry was last read
@@ -112,21 +113,21 @@ class Links:
 
     async def check(self) -> None:
         """Look up the device of every open link once more, and close those that may not stay."""
-        for device, live in list(self._live.items()):
-            if live.link.closed.is_set():
-                self._forget(device, live)
-                continue
-            try:
-                refusal, live.renewed_at = await asyncio.to_thread(
-                    self._registry.standing, device, live.link.renewal.present
-                )
-            except (sqlite3.Error, StorageError) as error:
-                self._unread = True  # to be read again
-                await self._failed(error)
-                return
-            if refusal is not None:
-                _log.info("the link of %s is cut: its key holds no longer", device)
-                await live.link.close(refusal)
+        try:
+            self.has_devices = await asyncio.to_thread(self._registry.has_devices)
+            for device, live in list(self._live.items()):
+                if live.link.closed.is_set():
+                    self._forget(device, live)
+                    continue
+                present = live.link.renewal.present
+                refusal, live.renewed_at = await asyncio.to_thread(self._registry.standing, device, present)
+                if refusal is not None:
+                    _log.info("the link of %s is cut: its key holds no longer", device)
+                    await live.link.close(refusal)
+        except (sqlite3.Error, StorageError) as error:
+            self._unread = True  # to be read again
+            await self._failed(error)
+            return
         self._failing_since = None
 
     async def _failed(self, error: sqlite3.Error | StorageError) -> None:

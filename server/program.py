@@ -32,10 +32,12 @@ async def run(settings: ServerSettings) -> None:
     emulation = Emulation.parse(settings.emulate) if settings.emulate else None
     key = server_key(settings.state_dir)
     registry = Registry(settings.state_dir, away_days=settings.device_days)
+    live: Links | None = None
     with Keys(settings.state_dir).current() as stored:
         keyring = Keyring(configured, stored)
 
         async def compose(opened: OpenedNode) -> tuple[FastAPI, Background]:
+            nonlocal live
             live = Links(
                 registry,
                 opened.node,
@@ -68,7 +70,15 @@ async def run(settings: ServerSettings) -> None:
 
                 stages = opened_stages(settings, key, registry)
             draft = opened_draft(settings)
-            await run_node(settings, listener, shipped("cloud"), compose, open_engine=stages, open_draft=draft)
+            await run_node(
+                settings,
+                listener,
+                shipped("cloud"),
+                compose,
+                expects_peer=lambda: live is not None and live.has_devices,
+                open_engine=stages,
+                open_draft=draft,
+            )
     _log.info("stopped")
 
 

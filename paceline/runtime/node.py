@@ -82,7 +82,7 @@ class Node(NodeTexts):
         sampling: SamplingDefaults = NO_DEFAULTS,
         system: str = "",
         max_tokens_default: int | None = None,
-        expects_peer: bool = False,
+        expects_peer: Callable[[], bool] = bool,
         open_to_peer: bool = False,
         asks: CloudAsks | None = None,
         kv: DocumentKvStore | None = None,
@@ -102,13 +102,14 @@ class Node(NodeTexts):
     ) -> None:
         """sampling: defaults of requests, before those the model recommends. system: as in `ModelInfo`.
 
-        expects_peer: an answer without a peer is marked as degraded even if the request names no device; for an agent
-        with a cloud. open_to_peer: a device sends distributions of its documents if the cloud's client requests it.
-        asks: the gate for sessions that a cloud opens at a device, closed with the node; None: none is admitted.
-        tables: n-grams for drafts, saved at the end; None: kept in memory only. timed: measure forwards before the
-        first answer. limits: of the engine's steps. energy: None: nothing is known of it. draft_engine, tracer,
-        cloud_texts, relevance_temperature: see `Resources`. profiles, units, reranker, web: of workflows, see
-        `Workflows`. beside: of the first node on this store; None: this is it.
+        expects_peer: an answer without a peer is marked as degraded even if the request names no device; of an agent
+        with a cloud, and of a server with devices, for requests that a linked one would join. open_to_peer: a device
+        sends distributions of its documents if the cloud's client requests it. asks: the gate for sessions that a cloud
+        opens at a device, closed with the node; None: none is admitted. tables: n-grams for drafts, saved at the end;
+        None: kept in memory only. timed: measure forwards before the first answer. limits: of the engine's steps.
+        energy: None: nothing is known of it. draft_engine, tracer, cloud_texts, relevance_temperature: see `Resources`.
+        profiles, units, reranker, web: of workflows, see `Workflows`. beside: of the first node on this store; None:
+        this is it.
         """
         self._resources = Resources(
             side,
@@ -135,11 +136,13 @@ class Node(NodeTexts):
         own = self._resources, self._clients, self._run
         joined = None if beside is None else beside.peers
         self._is_joined = joined is not None
-        new = partial(Peers, *own, open_to_peer=open_to_peer, asks=self._asks, admit=self._admit)
+        new = partial(
+            Peers, *own, expects_peer=expects_peer, open_to_peer=open_to_peer, asks=self._asks, admit=self._admit
+        )
         self._peers = new() if joined is None else joined
         alone = None if beside is None else beside.alone
         self._preparation = Preparation(
-            self._resources, self._peers, max_tokens_default=max_tokens_default, expects_peer=expects_peer, alone=alone
+            self._resources, self._peers, max_tokens_default=max_tokens_default, alone=alone
         )
         self._places = AnswerPlaces() if beside is None else beside.places
         self._admission = Admission(self._preparation, self._places, self._resources.work, self._clients)

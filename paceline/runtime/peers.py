@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import chain
 
 import msgspec
 
 from paceline.core.estimation.patience import PeerRecord
-from paceline.core.permission import MayAsk
+from paceline.core.permission import EVERYBODY, MayAsk
 from paceline.core.shares import Allowances, Shares
 from paceline.core.side import Side
 from paceline.core.stretches import stretch_of
@@ -54,16 +54,19 @@ class Peers:
         clients: Collection[ClientSession],
         run: Background,
         *,
+        expects_peer: Callable[[], bool],
         open_to_peer: bool,
         asks: CloudAsks,
         admit: Admit,
     ) -> None:
-        """open_to_peer: a device sends distributions of its documents if the cloud's client requests it. asks: the gate
-        for openings of a cloud. admit: see `TextServer`."""
+        """expects_peer: see `Node`. open_to_peer: a device sends distributions of its documents if the cloud's client
+        requests it. asks: the gate for openings of a cloud. admit: see `TextServer`."""
         self._resources = resources
         # By model: those of others with the same tokenizer are told of links as well. What peers open is the first's.
         self.clients: dict[object, Collection[ClientSession]] = {self: clients}
         self._run = run
+        self._expects_peer = expects_peer
+        self._may_ask = EVERYBODY  # the device that was linked last
         self._open_to_peer = open_to_peer
         self._asks = asks
         self.links: dict[str, Link] = {}
@@ -102,6 +105,24 @@ class Peers:
             return next(iter(self.links.items()))
         return None, None
 
+    def expects(self, request: GenerateRequest) -> bool:
+        """True if a second side belongs to this request, whether it is linked now or not. One that several linked
+        devices could be belongs to none."""
+        if self._resources.side == "device" or request.device is not None:
+            return request.device is not None or self._expects_peer()
+        if self.links or not (request.any_device and self._may_ask.allows(request.asker)):
+            return False
+        return self._expects_peer()
+
+    def absence(self, request: GenerateRequest) -> str:
+        """Why no device takes part in a request that names none, as the end of a sentence, where it is not that it is
+        not linked."""
+        if self._resources.side == "device" or request.device is not None:
+            return ""
+        if not request.any_device:
+            return ": its key is bound to no device, and it names none in paceline.device"
+        return ": several are linked, and it names none in paceline.device" if len(self.links) > 1 else ""
+
     def barred(self, request: GenerateRequest, link: Link | None) -> str:
         """Why this device may not be asked by this client, as the end of a sentence; empty where it may."""
         if link is None or self._resources.side == "device":
@@ -114,6 +135,7 @@ class Peers:
         if (older := self.links.get(peer)) is not None:
             self._on_down(older, peer)
         self.links[peer] = link
+        self._may_ask = MayAsk.of(link.peer.asked_by)
         link.on_open = lambda opening: self._on_open(link, peer, opening)
         link.on_down = lambda: self._on_down(link, peer)
         log.info("linked with %s, which holds %s documents", peer, link.peer.documents)

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from paceline.core.stretches import stretch_of
@@ -28,6 +29,7 @@ from paceline.runtime.sessions.output_text import Written
 from paceline.runtime.sessions.prompts import PromptSet, build_prompts, query_with_text, raw_prompt, too_long
 from paceline.runtime.sessions.remote_search import RemoteSearch
 from paceline.runtime.sessions.routing import (
+    ALONE,
     VERIFIED,
     StrategyChoice,
     candidates,
@@ -37,7 +39,7 @@ from paceline.runtime.sessions.routing import (
     peer_missing,
     routing_context,
 )
-from paceline.strategies.base import other
+from paceline.strategies.base import Machine, Side, other
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import RoutingContext, Strategy
 from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
@@ -65,15 +67,12 @@ class Preparation:
         peers: Peers,
         *,
         max_tokens_default: int | None,
-        expects_peer: bool,
         alone: Callable[[], str] | None = None,
     ) -> None:
-        """expects_peer: an answer without a peer is marked as degraded even if the request names no device. alone: why
-        none of the peers takes part now, as the end of a sentence; empty, or None: one may."""
+        """alone: why none of the peers takes part now, as the end of a sentence; empty, or None: one may."""
         self._resources = resources
         self._peers = peers
         self._max_tokens_default = max_tokens_default
-        self._expects_peer = expects_peer
         self._alone = alone or str  # without words
         self._search = RemoteSearch()
         self._common: WeakKeyDictionary[SharedPrompt, _Common] = WeakKeyDictionary()
@@ -108,7 +107,7 @@ class Preparation:
         context = self._context(request, name, link, own, barred)
         found = candidates(context)
         if found[0].missing and request.on_loss != "continue":
-            raise peer_missing(other(side))
+            raise peer_missing(other(side), self._peers.absence(request))
         mask = None if request.constraint is None else await resources.mask(request.constraint, request.owner)
         if common.prompts is None:
             common.prompts = await self._read(request, selection, link, egress)
@@ -145,6 +144,7 @@ class Preparation:
             salt=salt,
             draft_claim=resources.draft_claim(strategy, prompts.branches, share.tokens),
             refusal=resources.info.refusal,
+            nothing_found=_nothing_found(options.alone, side) if strategy.text_of == "both" else "",
         )
         return self._session(prepared, removals, egress, closed)
 
@@ -195,37 +195,48 @@ class Preparation:
     ) -> ClientSession:
         """The session of a stretch. removals: of documents, when its own were looked for. joined: the peer is to take
         part, if there is one."""
-        resources, request, name = self._resources, prepared.request, prepared.peer_name
-        strategy, drafts = STRATEGIES[prepared.strategy], prepared.draft_claim is not None
-        link = self._peers.link(name) if joined else None  # it may have changed meanwhile
-        table = resources.table(request.owner, _lifetime(request, prepared.prompts, strategy), removals)
-        config = replace(
-            resources.config(
-                strategy, prepared.options, request.sampling, prepared.end, table=table, faces_client=True
-            ),
-            targets=() if written is None else tuple(written.tokens),
-            has_peer=strategy.needs_peer and joined,
-            waits_for_peer=request.on_loss != "continue",
-            peer_record=None if link is None or name is None else self._peers.record(name),
-            private=request.privacy != "open",
-            rtt=None if link is None else link.rtt,
-            bandwidth=None if link is None else link.bandwidth,
-            mask=prepared.mask,
-            needs_dists=request.top_logprobs is not None,
-            draft_positions=resources.draft_positions if drafts else 0,
-        )
+        resources = self._resources
+        link = self._peers.link(prepared.peer_name) if joined else None  # it may have changed meanwhile
+        machine = partial(self._machine, removals=removals, written=written, link=link)
+        alone = _alone(prepared)
         session = ClientSession(
-            strategy.machine(config),
+            machine(prepared, joined=joined),
             resources.worker,
             prepared,
             resources.tokenizer,
-            link if strategy.needs_peer else None,
+            link if STRATEGIES[prepared.strategy].needs_peer else None,
             closed,
-            resources.drafts if drafts else None,
+            resources.drafts if prepared.draft_claim is not None else None,
             written,
+            None if alone is None or written is not None else (alone, partial(machine, alone, joined=False)),
         )
         session.egress = egress
         return session
+
+    def _machine(
+        self, prepared: PreparedRequest, *, removals: int, written: Written | None, link: Link | None, joined: bool
+    ) -> Machine:
+        """The machine of a stretch, see `_session`."""
+        resources, request, name = self._resources, prepared.request, prepared.peer_name
+        strategy = STRATEGIES[prepared.strategy]
+        table = resources.table(request.owner, _lifetime(request, prepared.prompts, strategy), removals)
+        return strategy.machine(
+            replace(
+                resources.config(
+                    strategy, prepared.options, request.sampling, prepared.end, table=table, faces_client=True
+                ),
+                targets=() if written is None else tuple(written.tokens),
+                has_peer=strategy.needs_peer and joined,
+                waits_for_peer=request.on_loss != "continue",
+                peer_record=None if link is None or name is None else self._peers.record(name),
+                private=request.privacy != "open",
+                rtt=None if link is None else link.rtt,
+                bandwidth=None if link is None else link.bandwidth,
+                mask=prepared.mask,
+                needs_dists=request.top_logprobs is not None,
+                draft_positions=resources.draft_positions if prepared.draft_claim is not None else 0,
+            )
+        )
 
     async def _read(
         self, request: GenerateRequest, selection: Selection, link: Link | None, egress: Egress
@@ -235,7 +246,7 @@ class Preparation:
         # The query is sent only for a request whose options, constraint and conversation have been accepted here.
         peer_passages: Sequence[Passage] | None = request.other_passages
         if request.passages is None:
-            peer_passages = await self._search.for_answer(request, link, egress, expected=self._expects_peer)
+            peer_passages = await self._search.for_answer(request, link, egress, expected=self._peers.expects(request))
         if peer_passages is None and request.on_loss != "continue":
             raise peer_missing(other(self._resources.side))
         if peer_passages:
@@ -250,7 +261,7 @@ class Preparation:
         return routing_context(
             request,
             resources.side,
-            expected=self._expects_peer or name is not None or request.device is not None,
+            expected=name is not None or request.on_loss != "continue" or self._peers.expects(request),
             linked=link is not None and link.accepting,
             barred=barred,
             common=() if link is None else link.strategies,
@@ -335,6 +346,26 @@ def _check_budget(request: GenerateRequest, choice: StrategyChoice, energy: Side
             param="paceline.energy",
             code="energy_budget_not_kept",
         )
+
+
+def _alone(prepared: PreparedRequest) -> PreparedRequest | None:
+    """The same answer as this side writes it where neither has found anything; None where it does not, has found
+    something, or may still find something later."""
+    side, options = prepared.side, prepared.options
+    if options.alone != side or options.stretch or prepared.prompts.passages:
+        return None
+    plain = Options(rescoring=options.rescoring, drafting=options.drafting)
+    return replace(
+        prepared, strategy=ALONE, reason=prepared.nothing_found, options=plain, peer_name=None, nothing_found=""
+    )
+
+
+def _nothing_found(writer: Side | None, side: Side) -> str:
+    """Who writes where neither side has found anything, and why."""
+    if writer is None:
+        return "neither side has found anything, and both write, as the request asks"
+    why = "no other model is known to be larger" if writer == side else "its model is larger"
+    return f"neither side has found anything, and the {writer} writes: {why}"
 
 
 def _weighed(strategy: Strategy, prompts: PromptSet, resources: Resources, difference: str) -> tuple[PromptSet, str]:

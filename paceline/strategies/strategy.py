@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.core.side import SIDES, Side
+from paceline.core.side import SIDES, Side, other
 from paceline.strategies.base import Machine, MachineConfig
 from paceline.wire.messages import OpenSession, SessionMessage
 from paceline.wire.options import Options
@@ -49,6 +49,11 @@ class RoutingContext:
     decode_s: float | None = None  # a token decoded by this side alone, without drafts; None: unknown
     peer_decode_s: float | None = None  # a token of an answer that the peer's model writes
     passages: int | None = None  # that this side has retrieved; None: before retrieval
+
+    @property
+    def larger(self) -> Side:
+        """The side of the larger model; this one, unless the peer's is known to be."""
+        return other(self.side) if self.peer_weights > self.num_weights > 0 else self.side
 
 
 def asked_options(kind: type[O], context: RoutingContext) -> O:

@@ -10,6 +10,7 @@ from typing import Annotated, Self
 import msgspec
 
 from paceline.core.offloading.draft_length import Unit
+from paceline.core.side import Side
 from paceline.core.stretches import MAX_STRETCH
 from paceline.wire.fields import Name, Part
 
@@ -45,6 +46,11 @@ class Options(Part, frozen=True):
         """Tokens between two searches for documents, see `core.stretches`; 0: there is one search."""
         return 0
 
+    @property
+    def alone(self) -> Side | None:
+        """The side that writes alone where neither has found a document; None: both write."""
+        return None
+
     def in_one_stretch(self) -> Self:
         """The same options with one search."""
         return self
@@ -60,10 +66,15 @@ class AggregateOptions(Options, frozen=True):
     needs_dists: bool = False  # distributions are needed for logprobs, not only to choose the token
     # Tokens after which each side searches again, with the question and the answer so far; 0: never.
     search_every: Annotated[int, msgspec.Meta(ge=0, le=MAX_STRETCH)] = 0
+    writer: Side | None = None  # see `alone`
 
     @property
     def stretch(self) -> int:
         return self.search_every
+
+    @property
+    def alone(self) -> Side | None:
+        return self.writer
 
     def in_one_stretch(self) -> Self:
         return msgspec.structs.replace(self, search_every=0)

@@ -63,6 +63,8 @@ def test_sources_and_a_lost_side_are_shown(url: str, service: ScriptedService) -
     shown = chat("When?", "--url", url).stdout
     assert "[1] museum.md (cloud)" in shown and "[2] a private document (device)" in shown
     assert "the device was lost" in shown
+    service.script = Script(answering("At nine.", degraded="device_refused"))
+    assert "Note: the device did not take part: " in chat("When?", "--url", url).stdout
 
 
 def test_json_has_the_whole_answer(url: str, service: ScriptedService) -> None:

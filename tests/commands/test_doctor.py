@@ -73,7 +73,9 @@ def test_who_may_ask_a_device_is_told() -> None:
     assert checks.cloud_may_ask(agent)[0] == "ok"
     for who, word in (("on", "whoever runs the cloud"), ("notebook,phone", "notebook,phone (as set)")):
         status, text = checks.cloud_may_ask(AgentSettings(cloud_may_ask=who))
-        assert status == "warn" and word in text and "30 a minute and 300 an hour" in text
+        assert status == "warn" and word in text and "60 a minute and 1200 an hour" in text
+    free = AgentSettings(cloud_may_ask="on", cloud_asks_per_minute=0, cloud_asks_per_hour=0)
+    assert checks.cloud_may_ask(free)[1].endswith("as often as it likes")
 
 
 def test_a_state_directory_that_others_can_read_is_a_warning(tmp_path: Path) -> None:

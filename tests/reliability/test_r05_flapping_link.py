@@ -31,9 +31,11 @@ PACE = "forward=10ms"
 def test_an_answer_that_pauses_at_each_cut_is_the_undisturbed_one(
     tmp_path: Path, size: Callable[[int, int], int], rng: random.Random, figure: Figure
 ) -> None:
+    """Two questions are all that the device answers: joining one again costs none."""
     cuts, tokens = size(5, 100), size(100, 512)
+    asks = ("--cloud-asks-per-minute", "2", "--cloud-asks-per-hour", "2")
     with running_pair(
-        tmp_path, stoppable=True, cloud_flags=("--emulate", PACE), agent_flags=("--emulate", PACE)
+        tmp_path, stoppable=True, cloud_flags=("--emulate", PACE), agent_flags=("--emulate", PACE, *asks)
     ) as pair:
         assert pair.turnstile is not None
 

@@ -25,7 +25,11 @@ BAD = {
     "no array": (raw({"drafting": 1}), "options of 'aggregate' cannot be read"),
     "of another strategy": (raw([True, [1, 1, 1, False], 7]), "options of 'aggregate' cannot be read"),
     "one field too many": (
-        raw([True, [1, 1, 1, False], "mixture", False, 8, 1]),
+        raw([True, [1, 1, 1, False], "mixture", False, 8, None, 1]),
+        "options of 'aggregate' cannot be read",
+    ),
+    "a writer that is no side": (
+        raw([True, [1, 1, 1, False], "mixture", False, 8, "client"]),
         "options of 'aggregate' cannot be read",
     ),
     "beyond a limit": (raw([True, [65, 1, 1, False], "mixture", False]), "options of 'aggregate' cannot be read"),

@@ -239,7 +239,7 @@ async def test_a_device_joins_a_stretch_while_the_one_before_is_still_open_there
     ask = gate.admit(opening)
     ask.observe(Targets(1, 0, 0, [5, 6, 7], b""))
     later = gate.admit(msgspec.structs.replace(opening, session=3, targets=[5, 6, 7]), "the question\nand more")
-    assert later._question.text == "the question\nand more", "the log has what is searched for"
+    assert later.part.question.text == "the question\nand more", "the log has what is searched for"
     with pytest.raises(PacelineError, match="no part in the beginning"):
         gate.admit(msgspec.structs.replace(opening, session=5, targets=[5, 9]))
     await gate.close()

@@ -77,8 +77,15 @@ def test_a_server_and_an_agent_link_and_either_can_be_asked(tmp_path: Path) -> N
             assert joined.json()["usage"]["completion_tokens"] <= 12
             texts = {ask(url).json()["choices"][0]["message"]["content"] for url in (server, agent)}
             assert len(texts) == 1  # one model, one seed, one text
-        alone = ask(server, paceline={"device": "phone"})
-        assert alone.json()["paceline"]["degraded"] == "device_missing"
+        for asked in ({"device": "phone"}, {}):  # while it was linked, both were joined
+            alone = ask(server, paceline=asked)
+            assert alone.json()["paceline"] == {"degraded": "device_missing", "why": "the device is not linked"}
+            for on_loss in ("pause", "fail"):
+                refused = ask(server, paceline={**asked, "on_device_loss": on_loss})
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "device_missing")
+        Registry(tmp_path / "cloud").revoke("phone")
+        assert any("paceline" not in ask(server).json() for _ in range(400)), "none belongs to it any more"
+        assert ask(server, paceline={"on_device_loss": "fail"}).status_code == 503
 
 
 @pytest.mark.parametrize("folder", ["--docs-dir", "--state-dir"])

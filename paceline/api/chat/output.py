@@ -278,9 +278,9 @@ def _stat(done: GenerationResult, name: str) -> int:
 
 
 def report(call: Reporting, done: GenerationResult, links: PassageLinks = NO_LINKS) -> Json | None:
-    """The field `paceline` of a finished choice. A lost side is reported even without `report`."""
+    """The field `paceline` of a finished choice. A lost side is reported even without `report`, with the reason."""
     if not call.report:
-        return {"degraded": done.degraded} if done.degraded is not None else None
+        return None if done.degraded is None else {"degraded": done.degraded, "why": done.strategy_reason}
     return {
         "strategy": done.strategy,
         "why": done.strategy_reason,
@@ -313,10 +313,10 @@ def summary(call: Reporting, dones: Sequence[GenerationResult], links: PassageLi
     """The field `paceline` of the whole call: the first choice's report, degraded if any choice was."""
     if not dones:
         return None
-    degraded = next((done.degraded for done in dones if done.degraded is not None), None)
+    degraded = next((done for done in dones if done.degraded is not None), None)
     if not call.report:
-        return {"degraded": degraded} if degraded is not None else None
-    return (report(call, dones[0], links) or {}) | {"degraded": degraded}
+        return None if degraded is None else report(call, degraded)
+    return (report(call, dones[0], links) or {}) | {"degraded": degraded and degraded.degraded}
 
 
 def annotations_of(

@@ -39,7 +39,7 @@ def start_pair(
 ) -> Pair:
     """Add the documents, start the server, enrol the device, start the agent, and wait until they are linked.
 
-    Clients of the server may ask the device: both belong to who starts them.
+    Clients of the server may ask the device, as often as they like: both belong to who starts them.
 
     State is kept below the directory of `children`. documents: a file or folder for each side. device: the name it is
     enrolled under. ports: preferred ones; one in use is replaced by a free one. flags: additional flags of both
@@ -61,7 +61,8 @@ def start_pair(
     children.wait(lambda reports: all(reports))
     code = json.loads(children.run(command("devices", "add", device, "--state-dir", state["cloud"], "--json")))["code"]
     port = free_port(preferred.get("device", 0))
-    agent = command("agent", *common, *own["device"], "--port", str(port), "--cloud-may-ask", "on")
+    asked = ("--cloud-may-ask", "on", "--cloud-asks-per-minute", "0", "--cloud-asks-per-hour", "0")
+    agent = command("agent", *common, *own["device"], "--port", str(port), *asked)
     agent += only.get("device", ())
     agent += ["--cloud", dialled(cloud.url)]
     code_file = children.directory / "code"

@@ -249,7 +249,8 @@ def cloud_may_ask(settings: AgentSettings) -> Found:
     from paceline.runtime.asking.answers import permission
 
     may_ask, origin = permission(settings)
-    limits = f"{settings.cloud_asks_per_minute} a minute and {settings.cloud_asks_per_hour} an hour"
+    most = ((settings.cloud_asks_per_minute, "a minute"), (settings.cloud_asks_per_hour, "an hour"))
+    limits = " and ".join(f"{number} {time}" for number, time in most if number) or "as often as it likes"
     if may_ask == NOBODY:
         return "ok", f"off ({origin}): no client of the cloud has this device read private documents"
     if may_ask == EVERYBODY:

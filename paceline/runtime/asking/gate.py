@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -35,6 +34,7 @@ MAX_BIASES = 300  # token ids in `logit_bias`, as for a client
 ROLES = frozenset({"system", "user", "assistant", "tool"})  # of a conversation that the HTTP API has read
 MAX_REMEMBERED = 64  # answers that may be joined again
 REJOIN_S = 180.0  # for which they may; a paused answer waits for a minute
+MAX_REJOINS = 1000  # of one question, which cost none of the budget of questions
 MAX_TARGETS = 131_072  # of one answer, as in an opening
 MAX_OUTCOME = 300  # characters
 
@@ -60,8 +60,8 @@ class CloudAsks:
             earlier = activity.admitted_since(now() - HOUR_S)
         self._counter = AskCounter(limits or AskLimits(), earlier)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="paceline-activity")  # entries in their order
-        self._open: dict[bytes, Ask] = {}  # under way, by answer
-        self._left: OrderedDict[bytes, tuple[float, tuple[int, ...]]] = OrderedDict()  # (until, targets) by answer
+        self._open: dict[bytes, Ask] = {}  # under way, by answer: the newest session of each
+        self._left: OrderedDict[bytes, tuple[float, _Part]] = OrderedDict()  # (until, part) by answer
         self._refusals = None if activity is None else Refusals(activity, self._writer.submit)
 
     async def close(self) -> None:
@@ -77,24 +77,36 @@ class CloudAsks:
             raise PacelineError(self.may_ask.refusal())
         if len(opening.sampling.logit_bias) > MAX_BIASES or any(each.role not in ROLES for each in opening.messages):
             raise PacelineError("no client could ask this")
-        answer = _answer_of(opening)
-        if opening.targets and not self._may_rejoin(answer, tuple(opening.targets)):
+        answer, targets = _answer_of(opening), tuple(opening.targets)
+        part = self._part(answer, targets)
+        if targets and part is None:
             raise PacelineError("it has no part in the beginning of this answer")
-        if (reason := self._counter.take(self._now())) is not None:
-            raise PacelineError(reason)
-        ask = self._open[answer] = Ask(self, opening, answer, query)
+        question = question_of(opening)
+        question = question if query is None else replace(question, text=query)
+        if part is not None and (targets or opening.epoch) and part.question == question:
+            if part.rejoins >= MAX_REJOINS:
+                raise PacelineError(f"it has joined this answer {MAX_REJOINS} times again")
+            part.rejoins += 1
+            part.known(targets)
+        else:  # a further search of an answer is a question of its own
+            if (reason := self._counter.take(self._now())) is not None:
+                raise PacelineError(reason)
+            part = _Part(question, list(targets))
+        ask = self._open[answer] = Ask(self, answer, part)
         return ask
 
-    def _may_rejoin(self, answer: bytes, targets: tuple[int, ...]) -> bool:
-        """True if this device has taken part in this answer and the targets begin as it knows them.
+    def _part(self, answer: bytes, targets: tuple[int, ...]) -> _Part | None:
+        """What is known of an answer that this device has taken part in, if the targets begin so.
 
         No client can choose how an answer begins. What follows was written while the device was away.
         """
-        until, known = self._left.get(answer, (0.0, ()))
+        until, part = self._left.get(answer, (0.0, None))
         if (ask := self._open.get(answer)) is not None:  # its closing is still to be read
-            until, known = math.inf, ask.targets
-        shared = min(len(known), len(targets))
-        return self._now() < until and known[:shared] == targets[:shared]
+            part = ask.part
+        elif self._now() >= until:
+            part = None
+        shared = 0 if part is None else min(len(part.targets), len(targets))
+        return part if part is not None and part.targets[:shared] == list(targets[:shared]) else None
 
     # ---- the log ----------------------------------------------------------------------------------------------------
     def refuse(self, opening: OpenSession, reason: str) -> None:
@@ -116,63 +128,84 @@ class CloudAsks:
 
     def left(self, answer: bytes, ask: Ask) -> None:
         """Remember an answer that has ended here, so that this device may take part again."""
-        if self._open.get(answer) is ask:
-            del self._open[answer]
-        self._left[answer] = self._now() + REJOIN_S, ask.targets
+        if self._open.get(answer) is not ask:
+            return  # it has been joined again
+        del self._open[answer]
+        self._left[answer] = self._now() + REJOIN_S, ask.part
         self._left.move_to_end(answer)
         while len(self._left) > MAX_REMEMBERED:
             self._left.popitem(last=False)
 
 
-class Ask:
-    """An admitted question, until its session has ended."""
+@dataclass(slots=True)
+class _Part:
+    """This device's part in an answer to one question, over all sessions in which it was joined: one entry of the
+    log."""
 
-    def __init__(self, gate: CloudAsks, opening: OpenSession, answer: bytes, query: str | None = None) -> None:
-        """query: see `CloudAsks.admit`."""
+    question: Question
+    targets: list[int]  # tokens of the answer, as far as this device knows them
+    rejoins: int = 0
+    entry: int | None = None  # once it is on disk
+    writing: asyncio.Future[int | None] | None = None  # of the entry
+    documents: set[str] = field(default_factory=set)  # ids of those read
+    sent: Counter[str] = field(default_factory=Counter)  # bytes by kind of message, of sessions that have ended
+
+    def known(self, targets: Sequence[int]) -> None:
+        """The answer goes on like this."""
+        self.targets += targets[len(self.targets) :]
+
+
+class Ask:
+    """A session of an admitted question, until it has ended."""
+
+    def __init__(self, gate: CloudAsks, answer: bytes, part: _Part) -> None:
         self._gate = gate
         self._answer = answer
-        question = question_of(opening)
-        self._question = question if query is None else replace(question, text=query)
-        self._targets = list(opening.targets)
-        self._entry: int | None = None
+        self.part = part
         self._end: Callable[[ActivityLog], None] | None = None
-
-    @property
-    def targets(self) -> tuple[int, ...]:
-        """Tokens of the answer, as far as this device knows them."""
-        return tuple(self._targets)
 
     async def begin(self) -> None:
         """Log the question, before documents are read for it. Raises PacelineError when that is impossible."""
-        self._entry = await self._gate.begun(self._question)
+        part = self.part
+        if part.writing is None:
+            part.writing = asyncio.ensure_future(self._gate.begun(part.question))
+        try:
+            part.entry = await asyncio.shield(part.writing)
+        except PacelineError:
+            part.writing = None
+            raise
         if self._end is not None:  # meanwhile
             self._gate.later(self._end)
 
     def reads(self, documents: Iterable[str]) -> None:
         """Log the ids of the documents that the answer reads."""
-        entry, ids = self._entry, sorted(set(documents))
+        self.part.documents.update(documents)
+        entry, ids = self.part.entry, sorted(self.part.documents)
         if entry is not None:
             self._gate.later(lambda activity: activity.read(entry, ids))
 
     def observe(self, message: SessionMessage) -> None:
         """Follow the targets, of which this device may be told again when it joins the answer again."""
-        known = len(self._targets)
+        known = len(self.part.targets)
         if isinstance(message, Targets) and not message.sources and message.start <= known < MAX_TARGETS:
-            self._targets += message.tokens[known - message.start :]
+            self.part.targets += message.tokens[known - message.start :]
 
     def end(self, outcome: str, egress: Egress) -> None:
         """Log how the session has ended."""
         if self._end is not None:
             return
-        sent, tokens = egress.kinds(), len(self._targets)
+        part = self.part
+        part.sent.update(egress.kinds())
+        sent, tokens = dict(part.sent), len(part.targets)
+        times = f"; joined again ({part.rejoins})" if part.rejoins else ""
 
         def write(activity: ActivityLog) -> None:
-            if self._entry is not None:
-                activity.end(self._entry, printable(outcome)[:MAX_OUTCOME], sent, tokens)
+            if part.entry is not None:
+                activity.end(part.entry, printable(outcome)[:MAX_OUTCOME] + times, sent, tokens)
 
         self._end = write
         self._gate.left(self._answer, self)
-        if self._entry is not None:
+        if part.entry is not None:
             self._gate.later(write)
 
 

@@ -11,8 +11,10 @@ MINUTE_S, HOUR_S = 60.0, 3600.0
 
 @dataclass(frozen=True, slots=True)
 class AskLimits:
-    per_minute: int = 30
-    per_hour: int = 300
+    """0: none."""
+
+    per_minute: int = 60  # a person whose front end asks four times a message
+    per_hour: int = 1200
 
 
 class AskCounter:
@@ -27,10 +29,11 @@ class AskCounter:
         """Count one more question at this time, in s; or why it is one too many, as the end of a sentence."""
         while self._times and self._times[0] <= now - HOUR_S:
             self._times.popleft()
-        if len(self._times) >= self._limits.per_hour:
-            minutes = max(1, round((self._times[-self._limits.per_hour] + HOUR_S - now) / 60))
-            return f"its budget of {self._limits.per_hour} questions an hour is used up for {minutes} min"
-        if sum(time > now - MINUTE_S for time in self._times) >= self._limits.per_minute:
-            return f"it answers no more than {self._limits.per_minute} questions of the cloud a minute"
+        per_minute, per_hour = self._limits.per_minute, self._limits.per_hour
+        if 0 < per_hour <= len(self._times):
+            minutes = max(1, round((self._times[-per_hour] + HOUR_S - now) / 60))
+            return f"its budget of {per_hour} questions an hour is used up for {minutes} min"
+        if 0 < per_minute <= sum(time > now - MINUTE_S for time in self._times):
+            return f"it answers no more than {per_minute} questions of the cloud a minute"
         self._times.append(now)
         return None

@@ -121,11 +121,11 @@ class Link:
         """Call `handler` with this session's messages, up to and including its CloseSession."""
         self._handlers[session] = handler
 
-    def detach(self, session: int) -> int:
-        """Remove the session's handler; if the session is open, close it as cancelled. Returns the bytes sent."""
+    def detach(self, session: int, reason: str = "cancelled") -> int:
+        """Remove the session's handler; if the session is open, close it. Returns the bytes sent."""
         self._handlers.pop(session, None)
         if session in self._machine.sessions and not self.closed.is_set():
-            return self.send(CloseSession(session=session, reason="cancelled"))
+            return self.send(CloseSession(session=session, reason=reason))
         return 0
 
     def send(self, message: SessionFrame) -> int:

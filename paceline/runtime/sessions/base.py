@@ -67,7 +67,7 @@ class Session(ABC):
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._drafts = None if drafts is None else DraftModelPorts(drafts, self)
-        self._driver = Driver(machine, self, drafts=self._drafts)
+        self._first = self._driver = Driver(machine, self, drafts=self._drafts)
         self._prefixes: Sequence[StoredPrefix] = ()  # stored prefixes of its prompts
         self._group: Group | None = None  # of its sequences, once their claim of memory is known
         self._salt = salt
@@ -114,12 +114,15 @@ class Session(ABC):
         return self._worker.allocate()
 
     def forward(self, forward: Forward) -> None:
+        driver = self._driver
+
         def answer(result: Rows | EngineError) -> None:
             first, *others = submitted
             spent = self._energy.compute(reduce(Energy.plus, (each.energy for each in others), first.energy))
-            self._cached = max(self._cached, first.cached_rows, *(each.cached_rows for each in others))
+            if driver is self._first:  # a later one's prompt is cached because the first one's was computed
+                self._cached = max(self._cached, first.cached_rows, *(each.cached_rows for each in others))
             submitted.clear()  # they refer to this function: without the cycle their stored KV is let go of at once
-            if self._driver.finished:
+            if driver.finished:
                 return
             if isinstance(result, EngineError):
                 self.fail(result)

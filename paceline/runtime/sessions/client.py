@@ -13,16 +13,18 @@ from paceline.core.batching.groups import Group
 from paceline.core.printable import printable
 from paceline.core.sampling.constraint import Mask
 from paceline.engine.base import TextModel
-from paceline.errors import LinkClosed, LinkError, PacelineError
+from paceline.errors import LinkClosed, LinkError, PacelineError, RequestError
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.dialer import Link
 from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, GenerationResult, Logprobs, TextDelta
 from paceline.runtime.sessions.base import Session
+from paceline.runtime.sessions.driver import Driver
 from paceline.runtime.sessions.output_text import AnswerText, Written, logprobs_of
 from paceline.runtime.sessions.prompts import PromptSet
 from paceline.strategies.base import (
     Cancelled,
     Emit,
+    Event,
     Finish,
     FinishReason,
     LinkBack,
@@ -72,6 +74,7 @@ class PreparedRequest:
     salt: str | None = None  # of its KV; None: shared with no other answer
     draft_claim: int | None = None  # likewise of the draft model's KV; None: its machine is told of no such model
     refusal: str = ""  # as in `ModelInfo`
+    nothing_found: str = ""  # who writes where neither side has found anything, as the end of the reason
 
 
 class ClientSession(Session):
@@ -90,8 +93,10 @@ class ClientSession(Session):
         closed: Callable[[ClientSession], None],
         drafts: EngineWorker | None = None,
         written: Written | None = None,
+        alone: tuple[PreparedRequest, Callable[[], Machine]] | None = None,
     ) -> None:
-        """drafts: of the draft model, where the machine is told of one. written: in earlier stretches of the answer."""
+        """drafts: of the draft model, where the machine is told of one. written: in earlier stretches of the answer.
+        alone: how this side writes where neither has found anything; None: as it does with the peer."""
         super().__init__(machine, worker, prepared.salt, drafts, masked=prepared.mask is not None)
         if self._drafts is not None:
             self._drafts.claim(prepared.draft_claim or 0)
@@ -120,6 +125,8 @@ class ClientSession(Session):
         self._too_slow = False  # the peer was passed over or given up for it
         self._pause: asyncio.TimerHandle | None = None  # set while waiting for a lost peer
         self._peer_citations: tuple[Citation, ...] = ()
+        self._alone = alone
+        self._found_nothing = False  # on either side, as the peer says
 
     @property
     def prompt_tokens(self) -> int:
@@ -187,6 +194,8 @@ class ClientSession(Session):
         match message:
             case RetrievedPassages(_, passages):
                 self._peer_citations = _peer_citations(other(self.prepared.side), passages)
+                self._found_nothing = not (passages or self.prepared.prompts.passages)
+                self._go_on_alone()
             case CloseSession(_, reason):
                 reason = printable(reason[:MAX_REFUSAL])
                 log.warning("the %s left an answer: %s", other(self.prepared.side), reason, extra={"id": self.trace})
@@ -198,6 +207,25 @@ class ClientSession(Session):
             case _:
                 pass
 
+    def _deliver(self, event: Event) -> None:
+        super()._deliver(event)
+        self._go_on_alone()
+
+    def _go_on_alone(self) -> None:
+        """Leave the peer where neither side has found anything and this one writes, before the first token and between
+        two events of the machine."""
+        driver = self._driver
+        if self._alone is None or not self._found_nothing or driver.running or driver.finished or self.written.tokens:
+            return
+        (self.prepared, machine), self._alone = self._alone, None
+        driver.abandon()
+        self._leave_session("neither side has found anything")
+        self.link = None
+        self._cancel_pause()
+        self._degraded = self.prepared.missing  # nothing was lost by a peer that came late
+        self._driver = Driver(machine(), self)
+        self.deliver(Started(self._loop.time()))
+
     def link_lost(self, *, returns: bool = True, refusal: str = "") -> None:
         """The peer is lost: continue alone, pause, or fail, as the request's `on_loss` says.
 
@@ -208,7 +236,7 @@ class ClientSession(Session):
         on_loss, peer = self.prepared.request.on_loss, other(self.prepared.side)
         if on_loss == "fail" or (on_loss == "pause" and not returns):
             how = f"refuses to take part ({refusal})" if refusal else "was lost"
-            self.fail(PacelineError(f"the {peer} {how}, and the answer was not to go on alone"))
+            self.fail(peer_lost(peer, f"{how}, and the answer was not to go on alone", refused=bool(refusal)))
             return
         self.written.refusal = self.written.refusal or refusal
         if on_loss == "pause":
@@ -218,9 +246,9 @@ class ClientSession(Session):
             self._degraded = self._degraded or f"{peer}_{'refused' if refusal else 'lost'}"
         self.deliver(LinkLost())
 
-    def _leave_session(self) -> None:
+    def _leave_session(self, reason: str = "cancelled") -> None:
         if self.link is not None and self._number is not None:
-            self._sent(CloseSession(self._number, ""), self.link.detach(self._number))
+            self._sent(CloseSession(self._number, reason), self.link.detach(self._number, reason))
         self._number = None
 
     def link_back(self, link: Link) -> None:
@@ -229,7 +257,7 @@ class ClientSession(Session):
             self.deliver(LinkBack())
 
     def _pause_expired(self) -> None:
-        self.fail(PacelineError(f"the {other(self.prepared.side)} was lost and has not come back within {PAUSE_S:g} s"))
+        self.fail(peer_lost(other(self.prepared.side), f"was lost and has not come back within {PAUSE_S:g} s"))
 
     def _cancel_pause(self) -> None:
         if self._pause is not None:
@@ -296,6 +324,8 @@ class ClientSession(Session):
         end = self._stop_token if self._stopped else finish.end
         if finish.stats.get("alone") and self._degraded is None:
             self._degraded = f"{other(prepared.side)}_lost"
+        nothing = prepared.nothing_found if self._found_nothing else ""
+        refused = f"it refuses: {written.refusal}" if written.refusal else ""
         self._events.put_nowait(
             GenerationResult(
                 reason=self._reason(finish.reason),
@@ -303,7 +333,7 @@ class ClientSession(Session):
                 completion_tokens=len(written.tokens) - self._before,
                 stop=written.text.stop,
                 strategy=prepared.strategy,
-                strategy_reason=prepared.reason + (f"; it refuses: {written.refusal}" if written.refusal else ""),
+                strategy_reason="; ".join(filter(None, (prepared.reason, nothing, refused))),
                 degraded=self._degraded,
                 citations=self._cited(),
                 found=self._citations,
@@ -344,6 +374,12 @@ def _peer_citations(side: Side, passages: Sequence[RetrievedPassage]) -> tuple[C
         )
         for passage in passages
     )
+
+
+def peer_lost(peer: Side, how: str, *, refused: bool = False) -> RequestError:
+    """Error of an answer that requires a peer which is lost, or refuses. how: the end of its sentence."""
+    code = f"{peer}_{'refused' if refused else 'lost'}"
+    return RequestError(f"the {peer} {how}", status=503, type="server_error", code=code)
 
 
 def is_refusal(said: str, refusal: str) -> bool:

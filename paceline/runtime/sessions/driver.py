@@ -115,16 +115,16 @@ class Driver:
         self._sequences = _Sequences(ports)
         self._drafts = None if drafts is None else _Sequences(drafts)
         self._events: deque[Event] = deque()
-        self._running = False
+        self.running = False  # an event is being delivered
         self._abandoned = False
         self.finished = False
 
     def deliver(self, event: Event) -> None:
         """Deliver an event. After `Finish`, results of forwards under way still arrive and are dropped."""
         self._events.append(event)
-        if self._running:
+        if self.running:
             return
-        self._running = True
+        self.running = True
         try:
             while self._events and not self.finished:
                 current = self._events.popleft()
@@ -136,7 +136,7 @@ class Driver:
                     assert not self.finished, "a machine gave an effect after Finish"
                     self._execute(effect)
         finally:
-            self._running = False
+            self.running = False
             if self.finished:
                 self._events.clear()
 

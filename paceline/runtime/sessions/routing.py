@@ -62,7 +62,14 @@ def _verifying_gains(context: RoutingContext) -> bool:
         return False
     if context.decode_s is None or context.peer_decode_s is None:
         return False
-    return context.peer_weights > context.num_weights > 0 and context.peer_decode_s <= context.decode_s
+    return context.larger == "cloud" and context.peer_decode_s <= context.decode_s
+
+
+def _cloud_writes(context: RoutingContext) -> bool:
+    """Where the device finds nothing, the text is the cloud's, whether that does or not: `draft_verify` is the fastest
+    way to it. Where answers search again, the device may find something later."""
+    verifies = context.side == "device" and VERIFIED in context.common and not context.options.get("search_every")
+    return verifies and context.larger == "cloud"
 
 
 def _budget_asked(context: RoutingContext) -> bool:
@@ -94,6 +101,7 @@ AUTO_RULES: tuple[Rule, ...] = (
     Rule(lambda c: "aggregate" not in c.common, ALONE, "the {peer} does not know 'aggregate'", _always),
     Rule(lambda c: c.documents == 0, ALONE, "the request wants no documents"),
     Rule(lambda c: c.own_documents + c.peer_documents == 0, ALONE, "neither side has documents"),
+    Rule(_cloud_writes, VERIFIED, "nothing private is in the context, and the {peer}'s model is larger"),
     Rule(_always, "aggregate", "the {peer} is linked and the two sides hold {documents} documents"),
     Rule(_always, ALONE, "no strategy of both sides takes what was retrieved"),
 )
@@ -176,10 +184,10 @@ def choose(found: Sequence[StrategyChoice], context: RoutingContext) -> Strategy
     raise AssertionError(f"every candidate declined: {found}")
 
 
-def peer_missing(peer: Side) -> RequestError:
-    """Error of a request that requires a peer which is not linked."""
+def peer_missing(peer: Side, why: str = "") -> RequestError:
+    """Error of a request that requires a peer which is not linked. why: the end of its sentence, if it is not that."""
     return RequestError(
-        f"The {peer} is not there, and the request does not want an answer without it.",
+        f"The {peer} is not there, and the request does not want an answer without it{why}.",
         status=503,
         type="server_error",
         code=f"{peer}_missing",

@@ -111,7 +111,7 @@ class Aggregate:
             samples=heads,
             heads=heads,
         )
-        self._weights = SideWeights(config.side, self._decoder, rescoring=options.rescoring)
+        self._weights = SideWeights(config.side, self._decoder, rescoring=options.rescoring, writer=options.writer)
         self._planner = DraftTreePlanner(
             config.side,
             self._aggregator,

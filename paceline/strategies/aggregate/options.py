@@ -34,12 +34,14 @@ def check(context: RoutingContext) -> None:
 
 
 def choose(context: RoutingContext) -> AggregateOptions:
-    """The request's options with the aggregator filled in, and with what its logprobs need."""
+    """The request's options with the aggregator filled in, and with what its logprobs need. A request that names the
+    strategy is written by both sides even where neither has found a document."""
     asked = asked_options(AggregateOptions, context)
     aggregator = asked.aggregator or default_aggregator(
         context.sampling, logprobs=context.logprobs, seeded=context.seeded
     )
-    return msgspec.structs.replace(asked, aggregator=aggregator, needs_dists=context.logprobs)
+    writer = None if context.strategy == "aggregate" else context.larger
+    return msgspec.structs.replace(asked, aggregator=aggregator, needs_dists=context.logprobs, writer=writer)
 
 
 def accepts(opening: OpenSession, options: Options) -> str | None:  # noqa: ARG001  # a hook's signature

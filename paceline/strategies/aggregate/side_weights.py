@@ -14,13 +14,15 @@ from paceline.strategies.decoding.prefix_tree import PrefixNode
 
 
 class SideWeights:
-    """Weights as one side knows them. decoder: this side's, for the weight of its documents."""
+    """Weights as one side knows them. decoder: this side's, for the weight of its documents. writer: the side that
+    counts alone where neither reads documents; None: both do."""
 
-    def __init__(self, side: Side, decoder: BranchDecoder, *, rescoring: bool) -> None:
+    def __init__(self, side: Side, decoder: BranchDecoder, *, rescoring: bool, writer: Side | None) -> None:
         self._side = side
         self._peer_side = other(side)
         self._decoder = decoder
         self._rescoring = rescoring
+        self._writer = writer
         self.reset_peer()
 
     def reset_peer(self) -> None:
@@ -49,7 +51,10 @@ class SideWeights:
         own_log_h = self._decoder.log_evidence
         if not self._rescoring or own_log_h is None or self._peer_log_h is None:  # without documents: weight 0
             if self._fixed is None:
-                self._fixed = side_weights({self._side: own_log_h, self._peer_side: self._peer_log_h})
+                log_h = {self._side: own_log_h, self._peer_side: self._peer_log_h}
+                if self._writer is not None and not self.has_documents:
+                    log_h[self._writer] = 0.0
+                self._fixed = side_weights(log_h)
             return self._fixed
         peer_log_h = None if node.peer_dist is None else node.peer_dist.log_evidence
         if node.log_evidence is None or peer_log_h is None:

@@ -161,7 +161,8 @@ def test_the_last_event_is_marked_when_the_other_side_was_lost(
     assert chunks[-1]["paceline"]["degraded"] == "device_lost"
     with_usage = stream(http, paceline={"report": report}, stream_options={"include_usage": True})
     assert [chunk["paceline"]["degraded"] for chunk in with_usage[-2:]] == ["device_lost"] * 2
-    assert whole(http, paceline={"report": report})["paceline"]["degraded"] == "device_lost"
+    told = whole(http, paceline={"report": report})["paceline"]
+    assert told["degraded"] == "device_lost" and told["why"]
 
 
 def test_logprobs_carry_bytes_that_join_to_the_text(http: httpx.Client, service: ScriptedService) -> None:

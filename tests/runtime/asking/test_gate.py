@@ -14,6 +14,7 @@ import pytest
 from paceline.core.permission import EVERYBODY, NOBODY, MayAsk
 from paceline.errors import ConfigError, PacelineError
 from paceline.runtime.asking import activity as activity_module
+from paceline.runtime.asking import gate as gate_module
 from paceline.runtime.asking.activity import FILE, Activity, ActivityLog, Question, Refusal
 from paceline.runtime.asking.answers import EnrolmentAnswers, permission
 from paceline.runtime.asking.gate import CloudAsks
@@ -95,6 +96,19 @@ def test_a_minute_and_an_hour_have_limits_of_their_own() -> None:
     assert "no more than 2 questions of the cloud a minute" in (counter.take(7201.0) or "")
 
 
+def test_a_limit_of_0_is_none() -> None:
+    counter = AskCounter(AskLimits(per_minute=0, per_hour=0))
+    assert not any(counter.take(float(second // 100)) for second in range(5000))
+    assert AskCounter(AskLimits(per_minute=0, per_hour=1), [0.0]).take(1.0) is not None
+
+
+def test_a_person_whose_front_end_asks_four_times_a_message_is_within_the_default() -> None:
+    counter = AskCounter(AskLimits())
+    for message in range(60 * 5):  # one every 12 s, for an hour
+        for _ in range(4):
+            assert counter.take(12.0 * message) is None
+
+
 @pytest.mark.anyio
 async def test_a_restart_renews_no_budget(tmp_path: Path) -> None:
     for admitted in (2, 0):
@@ -144,6 +158,62 @@ async def test_an_answer_may_be_joined_again_from_what_the_device_knows_of_it(tm
                 asks.admit(other)
     (entry,) = logged(tmp_path)
     assert (entry.tokens, entry.outcome) == (3, "the link was lost")
+
+
+@pytest.mark.anyio
+async def test_joining_an_answer_again_costs_no_question_and_has_a_budget_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_module, "MAX_REJOINS", 20)
+    async with gate(tmp_path, limits=AskLimits(per_minute=1, per_hour=1)) as asks:
+        ask = asks.admit(OPENING)
+        await ask.begin()
+        told: list[int] = []
+        for epoch in range(1, 21):
+            ask.reads([f"doc-{epoch % 2}"])
+            if epoch > 2:  # at first it is lost before its first token
+                ask.observe(Targets(2, 0, len(told), [epoch], b""))
+                told.append(epoch)
+            egress = Egress()
+            egress.sent(Targets(2, 0, 0, [epoch], b""), 10)
+            ask.end("the link was lost", egress)
+            ask = asks.admit(msgspec.structs.replace(OPENING, session=epoch, epoch=epoch, targets=list(told)))
+            await ask.begin()
+        ask.end("stop", Egress())
+        with pytest.raises(PacelineError, match="joined this answer 20 times again"):
+            asks.admit(msgspec.structs.replace(OPENING, epoch=21, targets=list(told)))
+        with pytest.raises(PacelineError, match="1 questions an hour"):
+            asks.admit(OPENING)  # the same question, from its beginning
+    (entry,) = logged(tmp_path)
+    assert (entry.outcome, entry.tokens) == ("stop; joined again (20)", 18)
+    assert (entry.documents, entry.sent) == (("doc-0", "doc-1"), {"targets": 200})
+
+
+@pytest.mark.anyio
+async def test_a_session_that_ends_after_the_answer_was_joined_again_changes_nothing(tmp_path: Path) -> None:
+    async with gate(tmp_path, limits=AskLimits(per_hour=1)) as asks:
+        first = asks.admit(OPENING)
+        again = asks.admit(msgspec.structs.replace(OPENING, epoch=1))  # before it is known that the link was lost
+        for ask in (first, again):
+            await ask.begin()
+        again.observe(Targets(2, 0, 0, [5], b""))
+        first.end("the link was lost", Egress())
+        asks.admit(msgspec.structs.replace(OPENING, epoch=2, targets=[5]))
+        with pytest.raises(PacelineError, match="no part in the beginning"):
+            asks.admit(msgspec.structs.replace(OPENING, epoch=2, targets=[6]))
+    assert len(logged(tmp_path)) == 1
+
+
+@pytest.mark.anyio
+async def test_a_further_search_of_an_answer_is_a_question_of_its_own(tmp_path: Path) -> None:
+    async with gate(tmp_path, limits=AskLimits(per_hour=2)) as asks:
+        await asks.admit(OPENING).begin()
+        further = msgspec.structs.replace(OPENING, targets=[5] * 16)
+        await asks.admit(further, "Who keeps the key? The miller").begin()
+        await asks.admit(further, "Who keeps the key? The miller").begin()
+        with pytest.raises(PacelineError, match="2 questions an hour"):
+            asks.admit(msgspec.structs.replace(OPENING, targets=[5] * 32), "Who keeps the key? The miller keeps it")
+    assert [entry.question for entry in logged(tmp_path)] == ["Who keeps the key?", "Who keeps the key? The miller"]
 
 
 # ---- the log --------------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ async def test_a_request_without_documents_opens_no_session() -> None:
 @pytest.mark.parametrize("fault", ["refuses", "is silent", "fails", "is lost"])
 async def test_a_failed_search_marks_the_answer_as_degraded(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with nodes() as (bench, _):
-        bench.device._preparation._expects_peer = True  # as an agent with a cloud does
+        bench.device._peers._expects_peer = lambda: True  # as an agent with a cloud does
         set_stores(bench, Passages(LANDLORD), Broken() if fault == "fails" else Passages(HARBOUR))
         link = cloud_end(bench)
         match fault:

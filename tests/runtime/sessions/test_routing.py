@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
@@ -146,7 +147,31 @@ def test_options_reach_their_strategy_and_aggregate_sets_the_rest() -> None:
     alone = chosen(LINKED, strategy="lookup_tree", options=asked).options
     assert alone == STRATEGIES["lookup_tree"].options(rescoring=False, drafting=DraftLimits(1, 1, 0))
     joint = chosen(LINKED, options=asked, logprobs=True).options
-    assert joint == AggregateOptions(False, DraftLimits(1, 1, 0), aggregator="mixture", needs_dists=True)
+    mixture = AggregateOptions(False, DraftLimits(1, 1, 0), aggregator="mixture", needs_dists=True)
+    assert joint == replace_struct(mixture, writer="device")
+    assert chosen(LINKED, strategy="aggregate", options=asked, logprobs=True).options == mixture
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "writer"),
+    [(5, 70, "cloud"), (70, 5, "device"), (5, 5, "device"), (0, 70, "device"), (5, 0, "device")],
+)
+def test_where_neither_side_finds_anything_the_larger_model_writes(own: int, peer: int, writer: str) -> None:
+    options = chosen(LINKED, num_weights=own, peer_weights=peer).options
+    assert isinstance(options, AggregateOptions) and options.writer == options.alone == writer
+
+
+def test_auto_has_a_larger_cloud_verify_however_slow_where_the_device_has_found_nothing_of_its_own() -> None:
+    """The text is the cloud's, whether that finds something or not."""
+    slow = replace(LARGER, peer_decode_s=3.0)
+    for context in (slow, replace(slow, decode_s=None)):
+        choice = choose(candidates(context), replace(context, passages=0))
+        assert choice.strategy == "draft_verify"
+        assert choice.reason == "nothing private is in the context, and the cloud's model is larger"
+    assert chosen(slow).strategy == "aggregate", "a passage of its own was found"
+    for change in ({"peer_weights": 5}, {"options": {"search_every": 16}}, {"side": "cloud"}):
+        context = replace(slow, **change)  # type: ignore[arg-type]  # any of its fields
+        assert choose(candidates(context), replace(context, passages=0)).strategy == "aggregate"
 
 
 def test_the_next_candidate_is_chosen_when_a_strategy_declines_after_retrieval(

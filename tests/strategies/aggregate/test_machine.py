@@ -5,6 +5,8 @@ What a useless or hostile peer can make it do, and what a peer learns, is in `te
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.core.aggregation.registry import AggregatorName
@@ -35,6 +37,7 @@ from tests.strategies.cases import (
     BRANCHES,
     CHAIN,
     EOS,
+    MANNERS,
     MAX_TOKENS,
     PROMPT,
     SAMPLINGS,
@@ -57,7 +60,10 @@ from tests.strategies.cases import (
     says,
     two,
     weighed,
+    without_documents,
 )
+from tests.strategies.conformance.laws import reference, settled
+from tests.strategies.conformance.worlds import harsh
 
 EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
 
@@ -123,6 +129,25 @@ def test_drafts_may_come_before_the_targets_they_hang_on_in_any_order() -> None:
     hand.answer()
     targets = [token for message in hand.sent if isinstance(message, Targets) for token in message.tokens]
     assert targets == [65, 66, 67]
+
+
+@EVERY_FRONT
+@pytest.mark.parametrize("writer", SIDES)
+@pytest.mark.parametrize("manner", MANNERS.values(), ids=MANNERS)
+def test_where_neither_side_has_documents_the_writers_text_is_written(
+    manner: Manner, writer: Side, front: Side
+) -> None:
+    """As if it alone had one, in any network."""
+    strategy, sampling = STRATEGIES["aggregate"], settled(manner, SAMPLINGS["sampled"])
+    empty = {side: without_documents(BRANCHES[side]) for side in SIDES}
+    weighs = empty | {writer: (replace(empty[writer][0], score=0.0),)}
+    expected = reference(strategy, front, sampling, manner, weighs)
+    this = replace(manner, options=(*manner.options, ("writer", writer)))
+    for seed in range(2):
+        world = harsh(seed, reorders=True).world(job(strategy, front, sampling, branches=empty, manner=this), seed)
+        assert world.run().tokens == expected
+    if manner.rule == "mixture":
+        assert expected == oracle.continued_alone(engines()[writer], empty[writer], (), sampling, MAX_TOKENS, EOS)
 
 
 # ---- a peer that leaves ---------------------------------------------------------------------------------------------

@@ -97,7 +97,10 @@ export async function copyFrom(button) {
 }
 
 function* sentences({ state, finish, report }) {
-  if (report?.degraded) yield DEGRADED[report.degraded] ?? String(report.degraded);
+  if (report?.degraded) {
+    const why = String(report.degraded).endsWith("_refused") && report.why ? ` (${report.why})` : "";
+    yield (DEGRADED[report.degraded] ?? String(report.degraded)) + why;
+  }
   if (finish === "length") yield "Cut at the limit of tokens.";
   if (state === "stopped") yield "Stopped.";
   if (state === "cut") yield "Cut: the page was left while this was written.";

@@ -1,0 +1,81 @@
+"""Whether an answer was to be joint does not depend on who is linked now: a table of all cases at a cloud."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any, Literal, get_args
+
+import pytest
+
+from paceline.core.permission import NOBODY
+from paceline.errors import RequestError
+from paceline.runtime.service import GenerateRequest, OnLoss
+from tests.runtime.test_node import REQUEST, collect, nodes
+
+pytestmark = pytest.mark.anyio
+
+Asked = Literal["key", "bound key", "name", "nothing"]
+Device = Literal["linked", "away", "never enrolled"]
+
+ASKED: dict[Asked, dict[str, Any]] = {
+    "key": {"any_device": False},  # of a server with keys, bound to no device
+    "bound key": {"any_device": False, "device": "laptop"},
+    "name": {"device": "laptop", "names_device": True},
+    "nothing": {},  # of a server without keys
+}
+JOINT, ALONE, MARKED, REFUSED = ("aggregate", None), ("lookup_tree", None), ("lookup_tree", "device_missing"), "503"
+
+
+def expected(asked: Asked, device: Device, on_loss: OnLoss) -> object:
+    if asked != "key" and device == "linked":
+        return JOINT
+    if on_loss != "continue":
+        return REFUSED
+    never_joint = asked == "key" or (asked == "nothing" and device == "never enrolled")
+    return ALONE if never_joint else MARKED
+
+
+async def outcome(request: GenerateRequest, device: Device) -> object:
+    async with nodes(linked=device == "linked") as (bench, _):
+        bench.cloud._peers._expects_peer = lambda: device != "never enrolled"  # as the server's registry says
+        try:
+            _, done = await collect(await bench.cloud.prepare(request))
+        except RequestError as refused:
+            assert (refused.status, refused.code) == (503, "device_missing")
+            return REFUSED
+        return done.strategy, done.degraded
+
+
+@pytest.mark.parametrize(("asked", "device", "on_loss"), [*product(ASKED, get_args(Device), get_args(OnLoss))])
+async def test_what_was_to_be_joint_is_joint_marked_or_refused(asked: Asked, device: Device, on_loss: OnLoss) -> None:
+    for strategy in ("auto", "aggregate"):
+        request = replace(REQUEST, strategy=strategy, on_loss=on_loss, **ASKED[asked])
+        wanted = expected(asked, device, on_loss)
+        if wanted == JOINT and strategy == "auto":
+            continue  # without documents nothing is joined: `test_nothing_found`
+        if wanted == ALONE and strategy == "aggregate":
+            wanted = MARKED  # it asks for two sides by name
+        assert await outcome(request, device) == wanted
+
+
+async def test_a_refusal_says_why_no_device_takes_part() -> None:
+    async with nodes() as (bench, _):
+        with pytest.raises(RequestError, match=r"its key is bound to no device, and it names none in paceline.device"):
+            await bench.cloud.prepare(replace(REQUEST, on_loss="pause", any_device=False))
+        (link,) = bench.cloud._peers.links.values()
+        bench.cloud._peers.links["phone"] = link
+        _, done = await collect(await bench.cloud.prepare(replace(REQUEST, strategy="auto")))
+        assert (done.strategy_reason, done.degraded) == ("no device takes part", None)
+        with pytest.raises(RequestError, match="several are linked, and it names none"):
+            await bench.cloud.prepare(replace(REQUEST, on_loss="fail"))
+        del bench.cloud._peers.links["phone"]
+
+
+async def test_a_device_that_may_not_be_asked_is_not_missed_while_it_is_away() -> None:
+    async with nodes(may_ask=NOBODY) as (bench, _):
+        bench.cloud._peers._expects_peer = lambda: True
+        for _ in range(2):
+            _, done = await collect(await bench.cloud.prepare(replace(REQUEST, strategy="auto")))
+            assert (done.strategy, done.degraded) == ("lookup_tree", None)
+            await bench.unlink()

@@ -1,0 +1,208 @@
+"""Where neither side has found a document one side writes, that of the larger model, and the text is its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.core.sampling.constraint import Constraint
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.side import SIDES, Side, other
+from paceline.engine.fake.tokenizer import EOS
+from paceline.errors import RequestError
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from tests.runtime import test_node
+from tests.runtime.test_node import REQUEST, Bench, collect, nodes
+from tests.wire.identities import CLOUD, DEVICE
+
+pytestmark = pytest.mark.anyio
+
+TEXTS = {"cloud": "The harbour library opens at eight.", "device": "My landlord is called Velda."}
+HELLO = replace(REQUEST, messages=({"role": "user", "content": "hello"},), strategy="auto", max_tokens=24)
+FOUND = {"cloud": "When does the harbour library open?", "device": "What is my landlord called?"}
+SAMPLINGS = {
+    "seeded": (SamplingParams(temperature=1.0, seed=5, logit_bias={EOS: -100.0}), True),
+    "unseeded": (SamplingParams(temperature=1.0, seed=6, logit_bias={EOS: -100.0}), False),
+    "greedy": (SamplingParams(temperature=0.0, logit_bias={EOS: -100.0}), False),
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    cloud: int
+    device: int
+
+    def writer(self, front: Side) -> Side:
+        if not (self.cloud and self.device):
+            return front
+        return front if self.cloud == self.device else "cloud" if self.cloud > self.device else "device"
+
+
+LARGER_CLOUD, LARGER_DEVICE = Sizes(70, 10), Sizes(10, 70)
+SIZES = (LARGER_CLOUD, LARGER_DEVICE, Sizes(10, 10), Sizes(0, 0), Sizes(70, 0))
+
+
+@asynccontextmanager
+async def pair(
+    folder: Path, sizes: Sizes, monkeypatch: pytest.MonkeyPatch, *, gated: tuple[Side, ...] = ()
+) -> AsyncIterator[tuple[Bench, asyncio.TaskGroup]]:
+    """Two nodes with a document each."""
+    with ExitStack() as stack:
+        stores = {side: stack.enter_context(DocumentStore.open(folder / side, HashEmbedder())) for side in SIDES}
+        for side, store in stores.items():
+            store.add_text("a.md", TEXTS[side], zone=side)
+        monkeypatch.setattr(test_node, "DEVICE", msgspec.structs.replace(DEVICE, num_weights=sizes.device))
+        cloud = msgspec.structs.replace(CLOUD, num_weights=sizes.cloud)
+        async with nodes(stores=stores, introduction=cloud, gated=gated) as (bench, tasks):
+            for node, size in ((bench.cloud, sizes.cloud), (bench.device, sizes.device)):
+                node._resources.info = replace(node._resources.info, num_weights=size)
+            yield bench, tasks
+
+
+def of(bench: Bench, side: Side) -> test_node.Node:
+    return bench.cloud if side == "cloud" else bench.device
+
+
+async def alone(bench: Bench, side: Side, request: GenerateRequest) -> str:
+    """The text that this side writes by itself."""
+    text, _ = await collect(await of(bench, side).prepare(replace(request, strategy="autoregressive")))
+    return text
+
+
+@pytest.mark.parametrize(("front", "sampling"), [*product(SIDES, SAMPLINGS)])
+async def test_the_larger_models_side_writes_alone_and_the_report_says_so(
+    front: Side, sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, seeded = SAMPLINGS[sampling]
+    request = replace(HELLO, sampling=params, seeded=seeded)
+    for number, sizes in enumerate(SIZES):
+        writer = sizes.writer(front)
+        async with pair(tmp_path / str(number), sizes, monkeypatch) as (bench, _):
+            text, done = await collect(await of(bench, front).prepare(request))
+            assert text == await alone(bench, writer, request), sizes
+            assert (done.degraded, done.citations, done.completion_tokens) == (None, (), 24)
+            if writer == front:
+                assert done.strategy == "lookup_tree"
+                assert done.strategy_reason == (
+                    f"neither side has found anything, and the {front} writes: no other model is known to be larger"
+                )
+                assert done.stats["cached_tokens"] == 0, "its prompt was computed, if twice"
+            elif front == "device":
+                assert done.strategy == "draft_verify"
+                assert done.strategy_reason == "nothing private is in the context, and the cloud's model is larger"
+            else:
+                assert done.strategy == "aggregate"
+                reason = "neither side has found anything, and the device writes: its model is larger"
+                assert done.strategy_reason.endswith(reason)
+
+
+@pytest.mark.parametrize(("front", "side"), [*product(SIDES, SIDES)])
+async def test_what_one_side_has_found_is_written_as_ever(
+    front: Side, side: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = replace(HELLO, messages=({"role": "user", "content": FOUND[side]},))
+    async with pair(tmp_path, Sizes(10, 10), monkeypatch) as (bench, _):
+        text, done = await collect(await of(bench, front).prepare(request))
+        assert (done.strategy, done.degraded) == ("aggregate", None)
+        assert "neither side" not in done.strategy_reason
+        assert {citation.side for citation in done.citations} == {side}
+        assert text == await alone(bench, side, request)
+
+
+async def test_who_names_the_strategy_gets_both_models_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = replace(HELLO, strategy="aggregate")
+    async with pair(tmp_path, LARGER_CLOUD, monkeypatch) as (bench, _):
+        texts = set()
+        for node in (bench.cloud, bench.device):
+            text, done = await collect(await node.prepare(request))
+            texts.add(text)
+            assert done.strategy == "aggregate"
+            assert done.strategy_reason.endswith("neither side has found anything, and both write, as the request asks")
+        assert len(texts) == 1
+        assert not texts & {await alone(bench, side, request) for side in SIDES}
+
+
+async def test_a_form_is_kept_by_the_side_that_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = Constraint("json_schema", '{"type": "string", "pattern": "^[a-d]{10}$"}')
+    request = replace(HELLO, constraint=form)
+    for number, (front, sizes) in enumerate(product(SIDES, (LARGER_CLOUD, LARGER_DEVICE))):
+        async with pair(tmp_path / str(number), sizes, monkeypatch) as (bench, _):
+            text, done = await collect(await of(bench, front).prepare(request))
+            assert text == await alone(bench, sizes.writer(front), request)
+            assert len(json.loads(text)) == 10 and set(text) <= set('"abcd') and done.degraded is None
+
+
+@pytest.mark.parametrize("front", SIDES)
+@pytest.mark.parametrize("on_loss", ["continue", "pause", "fail"])
+async def test_a_side_that_writes_alone_needs_the_other_no_more(
+    front: Side, on_loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = LARGER_CLOUD if front == "cloud" else LARGER_DEVICE
+    request = replace(HELLO, on_loss=on_loss)  # type: ignore[arg-type]  # one of them
+    async with pair(tmp_path, sizes, monkeypatch, gated=(front,)) as (bench, tasks):
+        node, engine = of(bench, front), bench.engines[front]
+        session = await node.prepare(request)
+        events = asyncio.create_task(collect(session))
+        while session.prepared.strategy != "lookup_tree":  # the peer has said that it found nothing
+            await asyncio.sleep(0)
+        assert not of(bench, other(front))._peers.busy or not session.link
+        await bench.unlink()
+        await bench.link(tasks)
+        engine.release_gate()
+        text, done = await events
+        assert (done.strategy, done.degraded) == ("lookup_tree", None)
+        assert text == await alone(bench, front, request)
+
+
+@pytest.mark.parametrize(("front", "tokens"), [*product(SIDES, (0, 1, 9))])
+async def test_a_larger_peer_that_is_lost_and_comes_back_goes_on_writing(
+    front: Side, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = LARGER_DEVICE if front == "cloud" else LARGER_CLOUD
+    request = replace(HELLO, on_loss="pause", max_tokens=40)
+    async with pair(tmp_path, sizes, monkeypatch) as (bench, tasks):
+        expected = await alone(bench, other(front), request)
+        events = (await of(bench, front).prepare(request)).run()
+        text = ""
+        for _ in range(tokens):
+            delta = await anext(events)
+            assert isinstance(delta, TextDelta)
+            text += delta.text
+        await bench.unlink()
+        await bench.link(tasks)
+        async for event in events:
+            if isinstance(event, TextDelta):
+                text += event.text
+            else:
+                assert isinstance(event, GenerationResult) and event.degraded is None
+    assert text == expected
+
+
+@pytest.mark.parametrize("front", SIDES)
+async def test_a_peer_lost_before_it_has_searched_is_missed(
+    front: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have found something: the answer is marked, and fails where it is to."""
+    async with pair(tmp_path, Sizes(10, 10), monkeypatch) as (bench, _):
+        link = bench.links[0 if front == "cloud" else 1]
+        link.on_open = lambda _: [end.abort() for end in bench.pipes_in_use]  # type: ignore[union-attr]
+        with pytest.raises(RequestError, match="was lost") as lost:
+            await collect(await of(bench, front).prepare(replace(HELLO, on_loss="fail")))
+        assert (lost.value.status, lost.value.code) == (503, f"{other(front)}_lost")
+    async with pair(tmp_path / "again", Sizes(10, 10), monkeypatch) as (bench, _):
+        link = bench.links[0 if front == "cloud" else 1]
+        link.on_open = lambda _: [end.abort() for end in bench.pipes_in_use]  # type: ignore[union-attr]
+        text, done = await collect(await of(bench, front).prepare(HELLO))
+        assert done.degraded == f"{other(front)}_lost" and text == await alone(bench, front, HELLO)
