@@ -107,7 +107,7 @@ class Words:
         forms of numbers, single characters of scripts without blanks."""
         for i in self._odd:
             yield from _forms(self._chains[i])
-        for forms in self._more_numbers():
+        for forms in (*self._spaced(), *self._dates()):
             yield from forms
         for run in self._runs:
             if len(run) > 1:
@@ -122,14 +122,16 @@ class Words:
             if i and forms[0][0].isdigit() and self._chains[i - 1].isalpha():
                 forms.insert(0, self._chains[i - 1] + forms[0])  # PPR 1148 for PPR-1148
             found.append(tuple(filter(_has_digit, dict.fromkeys(forms))))
-        return [forms for forms in dict.fromkeys([*found, *self._more_numbers()]) if forms]
+        dates = (forms[:1] for forms in self._dates())  # the day in another year is another date
+        return [forms for forms in dict.fromkeys([*found, *self._spaced(), *dates]) if forms]
 
-    def _more_numbers(self) -> Iterator[tuple[str, ...]]:
-        """Numbers with blanks in them, and dates."""
-        if not self._odd:
-            return
-        for match in _STRETCH.finditer(self._rest):
+    def _spaced(self) -> Iterator[tuple[str, ...]]:
+        """Numbers with blanks in them."""
+        for match in _STRETCH.finditer(self._rest) if self._odd else ():
             yield from _spaced(match[0], _PREFIX.search(self._rest, max(0, match.start() - 5), match.start()))
+
+    def _dates(self) -> Iterator[tuple[str, ...]]:
+        """Dates with their year, where they have one, and without."""
         for i in self._odd:
             if date := _DATE.fullmatch(self._chains[i]):
                 year, month, day = date.group(1, 2, 3) if date[1] else date.group(6, 5, 4)

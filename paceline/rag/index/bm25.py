@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -50,14 +51,18 @@ class BM25Index:
 
     def __init__(self, ids: Sequence[int], texts: Sequence[str]) -> None:
         self._ids = ids
-        self._index: bm25s.BM25 | None = None
-        corpus = [_tokens(Words(text)) for text in texts]
-        if any(corpus):
+        self._indexes: list[bm25s.BM25] = []  # of words, and of their parts: else parts would make texts longer
+        corpora: tuple[list[list[str]], list[list[str]]] = ([], [])
+        for text in texts:
+            words = Words(text)
+            corpora[0].append(_unstopped(words))
+            corpora[1].append(list(words.parts()))
+        for corpus in filter(any, corpora):
             import bm25s
 
             logging.getLogger("bm25s").setLevel(logging.WARNING)  # when imported it asks for all of its messages
-            self._index = bm25s.BM25()
-            self._index.index(corpus, show_progress=False)
+            self._indexes.append(bm25s.BM25())
+            self._indexes[-1].index(corpus, show_progress=False)
 
     def search(self, query: str, k: int, allowed: Container[int] | None = None) -> list[WordHit]:
         """At most k chunks that share a word with the query, best first: those that a number names before all others.
@@ -65,10 +70,12 @@ class BM25Index:
         allowed: only these ids; None: all.
         """
         asked = Words(query)
-        if self._index is None or not (tokens := _tokens(asked)):
+        words = _unstopped(asked)
+        tokens = [*words, *asked.parts()]
+        if not self._indexes or not tokens:
             return []
-        scores = self._index.get_scores(tokens)
-        exact, rare = self._exact({word for word in asked.words() if word not in _stop_words()})
+        scores = np.sum([index.get_scores(tokens) for index in self._indexes], axis=0)
+        exact, rare = self._exact(set(words))
         named, telling = self._numbers(asked)
         best = (place for place in np.lexsort((-scores, -named)).tolist() if scores[place] > 0)
         chosen = islice((place for place in best if allowed is None or self._ids[place] in allowed), k)
@@ -108,8 +115,11 @@ class BM25Index:
         for forms in query.numbers():
             form, holders = next(((form, found) for form in forms if len(found := self._holders(form))), ("", _NOBODY))
             digits, is_rare = sum(map(str.isdigit, form)), len(holders) <= self._rare
-            names = digits >= _NAMING_DIGITS - (not form.isdigit()) and len(holders) <= _NAMING_CHUNKS
-            if names or (digits >= _TELLING_DIGITS and "." in form and is_rare):
+            if form.isdigit():
+                names = len(form.rstrip("0")) >= _NAMING_DIGITS  # 65000 is an amount
+            else:
+                names = digits >= _NAMING_DIGITS - (not _AMOUNT.fullmatch(form))
+            if (names and len(holders) <= _NAMING_CHUNKS) or (digits >= _TELLING_DIGITS and "." in form and is_rare):
                 named[holders] += 1
             elif digits >= _TELLING_DIGITS and is_rare:
                 telling[holders] += 1
@@ -125,13 +135,16 @@ class BM25Index:
 
     def _holders(self, word: str) -> NDArray[np.int32]:
         """The places of the chunks that hold a word."""
-        if self._index is None or (number := self._index.vocab_dict.get(word)) is None:
-            return _NOBODY
-        start, end = self._index.scores["indptr"][number : number + 2]
-        return np.asarray(self._index.scores["indices"][start:end], np.int32)
+        found = _NOBODY
+        for index in self._indexes:
+            if (number := index.vocab_dict.get(word)) is not None:
+                start, end = index.scores["indptr"][number : number + 2]
+                found = np.union1d(found, index.scores["indices"][start:end])
+        return found
 
 
 _NOBODY: NDArray[np.int32] = np.empty(0, np.int32)
+_AMOUNT = re.compile(r"\d+[^\W\d]+")  # 1980s, 2000m
 
 
 def rank_fusion(*rankings: Sequence[int]) -> list[int]:
@@ -143,9 +156,9 @@ def rank_fusion(*rankings: Sequence[int]) -> list[int]:
     return sorted(weight, key=weight.__getitem__, reverse=True)
 
 
-def _tokens(words: Words) -> list[str]:
+def _unstopped(words: Words) -> list[str]:
     stop = _stop_words()
-    return [*(word for word in words.words() if word not in stop), *words.parts()]
+    return [word for word in words.words() if word not in stop]
 
 
 @cache
