@@ -113,7 +113,9 @@ PHRASES = [
 def _first(store: DocumentStore, phrase: str, spellings: dict[str, str]) -> int:
     """Of how many names the document is found first."""
     found = (store.search(phrase.format(x=spelling), 2) for spelling in spellings.values())
-    return sum([each.document for each in passages][:1] == [name] for name, passages in zip(spellings, found, strict=True))
+    return sum(
+        [each.document for each in passages][:1] == [name] for name, passages in zip(spellings, found, strict=True)
+    )
 
 
 def _filled(folder: Path, minilm: MiniLMEmbedder, texts: dict[str, str]) -> DocumentStore:
