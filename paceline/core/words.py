@@ -48,16 +48,12 @@ _STRETCH: Final = re.compile(r"\d[\d ().,/'\u2019-]*+")
 _SPACED: Final = re.compile(r"\d++(?:(?:[ ()]{1,3}|[-.,/'\u2019])\d++)*+")
 _PREFIX: Final = re.compile(rf"(?<!{_CHARACTER}){_LETTER}{{1,4}}$")
 _GAP: Final = re.compile(r"[ ()]+")
+_MONTH_NAMES: Final = (
+    "january jan januar|february feb februar|march mar märz|april apr|may mai|june jun juni|july jul juli|august aug|"
+    "september sep sept|october oct oktober okt|november nov|december dec dezember dez"
+)
 _MONTHS: Final = {
-    name: number
-    for month, number in zip(
-        ("january jan januar", "february feb februar", "march mar märz", "april apr", "may mai", "june jun juni")
-        + ("july jul juli", "august aug", "september sep sept", "october oct oktober okt", "november nov")
-        + ("december dec dezember dez",),
-        range(1, 13),
-        strict=True,
-    )
-    for name in month.split()
+    name: number for number, names in enumerate(_MONTH_NAMES.split("|"), start=1) for name in names.split()
 }
 _DATE: Final = re.compile(r"(\d{4})[-./](\d{1,2})[-./](\d{1,2})|(\d{1,2})[-./](\d{1,2})[-./](\d{4})")
 _DAY: Final = re.compile(r"(\d{1,2})(?:st|nd|rd|th)?")

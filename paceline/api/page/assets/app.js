@@ -172,7 +172,9 @@ function openSource({ document: name, side, passage, score, place, url }) {
   const known = Number.isFinite(score) ? ` Similarity to the question: ${score.toFixed(2)}.` : "";
   const where = place ? `, ${place}` : "";
   $("source-told").textContent = `A document of the ${side}${where}.${known}`;
-  const opens = URL.canParse(url ?? "") && new URL(url).origin === location.origin; // another side has another page
+  // The other side's page of a passage would lead to the other side's chat.
+  const elsewhere = /\/passage\?/.test(url ?? "") && side !== $("status").dataset.side;
+  const opens = /^https?:/.test(url ?? "") && !elsewhere;
   $("source-link").hidden = !opens;
   if (opens) $("source-link").href = url;
   const shown = make("div", { className: "words" });
