@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from paceline.core.words import Words
 from paceline.rag.records import Passage
 
 Messages = Sequence[Mapping[str, object]]  # a conversation: role and content of each message
@@ -57,7 +58,7 @@ def query_of(messages: Messages) -> str:
 
 def _is_follow_up(text: str) -> bool:
     """True if a message seems to depend on the one before it."""
-    num_words = len(re.findall(r"\w+", text))
+    num_words = len(Words(text).words())
     reference = _PRONOUN.search(text) or _CONTINUATION.match(text)
     return num_words < _MIN_STANDALONE_WORDS or (num_words <= _MAX_FOLLOW_UP_WORDS and reference is not None)
 

@@ -121,6 +121,12 @@ def test_a_conversation_that_is_deleted_while_it_waits_for_its_answer_stays_dele
     assert seen["errors"] == [] and seen["left"] == 0
 
 
+def test_a_second_conversation_is_answered_beside_the_first(pair: Pair) -> None:
+    seen = browse("beside", pair.url("cloud"))
+    assert seen["free"] and seen["two"] == ["Two?"] and seen["first"] == "writing", "stopping one leaves the other"
+    assert sorted(seen["kept"]) == ["One?", "Two?"]
+
+
 def test_two_tabs_lose_none_of_each_others_questions(pair: Pair) -> None:
     seen = browse("tabs", pair.url("cloud"))
     assert seen["errors"] == [] and seen["questions"] == ["One?", "Two?", "Three?"]
@@ -158,6 +164,7 @@ MARKDOWN = [
         '<figure class="code"><figcaption><span>py</span><button type="button" data-copy="x = \'*\'\n">Copy</button>'
         "</figcaption><pre tabindex=\"0\"><code>x = '*'\n</code></pre></figure>",
     ),
+    ("[a](http://me:pw@evil.test/)", "<p>[a](http://me:pw@evil.test/)</p>"),
     ("a &amp; b", "<p>a &amp;amp; b</p>"),
     (
         "|a|b|c|\n|-|-|-|\n|1",
@@ -190,6 +197,10 @@ HOSTILE = [
     "|a|\n|-|\n",
     "~~~\n",
     "http://",
+    "http://[",
+    "[](",
+    "[](http:",
+    "h" + "ttp://a" + ")" * 2000,
     "\\",
     "#",
     "|a|b|c|\n|-|-|-|\n" + "|\n" * 20,
@@ -204,4 +215,5 @@ def test_markdown_is_rendered_and_text_that_means_harm_takes_no_longer(pair: Pai
     rendered = seen["rendered"]
     expected = [html for _, html in MARKDOWN] + [html for _, _, html in LANES]
     assert rendered[: len(expected)] == expected and len(rendered) == len(expected) + len(long)
+    assert seen["slow"] == {"early": True, "later": 200}, "what takes too long is shown as it was written, for now"
     assert not [html[:200] for html in rendered if html.startswith("unlike")]

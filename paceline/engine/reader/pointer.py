@@ -16,6 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from paceline.core.words import folded
 from paceline.encoder import CLS, SEP, outputs
 from paceline.engine.reader.shape import MISFIT, completed, cuts, misfits
 
@@ -125,8 +126,8 @@ def shared_words(question: str, document: str) -> float:
 
     The encoder alone takes the nearest thing of the right kind for an answer: a fitter's name for a landlady's.
     """
-    asked = [word for word in _WORD.findall(question.lower()) if word not in _COMMON]
-    held = {word[:_STEM] for word in _WORD.findall(document.lower())}
+    asked = [word for word in _WORD.findall(folded(question)) if word not in _COMMON]
+    held = {word[:_STEM] for word in _WORD.findall(folded(document))}
     return sum(word[:_STEM] in held for word in asked) / len(asked) if asked else 0.0
 
 

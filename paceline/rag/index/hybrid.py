@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from paceline.rag.index.faiss_index import IndexImage, VectorIndex, remove
 from paceline.rag.records import EXACT_SCORE, LEADING_COSINE, MIN_SCORE, Selection, titled
 
 FILE = "index.faiss"
+_NEAR_TIE = 0.15  # of cosines, among which a rare number decides
 _MAX_CACHED = 8  # selections whose ids and word indexes are cached
 
 
@@ -118,11 +120,15 @@ class HybridIndex:
         if index is None:
             return found, others
         hits = index.search(query, limit, None if selection.document_ids is None else set(selected.tolist()))
-        exact = {hit.id for hit in hits if hit.is_exact}
-        order = sorted(rank_fusion(list(scores), [hit.id for hit in hits]), key=lambda i: i not in exact)
-        cosines = ((i, scores[i] if i in scores else self._cosine(vector, i)) for i in order)
-        leading = {hit.id for hit in hits if hit.is_leading}
-        return _scored(list(cosines), exact, leading), others
+        named = {hit.id for hit in hits if hit.is_named}
+        exact = named | {hit.id for hit in hits if hit.is_exact}
+        fused = rank_fusion(list(scores), [hit.id for hit in hits])
+        cosines = {i: scores[i] if i in scores else self._cosine(vector, i) for i in fused}
+        near = max(cosines.values(), default=0.0) - _NEAR_TIE
+        telling = {hit.id: hit.num_telling for hit in hits if hit.num_telling and cosines[hit.id] >= near}
+        order = sorted(fused, key=lambda i: (i not in named, i not in exact, -telling.get(i, 0)))
+        leading = {hit.id for hit in hits if hit.is_leading} - exact - telling.keys()
+        return _scored([(i, cosines[i]) for i in order], exact, telling.keys(), leading), others
 
     def _word_index(self, collections: tuple[str, ...]) -> BM25Index | None:
         """The BM25 index of these collections; None where they have more than MAX_ROWS chunks."""
@@ -163,14 +169,18 @@ class HybridIndex:
         return ids, flat.reshape(len(ids), self._dimensions)
 
 
-def _scored(found: list[tuple[int, float]], exact: set[int], leading: set[int]) -> list[tuple[int, float]]:
+def _scored(
+    found: list[tuple[int, float]], exact: set[int], telling: AbstractSet[int], leading: set[int]
+) -> list[tuple[int, float]]:
     """Pairs (chunk id, score) of pairs (chunk id, cosine), best first: what only its words let pass comes second at
     best, as in a small store each word is rare."""
-    words_alone = {i for i, cosine in found if i in leading - exact and LEADING_COSINE <= cosine < MIN_SCORE}
-    scores = [
-        (i, max(cosine, EXACT_SCORE) if i in exact else MIN_SCORE if i in words_alone else cosine)
-        for i, cosine in found
-    ]
+    words_alone = {i for i, cosine in found if i in leading and LEADING_COSINE <= cosine < MIN_SCORE}
+    least = {
+        **dict.fromkeys(words_alone, MIN_SCORE),
+        **{i: MIN_SCORE for i, cosine in found if i in telling and cosine >= LEADING_COSINE},
+        **dict.fromkeys(exact, EXACT_SCORE),
+    }
+    scores = [(i, max(cosine, least.get(i, -1.0))) for i, cosine in found]
     first = next((each for each in scores if each[0] not in words_alone and each[1] >= MIN_SCORE), None)
     return scores if first is None else [first, *(each for each in scores if each is not first)]
 

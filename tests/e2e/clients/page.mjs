@@ -175,6 +175,27 @@ const SCENARIOS = {
     return { left: await page.locator("#conversations li").count() };
   },
 
+  // A question in a second conversation while the first one is being answered.
+  async beside(page) {
+    await page.route("**/v1/chat/completions", () => {}); // mute
+    await page.goto(url);
+    await linked(page);
+    await begin(page, "One?");
+    await page.waitForSelector(".answer[data-state=writing]");
+    await page.keyboard.press("Alt+n");
+    const free = await page.locator("#send").isVisible();
+    await begin(page, "Two?");
+    await page.waitForSelector(".answer[data-state=writing]");
+    const two = await page.locator(".question .words").allTextContents();
+    await page.click("#stop");
+    await page.waitForSelector(".answer[data-state=stopped]");
+    await page.locator("#conversations .open", { hasText: "One?" }).click();
+    const first = (await lastAnswer(page)).state;
+    await page.reload(); // keeps both
+    await linked(page);
+    return { free, two, first, kept: await page.locator("#conversations .open").allTextContents() };
+  },
+
   // One conversation in two tabs, asked in turns.
   async tabs(page) {
     const other = await page.context().newPage();
@@ -257,14 +278,34 @@ const SCENARIOS = {
       const { Run } = await import("/page/run.js");
       return cases.map(([text, lanes]) => {
         const box = document.createElement("div");
-        renderMarkdown(box, new Run(text, lanes ?? undefined));
+        const whole = () => {
+          for (let before = null; before !== box.innerHTML; ) { // what took too long goes on the next time
+            before = box.innerHTML;
+            renderMarkdown(box, new Run(text, lanes ?? undefined));
+          }
+        };
+        whole();
         const html = box.innerHTML;
         for (let end = 0; end < Math.min(text.length, 400); end += 7) renderMarkdown(box, new Run(text.slice(0, end)));
-        renderMarkdown(box, new Run(text, lanes ?? undefined)); // grown piece by piece it is the same
+        whole(); // grown piece by piece it is the same
         return box.innerHTML === html ? html : `unlike what was rendered at once: ${box.innerHTML}`;
       });
     }, JSON.parse(input));
-    return { rendered };
+    const slow = await page.evaluate(async () => {
+      const { renderMarkdown } = await import("/page/markdown.js");
+      const { Run } = await import("/page/run.js");
+      const box = document.createElement("div");
+      const text = "```\nx\n```\n".repeat(200);
+      const now = performance.now;
+      let ticks = 0;
+      performance.now = () => (ticks += 10); // each look at the clock takes 10 ms
+      renderMarkdown(box, new Run(text));
+      performance.now = now;
+      const [early, plain] = ["figure", "p"].map((name) => box.querySelectorAll(`:scope > ${name}`).length);
+      renderMarkdown(box, new Run(text));
+      return { early: early > 0 && plain > 0 && early + plain === 200, later: box.querySelectorAll("figure").length };
+    });
+    return { rendered, slow };
   },
 };
 

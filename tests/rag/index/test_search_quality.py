@@ -97,3 +97,78 @@ def test_a_restart_finds_the_same(store: DocumentStore, tmp_path: Path, minilm: 
             one, other = store.search(question, 2), again.search(question, 2)
             assert [passage.document for passage in one] == [passage.document for passage in other]
             assert [passage.score for passage in one] == pytest.approx([passage.score for passage in other], abs=1e-5)
+
+
+PARTS = [1000 + 37 * i for i in range(40)]
+PHRASES = [
+    "{x}",
+    "Which pump does part {x} fit?",
+    "Good morning, could you please be so kind and tell me what you know about {x}? Thank you very much in advance.",
+    "A colleague, who is on holiday until the end of the month, asked me to look something up, and I am not sure where "
+    "it is written: what do our documents say about {x}, and who or what belongs to it?",
+    "Können Sie mir bitte sagen, was in den Unterlagen über {x} steht?",
+]
+
+
+def _first(store: DocumentStore, phrase: str, spellings: dict[str, str]) -> int:
+    """Of how many names the document is found first."""
+    found = (store.search(phrase.format(x=spelling), 2) for spelling in spellings.values())
+    return sum(
+        [each.document for each in passages][:1] == [name] for name, passages in zip(spellings, found, strict=True)
+    )
+
+
+def _filled(folder: Path, minilm: MiniLMEmbedder, texts: dict[str, str]) -> DocumentStore:
+    """A store of these documents and of others."""
+    store = DocumentStore.open(folder, minilm)
+    for name, text in [*((name, text) for name, (text, _) in CORPUS.items()), *texts.items()]:
+        store.add_text(name, text, zone="device")
+    return store
+
+
+def test_a_part_number_in_any_question_finds_its_document_first(tmp_path: Path, minilm: MiniLMEmbedder) -> None:
+    texts = {
+        f"part{i}.txt": f"Part PPR-{n} fits pump {i}A. It is stored in aisle {i} and is ordered twice a year."
+        for i, n in enumerate(PARTS)
+    }
+    with _filled(tmp_path, minilm, texts) as store:
+        for spelling in ("PPR-{}", "ppr {}", "PPR{}"):
+            names = {f"part{i}.txt": spelling.format(n) for i, n in enumerate(PARTS)}
+            assert [_first(store, phrase, names) for phrase in PHRASES] == [40] * len(PHRASES)
+
+
+NUMBERS = {
+    "invoice.txt": ("Invoice 2024-00317 was paid after a reminder.", "202400317"),
+    "invoice2.txt": ("Invoice 2024-00318 was paid after a reminder.", "2024-00318"),
+    "amount.txt": ("The bill amounts to 1,284.50 euros.", "1284.50"),
+    "amount2.txt": ("The bill amounts to 1,294.50 euros.", "1.294,50"),
+    "phone.txt": ("The workshop has the number +44 20 7946 0958.", "020 7946 0958"),
+    "phone2.txt": ("The workshop has the number +44 20 7946 0985.", "+442079460985"),
+    "error.txt": ("Error code 0x80070057 means a bad parameter.", "80070057"),
+    "error2.txt": ("Error code 0x80070075 means a bad parameter.", "0x80070075"),
+    "version.txt": ("Version v2.14.3 mended the export.", "2.14"),
+    "version2.txt": ("Version v2.41.3 mended the export.", "2.41.3"),
+    "date.txt": ("2025-10-29 the pump was exchanged.", "29 October"),
+    "date2.txt": ("2025-11-29 the pump was exchanged.", "November 29th, 2025"),
+}
+
+
+def test_a_number_in_any_question_finds_its_document_however_it_is_written(
+    tmp_path: Path, minilm: MiniLMEmbedder
+) -> None:
+    with _filled(tmp_path, minilm, {name: text for name, (text, _) in NUMBERS.items()}) as store:
+        spellings = {name: spelling for name, (_, spelling) in NUMBERS.items()}
+        assert [_first(store, phrase, spellings) for phrase in PHRASES] == [len(NUMBERS)] * len(PHRASES)
+
+
+def test_ligatures_broken_words_and_scripts_without_blanks_are_found(tmp_path: Path, minilm: MiniLMEmbedder) -> None:
+    texts = {
+        "ligature.txt": "The oﬃce of Mr Griﬃn has a ﬁling cabinet.",
+        "broken.txt": "The pump needs main-\ntenance of its hydrau-\nlic parts.",
+        "smith.txt": "铁匠赵强在青岛打造马蹄铁。",
+        "baker.txt": "面包师李娜每天早上烤四十个面包。",
+        "keeper.txt": "灯塔看守人王伟住在大连。",
+    }
+    asked = {"ligature.txt": "Griffin", "broken.txt": "maintenance", "smith.txt": "赵强", "baker.txt": "李娜是谁?"}
+    with _filled(tmp_path, minilm, texts) as store:
+        assert _first(store, "{x}", asked) == len(asked)

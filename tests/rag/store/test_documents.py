@@ -247,7 +247,7 @@ def test_a_rare_word_is_found_first_and_without_any_similarity(store: DocumentSt
 def test_what_leads_by_a_rare_word_is_found_below_the_threshold_and_second_at_best(store: DocumentStore) -> None:
     for i in range(2):
         store.add_text(f"tea{i}.txt", f"{i} cups of tea are served in the small garden each day", zone="device")
-    long = " ".join(f"thing{i}" for i in range(16))
+    long = " ".join(f"thing{letter}" for letter in "abcdefghijklmnop")
     store.add_text("note.txt", f"Lanterns and tea. {long}", zone="device")
     query = "who lit lanterns in the garden"
     cosine = float(HashEmbedder().embed([query])[0] @ HashEmbedder().embed([f"Lanterns and tea. {long}"])[0])

@@ -62,6 +62,7 @@ export class AnswerView {
     const bar = make("div", { className: "actions" });
     bar.append(make("button", { type: "button", textContent: "Retry", onclick: () => this.actions.retry(answer) }));
     if (answer.text) bar.append(copyButton(answer.text));
+    if (/[cd]/.test(answer.lanes)) bar.append(sharesBar(answer.lanes));
     const told = summary(answer);
     if (told) bar.append(make("span", { className: "summary", textContent: told, title: answer.report?.why ?? "" }));
     yield bar;
@@ -106,13 +107,24 @@ function* sentences({ state, finish, report }) {
   if (state === "cut") yield "Cut: the page was left while this was written.";
 }
 
-function summary({ report, usage, lanes }) {
+/** Whose documents decided how much of an answer, as a bar whose parts add to 100. */
+function sharesBar(lanes) {
+  const counts = [["cloud", "c"], ["device", "d"], ["neither", NONE]].map(([side, lane]) => [side, lanes.split(lane).length - 1]);
+  const shares = counts.map(([side, count]) => [side, Math.floor((100 * count) / lanes.length)]);
+  const most = counts.reduce((best, [, count], index) => (count > counts[best][1] ? index : best), 0);
+  shares[most][1] += 100 - shares.reduce((sum, [, share]) => sum + share, 0);
+  const told = shares.map(([side, share]) => `${side} ${share} %`).join(" · ");
+  const parts = shares.map(([side, share]) => {
+    const part = make("span", { className: side });
+    part.style.flexGrow = share;
+    return part;
+  });
+  return make("span", { className: "shares" }, make("span", { className: "bar", ariaHidden: "true" }, ...parts), told);
+}
+
+function summary({ report, usage }) {
   const parts = [];
   if (report?.strategy) parts.push(report.strategy);
   if (usage) parts.push(`${usage.completion_tokens} tokens`);
-  const share = (lane) => Math.round((100 * lanes.split(lane).length - 100) / Math.max(1, lanes.length));
-  for (const [lane, side] of [["c", "cloud"], ["d", "device"]]) {
-    if (lanes.includes(lane)) parts.push(`${side} ${share(lane)} %`);
-  }
   return parts.join(" · ");
 }

@@ -6,11 +6,13 @@ import { AnswerView, copyFrom, make, questionNode } from "./answer.js";
 import { newAnswer, newConversation, requestBody, titleOf, writeAnswer } from "./conversation.js";
 import { Documents } from "./documents.js";
 import { KeyDialog } from "./key.js";
+import { renderDocument } from "./markdown.js";
 import { refreshStatus } from "./server_state.js";
 import { fillSettings, readSettings, showSettings } from "./settings.js";
 import { loadSettings, saveSettings, saveUnfinished } from "./storage.js";
 
 const SAVE_MS = 1000; // between two savings of an answer that is being written
+const DRAW_MS = 100; // between two drawings of it
 const NEAR_END = 80; // px: whoever reads further up is left there
 
 const $ = (id) => document.getElementById(id);
@@ -19,7 +21,7 @@ const documents = new Documents($("uploads"), say);
 const archive = new Archive(() => say("This browser keeps no conversations: its storage is full or forbidden."));
 const keyDialog = new KeyDialog($("key"), connect);
 let current = newConversation();
-let writing = null; // {abort, conversation} of the answer that is being written
+const writing = new Map(); // by conversation, the {abort, answer, view} that is being written in it
 let asking = false; // a question waits for what other tabs have kept
 let models = [];
 
@@ -64,7 +66,8 @@ function showConversation() {
   const nodes = current.messages.map((message) => {
     if (message.role === "user") return questionNode(message.text);
     // An answer that is still being written keeps the view that its events go to.
-    if (message === writing?.answer) return writing.view.node;
+    const written = writing.get(current);
+    if (message === written?.answer) return written.view.node;
     return new AnswerView(message, actions).node;
   });
   $("messages").replaceChildren(...(nodes.length ? nodes : [welcome()]));
@@ -80,7 +83,7 @@ function welcome() {
 
 function removeConversation(conversation) {
   if (!confirm(`Delete “${conversation.title}”?`)) return;
-  if (writing?.conversation === conversation) writing.abort.abort();
+  writing.get(conversation)?.abort.abort();
   archive.remove(conversation);
   if (current === conversation) select(newConversation());
   else showList();
@@ -88,7 +91,7 @@ function removeConversation(conversation) {
 
 /** Show what other tabs have kept since. */
 async function catchUp() {
-  await archive.catchUp(writing?.conversation);
+  await archive.catchUp(writing);
   const newer = archive.find(current.id) ?? current;
   if (newer === current) return showList();
   current = newer;
@@ -99,7 +102,7 @@ async function catchUp() {
 const actions = { retry, openSource };
 
 async function ask(text) {
-  if (writing || asking || !text.trim()) return;
+  if (writing.has(current) || asking || !text.trim()) return;
   asking = true;
   showBusy();
   $("question").value = "";
@@ -113,7 +116,7 @@ async function ask(text) {
 
 /** Drop this answer and all that follows it, and have it written anew. */
 function retry(answer) {
-  if (writing) return;
+  if (writing.has(current)) return;
   const at = current.messages.indexOf(answer);
   if (at === -1) return;
   current.messages.length = at;
@@ -125,15 +128,16 @@ async function answerNow(conversation) {
   const answer = newAnswer();
   conversation.messages.push(answer);
   const view = new AnswerView(answer, actions);
-  writing = { abort: new AbortController(), conversation, answer, view };
+  const abort = new AbortController();
+  writing.set(conversation, { abort, answer, view });
   archive.remember(conversation);
   select(conversation);
   say("The answer is being written.");
-  let drawn = false;
+  let timer = 0;
+  let last = 0;
   let saved = Date.now();
-  await writeAnswer(answer, body, writing.abort.signal, () => {
-    if (!drawn) requestAnimationFrame(draw);
-    drawn = true;
+  await writeAnswer(answer, body, abort.signal, () => {
+    timer ||= setTimeout(draw, Math.max(0, last + DRAW_MS - performance.now()));
     // A conversation that was deleted meanwhile stays so.
     if (Date.now() - saved > SAVE_MS && archive.has(conversation)) {
       saved = Date.now();
@@ -141,12 +145,14 @@ async function answerNow(conversation) {
     }
   });
   function draw() {
-    drawn = false;
+    clearTimeout(timer);
+    timer = 0;
     const follow = atEnd();
     view.update();
     if (follow && current === conversation) toEnd();
+    last = performance.now();
   }
-  writing = null;
+  writing.delete(conversation);
   if (archive.has(conversation)) archive.remember(conversation);
   draw();
   showBusy();
@@ -156,7 +162,7 @@ async function answerNow(conversation) {
 }
 
 function showBusy() {
-  const busy = asking || writing !== null;
+  const busy = asking || writing.has(current);
   $("send").hidden = busy;
   $("stop").hidden = !busy;
 }
@@ -166,10 +172,14 @@ function openSource({ document: name, side, passage, score, place, url }) {
   const known = Number.isFinite(score) ? ` Similarity to the question: ${score.toFixed(2)}.` : "";
   const where = place ? `, ${place}` : "";
   $("source-told").textContent = `A document of the ${side}${where}.${known}`;
-  const opens = /^https?:/.test(url ?? "");
+  // The other side's page of a passage would lead to the other side's chat.
+  const elsewhere = /\/passage\?/.test(url ?? "") && side !== $("status").dataset.side;
+  const opens = /^https?:/.test(url ?? "") && !elsewhere;
   $("source-link").hidden = !opens;
   if (opens) $("source-link").href = url;
-  $("source-text").textContent = passage || "The other side keeps the text of its documents to itself.";
+  const shown = make("div", { className: "words" });
+  renderDocument(shown, passage ? name : "", passage || "The other side keeps the text of its documents to itself.");
+  $("source-text").replaceChildren(shown);
   $("source").showModal();
 }
 
@@ -206,7 +216,7 @@ $("change-key").onclick = () => {
 };
 $("delete-all").onclick = () => {
   if (!confirm("Delete all conversations in this browser?")) return;
-  writing?.abort.abort();
+  for (const { abort } of writing.values()) abort.abort();
   archive.removeAll();
   $("settings").close();
   select(newConversation());
@@ -248,14 +258,14 @@ $("question").onkeydown = (event) => {
   event.preventDefault();
   ask($("question").value);
 };
-$("stop").onclick = () => writing?.abort.abort();
+$("stop").onclick = () => writing.get(current)?.abort.abort();
 $("new").onclick = () => select(newConversation());
 
 document.addEventListener("keydown", (event) => {
   const typing = event.target.matches("input, textarea, select");
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
     if ($("side").classList.contains("open")) closeSide();
-    else writing?.abort.abort();
+    else writing.get(current)?.abort.abort();
   } else if (event.altKey && event.code === "KeyN") {
     event.preventDefault();
     select(newConversation());
@@ -300,5 +310,5 @@ window.addEventListener("focus", () => {
   refreshStatus();
   catchUp();
 });
-window.addEventListener("pagehide", () => writing && saveUnfinished(writing.conversation));
+window.addEventListener("pagehide", () => writing.size && saveUnfinished([...writing.keys()]));
 begin();

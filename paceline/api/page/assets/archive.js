@@ -27,7 +27,7 @@ export class Archive {
     }
   }
 
-  /** Load again, for what other tabs have kept since. writing: the conversation that stays this tab's own, or none. */
+  /** Load again, for what other tabs have kept since. writing: the conversations that stay this tab's own, as a map's keys. */
   async catchUp(writing) {
     const own = new Map(this.conversations.map((each) => [each.id, each]));
     try {
@@ -38,7 +38,7 @@ export class Archive {
     }
     this.conversations = this.conversations.map((each) => {
       const held = own.get(each.id);
-      return held && (held === writing || held.updated >= each.updated) ? held : each;
+      return held && (writing.has(held) || held.updated >= each.updated) ? held : each;
     });
     this.conversations.unshift(...[...this.unsaved].filter((each) => !this.find(each.id)));
   }

@@ -12,13 +12,15 @@ const MAX_URL = 2048;
 const SPACE = /\s/;
 const WORD = /[\p{L}\p{N}_]/u;
 const ADDRESS = /https?:\/\/[^\s<>"'`\\]{1,2048}/y;
+const TRAILING = ".,;:!?*_~]"; // behind an address, not of it
 const ESCAPED = /[!-/:-@[-`{-~]/;
 
 /** The address if a reader may follow it, else null. */
 export function safeAddress(text) {
   try {
     const url = new URL(text);
-    return SAFE.has(url.protocol) ? url.href : null;
+    // A name before the host is there to be taken for it: https://bank.example@elsewhere.example
+    return SAFE.has(url.protocol) && !url.username && !url.password ? url.href : null;
   } catch {
     return null; // relative addresses as well: they would lead into this server
   }
@@ -36,6 +38,7 @@ class Inline {
     this.absent = new Set(); // marks that close nowhere further on
     this.bracket = -2; // the next "](", -1: none, -2: not looked for
     this.opener = -1; // the last "[" before it
+    this.closers = null; // where each "(" is closed, once one is asked for
   }
 
   appendTo(parent) {
@@ -138,15 +141,9 @@ class Inline {
     }
     if (this.bracket === -1 || this.opener !== at) return null;
     const from = this.bracket + 2;
-    let open = 1;
-    let end = from;
-    for (; end < this.text.length && end - from < MAX_URL; end += 1) {
-      const char = this.text[end];
-      if (SPACE.test(char)) break;
-      if (char === "(") open += 1;
-      if (char === ")" && --open === 0) break;
-    }
-    if (open !== 0) return null;
+    this.closers ??= closers(this.text);
+    const end = this.closers.get(from - 1) ?? Infinity;
+    if (end - from >= MAX_URL) return null;
     const address = safeAddress(this.text.slice(from, end));
     if (address === null) return null; // shown as it was written
     return { end: end + 1, append: (parent) => parent.append(anchor(address, this.run.slice(at + 1, this.bracket), this.deeper())) };
@@ -157,8 +154,11 @@ class Inline {
     ADDRESS.lastIndex = at;
     const found = ADDRESS.exec(this.text);
     if (found === null) return null;
-    let shown = found[0];
-    while (/[.,;:!?*_~\])]$/.test(shown) && !(shown.endsWith(")") && shown.includes("("))) shown = shown.slice(0, -1);
+    const whole = found[0];
+    const trailing = whole.includes("(") ? TRAILING : `${TRAILING})`;
+    let size = whole.length;
+    while (trailing.includes(whole[size - 1])) size -= 1;
+    const shown = whole.slice(0, size);
     const address = safeAddress(shown);
     if (address === null) return null;
     const end = at + shown.length;
@@ -179,6 +179,19 @@ class Inline {
   deeper() {
     return (parent, run) => appendInline(parent, run, this.depth + 1);
   }
+}
+
+/** The index of the ")" of each "(" that has one, with no space between. */
+function closers(text) {
+  const found = new Map();
+  let open = [];
+  for (let at = 0; at < text.length; at += 1) {
+    const char = text[at];
+    if (char === "(") open.push(at);
+    else if (char === ")" && open.length) found.set(open.pop(), at);
+    else if (SPACE.test(char)) open = [];
+  }
+  return found;
 }
 
 function anchor(address, label, fill) {

@@ -13,22 +13,36 @@ const BLANK = /^[ \t]*$/;
 const DASHES = /^:?-+:?$/;
 const MAX_DEPTH = 8;
 const MAX_COLUMNS = 64;
+const RENDERED = /\.(md|markdown|html?|xhtml|docx|pptx|epub)$/i;
+const BUDGET_MS = 200; // of one rendering
 
-/** Show a run in a container. Raises nothing: every text is some Markdown. */
+/**
+ * Show a run in a container. Raises nothing: every text is some Markdown. What takes longer than the budget is shown as it
+ * was written; a later rendering goes on there.
+ */
 export function renderMarkdown(container, run) {
   const lines = run.lines();
   const blocks = parseBlocks(lines, 0);
+  const until = performance.now() + BUDGET_MS;
   blocks.forEach((block, index) => {
     const source = Run.join(lines.slice(block.start, block.end));
     const key = `${block.end < lines.length}${source.text}\u0000${source.lanes}`;
     const shown = container.children[index];
     if (shown?.source === key) return;
-    const node = block.build();
-    node.source = key;
+    const late = performance.now() > until;
+    const node = late ? element("p", source, appendRun) : block.build();
+    if (!late) node.source = key;
     if (shown) shown.replaceWith(node);
     else container.append(node);
   });
   while (container.children.length > blocks.length) container.lastElementChild.remove();
+}
+
+/** Show a text of a document of this name: rendered where it holds Markdown, as the parsers write it; else as it is. */
+export function renderDocument(container, name, text) {
+  if (RENDERED.test(name)) return renderMarkdown(container, new Run(text));
+  container.classList.add("as-written");
+  container.textContent = text;
 }
 
 /** Blocks as {start, end, build}: their lines, and a function that makes their node. */

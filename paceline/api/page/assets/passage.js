@@ -1,14 +1,15 @@
 // A passage in its document, to which a citation links: /passage?id=12. Asks for it as any client does, with the key.
 
 import { request, saveKey } from "./api.js";
+import { renderDocument } from "./markdown.js";
 
 const $ = (id) => document.getElementById(id);
 const id = new URLSearchParams(location.search).get("id") ?? "";
 
-function part(text, className) {
-  const element = document.createElement(className ? "mark" : "p");
-  element.className = `passage ${className}`;
-  element.textContent = text;
+function part(name, text, className) {
+  const element = document.createElement("div");
+  element.className = `passage words ${className}`;
+  renderDocument(element, name, text);
   return element;
 }
 
@@ -27,8 +28,8 @@ async function show() {
   $("document").textContent = passage.document;
   const where = passage.place ? `, ${passage.place}` : "";
   $("told").textContent = `A document of the ${passage.side}${where}. The passage is marked.`;
-  const parts = [...passage.before.map((text) => part(text, "")), part(passage.text, "cited")];
-  $("text").replaceChildren(...parts, ...passage.after.map((text) => part(text, "")));
+  const parts = [...passage.before.map((text) => part(passage.document, text, "")), part(passage.document, passage.text, "cited")];
+  $("text").replaceChildren(...parts, ...passage.after.map((text) => part(passage.document, text, "")));
   $("text").querySelector(".cited").scrollIntoView({ block: "center" });
 }
 

@@ -11,6 +11,7 @@ export async function refreshStatus() {
     const other = state.side === "cloud" ? "device" : "cloud";
     $("status").textContent = state.linked ? `${state.side}, ${other} linked` : `${state.side}, alone`;
     $("status").dataset.linked = String(state.linked);
+    $("status").dataset.side = state.side;
     $("status").title = `${state.model}, ${state.documents} documents`;
     $("where").textContent = state.side === "device" ? ": on your device" : ": on the server";
   } catch (error) {

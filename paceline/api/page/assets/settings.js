@@ -10,6 +10,14 @@ const PRIVACY = [
   ["local-only", "local-only: nothing"],
 ];
 
+const SWITCHES = {
+  plain: "reads no documents",
+  "local-only": "sends nothing to the other side",
+  fast: "searches, and reranks what it finds",
+  advanced: "divides the question and searches for each part",
+  research: "searches the web besides",
+};
+
 const field = (name) => document.querySelector(`#settings [name="${name}"]`);
 
 /** Put the settings into the form, and the theme on the page. */
@@ -45,9 +53,14 @@ export function fillSettings(settings, models) {
   const atDevice = model?.paceline?.side === "device";
   const privacy = PRIVACY.filter(([value]) => atDevice || value !== "answer-private");
   if (!privacy.some(([value]) => value === settings.privacy)) settings.privacy = "";
-  offer("model", names.map((name) => [name, name]), settings.model);
+  offer("model", names.map((name) => [name, told(name)]), settings.model);
   offer("strategy", [["", "the server chooses"], ...strategies.filter((name) => name !== "auto").map((name) => [name, name])], settings.strategy);
   offer("privacy", privacy, settings.privacy);
+}
+
+function told(name) {
+  const does = SWITCHES[name.split(":").at(-1)];
+  return name.includes(":") && does ? `${name} – ${does}` : name;
 }
 
 function offer(name, choices, chosen) {

@@ -81,16 +81,17 @@ async function run(mode, work) {
   });
 }
 
-/** Keep a conversation while its page is being left: only localStorage writes before the page is gone. */
-export function saveUnfinished(conversation) {
-  keep(UNFINISHED, JSON.stringify(conversation));
+/** Keep conversations while their page is being left: only localStorage writes before the page is gone. */
+export function saveUnfinished(conversations) {
+  keep(UNFINISHED, JSON.stringify(conversations));
 }
 
 /** All conversations, the latest first. */
 export async function loadConversations() {
   const unfinished = recalledObject(UNFINISHED);
   keep(UNFINISHED, null);
-  if (unfinished.id) await saveConversation(unfinished);
+  const left = Array.isArray(unfinished) ? unfinished : [unfinished]; // one alone of a former release
+  for (const each of left) if (each?.id) await saveConversation(each);
   const found = await run("readonly", (store) => store.getAll());
   return found.sort((one, other) => other.updated - one.updated);
 }

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from typing import Final
 
 from paceline.core.printable import printable_lines
+from paceline.core.words import folded as comparable
 
 _DIRECTION: Final = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")  # change the direction of writing
 _WORD: Final = re.compile(r"[^\W_]++[+#]*+")  # C++ and C# are not the same
@@ -39,7 +39,7 @@ def beginning(text: str, limit: int) -> str:
 
 def folded_words(text: str) -> list[str]:
     """Words in lower case, in order."""
-    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+    return _WORD.findall(comparable(text))
 
 
 def folded(text: str) -> str:
