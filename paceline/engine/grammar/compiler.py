@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("paceline.grammar")
 
-MAX_CACHED = 64  # constraints, compiled or refused
+MAX_CACHED = 64  # constraints, compiled or refused, each for its owner
 MAX_COMPILE_S = 2.0  # processor time, after which no further part is tried; one part takes about 1 s at most
 # The work of a mask is bounded, since others wait for threads (`bench/LOG.md`): 6,000 items suffice for MAX_OPTIONAL
 # properties, and 80,000 of fuel for 200 patterns as alternatives. An answer whose constraint needs more ends there.
@@ -58,7 +58,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         # Matchers are at the beginning, to be copied.
-        self._cache: OrderedDict[Constraint, LLMatcher | RequestError] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, Constraint], LLMatcher | RequestError] = OrderedDict()
 
     def warm(self) -> None:
         """Load the vocabulary: about a second for 152,000 tokens, with the GIL held."""
@@ -66,18 +66,18 @@ class GrammarCompiler:
             if self._vocabulary is None and self._eos_ids:
                 self._vocabulary = _vocabulary(self._tokenizer, self._eos_ids)
 
-    def known(self, constraint: Constraint) -> GrammarMask | None:
-        """A new mask for one answer, if the constraint was compiled before. Raises as `mask` does."""
+    def known(self, constraint: Constraint, owner: str = "") -> GrammarMask | None:
+        """A new mask for one answer, if the constraint was compiled for this owner before. Raises as `mask` does."""
         with self._lock:
-            cached = self._cache.get(constraint)
+            cached = self._cache.get((owner, constraint))
             if cached is None:
                 return None
-            self._cache.move_to_end(constraint)
+            self._cache.move_to_end((owner, constraint))
             if isinstance(cached, RequestError):
                 raise copy.copy(cached)  # a copy for each caller: raising adds a traceback
             return GrammarMask(cached.deep_copy(), self._tokenizer.vocab_size, self._eos_ids)
 
-    def mask(self, constraint: Constraint) -> GrammarMask:
+    def mask(self, constraint: Constraint, owner: str = "") -> GrammarMask:
         """A new mask for one answer. Blocks while the constraint is compiled, for `max_compile_s` and one part more.
 
         Raises RequestError with the request's field for a constraint that cannot be enforced.
@@ -86,7 +86,7 @@ class GrammarCompiler:
         if len(constraint.text) > MAX_TEXT:
             what = "tools" if constraint.kind == "tools" else "schema"
             raise RequestError(f"The {what} may have {MAX_TEXT} characters at most.", param=param, code="too_large")
-        mask = self.known(constraint)
+        mask = self.known(constraint, owner)
         if mask is not None:
             return mask
         self.warm()
@@ -94,7 +94,7 @@ class GrammarCompiler:
             raise RequestError("This model has no end-of-text token: no answer can be held to a form.", param=param)
         compiled = self._compiled(constraint, self._vocabulary, time.thread_time() + self._max_compile_s)
         with self._lock:
-            self._cache[constraint] = compiled
+            self._cache[owner, constraint] = compiled
             if len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
         if isinstance(compiled, RequestError):

@@ -1,8 +1,8 @@
 """The reader behind the engine contract.
 
 A row is its token: what a row predicts is a function of the tokens before it, and the encoder reads a prompt once, at
-the first row of its answer. So nothing is cached but tokens and readings, rows may be exported and imported, and a
-prompt that is no conversation gets a distribution that ends at once. On the CPU only.
+the first row of its answer. So nothing is cached but tokens and, for sequences of the same salt, answers; rows may be
+exported and imported, and a prompt that is no conversation gets a distribution that ends at once. On the CPU only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError, EngineError
 
 KIND = "paceline_reader"  # `model_type` of its config.json
-_PROMPTS = 256  # whose answers are kept
+_PROMPTS = 256  # whose answers are kept, each for its owner
 
 
 class ReaderEngine:
@@ -54,6 +54,7 @@ class ReaderEngine:
         self._wording = _wording(tokenizer, self._prompts.end)
         self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
         self._tokens: dict[SeqId, list[int]] = {}
+        self._salts: dict[SeqId, str] = {}  # the others share nothing
         self._answer_of = lru_cache(maxsize=_PROMPTS)(self._answer)
 
     @property
@@ -84,6 +85,8 @@ class ReaderEngine:
     def fork(self, seq: SeqId, into: SeqId) -> None:
         self._table.fork(seq, into)
         self._tokens[into] = list(self._tokens[seq])
+        if seq in self._salts:
+            self._salts[into] = self._salts[seq]
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         self._table.export(seq, len(tokens))
@@ -97,15 +100,17 @@ class ReaderEngine:
         self._tokens[seq] = rows.keys.ravel().tolist()
 
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
-        """Nothing is kept of sequences that have ended: their rows cost nothing to write again."""
-        del tokens, salt, stored
+        """No rows are kept of sequences that have ended: they cost nothing to write again."""
+        del tokens, stored
         if seq in self._table:
             raise EngineError(f"sequence {seq} exists already")
+        self._salts[seq] = salt
         return 0
 
     def release(self, seq: SeqId) -> None:
         self._table.release(seq)
         self._tokens.pop(seq, None)
+        self._salts.pop(seq, None)
 
     def length(self, seq: SeqId) -> int:
         return self._table.length(seq)
@@ -128,16 +133,19 @@ class ReaderEngine:
         tree = [*held[len(before) : segment.start], *segment.tokens]
         seen = segment.mask() if segment.wanted else ()
         paths = ([token for token, on_path in zip(tree, seen[row], strict=True) if on_path] for row in segment.wanted)
-        return tuple(self._dist((*before, *path)) for path in paths)
+        owner = self._salts.get(segment.seq, segment.seq)
+        return tuple(self._dist(owner, (*before, *path)) for path in paths)
 
-    def _dist(self, tokens: Ids) -> Dist:
+    def _dist(self, owner: str | SeqId, tokens: Ids) -> Dist:
         mark = self._prompts.assistant
         if mark not in tokens:
             return prompt_dist(self._wording)
         cut = len(tokens) - tokens[::-1].index(mark)
-        return self._answer_of(tokens[:cut]).next(tokens[cut:])
+        return self._answer_of(owner, tokens[:cut]).next(tokens[cut:])
 
-    def _answer(self, prompt: Ids) -> Answer:
+    def _answer(self, owner: str | SeqId, prompt: Ids) -> Answer:
+        """owner: for whom it is kept: the time of an answer tells nobody what others have asked."""
+        del owner
         asked, wording = self._prompts.read(prompt), self._wording
         parts = parts_of(asked.message)
         nothing = wording.nothing if len(parts) == 1 else wording.nothing_of_several

@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from tokenizers import Tokenizer
@@ -26,7 +25,6 @@ _STRIDE = 96
 _LONGEST_SPAN = 24  # tokens
 _CANDIDATES = 120  # spans of a window, before their shape counts
 _KEPT = 24  # of them
-_CACHED = 512  # readings
 _MARKS = " \t\r\n.,;:!?*_|\"'()[]#-"  # not at the edges of an answer
 _WORD = re.compile(r"\w+")
 _STEM = 5  # letters that tell a word from others
@@ -60,18 +58,15 @@ class Reading:
 
 
 class Pointer:
-    """A function of question and document alone: nothing is batched, so no other reading changes a bit of it."""
+    """A function of question and document alone: nothing is batched, so no other reading changes a bit of it. It keeps
+    none: a text that another owner has had read takes as long as any."""
 
     def __init__(self, weights: Mapping[str, Tensor], tokenizer: Tokenizer, calibration: Calibration) -> None:
         self._weights = weights
         self._tokenizer = tokenizer
         self._calibration = calibration
-        self._cached = lru_cache(maxsize=_CACHED)(self._read)
 
     def read(self, question: str, document: str) -> Reading:
-        return self._cached(question, document)
-
-    def _read(self, question: str, document: str) -> Reading:
         asked = self._tokenizer.encode(question, add_special_tokens=False).ids[:MAX_QUESTION]
         read = self._tokenizer.encode(document, add_special_tokens=False)
         head = [CLS, *asked, SEP]

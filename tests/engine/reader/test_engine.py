@@ -11,6 +11,7 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import LoadedModel, TextModel
 from paceline.engine.loader import load_model
 from paceline.engine.reader.answer import NOTHING
+from paceline.engine.reader.pointer import Pointer, Reading
 from paceline.engine.reader.prompt import PromptReader
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import DEVICE, READER
@@ -81,3 +82,25 @@ def test_document_and_question_are_taken_from_the_prompt() -> None:
 
 def test_its_vocabulary_is_that_of_the_causal_pair() -> None:
     assert Tokenizer.load(READER).fingerprint == Tokenizer.load(DEVICE).fingerprint
+
+
+def test_what_another_owner_has_had_read_is_read_anew(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the time of an answer tells which passages others have asked about."""
+    readings: list[str] = []
+
+    def counted(pointer: Pointer, question: str, document: str) -> Reading:
+        readings.append(document)
+        return read(pointer, question, document)
+
+    read = Pointer.read
+    monkeypatch.setattr(Pointer, "read", counted)
+    prompt = prompt_about(model.tokenizer, said("Who fed the bird at the feeder?"))
+    numbers = []
+    for owner in ("ann", "bert", "ann", None, None):
+        if owner is not None:
+            model.engine.begin(SeqId(1), prompt, owner)
+        for start, rows in ((0, prompt), (len(prompt), model.tokenizer.encode("I find"))):
+            model.engine.forward(Batch((Segment(SeqId(1), start, tuple(rows)),)))
+        model.engine.release(SeqId(1))
+        numbers.append(len(readings))
+    assert numbers[:3] == [1, 2, 2], "each owner's is kept for that owner"
