@@ -8,8 +8,9 @@ exported and imported, and a prompt that is no conversation gets a distribution 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from functools import lru_cache
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +24,35 @@ from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.generation_config import sampling_defaults
 from paceline.engine.reader.answer import (
+    FIRST,
     JOINTS,
     NOTHING,
     NOTHING_OF_SEVERAL,
     Answer,
+    Form,
     Ids,
+    Texts,
+    ValuePath,
+    Vocabulary,
     Wording,
+    listed,
     part_of,
     prompt_dist,
 )
-from paceline.engine.reader.pointer import Calibration, Pointer
-from paceline.engine.reader.prompt import PromptReader
-from paceline.engine.reader.question import parts_of
+from paceline.engine.reader.pointer import Calibration, Pointer, Reading, shared_words, words_in
+from paceline.engine.reader.prompt import Asked, PromptReader
+from paceline.engine.reader.question import of_kind, parts_of, question_for, words_of
 from paceline.engine.sequence_table import SequenceTable
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError, EngineError
 
 KIND = "paceline_reader"  # `model_type` of its config.json
 _PROMPTS = 256  # whose answers are kept, each for its owner
+_VALUES = 256  # of an answer in JSON
+_KNOWN = 0.5  # that a document answers: its words may be those of an answer
+_LEAST = 0.001  # mass of a text worth naming
+_CLEAR = 0.5  # share of a text of the message that is taken for a value
+_WHOLE = frozenset({"query", "question", "input", "prompt", "message", "text", "task", "search query", "q"})
 
 
 class ReaderEngine:
@@ -52,6 +64,8 @@ class ReaderEngine:
         self._tokenizer = tokenizer
         self._prompts = PromptReader(tokenizer)
         self._wording = _wording(tokenizer, self._prompts.end)
+        every = range(tokenizer.vocab_size)
+        self._vocabulary = Vocabulary(list(map(tokenizer.token_bytes, every)), tokenizer.encode, self._prompts.end)
         self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
         self._tokens: dict[SeqId, list[int]] = {}
         self._salts: dict[SeqId, str] = {}  # the others share nothing
@@ -149,12 +163,38 @@ class ReaderEngine:
         asked, wording = self._prompts.read(prompt), self._wording
         parts = parts_of(asked.message)
         nothing = wording.nothing if len(parts) == 1 else wording.nothing_of_several
+        alone = not asked.document
+        readings = [self._pointer.read(part, asked.document) for part in parts]
         read = []
-        for part in parts:
-            reading = self._pointer.read(part, asked.document)
+        for reading in readings:
             spans = [(tuple(self._tokenizer.encode(text)), prob) for text, prob in reading.spans]
-            read.append(part_of(spans, reading.answered, nothing, alone=not asked.document))
-        return Answer(read, wording)
+            read.append(part_of(spans, reading.answered, nothing, alone=alone))
+        best = max(readings, key=lambda reading: reading.answered)
+        words = dict.fromkeys(("none", "unknown", "other"), 1.0 - best.answered)
+        if best.answered > _KNOWN:
+            words |= dict.fromkeys(words_in(asked.document), 1.0) | {"yes": 3.0}
+            words |= dict.fromkeys(words_in(best.spans[0][0]), 4.0)
+        words |= dict.fromkeys(words_in(asked.message), 2.0)
+        values = lru_cache(maxsize=_VALUES)(partial(self._values, asked, parts))
+        form = Form(self._vocabulary, partial(_texts, values), words, _function(asked), alone)
+        return Answer(read, wording, form)
+
+    def _values(self, asked: Asked, parts: Sequence[str], name: str, is_argument: bool) -> Texts:
+        """What may be the value of a property of this name, of an answer in JSON or of the arguments of a call."""
+        words = words_of(name)
+        read = self._pointer.read(question_for(name, parts), asked.document)
+        said: Texts = ()
+        if is_argument or "?" not in asked.message:  # else it tells nothing
+            said = _of_message(self._pointer.read(f"What is the {words}?", asked.message))
+        if is_argument and not said and words in _WHOLE and not asked.is_answered:
+            said = ((asked.message, 1.0),)
+        # The branches of all documents say the same of the message: one that knows better must outweigh them.
+        share = 0.9 if is_argument or not asked.document else 0.3
+        share *= 1.0 if is_argument else 1.0 - read.answered
+        found = [(text, share * prob) for text, prob in said]
+        left = 1.0 - sum(mass for _, mass in found)
+        found += [(of_kind(text, words), left * read.answered * prob) for text, prob in read.spans]
+        return [(text, mass) for text, mass in found if mass > _LEAST]
 
 
 def _wording(tokenizer: Tokenizer, end: int) -> Wording:
@@ -169,10 +209,38 @@ def _wording(tokenizer: Tokenizer, end: int) -> Wording:
         plain=ordinary / ordinary.sum(),
         nothing=ids(NOTHING),
         nothing_of_several=ids(NOTHING_OF_SEVERAL),
+        first=ids(FIRST),
         joints=tuple(map(ids, JOINTS)),
         stop=ids("."),
         end=end,
     )
+
+
+def _texts(values: Callable[[str, bool], Texts], path: ValuePath) -> Texts:
+    """values: by the name of a property, and whether it is an argument."""
+    names = [each for each in path if isinstance(each, str)]
+    is_argument = names[:1] == ["arguments"]
+    if is_argument and len(names) == 1:
+        return ()
+    places = [each for each in path if isinstance(each, int)]
+    found = values(names[-1] if names else "", is_argument)
+    return listed(found, places[-1]) if places else found
+
+
+def _of_message(reading: Reading) -> Texts:
+    """The one text of the question that can be a value, as the town of "How is the weather in Paris?"."""
+    text, prob = reading.spans[0] if reading.spans else ("", 0.0)
+    return ((text, prob),) if prob >= _CLEAR else ()
+
+
+def _function(asked: Asked) -> str:
+    """The function to be called: that which shares most words with the question, or ends what has been answered."""
+    last = next((name for name, _ in asked.tools if re.search("final|answer|finish|submit", name)), "")
+    if asked.is_answered and last:
+        return last
+    scores = {name: shared_words(asked.message, f"{words_of(name)} {about}") for name, about in asked.tools}
+    best = max(scores, key=scores.__getitem__, default="")
+    return best if scores.get(best) else last
 
 
 def is_reader(directory: Path) -> bool:

@@ -120,9 +120,14 @@ def shared_words(question: str, document: str) -> float:
 
     The encoder alone takes the nearest thing of the right kind for an answer: a fitter's name for a landlady's.
     """
-    asked = [word for word in _WORD.findall(question.lower()) if word not in _COMMON]
+    asked = words_in(question)
     held = {word[:_STEM] for word in _WORD.findall(document.lower())}
     return sum(word[:_STEM] in held for word in asked) / len(asked) if asked else 0.0
+
+
+def words_in(text: str) -> list[str]:
+    """The words of a text that tell it from others, in small letters."""
+    return [word for word in _WORD.findall(text.lower()) if word not in _COMMON]
 
 
 def _answer(document: str, begin: int, end: int) -> str:

@@ -8,6 +8,7 @@ and a pronoun whose noun is not the subject of the part before.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 MAX_PARTS = 3
 MAX_CHARACTERS = 1000  # of a message's end, that are read: patterns take the square of them
@@ -38,6 +39,7 @@ _SUBJECT = re.compile(
     r"\b(?:do|does|did|is|are|was|were|can|will|has|have|of|for)\s+((?:the|my|our)\s+[\w'-]+(?:\s+(?:of\s+)?[A-Z][\w'-]*)*)"
 )
 _PRONOUN = re.compile(r"\b(it|they|he|she|there)\b", re.IGNORECASE)
+_ASKED = re.compile(rf"^{_ASKING}(?:\s+(?:time|date|day|much|many))?\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[?!.])\s+|\n+")
 
 
@@ -57,7 +59,7 @@ def parts_of(message: str) -> tuple[str, ...]:
     for sentence in re.split(r"(?<=\?)\s+", question):
         for clause in _CLAUSE.split(sentence.strip().rstrip("?.! ")):
             found += _conjoined(clause.strip(" ,;"))
-    named = [found[0], *(_with_noun(part, found[0]) for part in found[1:])] if found else [question]
+    named = [found[0], *(_whole(part, found[0]) for part in found[1:])] if found else [question]
     return tuple(f"{part[:1].upper()}{part[1:]}?" for part in named[:MAX_PARTS])
 
 
@@ -75,9 +77,57 @@ def _conjoined(clause: str) -> list[str]:
     return [clause]
 
 
-def _with_noun(part: str, first: str) -> str:
-    """The part with the first one's subject in place of a pronoun."""
+def _whole(part: str, first: str) -> str:
+    """The part with what it leaves to the first one: its subject for a pronoun, and all but "where" for that alone."""
+    if _ASKED.fullmatch(part):
+        return _ASKED.sub(part, first)
     subject = _SUBJECT.search(first)
     if subject is None or subject[1].split(" ", 1)[-1].lower() in part.lower():
         return part
     return _PRONOUN.sub(subject[1], part, count=1)
+
+
+# ---- the properties of an answer in JSON ----------------------------------------------------------------------------
+_KINDS = (  # names of properties, the question that they ask, and how a question of that kind begins
+    ("when time date day hour hours opens opening closes closing start end begin begins deadline due year month"
+     " departure arrival", "When", r"when\b|(?:at\s)?what\s(?:time|date|day|year|month)\b"),
+    ("where place location address city town venue room area station harbour port", "Where",
+     r"where\b|(?:in|at)?\s?(?:what|which)\s(?:place|town|city|room)\b"),
+    ("who person owner author contact people host", "Who", r"who(?:m|se)?\b"),
+    ("price cost costs amount fee total rent fare", "How much", r"how\smuch\b|what\b.*\bcosts?\b"),
+    ("count quantity", "How many", r"how\smany\b"),
+    ("why reason", "Why", r"why\b"),
+)  # fmt: skip
+_CLOCK = re.compile(r"(\d{1,2}[:.]\d\d) in the morning")
+_ANSWERING = re.compile(r"\b(?:answer|result|response|value|text|output|content|reply|message|final|summary|title)\b")
+
+
+def words_of(name: str) -> str:
+    """The words of a property's name: "unit price" of `unitPrice` and `unit_price`."""
+    return " ".join(re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name))).lower()
+
+
+def question_for(name: str, parts: Sequence[str]) -> str:
+    """What is asked for a property of the answer: the part of the question of its kind, or one that is made of both.
+
+    parts: see `parts_of`.
+    """
+    words = words_of(name)
+    named = words.split()
+    if not named or _ANSWERING.search(words):
+        return parts[0]
+    for names, asking, begins in _KINDS:
+        if set(named) & set(names.split()):
+            for part in parts:
+                if re.match(begins, part, re.IGNORECASE):
+                    return part
+            if _ASKED.match(parts[0]):
+                return _ASKED.sub(asking, parts[0])
+    asks = re.compile(rf"\b(?:is|are|was|were)\s+{_NOUN}(?:\w+\s+)?{words}\b", re.IGNORECASE)
+    return next((part for part in parts if asks.search(part)), f"What is the {words}? {parts[0]}")
+
+
+def of_kind(text: str, words: str) -> str:
+    """The text as a value of these words: "8:30" of "8:30 in the morning" for a time."""
+    clock = _CLOCK.fullmatch(text) if words.split()[-1:] == ["time"] else None
+    return text if clock is None else clock[1]
