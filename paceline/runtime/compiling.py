@@ -33,7 +33,10 @@ class CompilingThreads:
         await asyncio.get_running_loop().run_in_executor(self._threads, self._grammars.warm)
 
     async def mask(self, constraint: Constraint, owner: str) -> Mask:
-        """A new mask for one answer, at once if the owner has had it compiled. Raises RequestError for an unsupported one."""
+        """A new mask for one answer, at once if the owner has had it compiled.
+
+        Raises RequestError for an unsupported constraint.
+        """
         known = self._grammars.known(constraint, owner)
         if known is not None:
             return known

@@ -143,7 +143,7 @@ class Preparation:
             claim=share.rows,
             salt=salt,
             draft_claim=resources.draft_claim(strategy, prompts.branches, share.tokens),
-            refusal=resources.info.refusal,
+            refusals=resources.info.refusals,
         )
         return self._session(prepared, removals, egress, closed)
 

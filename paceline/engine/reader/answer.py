@@ -38,6 +38,7 @@ class Wording:
     plain: ProbArray  # (vocab,) uniform over all tokens but the special ones
     nothing: Ids
     nothing_of_several: Ids
+    foreign: Ids  # likewise, where the question is in another language
     first: Ids  # begins an answer of several parts
     joints: tuple[Ids, ...]  # each begins with a token that no span holds
     stop: Ids
@@ -69,8 +70,6 @@ class Answer:
     def next(self, answer: Ids) -> Dist:
         """Of the token after `answer`; a function of the two alone."""
         wording = self._wording
-        if self._form is not None and (formed := self._form.next(answer)) is not None:
-            return formed
         number, said = 0, answer
         if len(self._parts) > 1:
             first = wording.first
@@ -95,6 +94,8 @@ class Answer:
             if whole[: len(said)] == said and len(whole) > len(said):
                 probs[whole[len(said)]] += mass
         known = float(probs.sum())
+        if known == 0.0 and self._form is not None and (formed := self._form.next(answer)) is not None:
+            return formed
         if known == 0.0 and said:
             probs[tail[begun]] += CLOSING
             probs[wording.end] += CLOSING / 10  # where a mask has no stop
@@ -130,7 +131,7 @@ Texts = Sequence[tuple[str, float]]  # and their mass
 _CALL, _CALL_END = "<tool_call>\n", "\n</tool_call>"
 _NUMBER = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|-?\d+(?:\.\d+)?")
 _SCALAR = re.compile(r"[^\s,:\]}\[{\"]+")
-_LISTING = re.compile(r"\s*(?:,\s*(?:(?:and|or)\s)?|\s(?:and|or|&)\s)\s*")
+_LISTING = re.compile(r",\s(?:(?:and|or)\s)?|\s(?:and|or|&)\s")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _DEEPEST = 2  # objects and lists in one another that are opened where they need not be
 _VALUES = {"{": 0.4, "[": 0.3, "true": 0.2}  # shares of the mass of a value's texts
@@ -284,7 +285,7 @@ class Form:
 def listed(texts: Texts, place: int) -> Texts:
     """What may be at this place of a list: of the best text, if it is one, as the three of "Ann, Ben and Cleo"."""
     text, mass = max(texts, key=lambda each: each[1], default=("", 0.0))
-    items = [item for item in _LISTING.split(text) if item]
+    items = [item.strip() for item in _LISTING.split(text) if item.strip()]
     if len(items) > 1:
         return ((items[place], mass),) if place < len(items) else ()
     return () if place else texts

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from paceline.engine.reader.answer import (
     Answer,
     Form,
     Ids,
+    Part,
     Texts,
     ValuePath,
     Vocabulary,
@@ -41,7 +43,17 @@ from paceline.engine.reader.answer import (
 )
 from paceline.engine.reader.pointer import Calibration, Pointer, Reading, shared_words, words_in
 from paceline.engine.reader.prompt import Asked, PromptReader
-from paceline.engine.reader.question import of_kind, parts_of, question_for, words_of
+from paceline.engine.reader.question import (
+    ABILITIES,
+    CANNOT,
+    ENGLISH_ONLY,
+    is_foreign,
+    of_kind,
+    own_answer,
+    parts_of,
+    question_for,
+    words_of,
+)
 from paceline.engine.sequence_table import SequenceTable
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError, EngineError
@@ -161,8 +173,12 @@ class ReaderEngine:
         """owner: for whom it is kept: the time of an answer tells nobody what others have asked."""
         del owner
         asked, wording = self._prompts.read(prompt), self._wording
+        if (own := own_answer(asked.whole, asked.earlier)) is not None:
+            return self._own(asked, *own)
         parts = parts_of(asked.message)
         nothing = wording.nothing if len(parts) == 1 else wording.nothing_of_several
+        if is_foreign(asked.message):
+            nothing = wording.foreign
         alone = not asked.document
         readings = [self._pointer.read(part, asked.document) for part in parts]
         read = []
@@ -178,6 +194,17 @@ class ReaderEngine:
         values = lru_cache(maxsize=_VALUES)(partial(self._values, asked, parts))
         form = Form(self._vocabulary, partial(_texts, values), words, _function(asked), alone)
         return Answer(read, wording, form)
+
+    def _own(self, asked: Asked, text: str, values: Mapping[str, str]) -> Answer:
+        """An answer that is in no document. values: by names of properties, in an answer in JSON."""
+
+        def named(name: str, is_argument: bool) -> Texts:  # noqa: ARG001  # of whatever is called
+            value = values.get(name, "" if len(values) > 1 else text)
+            return ((value, 0.9),) if value else ()
+
+        form = Form(self._vocabulary, partial(_texts, named), {}, _function(asked), alone=True)
+        part = Part(((tuple(self._tokenizer.encode(text)), 0.99),))
+        return Answer((part,), replace(self._wording, stop=()), form)
 
     def _values(self, asked: Asked, parts: Sequence[str], name: str, is_argument: bool) -> Texts:
         """What may be the value of a property of this name, of an answer in JSON or of the arguments of a call."""
@@ -208,6 +235,7 @@ def _wording(tokenizer: Tokenizer, end: int) -> Wording:
         vocab_size=size,
         plain=ordinary / ordinary.sum(),
         nothing=ids(NOTHING),
+        foreign=ids(ENGLISH_ONLY),
         nothing_of_several=ids(NOTHING_OF_SEVERAL),
         first=ids(FIRST),
         joints=tuple(map(ids, JOINTS)),
@@ -277,7 +305,7 @@ def load_reader(directory: Path, *, name: str, fingerprint: str, threads: int | 
         backend="reader",
         sampling=sampling_defaults(directory),
         num_weights=sum(weight.numel() for weight in weights.values()),
-        refusal=NOTHING,
+        refusals=(NOTHING, ENGLISH_ONLY, CANNOT, ABILITIES),
     )
     return ReaderEngine(info, Pointer(weights, installed_tokenizer(), calibration), tokenizer)
 

@@ -24,6 +24,8 @@ class Asked(NamedTuple):
 
     document: str  # "" if there is none
     message: str
+    whole: str = ""  # the message and what is before the question in it
+    earlier: str = ""  # what the user has said before
     tools: tuple[tuple[str, str], ...] = ()  # name and description of each function that may be called
     is_answered: bool = False  # a function has been called for this message
 
@@ -39,7 +41,7 @@ class PromptReader:
     def read(self, prompt: Sequence[int]) -> Asked:
         """The document is the text behind the preamble; without one, what the system and the user have said before the
         question, or what a function has returned."""
-        document, instructions, message, results = "", "", "", ""
+        document, instructions, message, earlier, results = "", "", "", "", ""
         tools: tuple[tuple[str, str], ...] = ()
         for role, ids in self._messages(prompt):
             text = self._tokenizer.decode(ids)
@@ -52,10 +54,11 @@ class PromptReader:
             elif role == self._user and (returned := _RESULT.findall(text)):
                 results = "\n".join(returned)
             elif role == self._user:
-                message, results = text, ""
+                earlier, message, results = message, text, ""
         before, question = asked(message)
         given = "\n".join(text for text in (instructions, before, results) if text)
-        return Asked(document or given, question if given and not document else message, tools, bool(results))
+        question = question if given and not document else message
+        return Asked(document or given, question, message, earlier, tools, bool(results))
 
     def _messages(self, prompt: Sequence[int]) -> list[tuple[int, list[int]]]:
         roles = (self._system, self._user, self.assistant)

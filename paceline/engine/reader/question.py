@@ -7,6 +7,7 @@ and a pronoun whose noun is not the subject of the part before.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 
@@ -131,3 +132,138 @@ def of_kind(text: str, words: str) -> str:
     """The text as a value of these words: "8:30" of "8:30 in the morning" for a time."""
     clock = _CLOCK.fullmatch(text) if words.split()[-1:] == ["time"] else None
     return text if clock is None else clock[1]
+
+
+# ---- what is no question for a document -----------------------------------------------------------------------------
+ABILITIES = (
+    "I answer questions with words from the documents, and say so where they have no answer. With the demonstration's "
+    "documents try: When does the Harbour Library of Tarnwick open? When is my sister Orla's wedding? What is the "
+    "password for our wifi and who is the captain of the ferry Marabel? With yours, ask for a time, a name or a price"
+)
+CANNOT = (
+    "I answer questions with words from the documents, and cannot summarise, translate or write texts: ask for "
+    "something that stands in the documents, such as a time, a name or a price"
+)
+ENGLISH_ONLY = "I read English only, and find no answer to this in the documents: please ask in English"
+_GREETING = re.compile(
+    r"(?:hi+|hello+|hey+|howdy|greetings|good (?:morning|afternoon|evening|day)|hallo|guten tag|bonjour|salut|hola|ciao"
+    r"|thanks?|thank you|many thanks|thx|cheers|bye|goodbye|ok(?:ay)?|great|cool|nice|test|ping|help)"
+)
+_POLITE = re.compile(
+    rf"(?:{_GREETING.pattern}|there|all|everyone|again|you|so|very|much|a lot|for (?:your|the|that) ?(?:help|answer)?"
+    r"|how are you(?: doing)?|how is it going|what's up|nice to meet you|please|me|today|-p|-)"
+)
+_ABOUT_ITSELF = re.compile(
+    r"(?:so )?(?:what (?:can|could|do) (?:you|i) (?:do|help|answer|know|ask|offer)\b.*|what (?:are|is) (?:you|this)"
+    r"(?: for)?|who are you.*|what (?:kind of )?(?:questions|documents|model|things) (?:can|do|are|have) (?:you|i)\b.*"
+    r"|how (?:can|do|does|should) (?:you|i|this|it) (?:help|work|use)\b.*|(?:can|could|will) you help(?: me)?"
+    r"|help me|introduce yourself|tell me about yourself|what are you able to do.*|your (?:abilities|capabilities))"
+)
+_WRITING = re.compile(
+    r"(?:please |kindly |can you |could you |would you |will you |i want you to |i'd like you to )*"
+    r"(?:summari[sz]e|sum up|translate|paraphrase|rephrase|rewrite|proofread|tl;?dr"
+    r"|(?:give me|write|make|create|draft|compose|generate|produce|provide)(?! down)(?: me)?(?: an?| the| some)? "
+    r"(?:\w+ ){0,2}(?:summary|overview|translation|poem|story|essay|e-?mail|letter|text|code|function|script|joke|song)"
+    r"|tell me a (?:joke|story))\b"
+)
+_CONVERSED = re.compile(r"\b(?:conversation|chat|dialogue|discussion)\b", re.IGNORECASE)
+_WISHING = r"\b(?:generate|provide|create|write|suggest|give|produce|determine|come up with)\b[^.\n]{0,80}?"
+_TASKS = (  # what front ends ask of a conversation, by the name of what they want
+    ("emoji", re.compile(r"\bfitting emoji\b", re.IGNORECASE)),
+    ("follow_ups", re.compile(rf"{_WISHING}\b(?:follow-?\s?ups?|questions)\b", re.IGNORECASE)),
+    ("queries", re.compile(rf"{_WISHING}\b(?:search )?quer(?:y|ies)\b|\bsearch queries\b", re.IGNORECASE)),
+    ("tags", re.compile(rf"{_WISHING}\btags\b", re.IGNORECASE)),
+    ("title", re.compile(rf"{_WISHING}\btitle\b|\btitle (?:for|of) (?:the|this) (?:chat|conversation)", re.IGNORECASE)),
+)  # fmt: skip
+_MAX_TASK = 8000  # characters of such a prompt's end
+_QUOTED = re.compile(r"<(chat_history|conversation|messages|context)>(.*)</\1>", re.DOTALL)
+_BEHIND = re.compile(r"\b(?:conversation|chat history|chat|messages?)\W{0,4}:(.*)", re.DOTALL | re.IGNORECASE)
+_USER = re.compile(r"^\W{0,4}(?:user|human|me|question)\W{0,4}:(.+)$", re.MULTILINE | re.IGNORECASE)
+_NAMES = re.compile(r"[A-Z][\w'-]+(?:\s+(?:of\s+)?[A-Z][\w'-]+)*")
+_ENGLISH = (
+    "the a an of in on at to for from by with and or is are was were be do does did can could will would should may "
+    "has have had i we you he she it they my our your his her its their me us what when where who whom whose which why "
+    "how much many long often this that there any all some get please tell not"
+)
+_FOREIGN = (
+    "wann wo wer wie warum wieso welche welcher welches ist sind der das ein eine und nicht mein meine unser unsere "
+    "mit auf von zu zum zur wird wurde kostet gibt ich sie wir den dem des im am beim bitte hat quand où qui que quel "
+    "quelle est sont le la les une des du et pour avec dans mon ma mes notre combien comment pourquoi cuándo cuando "
+    "dónde donde quién cuánto cuanto cómo como es son el los las una del y para con por quando dove chi quale perché "
+    "il lo gli di della per wanneer waar wie wat hoe welke het een van voor met mijn zijn onde quem qual por é são um "
+    "uma kiedy gdzie kto jak jest när var vem hur är och det som hvornår hvor hvem hvordan er og"
+)
+
+
+def own_answer(message: str, earlier: str) -> tuple[str, dict[str, str]] | None:
+    """What is said to a message that asks nothing of a document, and the same by names of properties; None if it may.
+
+    Greetings, questions about the reader, wishes that it cannot fulfil, and what front ends ask of a conversation.
+    earlier: what the user has said before.
+    """
+    if (wanted := _task(message[-_MAX_TASK:], earlier)) is not None:
+        return wanted
+    said = " ".join(message.lower().split()).strip(" !.?,:;)(")
+    if len(said) > MAX_CHARACTERS:
+        return None
+    words = re.sub(r"[!.?,:;()]+", " ", said).split()
+    if _ABOUT_ITSELF.fullmatch(said) or (words and _is_polite(" ".join(words))):
+        return f"{ABILITIES}.", {"answer": f"{ABILITIES}."}
+    return (f"{CANNOT}.", {"answer": f"{CANNOT}."}) if _WRITING.match(said) else None
+
+
+def _is_polite(said: str) -> bool:
+    if _GREETING.search(said) is None:
+        return False
+    while said:
+        if (match := re.match(rf"{_POLITE.pattern}(?: |$)", said)) is None:
+            return False
+        said = said[match.end() :]
+    return True
+
+
+def is_foreign(message: str) -> bool:
+    """True for a message whose words are those of another language than English, as far as small words tell."""
+    letters = [letter for letter in message if letter.isalpha()]
+    if sum(letter > "\u024f" for letter in letters) * 2 > len(letters):
+        return True
+    words = re.findall(r"[^\W\d_]+", message.lower())
+    foreign, english = (sum(word in known.split() for word in words) for known in (_FOREIGN, _ENGLISH))
+    return 0 < foreign >= english
+
+
+def _task(message: str, earlier: str) -> tuple[str, dict[str, str]] | None:
+    if _CONVERSED.search(message) is None:
+        return None
+    wanted = next((name for name, asks in _TASKS if asks.search(message)), None)
+    if wanted is None:
+        return None
+    match = _QUOTED.search(message) or _BEHIND.search(message)
+    spoken = match[match.lastindex or 0].strip() if match else earlier.strip()
+    asked_for = _USER.findall(spoken) or spoken.splitlines() or [""]
+    first, last = asked_for[0].strip(), asked_for[-1].strip()
+    subject = _subject(first)
+    values = {
+        "emoji": "\N{SLIGHTLY SMILING FACE}",
+        "title": subject,
+        "tags": ", ".join(dict.fromkeys(re.findall(r"\w+", subject.lower()))),
+        "queries": last,
+        "follow_ups": ", ".join(
+            f"{asks} {_subject(last)}?" for asks in ("Where is", "Who runs", "What is the phone number of")
+        ),
+    }
+    if re.search(rf'{{\s*"{wanted}"', message) is None:
+        return values[wanted], values
+    is_list = wanted not in ("title", "emoji")
+    listed: object = values[wanted].split(", ") if is_list and wanted != "queries" else [last]
+    return json.dumps({wanted: listed if is_list else values[wanted]}, ensure_ascii=False), values
+
+
+def _subject(question: str) -> str:
+    """What a question is about: the longest name in it, or its first words that are no small ones."""
+    rest = _ASKED.sub("", question)
+    names = _NAMES.findall(rest if rest != question else question[1:])
+    if names:
+        return str(max(names, key=len))
+    words = [word for word in re.findall(r"[\w'-]+", rest) if word.lower() not in _ENGLISH.split()]
+    return " ".join(words[:4]).capitalize() or "Conversation"

@@ -71,7 +71,7 @@ class PreparedRequest:
     claim: int = 0  # KV rows of all branches together
     salt: str | None = None  # of its KV; None: shared with no other answer
     draft_claim: int | None = None  # likewise of the draft model's KV; None: its machine is told of no such model
-    refusal: str = ""  # as in `ModelInfo`
+    refusals: tuple[str, ...] = ()  # as in `ModelInfo`
 
 
 class ClientSession(Session):
@@ -274,7 +274,7 @@ class ClientSession(Session):
         written = self.written
         if not text and not written.pending_logprobs:
             return
-        written.said += text if len(written.said) < len(self.prepared.refusal) + 2 else ""
+        written.said += text if len(written.said) < max(map(len, self.prepared.refusals), default=0) + 2 else ""
         self._events.put_nowait(TextDelta(text, written.pending_tokens, self._lane, tuple(written.pending_logprobs)))
         written.pending_tokens, self._lane, written.pending_logprobs = 0, None, []
 
@@ -316,7 +316,7 @@ class ClientSession(Session):
     def _cited(self) -> tuple[Citation, ...]:
         """Passages of the sides that decided at least one token; of this side's those that decided one against others,
         where any did. Which of the peer's did is known to the peer alone. A refusal cites none."""
-        if is_refusal(self.written.said, self.prepared.refusal):
+        if is_refusal(self.written.said, self.prepared.refusals):
             return ()
         own = self._citations if self._lanes[self.prepared.side] else ()
         if self._deciding:
@@ -338,6 +338,6 @@ def _peer_citations(side: Side, passages: Sequence[RetrievedPassage]) -> tuple[C
     )
 
 
-def is_refusal(said: str, refusal: str) -> bool:
+def is_refusal(said: str, refusals: Sequence[str]) -> bool:
     """said: an answer's text, or more of its beginning than a refusal has."""
-    return bool(refusal) and said.strip().removesuffix(".") == refusal
+    return said.strip().removesuffix(".") in refusals

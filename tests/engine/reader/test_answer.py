@@ -18,6 +18,7 @@ WORDING = Wording(
     plain=np.array([0.0, 0.0, *[1 / 200] * 200]),
     nothing=NOTHING,
     nothing_of_several=NOTHING,
+    foreign=NOTHING,
     first=FIRST,
     joints=(JOINT, (3, 9)),
     stop=(STOP,),

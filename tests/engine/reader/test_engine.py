@@ -13,6 +13,7 @@ from paceline.engine.loader import load_model
 from paceline.engine.reader.answer import NOTHING
 from paceline.engine.reader.pointer import Pointer, Reading
 from paceline.engine.reader.prompt import PromptReader
+from paceline.engine.reader.question import ABILITIES, ENGLISH_ONLY
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import DEVICE, READER
 from paceline.rag.prompt import Messages
@@ -57,6 +58,16 @@ def test_without_a_document_it_says_that_it_finds_nothing(model: LoadedModel) ->
 
 def test_without_a_document_it_reads_what_the_user_has_written(model: LoadedModel) -> None:
     assert "blue-kettle-71" in written(model, model.tokenizer.chat(said(f"{NOTE}\nWhat is the wifi password?")))
+
+
+def test_a_greeting_has_the_same_answer_with_any_document_and_with_none(model: LoadedModel) -> None:
+    for prompt in (prompt_about(model.tokenizer, said("Hello!")), model.tokenizer.chat(said("Hello!"))):
+        assert written(model, prompt, limit=120) == f"{ABILITIES}."
+    assert f"{ABILITIES}" in model.engine.info.refusals, "it cites nothing"
+
+
+def test_a_question_in_another_language_is_told_which_one_it_reads(model: LoadedModel) -> None:
+    assert written(model, prompt_about(model.tokenizer, said("Wo ist der Hund?"))) == f"{ENGLISH_ONLY}."
 
 
 @pytest.mark.parametrize("text", ["", "Once upon a time", "<|assistant|>", "<|end|><|user|><|user|>"])

@@ -161,6 +161,13 @@ def test_an_answer_ends_whatever_a_schema_demands(
     assert isinstance(json.loads(written(model, grammars, wanted, question, documents)), dict)
 
 
+def test_what_a_front_end_asks_of_a_conversation_may_be_held_to_a_form(
+    model: LoadedModel, grammars: GrammarCompiler
+) -> None:
+    task = "Generate a title for the chat.\n<chat_history>\nUSER: When does the Marabel leave?\n</chat_history>"
+    assert json.loads(written(model, grammars, schema(title=STRING), task, (SHOP,))) == {"title": "Marabel"}
+
+
 def test_any_object_has_one_answer(model: LoadedModel, grammars: GrammarCompiler) -> None:
     answer = written(model, grammars, Constraint("json_object"), "Who is the captain of the ferry?", (FERRY, SHOP))
     assert json.loads(answer) == {"answer": "Ostrey"}
