@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from paceline.encoder import CLS, SEP, outputs
-from paceline.engine.reader.shape import MISFIT, completed, cuts, misfits
+from paceline.engine.reader.shape import MISFIT, completed, cuts, misfits, with_dates_of
 
 HEADS = "heads"  # (2, WIDTH)
 MAX_QUESTION = 64  # tokens
@@ -67,6 +67,7 @@ class Pointer:
         self._calibration = calibration
 
     def read(self, question: str, document: str) -> Reading:
+        question = with_dates_of(document, question)
         asked = self._tokenizer.encode(question, add_special_tokens=False).ids[:MAX_QUESTION]
         read = self._tokenizer.encode(document, add_special_tokens=False)
         head = [CLS, *asked, SEP]

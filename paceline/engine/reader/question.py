@@ -89,16 +89,25 @@ def _whole(part: str, first: str) -> str:
 
 
 # ---- the properties of an answer in JSON ----------------------------------------------------------------------------
-_KINDS = (  # names of properties, the question that they ask, and how a question of that kind begins
-    ("when time date day hour hours opens opening closes closing start end begin begins deadline due year month"
-     " departure arrival", "When", r"when\b|(?:at\s)?what\s(?:time|date|day|year|month)\b"),
-    ("where place location address city town venue room area station harbour port", "Where",
-     r"where\b|(?:in|at)?\s?(?:what|which)\s(?:place|town|city|room)\b"),
-    ("who person owner author contact people host", "Who", r"who(?:m|se)?\b"),
-    ("price cost costs amount fee total rent fare", "How much", r"how\smuch\b|what\b.*\bcosts?\b"),
-    ("count quantity", "How many", r"how\smany\b"),
-    ("why reason", "Why", r"why\b"),
-)  # fmt: skip
+_WHEN = re.compile(r"when\b|(?:at\s)?what\s(?:time|date|day|year|month)\b", re.IGNORECASE)
+_WHERE = re.compile(r"where\b|(?:(?:in|at)\s)?(?:what|which)\s(?:place|town|city|room)\b", re.IGNORECASE)
+_WHO = re.compile(r"who(?:m|se)?\b", re.IGNORECASE)
+_HOW_MUCH = re.compile(r"how\smuch\b|what\b.*\bcosts?\b", re.IGNORECASE)
+_HOW_MANY = re.compile(r"how\smany\b", re.IGNORECASE)
+_WHY = re.compile(r"why\b", re.IGNORECASE)
+_KINDS = (  # words of a property's name, what asks for it, and how a question of that kind begins
+    (
+        "when time date day hour hours opening closing start end deadline due year month departure arrival",
+        "When",
+        _WHEN,
+    ),
+    ("where place location address city town venue room area station", "Where", _WHERE),
+    ("who person owner author contact people host", "Who", _WHO),
+    ("price cost costs amount fee total rent fare", "How much", _HOW_MUCH),
+    ("count quantity", "How many", _HOW_MANY),
+    ("why reason", "Why", _WHY),
+)
+_IS = re.compile(rf"\b(?:is|are|was|were) {_NOUN}(.*)", re.IGNORECASE)
 _CLOCK = re.compile(r"(\d{1,2}[:.]\d\d) in the morning")
 _ANSWERING = re.compile(r"\b(?:answer|result|response|value|text|output|content|reply|message|final|summary|title)\b")
 
@@ -120,12 +129,14 @@ def question_for(name: str, parts: Sequence[str]) -> str:
     for names, asking, begins in _KINDS:
         if set(named) & set(names.split()):
             for part in parts:
-                if re.match(begins, part, re.IGNORECASE):
+                if begins.match(part):
                     return part
             if _ASKED.match(parts[0]):
                 return _ASKED.sub(asking, parts[0])
-    asks = re.compile(rf"\b(?:is|are|was|were)\s+{_NOUN}(?:\w+\s+)?{words}\b", re.IGNORECASE)
-    return next((part for part in parts if asks.search(part)), f"What is the {words}? {parts[0]}")
+    for part in parts:
+        if (match := _IS.search(part)) and match[1].lower().startswith(words):
+            return part
+    return f"What is the {words}? {parts[0]}"
 
 
 def of_kind(text: str, words: str) -> str:
@@ -145,13 +156,14 @@ CANNOT = (
     "something that stands in the documents, such as a time, a name or a price"
 )
 ENGLISH_ONLY = "I read English only, and find no answer to this in the documents: please ask in English"
-_GREETING = re.compile(
+_GREET = (
     r"(?:hi+|hello+|hey+|howdy|greetings|good (?:morning|afternoon|evening|day)|hallo|guten tag|bonjour|salut|hola|ciao"
     r"|thanks?|thank you|many thanks|thx|cheers|bye|goodbye|ok(?:ay)?|great|cool|nice|test|ping|help)"
 )
+_GREETING = re.compile(rf"\b{_GREET}\b")
 _POLITE = re.compile(
-    rf"(?:{_GREETING.pattern}|there|all|everyone|again|you|so|very|much|a lot|for (?:your|the|that) ?(?:help|answer)?"
-    r"|how are you(?: doing)?|how is it going|what's up|nice to meet you|please|me|today|-p|-)"
+    rf"(?:{_GREET}|there|all|everyone|again|you|so|very|much|a lot|for (?:your|the|that) ?(?:help|answer)?"
+    r"|how are you(?: doing)?|how is it going|what's up|nice to meet you|please|me|today|-p|-)(?: |$)"
 )
 _ABOUT_ITSELF = re.compile(
     r"(?:so )?(?:what (?:can|could|do) (?:you|i) (?:do|help|answer|know|ask|offer)\b.*|what (?:are|is) (?:you|this)"
@@ -167,19 +179,20 @@ _WRITING = re.compile(
     r"|tell me a (?:joke|story))\b"
 )
 _CONVERSED = re.compile(r"\b(?:conversation|chat|dialogue|discussion)\b", re.IGNORECASE)
+# What front ends ask of a conversation.
 _WISHING = r"\b(?:generate|provide|create|write|suggest|give|produce|determine|come up with)\b[^.\n]{0,80}?"
-_TASKS = (  # what front ends ask of a conversation, by the name of what they want
-    ("emoji", re.compile(r"\bfitting emoji\b", re.IGNORECASE)),
-    ("follow_ups", re.compile(rf"{_WISHING}\b(?:follow-?\s?ups?|questions)\b", re.IGNORECASE)),
-    ("queries", re.compile(rf"{_WISHING}\b(?:search )?quer(?:y|ies)\b|\bsearch queries\b", re.IGNORECASE)),
-    ("tags", re.compile(rf"{_WISHING}\btags\b", re.IGNORECASE)),
-    ("title", re.compile(rf"{_WISHING}\btitle\b|\btitle (?:for|of) (?:the|this) (?:chat|conversation)", re.IGNORECASE)),
-)  # fmt: skip
+_EMOJI = re.compile(r"\bfitting emoji\b", re.IGNORECASE)
+_FOLLOW_UPS = re.compile(rf"{_WISHING}\b(?:follow-?\s?ups?|questions)\b", re.IGNORECASE)
+_QUERIES = re.compile(rf"{_WISHING}\bquer(?:y|ies)\b|\bsearch queries\b", re.IGNORECASE)
+_TAGS = re.compile(rf"{_WISHING}\btags\b", re.IGNORECASE)
+_TITLE = re.compile(rf"{_WISHING}\btitle\b|\btitle (?:for|of) (?:the|this) (?:chat|conversation)", re.IGNORECASE)
+_NAMED = re.compile(r'{\s{0,20}"(\w+)"')
+_TASKS = {"emoji": _EMOJI, "follow_ups": _FOLLOW_UPS, "queries": _QUERIES, "tags": _TAGS, "title": _TITLE}
 _MAX_TASK = 8000  # characters of such a prompt's end
 _QUOTED = re.compile(r"<(chat_history|conversation|messages|context)>(.*)</\1>", re.DOTALL)
 _BEHIND = re.compile(r"\b(?:conversation|chat history|chat|messages?)\W{0,4}:(.*)", re.DOTALL | re.IGNORECASE)
 _USER = re.compile(r"^\W{0,4}(?:user|human|me|question)\W{0,4}:(.+)$", re.MULTILINE | re.IGNORECASE)
-_NAMES = re.compile(r"[A-Z][\w'-]+(?:\s+(?:of\s+)?[A-Z][\w'-]+)*")
+_NAMES = re.compile(r"[A-Z][\w'-]{1,30}(?: (?:of )?[A-Z][\w'-]{1,30}){0,6}")
 _ENGLISH = (
     "the a an of in on at to for from by with and or is are was were be do does did can could will would should may "
     "has have had i we you he she it they my our your his her its their me us what when where who whom whose which why "
@@ -216,7 +229,7 @@ def _is_polite(said: str) -> bool:
     if _GREETING.search(said) is None:
         return False
     while said:
-        if (match := re.match(rf"{_POLITE.pattern}(?: |$)", said)) is None:
+        if (match := _POLITE.match(said)) is None:
             return False
         said = said[match.end() :]
     return True
@@ -235,7 +248,7 @@ def is_foreign(message: str) -> bool:
 def _task(message: str, earlier: str) -> tuple[str, dict[str, str]] | None:
     if _CONVERSED.search(message) is None:
         return None
-    wanted = next((name for name, asks in _TASKS if asks.search(message)), None)
+    wanted = next((name for name, asks in _TASKS.items() if asks.search(message)), None)
     if wanted is None:
         return None
     match = _QUOTED.search(message) or _BEHIND.search(message)
@@ -252,7 +265,7 @@ def _task(message: str, earlier: str) -> tuple[str, dict[str, str]] | None:
             f"{asks} {_subject(last)}?" for asks in ("Where is", "Who runs", "What is the phone number of")
         ),
     }
-    if re.search(rf'{{\s*"{wanted}"', message) is None:
+    if wanted not in _NAMED.findall(message):
         return values[wanted], values
     is_list = wanted not in ("title", "emoji")
     listed: object = values[wanted].split(", ") if is_list and wanted != "queries" else [last]
