@@ -47,6 +47,7 @@ from paceline.engine.reader.question import (
     ABILITIES,
     CANNOT,
     ENGLISH_ONLY,
+    asks_all,
     is_foreign,
     of_kind,
     own_answer,
@@ -64,7 +65,7 @@ _VALUES = 256  # of an answer in JSON
 _KNOWN = 0.5  # that a document answers: its words may be those of an answer
 _LEAST = 0.001  # mass of a text worth naming
 _CLEAR = 0.5  # share of a text of the message that is taken for a value
-_WHOLE = frozenset({"query", "question", "input", "prompt", "message", "text", "task", "search query", "q"})
+_WHOLE = frozenset({"query", "question", "input", "prompt", "task", "search query", "q"})
 
 
 class ReaderEngine:
@@ -211,7 +212,7 @@ class ReaderEngine:
         words = words_of(name)
         read = self._pointer.read(question_for(name, parts), asked.document)
         said: Texts = ()
-        if is_argument or "?" not in asked.message:  # else it tells nothing
+        if not asks_all(words) and (is_argument or "?" not in asked.message):  # else it tells nothing
             said = _of_message(self._pointer.read(f"What is the {words}?", asked.message))
         if is_argument and not said and words in _WHOLE and not asked.is_answered:
             said = ((asked.message, 1.0),)

@@ -124,7 +124,7 @@ def question_for(name: str, parts: Sequence[str]) -> str:
     """
     words = words_of(name)
     named = words.split()
-    if not named or _ANSWERING.search(words):
+    if asks_all(words):
         return parts[0]
     for names, asking, begins in _KINDS:
         if set(named) & set(names.split()):
@@ -137,6 +137,11 @@ def question_for(name: str, parts: Sequence[str]) -> str:
         if (match := _IS.search(part)) and match[1].lower().startswith(words):
             return part
     return f"What is the {words}? {parts[0]}"
+
+
+def asks_all(words: str) -> bool:
+    """True for names that stand for the whole answer, as "final answer"."""
+    return not words or _ANSWERING.search(words) is not None
 
 
 def of_kind(text: str, words: str) -> str:

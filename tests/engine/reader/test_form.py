@@ -188,6 +188,7 @@ FINAL = ("final_answer", "Ends.", {"type": "object", "properties": {"answer": ST
     ("question", "name", "arguments"),
     [
         ("How is the weather in Paris?", "get_weather", {"city": "Paris"}),
+        ("When is the final race?", "final_answer", {"answer": ""}),
         ("Please search for the lease of the barn.", "search", {"query": "Please search for the lease of the barn."}),
     ],
 )
