@@ -147,6 +147,6 @@ def is_right(question: Question, given: str) -> bool:
     """Each fact's text stands in the answer as whole words; or the answer says that there is none, and only that."""
     if question.kind == "none":
         said = given.replace(NOTHING_OF_SEVERAL, NOTHING)
-        return NOTHING in said and not re.sub(r"; and for the \w+: ", "", said.replace(NOTHING, "")).strip(" .")
+        return NOTHING in said and not re.sub(r"\.?\s*The \w+: ", "", said.replace(NOTHING, "")).strip(" .")
     text = f" {normal_form(given)} "
     return all(any(f" {normal_form(each)} " in text for each in texts) for texts in question.answers)

@@ -44,7 +44,7 @@ class ModelInfo:
     system: str = ""  # system message of conversations that bring none: this side's setting
     num_weights: int = 0  # of the whole model; 0: unknown
     shape: ModelShape | None = None  # for models of its energy; None: not known
-    refusal: str = ""  # what it says where no document answers: such an answer cites none; "": no fixed words
+    refusals: tuple[str, ...] = ()  # what it says of its own, as where no document answers: such an answer cites none
 
 
 class Logits(Protocol):

@@ -379,11 +379,13 @@ class _Asked:
         return value
 
     def encode(self, tokenizer: Tokenizer, rendered: str) -> list[int]:
-        pieces = re.split(f"([{''.join(self._texts)}])", rendered) if self._texts else [rendered]
         ids: list[int] = []
-        for index, piece in enumerate(pieces):  # every second one is a mark
-            ids += tokenizer.encode(self._texts[piece]) if index % 2 else tokenizer._encode(piece, special=True)
-        return ids
+        begin = 0
+        for end, character in enumerate(rendered if self._texts else ""):
+            if character in self._texts:
+                ids += tokenizer._encode(rendered[begin:end], special=True) + tokenizer.encode(self._texts[character])
+                begin = end + 1
+        return ids + tokenizer._encode(rendered[begin:], special=True)
 
 
 def _strings(value: object) -> Iterator[str]:

@@ -33,14 +33,18 @@ class CompilingThreads:
         await asyncio.get_running_loop().run_in_executor(self._threads, self._grammars.warm)
 
     async def mask(self, constraint: Constraint, owner: str) -> Mask:
-        """A new mask for one answer, at once if the constraint is known. Raises RequestError for an unsupported one."""
-        known = self._grammars.known(constraint)
+        """A new mask for one answer, at once if the owner has had it compiled.
+
+        Raises RequestError for an unsupported constraint.
+        """
+        known = self._grammars.known(constraint, owner)
         if known is not None:
             return known
         self._waiting[owner] += 1
         try:
             async with self._turns[owner]:
-                return await asyncio.get_running_loop().run_in_executor(self._threads, self._grammars.mask, constraint)
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._threads, self._grammars.mask, constraint, owner)
         finally:
             self._waiting[owner] -= 1
             if not self._waiting[owner]:

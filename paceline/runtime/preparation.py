@@ -143,7 +143,7 @@ class Preparation:
             claim=share.rows,
             salt=salt,
             draft_claim=resources.draft_claim(strategy, prompts.branches, share.tokens),
-            refusal=resources.info.refusal,
+            refusals=resources.info.refusals,
             nothing_found=_nothing_found(options.alone, side) if strategy.text_of == "both" else "",
         )
         return self._session(prepared, removals, egress, closed)

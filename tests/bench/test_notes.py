@@ -9,7 +9,7 @@ import pytest
 
 import paceline.models.training
 from bench.notes import SET, TUNING, Question, is_right, load
-from paceline.engine.reader.answer import JOINTS, NOTHING, NOTHING_OF_SEVERAL
+from paceline.engine.reader.answer import FIRST, JOINTS, NOTHING, NOTHING_OF_SEVERAL
 
 
 def test_the_set_has_what_its_claims_need() -> None:
@@ -52,12 +52,12 @@ def test_what_is_tuned_on_claims_nothing_and_shares_no_document_with_what_does()
 @pytest.mark.parametrize(
     ("kind", "given", "right"),
     [
-        ("two", f"9 eggs{JOINTS[0]}the blue folder.", True),
-        ("two", f"19 eggs{JOINTS[0]}the blue folder.", False),
-        ("two", f"9 eggs{JOINTS[0]}{NOTHING_OF_SEVERAL}.", False),
+        ("two", f"{FIRST}9 eggs{JOINTS[0]}the blue folder.", True),
+        ("two", f"{FIRST}19 eggs{JOINTS[0]}the blue folder.", False),
+        ("two", f"{FIRST}9 eggs{JOINTS[0]}{NOTHING_OF_SEVERAL}.", False),
         ("none", f"{NOTHING}.", True),
-        ("none", f"{NOTHING_OF_SEVERAL}{JOINTS[0]}{NOTHING_OF_SEVERAL}.", True),
-        ("none", f"{NOTHING_OF_SEVERAL}{JOINTS[0]}blue.", False),
+        ("none", f"{FIRST}{NOTHING_OF_SEVERAL}{JOINTS[0]}{NOTHING_OF_SEVERAL}.", True),
+        ("none", f"{FIRST}{NOTHING_OF_SEVERAL}{JOINTS[0]}blue.", False),
         ("none", "9 eggs.", False),
     ],
 )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from openai import OpenAI
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
+from pydantic import BaseModel
 
 from paceline.commands.demonstration.local_pair import Pair, start_pair
 from paceline.commands.processes import Children
 from paceline.engine.reader.answer import NOTHING
+from paceline.engine.reader.question import ABILITIES
 from paceline.strategies.base import Side
 
 PRIVATE = (
@@ -71,6 +75,43 @@ def test_each_side_adds_what_its_documents_say(
 def test_where_no_document_answers_it_says_so_and_cites_none(pair: Pair, side: Side, question: str) -> None:
     text, report = answer(pair, side, question)
     assert NOTHING in text and report["citations"] == []
+
+
+@pytest.mark.parametrize("side", ["device", "cloud"])
+def test_a_greeting_is_answered_with_what_it_can_and_cites_none(pair: Pair, side: Side) -> None:
+    text, report = answer(pair, side, "Hello!")
+    assert text == f"{ABILITIES}." and report["citations"] == []
+
+
+class Departure(BaseModel):
+    time: str
+    place: str
+
+
+@pytest.mark.parametrize("side", ["device", "cloud"])
+def test_an_answer_of_a_form_holds_what_was_found_and_ends(pair: Pair, side: Side) -> None:
+    client = OpenAI(base_url=f"{pair.url(side)}/v1", api_key="none", max_retries=0, timeout=60.0)
+    found = client.chat.completions.parse(
+        model="demo",
+        messages=[{"role": "user", "content": "When does the post van leave?"}],
+        response_format=Departure,
+    )
+    assert found.choices[0].message.parsed == Departure(time="16:00", place="Ardley")
+
+
+@pytest.mark.parametrize("side", ["device", "cloud"])
+def test_a_required_call_comes_once_and_whole(pair: Pair, side: Side) -> None:
+    client = OpenAI(base_url=f"{pair.url(side)}/v1", api_key="none", max_retries=0, timeout=60.0)
+    parameters = {"type": "object", "properties": {"place": {"enum": ["cottage", "shop"]}}, "required": ["place"]}
+    (choice,) = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "When does the shop open?"}],
+        tools=[{"type": "function", "function": {"name": "hours", "parameters": parameters}}],
+        tool_choice="required",
+    ).choices
+    (call,) = choice.message.tool_calls or []
+    assert choice.finish_reason == "tool_calls" and isinstance(call, ChatCompletionMessageFunctionToolCall)
+    assert (call.function.name, json.loads(call.function.arguments)) == ("hours", {"place": "shop"})
 
 
 def test_an_answer_is_the_same_on_both_sides_and_every_time(pair: Pair) -> None:

@@ -1,8 +1,8 @@
 """R24: five users, every id of each, every verb: a stranger's id is answered as one that never was.
 
 The routes are those of the server's own openapi.json, so a new route is in the matrix, and ids in bodies and cursors
-are tried too. Caches: what one key has asked makes no other key's answer cheaper, by `cached_tokens` and by time. The
-control: the same key's answer is.
+are tried too. Caches: what one key has asked makes no other key's answer cheaper, by `cached_tokens` and by time, nor
+of the demonstration's reader, by time. The control: the same key's answer is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -219,3 +220,39 @@ def test_no_answer_is_cheaper_because_another_key_has_asked(
     figure("AUC of cached_tokens between keys", told, at_most=0.55)
     figure("AUC of times between keys", faster, at_most=0.55)
     figure("AUC of times of one key, the control", control, at_least=0.9)
+
+
+def test_no_text_is_read_sooner_because_another_key_has_had_it_read(
+    tmp_path: Path, rng: random.Random, size: Callable[[int, int], int], figure: Figure
+) -> None:
+    port = free_port(0)
+    flags = ["--model", "demo", "--threads", "1", "--port", str(port), "--state-dir", str(tmp_path / "state")]
+    flags += ["--api-keys", "ann", "--api-keys", "bert"]
+    with Children(tmp_path) as children:
+        url = children.start("cloud", command("serve", *flags), port=port).url
+        children.wait(all)
+
+        def ask(user: str, text: str) -> float:
+            question = "What is the code of the garage?"
+            body = {"model": "demo:plain", "messages": [{"role": "user", "content": f"{text}\n{question}"}]}
+            headers = {"authorization": f"Bearer {user}"}
+            begun = time.perf_counter()
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False)
+            assert answer.status_code == 200, answer.text
+            return time.perf_counter() - begun
+
+        def text() -> str:
+            return f"The code of the garage is {rng.randrange(10**6)}. " + TEXT.format(user="Ann") * 12
+
+        times: dict[str, list[float]] = {"warm": [], "cold": [], "own": []}
+        for _ in range(size(30, 200)):
+            secret = text()
+            ask("ann", secret)
+            for kind in rng.sample(("warm", "cold"), 2):
+                times[kind].append(ask("bert", secret if kind == "warm" else text()))
+            times["own"].append(ask("ann", secret))
+    below = [-took for took in times["cold"]]
+    figure("pairs of texts read", len(below))
+    figure("AUC of times of the reader between keys", auc([-took for took in times["warm"]], below), at_most=0.6)
+    control = auc([-took for took in times["own"]], below)
+    figure("AUC of times of the reader, one key, the control", control, at_least=0.8)

@@ -33,7 +33,7 @@ class Refusing(FakeEngine):
 
     @property
     def info(self) -> ModelInfo:
-        return replace(super().info, refusal=self.words)
+        return replace(super().info, refusals=(self.words,))
 
 
 async def answer(folder: Path, words: str) -> tuple[str, GenerationResult]:

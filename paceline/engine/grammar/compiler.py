@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("paceline.grammar")
 
-MAX_CACHED = 64  # constraints, compiled or refused
+MAX_CACHED = 64  # constraints, compiled or refused, each for its owner
 MAX_COMPILE_S = 2.0  # processor time, after which no further part is tried; one part takes about 1 s at most
 # The work of a mask is bounded, since others wait for threads (`bench/LOG.md`): 6,000 items suffice for MAX_OPTIONAL
 # properties, and 80,000 of fuel for 200 patterns as alternatives. An answer whose constraint needs more ends there.
@@ -59,7 +59,8 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         # Matchers are at the beginning, to be copied.
-        self._cache: OrderedDict[Constraint, tuple[LLMatcher, _Ends | None] | RequestError] = OrderedDict()
+        # By owner and form: what another one has had compiled is told by no time.
+        self._cache: OrderedDict[tuple[str, Constraint], tuple[LLMatcher, _Ends | None] | RequestError] = OrderedDict()
         self._ends: _Ends | None = None
 
     def warm(self) -> None:
@@ -70,16 +71,16 @@ class GrammarCompiler:
                 self._ends = _Ends(texts.tokens)
                 self._vocabulary = _vocabulary(texts, self._eos_ids)
 
-    def known(self, constraint: Constraint) -> Mask | None:
-        """A new mask for one answer, if the constraint was compiled before. Raises as `mask` does."""
+    def known(self, constraint: Constraint, owner: str = "") -> Mask | None:
+        """A new mask for one answer, if the constraint was compiled for this owner before. Raises as `mask` does."""
         form = Constraint(constraint.kind, constraint.text)
         if form.kind == "text":
             return self._ending(None, constraint)
         with self._lock:
-            cached = self._cache.get(form)
+            cached = self._cache.get((owner, form))
             if cached is None:
                 return None
-            self._cache.move_to_end(form)
+            self._cache.move_to_end((owner, form))
         return self._made(constraint, cached)
 
     def _made(self, constraint: Constraint, compiled: tuple[LLMatcher, _Ends | None] | RequestError) -> Mask:
@@ -97,7 +98,7 @@ class GrammarCompiler:
             return form
         return EndMask(form, constraint, self._tokenizer.vocab_size, self._eos_ids)
 
-    def mask(self, constraint: Constraint) -> Mask:
+    def mask(self, constraint: Constraint, owner: str = "") -> Mask:
         """A new mask for one answer. Blocks while the constraint is compiled, for `max_compile_s` and one part more.
 
         Raises RequestError with the request's field for a constraint that cannot be enforced.
@@ -106,7 +107,7 @@ class GrammarCompiler:
         if len(constraint.text) > MAX_TEXT:
             what = "tools" if constraint.kind == "tools" else _NAMES.get(constraint.kind, "schema")
             raise RequestError(f"The {what} may have {MAX_TEXT} characters at most.", param=param, code="too_large")
-        mask = self.known(constraint)
+        mask = self.known(constraint, owner)
         if mask is not None:
             return mask
         self.warm()
@@ -114,7 +115,7 @@ class GrammarCompiler:
             raise RequestError("This model has no end-of-text token: no answer can be held to a form.", param=param)
         compiled = self._compiled(constraint, self._vocabulary, time.thread_time() + self._max_compile_s)
         with self._lock:
-            self._cache[Constraint(constraint.kind, constraint.text)] = compiled
+            self._cache[owner, Constraint(constraint.kind, constraint.text)] = compiled
             if len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
         return self._made(constraint, compiled)

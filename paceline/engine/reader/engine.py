@@ -1,15 +1,17 @@
 """The reader behind the engine contract.
 
 A row is its token: what a row predicts is a function of the tokens before it, and the encoder reads a prompt once, at
-the first row of its answer. So nothing is cached but tokens and readings, rows may be exported and imported, and a
-prompt that is no conversation gets a distribution that ends at once. On the CPU only.
+the first row of its answer. So nothing is cached but tokens and, for sequences of the same salt, answers; rows may be
+exported and imported, and a prompt that is no conversation gets a distribution that ends at once. On the CPU only.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from functools import lru_cache
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +25,47 @@ from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.generation_config import sampling_defaults
 from paceline.engine.reader.answer import (
+    FIRST,
     JOINTS,
     NOTHING,
     NOTHING_OF_SEVERAL,
     Answer,
+    Form,
     Ids,
+    Part,
+    Texts,
+    ValuePath,
+    Vocabulary,
     Wording,
+    listed,
     part_of,
     prompt_dist,
 )
-from paceline.engine.reader.pointer import Calibration, Pointer
-from paceline.engine.reader.prompt import PromptReader
-from paceline.engine.reader.question import parts_of
+from paceline.engine.reader.pointer import Calibration, Pointer, Reading, shared_words, words_in
+from paceline.engine.reader.prompt import Asked, PromptReader
+from paceline.engine.reader.question import (
+    ABILITIES,
+    CANNOT,
+    ENGLISH_ONLY,
+    asks_all,
+    is_foreign,
+    of_kind,
+    own_answer,
+    parts_of,
+    question_for,
+    words_of,
+)
 from paceline.engine.sequence_table import SequenceTable
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError, EngineError
 
 KIND = "paceline_reader"  # `model_type` of its config.json
-_PROMPTS = 256  # whose answers are kept
+_PROMPTS = 256  # whose answers are kept, each for its owner
+_VALUES = 256  # of an answer in JSON
+_KNOWN = 0.5  # that a document answers: its words may be those of an answer
+_LEAST = 0.001  # mass of a text worth naming
+_CLEAR = 0.5  # share of a text of the message that is taken for a value
+_WHOLE = frozenset({"query", "question", "input", "prompt", "task", "search query", "q"})
 
 
 class ReaderEngine:
@@ -52,8 +77,11 @@ class ReaderEngine:
         self._tokenizer = tokenizer
         self._prompts = PromptReader(tokenizer)
         self._wording = _wording(tokenizer, self._prompts.end)
+        every = range(tokenizer.vocab_size)
+        self._vocabulary = Vocabulary(list(map(tokenizer.token_bytes, every)), tokenizer.encode, self._prompts.end)
         self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
         self._tokens: dict[SeqId, list[int]] = {}
+        self._salts: dict[SeqId, str] = {}  # the others share nothing
         self._answer_of = lru_cache(maxsize=_PROMPTS)(self._answer)
 
     @property
@@ -84,6 +112,8 @@ class ReaderEngine:
     def fork(self, seq: SeqId, into: SeqId) -> None:
         self._table.fork(seq, into)
         self._tokens[into] = list(self._tokens[seq])
+        if seq in self._salts:
+            self._salts[into] = self._salts[seq]
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         self._table.export(seq, len(tokens))
@@ -97,15 +127,17 @@ class ReaderEngine:
         self._tokens[seq] = rows.keys.ravel().tolist()
 
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
-        """Nothing is kept of sequences that have ended: their rows cost nothing to write again."""
-        del tokens, salt, stored
+        """No rows are kept of sequences that have ended: they cost nothing to write again."""
+        del tokens, stored
         if seq in self._table:
             raise EngineError(f"sequence {seq} exists already")
+        self._salts[seq] = salt
         return 0
 
     def release(self, seq: SeqId) -> None:
         self._table.release(seq)
         self._tokens.pop(seq, None)
+        self._salts.pop(seq, None)
 
     def length(self, seq: SeqId) -> int:
         return self._table.length(seq)
@@ -128,25 +160,69 @@ class ReaderEngine:
         tree = [*held[len(before) : segment.start], *segment.tokens]
         seen = segment.mask() if segment.wanted else ()
         paths = ([token for token, on_path in zip(tree, seen[row], strict=True) if on_path] for row in segment.wanted)
-        return tuple(self._dist((*before, *path)) for path in paths)
+        owner = self._salts.get(segment.seq, segment.seq)
+        return tuple(self._dist(owner, (*before, *path)) for path in paths)
 
-    def _dist(self, tokens: Ids) -> Dist:
+    def _dist(self, owner: str | SeqId, tokens: Ids) -> Dist:
         mark = self._prompts.assistant
         if mark not in tokens:
             return prompt_dist(self._wording)
         cut = len(tokens) - tokens[::-1].index(mark)
-        return self._answer_of(tokens[:cut]).next(tokens[cut:])
+        return self._answer_of(owner, tokens[:cut]).next(tokens[cut:])
 
-    def _answer(self, prompt: Ids) -> Answer:
+    def _answer(self, owner: str | SeqId, prompt: Ids) -> Answer:
+        """owner: for whom it is kept: the time of an answer tells nobody what others have asked."""
+        del owner
         asked, wording = self._prompts.read(prompt), self._wording
+        if (own := own_answer(asked.whole, asked.earlier)) is not None:
+            return self._own(asked, *own)
         parts = parts_of(asked.message)
         nothing = wording.nothing if len(parts) == 1 else wording.nothing_of_several
+        if is_foreign(asked.message):
+            nothing = wording.foreign
+        alone = not asked.document
+        readings = [self._pointer.read(part, asked.document) for part in parts]
         read = []
-        for part in parts:
-            reading = self._pointer.read(part, asked.document)
+        for reading in readings:
             spans = [(tuple(self._tokenizer.encode(text)), prob) for text, prob in reading.spans]
-            read.append(part_of(spans, reading.answered, nothing, alone=not asked.document))
-        return Answer(read, wording)
+            read.append(part_of(spans, reading.answered, nothing, alone=alone))
+        best = max(readings, key=lambda reading: reading.answered)
+        words = dict.fromkeys(("none", "unknown", "other"), 1.0 - best.answered)
+        if best.answered > _KNOWN:
+            words |= dict.fromkeys(words_in(asked.document), 1.0) | {"yes": 3.0}
+            words |= dict.fromkeys(words_in(best.spans[0][0]), 4.0)
+        words |= dict.fromkeys(words_in(asked.message), 2.0)
+        values = lru_cache(maxsize=_VALUES)(partial(self._values, asked, parts))
+        form = Form(self._vocabulary, partial(_texts, values), words, _function(asked), alone)
+        return Answer(read, wording, form)
+
+    def _own(self, asked: Asked, text: str, values: Mapping[str, str]) -> Answer:
+        """An answer that is in no document. values: by names of properties, in an answer in JSON."""
+
+        def named(name: str, is_argument: bool) -> Texts:  # noqa: ARG001  # of whatever is called
+            value = values.get(name, "" if len(values) > 1 else text)
+            return ((value, 0.9),) if value else ()
+
+        form = Form(self._vocabulary, partial(_texts, named), {}, _function(asked), alone=True)
+        part = Part(((tuple(self._tokenizer.encode(text)), 0.99),))
+        return Answer((part,), replace(self._wording, stop=()), form)
+
+    def _values(self, asked: Asked, parts: Sequence[str], name: str, is_argument: bool) -> Texts:
+        """What may be the value of a property of this name, of an answer in JSON or of the arguments of a call."""
+        words = words_of(name)
+        read = self._pointer.read(question_for(name, parts), asked.document)
+        said: Texts = ()
+        if not asks_all(words) and (is_argument or "?" not in asked.message):  # else it tells nothing
+            said = _of_message(self._pointer.read(f"What is the {words}?", asked.message))
+        if is_argument and not said and words in _WHOLE and not asked.is_answered:
+            said = ((asked.message, 1.0),)
+        # The branches of all documents say the same of the message: one that knows better must outweigh them.
+        share = 0.9 if is_argument or not asked.document else 0.3
+        share *= 1.0 if is_argument else 1.0 - read.answered
+        found = [(text, share * prob) for text, prob in said]
+        left = 1.0 - sum(mass for _, mass in found)
+        found += [(of_kind(text, words), left * read.answered * prob) for text, prob in read.spans]
+        return [(text, mass) for text, mass in found if mass > _LEAST]
 
 
 def _wording(tokenizer: Tokenizer, end: int) -> Wording:
@@ -160,11 +236,40 @@ def _wording(tokenizer: Tokenizer, end: int) -> Wording:
         vocab_size=size,
         plain=ordinary / ordinary.sum(),
         nothing=ids(NOTHING),
+        foreign=ids(ENGLISH_ONLY),
         nothing_of_several=ids(NOTHING_OF_SEVERAL),
+        first=ids(FIRST),
         joints=tuple(map(ids, JOINTS)),
         stop=ids("."),
         end=end,
     )
+
+
+def _texts(values: Callable[[str, bool], Texts], path: ValuePath) -> Texts:
+    """values: by the name of a property, and whether it is an argument."""
+    names = [each for each in path if isinstance(each, str)]
+    is_argument = names[:1] == ["arguments"]
+    if is_argument and len(names) == 1:
+        return ()
+    places = [each for each in path if isinstance(each, int)]
+    found = values(names[-1] if names else "", is_argument)
+    return listed(found, places[-1]) if places else found
+
+
+def _of_message(reading: Reading) -> Texts:
+    """The one text of the question that can be a value, as the town of "How is the weather in Paris?"."""
+    text, prob = reading.spans[0] if reading.spans else ("", 0.0)
+    return ((text, prob),) if prob >= _CLEAR else ()
+
+
+def _function(asked: Asked) -> str:
+    """The function to be called: that which shares most words with the question, or ends what has been answered."""
+    last = next((name for name, _ in asked.tools if re.search("final|answer|finish|submit", name)), "")
+    if asked.is_answered and last:
+        return last
+    scores = {name: shared_words(asked.message, f"{words_of(name)} {about}") for name, about in asked.tools}
+    best = max(scores, key=scores.__getitem__, default="")
+    return best if scores.get(best) else last
 
 
 def is_reader(directory: Path) -> bool:
@@ -201,7 +306,7 @@ def load_reader(directory: Path, *, name: str, fingerprint: str, threads: int | 
         backend="reader",
         sampling=sampling_defaults(directory),
         num_weights=sum(weight.numel() for weight in weights.values()),
-        refusal=NOTHING,
+        refusals=(NOTHING, ENGLISH_ONLY, CANNOT, ABILITIES),
     )
     return ReaderEngine(info, Pointer(weights, installed_tokenizer(), calibration), tokenizer)
 

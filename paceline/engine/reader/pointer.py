@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from tokenizers import Tokenizer
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from paceline.core.words import folded
 from paceline.encoder import CLS, SEP, outputs
-from paceline.engine.reader.shape import MISFIT, completed, cuts, misfits
+from paceline.engine.reader.shape import MISFIT, completed, cuts, misfits, with_dates_of
 
 HEADS = "heads"  # (2, WIDTH)
 MAX_QUESTION = 64  # tokens
@@ -27,7 +26,6 @@ _STRIDE = 96
 _LONGEST_SPAN = 24  # tokens
 _CANDIDATES = 120  # spans of a window, before their shape counts
 _KEPT = 24  # of them
-_CACHED = 512  # readings
 _MARKS = " \t\r\n.,;:!?*_|\"'()[]#-"  # not at the edges of an answer
 _WORD = re.compile(r"\w+")
 _STEM = 5  # letters that tell a word from others
@@ -61,18 +59,16 @@ class Reading:
 
 
 class Pointer:
-    """A function of question and document alone: nothing is batched, so no other reading changes a bit of it."""
+    """A function of question and document alone: nothing is batched, so no other reading changes a bit of it. It keeps
+    none: a text that another owner has had read takes as long as any."""
 
     def __init__(self, weights: Mapping[str, Tensor], tokenizer: Tokenizer, calibration: Calibration) -> None:
         self._weights = weights
         self._tokenizer = tokenizer
         self._calibration = calibration
-        self._cached = lru_cache(maxsize=_CACHED)(self._read)
 
     def read(self, question: str, document: str) -> Reading:
-        return self._cached(question, document)
-
-    def _read(self, question: str, document: str) -> Reading:
+        question = with_dates_of(document, question)
         asked = self._tokenizer.encode(question, add_special_tokens=False).ids[:MAX_QUESTION]
         read = self._tokenizer.encode(document, add_special_tokens=False)
         head = [CLS, *asked, SEP]
@@ -126,9 +122,14 @@ def shared_words(question: str, document: str) -> float:
 
     The encoder alone takes the nearest thing of the right kind for an answer: a fitter's name for a landlady's.
     """
-    asked = [word for word in _WORD.findall(folded(question)) if word not in _COMMON]
+    asked = words_in(question)
     held = {word[:_STEM] for word in _WORD.findall(folded(document))}
     return sum(word[:_STEM] in held for word in asked) / len(asked) if asked else 0.0
+
+
+def words_in(text: str) -> list[str]:
+    """The words of a text that tell it from others, in small letters."""
+    return [word for word in _WORD.findall(folded(text)) if word not in _COMMON]
 
 
 def _answer(document: str, begin: int, end: int) -> str:

@@ -7,7 +7,9 @@ and a pronoun whose noun is not the subject of the part before.
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 
 MAX_PARTS = 3
 MAX_CHARACTERS = 1000  # of a message's end, that are read: patterns take the square of them
@@ -38,6 +40,7 @@ _SUBJECT = re.compile(
     r"\b(?:do|does|did|is|are|was|were|can|will|has|have|of|for)\s+((?:the|my|our)\s+[\w'-]+(?:\s+(?:of\s+)?[A-Z][\w'-]*)*)"
 )
 _PRONOUN = re.compile(r"\b(it|they|he|she|there)\b", re.IGNORECASE)
+_ASKED = re.compile(rf"^{_ASKING}(?:\s+(?:time|date|day|much|many))?\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[?!.])\s+|\n+")
 
 
@@ -57,7 +60,7 @@ def parts_of(message: str) -> tuple[str, ...]:
     for sentence in re.split(r"(?<=\?)\s+", question):
         for clause in _CLAUSE.split(sentence.strip().rstrip("?.! ")):
             found += _conjoined(clause.strip(" ,;"))
-    named = [found[0], *(_with_noun(part, found[0]) for part in found[1:])] if found else [question]
+    named = [found[0], *(_whole(part, found[0]) for part in found[1:])] if found else [question]
     return tuple(f"{part[:1].upper()}{part[1:]}?" for part in named[:MAX_PARTS])
 
 
@@ -75,9 +78,210 @@ def _conjoined(clause: str) -> list[str]:
     return [clause]
 
 
-def _with_noun(part: str, first: str) -> str:
-    """The part with the first one's subject in place of a pronoun."""
+def _whole(part: str, first: str) -> str:
+    """The part with what it leaves to the first one: its subject for a pronoun, and all but "where" for that alone."""
+    if _ASKED.fullmatch(part):
+        return _ASKED.sub(part, first)
     subject = _SUBJECT.search(first)
     if subject is None or subject[1].split(" ", 1)[-1].lower() in part.lower():
         return part
     return _PRONOUN.sub(subject[1], part, count=1)
+
+
+# ---- the properties of an answer in JSON ----------------------------------------------------------------------------
+_WHEN = re.compile(r"when\b|(?:at\s)?what\s(?:time|date|day|year|month)\b", re.IGNORECASE)
+_WHERE = re.compile(r"where\b|(?:(?:in|at)\s)?(?:what|which)\s(?:place|town|city|room)\b", re.IGNORECASE)
+_WHO = re.compile(r"who(?:m|se)?\b", re.IGNORECASE)
+_HOW_MUCH = re.compile(r"how\smuch\b|what\b.*\bcosts?\b", re.IGNORECASE)
+_HOW_MANY = re.compile(r"how\smany\b", re.IGNORECASE)
+_WHY = re.compile(r"why\b", re.IGNORECASE)
+_KINDS = (  # words of a property's name, what asks for it, and how a question of that kind begins
+    (
+        "when time date day hour hours opening closing start end deadline due year month departure arrival",
+        "When",
+        _WHEN,
+    ),
+    ("where place location address city town venue room area station", "Where", _WHERE),
+    ("who person owner author contact people host", "Who", _WHO),
+    ("price cost costs amount fee total rent fare", "How much", _HOW_MUCH),
+    ("count quantity", "How many", _HOW_MANY),
+    ("why reason", "Why", _WHY),
+)
+_IS = re.compile(rf"\b(?:is|are|was|were) {_NOUN}(.*)", re.IGNORECASE)
+_CLOCK = re.compile(r"(\d{1,2}[:.]\d\d) in the morning")
+_ANSWERING = re.compile(r"\b(?:answer|result|response|value|text|output|content|reply|message|final|summary|title)\b")
+
+
+def words_of(name: str) -> str:
+    """The words of a property's name: "unit price" of `unitPrice` and `unit_price`."""
+    return " ".join(re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name))).lower()
+
+
+def question_for(name: str, parts: Sequence[str]) -> str:
+    """What is asked for a property of the answer: the part of the question of its kind, or one that is made of both.
+
+    parts: see `parts_of`.
+    """
+    words = words_of(name)
+    named = words.split()
+    if asks_all(words):
+        return parts[0]
+    for names, asking, begins in _KINDS:
+        if set(named) & set(names.split()):
+            for part in parts:
+                if begins.match(part):
+                    return part
+            if _ASKED.match(parts[0]):
+                return _ASKED.sub(asking, parts[0])
+    for part in parts:
+        if (match := _IS.search(part)) and match[1].lower().startswith(words):
+            return part
+    return f"What is the {words}? {parts[0]}"
+
+
+def asks_all(words: str) -> bool:
+    """True for names that stand for the whole answer, as "final answer"."""
+    return not words or _ANSWERING.search(words) is not None
+
+
+def of_kind(text: str, words: str) -> str:
+    """The text as a value of these words: "8:30" of "8:30 in the morning" for a time."""
+    clock = _CLOCK.fullmatch(text) if words.split()[-1:] == ["time"] else None
+    return text if clock is None else clock[1]
+
+
+# ---- what is no question for a document -----------------------------------------------------------------------------
+ABILITIES = (
+    "I answer questions with words from the documents, and say so where they have no answer. With the demonstration's "
+    "documents try: When does the Harbour Library of Tarnwick open? When is my sister Orla's wedding? What is the "
+    "password for our wifi and who is the captain of the ferry Marabel? With yours, ask for a time, a name or a price"
+)
+CANNOT = (
+    "I answer questions with words from the documents, and cannot summarise, translate or write texts: ask for "
+    "something that stands in the documents, such as a time, a name or a price"
+)
+ENGLISH_ONLY = "I read English only, and find no answer to this in the documents: please ask in English"
+_GREET = (
+    r"(?:hi+|hello+|hey+|howdy|greetings|good (?:morning|afternoon|evening|day)|hallo|guten tag|bonjour|salut|hola|ciao"
+    r"|thanks?|thank you|many thanks|thx|cheers|bye|goodbye|ok(?:ay)?|great|cool|nice|test|ping|help)"
+)
+_GREETING = re.compile(rf"\b{_GREET}\b")
+_POLITE = re.compile(
+    rf"(?:{_GREET}|there|all|everyone|again|you|so|very|much|a lot|for (?:your|the|that) ?(?:help|answer)?"
+    r"|how are you(?: doing)?|how is it going|what's up|nice to meet you|please|me|today|-p|-)(?: |$)"
+)
+_ABOUT_ITSELF = re.compile(
+    r"(?:so )?(?:what (?:can|could|do) (?:you|i) (?:do|help|answer|know|ask|offer)\b.*|what (?:are|is) (?:you|this)"
+    r"(?: for)?|who are you.*|what (?:kind of )?(?:questions|documents|model|things) (?:can|do|are|have) (?:you|i)\b.*"
+    r"|how (?:can|do|does|should) (?:you|i|this|it) (?:help|work|use)\b.*|(?:can|could|will) you help(?: me)?"
+    r"|help me|introduce yourself|tell me about yourself|what are you able to do.*|your (?:abilities|capabilities))"
+)
+_WRITING = re.compile(
+    r"(?:please |kindly |can you |could you |would you |will you |i want you to |i'd like you to )*"
+    r"(?:summari[sz]e|sum up|translate|paraphrase|rephrase|rewrite|proofread|tl;?dr"
+    r"|(?:give me|write|make|create|draft|compose|generate|produce|provide)(?! down)(?: me)?(?: an?| the| some)? "
+    r"(?:\w+ ){0,2}(?:summary|overview|translation|poem|story|essay|e-?mail|letter|text|code|function|script|joke|song)"
+    r"|tell me a (?:joke|story))\b"
+)
+_CONVERSED = re.compile(r"\b(?:conversation|chat|dialogue|discussion)\b", re.IGNORECASE)
+# What front ends ask of a conversation.
+_WISHING = r"\b(?:generate|provide|create|write|suggest|give|produce|determine|come up with)\b[^.\n]{0,80}?"
+_EMOJI = re.compile(r"\bfitting emoji\b", re.IGNORECASE)
+_FOLLOW_UPS = re.compile(rf"{_WISHING}\b(?:follow-?\s?ups?|questions)\b", re.IGNORECASE)
+_QUERIES = re.compile(rf"{_WISHING}\bquer(?:y|ies)\b|\bsearch queries\b", re.IGNORECASE)
+_TAGS = re.compile(rf"{_WISHING}\btags\b", re.IGNORECASE)
+_TITLE = re.compile(rf"{_WISHING}\btitle\b|\btitle (?:for|of) (?:the|this) (?:chat|conversation)", re.IGNORECASE)
+_NAMED = re.compile(r'{\s{0,20}"(\w+)"')
+_TASKS = {"emoji": _EMOJI, "follow_ups": _FOLLOW_UPS, "queries": _QUERIES, "tags": _TAGS, "title": _TITLE}
+_MAX_TASK = 8000  # characters of such a prompt's end
+_QUOTED = re.compile(r"<(chat_history|conversation|messages|context)>(.*)</\1>", re.DOTALL)
+_BEHIND = re.compile(r"\b(?:conversation|chat history|chat|messages?)\W{0,4}:(.*)", re.DOTALL | re.IGNORECASE)
+_USER = re.compile(r"^\W{0,4}(?:user|human|me|question)\W{0,4}:(.+)$", re.MULTILINE | re.IGNORECASE)
+_NAMES = re.compile(r"[A-Z][\w'-]{1,30}(?: (?:of )?[A-Z][\w'-]{1,30}){0,6}")
+_ENGLISH = (
+    "the a an of in on at to for from by with and or is are was were be do does did can could will would should may "
+    "has have had i we you he she it they my our your his her its their me us what when where who whom whose which why "
+    "how much many long often this that there any all some get please tell not"
+)
+_FOREIGN = (
+    "wann wo wer wie warum wieso welche welcher welches ist sind der das ein eine und nicht mein meine unser unsere "
+    "mit auf von zu zum zur wird wurde kostet gibt ich sie wir den dem des im am beim bitte hat quand où qui que quel "
+    "quelle est sont le la les une des du et pour avec dans mon ma mes notre combien comment pourquoi cuándo cuando "
+    "dónde donde quién cuánto cuanto cómo como es son el los las una del y para con por quando dove chi quale perché "
+    "il lo gli di della per wanneer waar wie wat hoe welke het een van voor met mijn zijn onde quem qual por é são um "
+    "uma kiedy gdzie kto jak jest när var vem hur är och det som hvornår hvor hvem hvordan er og"
+)
+
+
+def own_answer(message: str, earlier: str) -> tuple[str, dict[str, str]] | None:
+    """What is said to a message that asks nothing of a document, and the same by names of properties; None if it may.
+
+    Greetings, questions about the reader, wishes that it cannot fulfil, and what front ends ask of a conversation.
+    earlier: what the user has said before.
+    """
+    if (wanted := _task(message[-_MAX_TASK:], earlier)) is not None:
+        return wanted
+    said = " ".join(message.lower().split()).strip(" !.?,:;)(")
+    if len(said) > MAX_CHARACTERS:
+        return None
+    words = re.sub(r"[!.?,:;()]+", " ", said).split()
+    if _ABOUT_ITSELF.fullmatch(said) or (words and _is_polite(" ".join(words))):
+        return f"{ABILITIES}.", {"answer": f"{ABILITIES}."}
+    return (f"{CANNOT}.", {"answer": f"{CANNOT}."}) if _WRITING.match(said) else None
+
+
+def _is_polite(said: str) -> bool:
+    if _GREETING.search(said) is None:
+        return False
+    while said:
+        if (match := _POLITE.match(said)) is None:
+            return False
+        said = said[match.end() :]
+    return True
+
+
+def is_foreign(message: str) -> bool:
+    """True for a message whose words are those of another language than English, as far as small words tell."""
+    letters = [letter for letter in message if letter.isalpha()]
+    if sum(letter > "\u024f" for letter in letters) * 2 > len(letters):
+        return True
+    words = re.findall(r"[^\W\d_]+", message.lower())
+    foreign, english = (sum(word in known.split() for word in words) for known in (_FOREIGN, _ENGLISH))
+    return 0 < foreign >= english
+
+
+def _task(message: str, earlier: str) -> tuple[str, dict[str, str]] | None:
+    if _CONVERSED.search(message) is None:
+        return None
+    wanted = next((name for name, asks in _TASKS.items() if asks.search(message)), None)
+    if wanted is None:
+        return None
+    match = _QUOTED.search(message) or _BEHIND.search(message)
+    spoken = match[match.lastindex or 0].strip() if match else earlier.strip()
+    asked_for = _USER.findall(spoken) or spoken.splitlines() or [""]
+    first, last = asked_for[0].strip(), asked_for[-1].strip()
+    subject = _subject(first)
+    values = {
+        "emoji": "\N{SLIGHTLY SMILING FACE}",
+        "title": subject,
+        "tags": ", ".join(dict.fromkeys(re.findall(r"\w+", subject.lower()))),
+        "queries": last,
+        "follow_ups": ", ".join(
+            f"{asks} {_subject(last)}?" for asks in ("Where is", "Who runs", "What is the phone number of")
+        ),
+    }
+    if wanted not in _NAMED.findall(message):
+        return values[wanted], values
+    is_list = wanted not in ("title", "emoji")
+    listed: object = values[wanted].split(", ") if is_list and wanted != "queries" else [last]
+    return json.dumps({wanted: listed if is_list else values[wanted]}, ensure_ascii=False), values
+
+
+def _subject(question: str) -> str:
+    """What a question is about: the longest name in it, or its first words that are no small ones."""
+    rest = _ASKED.sub("", question)
+    names = _NAMES.findall(rest if rest != question else question[1:])
+    if names:
+        return str(max(names, key=len))
+    words = [word for word in re.findall(r"[\w'-]+", rest) if word.lower() not in _ENGLISH.split()]
+    return " ".join(words[:4]).capitalize() or "Conversation"

@@ -2,8 +2,8 @@
 
 The encoder was trained on some thousands of questions and now and then takes the value that stands nearest: a breed for
 a vet's name, a half of a number. What "who", "when" and "how much" ask for, and where a word or number ends, needs no
-training. Rules for English, not a model; what no rule knows has any shape. Not handled: places, reasons, and whether a
-number is of the right unit.
+training; nor does a date that is written otherwise in the document. Rules for English, not a model; what no rule knows
+has any shape. Not handled: reasons, and whether a number is of the right unit but for money.
 """
 
 from __future__ import annotations
@@ -40,10 +40,17 @@ _ASKS_AMOUNT = re.compile(
     re.IGNORECASE,
 )
 _ASKS_NAME = re.compile(rf"{_BEFORE}(?:who|whom|whose)\b|^what\b.*\b(?:sur)?name of\b", re.IGNORECASE)
+_ASKS_MONEY = re.compile(
+    r"^(?:how\smuch|what)\b.*\b(?:costs?|charged?|prices?|pay|paid|rent|fees?|fares?|deposit|fine|owe|spent|bill)\b",
+    re.IGNORECASE,
+)
+_NO_MONEY = re.compile(r"(?!\W*[\d.,]+\s?(?:[kMG]?Wh?|[cmk]?m|k?g|m?l|m[23²³]|litres?|metres?|kilomet\w+|°C)(?!\w))")
+_ASKS_PLACE = re.compile(rf"{_BEFORE}where\b", re.IGNORECASE)
 _SHAPES = (  # the first that asks decides
     (_ASKS_EMAIL, re.compile("@")),
     (_ASKS_PHONE, re.compile(r"\d(?:[\s/()+-]*\d){3}")),
     (_ASKS_TIME, _TIME),
+    (_ASKS_PLACE, re.compile(r"[^\W\d_]|^\W*\d{1,4}\W*$")),
     (_ASKS_AMOUNT, _AMOUNT),
     (_ASKS_NAME, _NAME),
 )
@@ -53,13 +60,19 @@ _UNIT = re.compile(
 )
 _BELONGING = re.compile(
     r"(?:\b(?:the )?(?:end|beginning|start|middle) of (?:the )?|\b(?:half past|quarter past|quarter to) "
-    r"|\b(?:Dr|Mr|Mrs|Ms|Prof|Professor)\.? )$"
+    r"|\b(?:Dr|Mr|Mrs|Ms|Miss|Prof|Professor|Captain|Capt|Sir|Lady|Lord|Dame|Colonel|Major|General|Sergeant|Inspector"
+    r"|Reverend|Rev|Father|Sister|Brother|Aunt|Uncle|King|Queen|Prince|Princess|President|Mayor|Judge|Saint|St)\.? )$"
 )
+_HYPHENED = re.compile(r"(?:-\w{1,30}){1,4}")
+_HYPHENED_BEFORE = re.compile(r"(?<!\w)(?:[^\W\d_]{1,30}-){1,4}$")
+_LONGEST_WORD = 124  # characters
 _LONGEST_BELONGING = 24  # characters
 
 
 def misfits(question: str, text: str) -> bool:
     """True where the question's words ask for a shape that the text does not have."""
+    if _ASKS_MONEY.search(question) and _NO_MONEY.match(text) is None:
+        return True
     return next((not shape.search(text) for asked, shape in _SHAPES if asked.search(question)), False)
 
 
@@ -69,7 +82,12 @@ def cuts(document: str, begin: int, end: int) -> bool:
 
 
 def completed(document: str, begin: int, end: int) -> tuple[int, int]:
-    """The part with what belongs to it: the unit behind a number, "end of" before a month, a person's title."""
+    """The part with what belongs to it: the rest of a word with hyphens, the unit behind a number, "end of" before a
+    month, a person's title."""
+    if document[end - 1 : end].isalpha() and (rest := _HYPHENED.match(document, end)):
+        end = rest.end()
+    if document[begin : begin + 1].isalnum() and (rest := _HYPHENED_BEFORE.search(document[:begin][-_LONGEST_WORD:])):
+        begin -= len(rest[0])
     if document[end - 1 : end].isdigit() and (unit := _UNIT.match(document, end)):
         end = unit.end()
     if before := _BELONGING.search(document[max(0, begin - _LONGEST_BELONGING) : begin]):
@@ -86,3 +104,36 @@ def _is_inside(document: str, edge: int) -> bool:
     if left[-1].isdigit() and right[0] in ".,:/":
         return right[1:].isdigit()
     return left[-1] in ".,:/" and left[:-1].isdigit() and right[0].isdigit()
+
+
+# ---- dates ----------------------------------------------------------------------------------------------------------
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTH = r"(?P<name>jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}\.?"
+_DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
+_DAY_MONTH = re.compile(rf"\b{_DAY}(?: of)? {_MONTH}(?:,? (?P<year>\d{{4}}))?\b", re.IGNORECASE)
+_MONTH_DAY = re.compile(rf"\b{_MONTH} {_DAY}(?:,? (?P<year>\d{{4}}))?\b", re.IGNORECASE)
+_ISO = re.compile(r"\b(?P<year>\d{4})-(?P<month>\d{1,2})-(?P<day>\d{1,2})(?!\d)")
+_DOTTED = re.compile(r"\b(?P<day>\d{1,2})[./](?P<month>\d{1,2})[./](?P<year>\d{4})\b")
+
+
+def with_dates_of(document: str, question: str) -> str:
+    """The question, with each date in the document's writing: "2025-10-29" for "29 October" where that stands there."""
+    for text, (year, month, day) in _dates(question):
+        if text.lower() in document.lower():
+            continue
+        for other, (its_year, *its_day) in _dates(document):
+            if its_day == [month, day] and (year == its_year or not year or not its_year):
+                question = question.replace(text, other, 1)
+                break
+    return question
+
+
+def _dates(text: str) -> list[tuple[str, tuple[int, int, int]]]:
+    """Dates as they are written, and year (0: none), month and day."""
+    found = []
+    for pattern in (_ISO, _DOTTED, _DAY_MONTH, _MONTH_DAY):
+        for match in pattern.finditer(text):
+            parts = match.groupdict()
+            month = _MONTHS.index(parts["name"].lower()) + 1 if "name" in parts else int(parts["month"])
+            found.append((match[0], (int(parts["year"] or 0), month, int(parts["day"]))))
+    return found

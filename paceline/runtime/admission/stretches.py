@@ -45,7 +45,7 @@ class Stretches:
                 break
             self.session = await self._go_on(self.session)
         done = joined(ended)
-        if is_refusal(self.session.written.said, self.session.prepared.refusal):  # of which a stretch may be a part
+        if is_refusal(self.session.written.said, self.session.prepared.refusals):  # of which a stretch may be a part
             done = replace(done, citations=())
         yield done
 

@@ -73,7 +73,7 @@ class PreparedRequest:
     claim: int = 0  # KV rows of all branches together
     salt: str | None = None  # of its KV; None: shared with no other answer
     draft_claim: int | None = None  # likewise of the draft model's KV; None: its machine is told of no such model
-    refusal: str = ""  # as in `ModelInfo`
+    refusals: tuple[str, ...] = ()  # as in `ModelInfo`
     nothing_found: str = ""  # who writes where neither side has found anything, as the end of the reason
 
 
@@ -308,7 +308,7 @@ class ClientSession(Session):
         tokens = written.due(text, last=last)
         if tokens is None:
             return
-        written.said += text if len(written.said) < len(self.prepared.refusal) + 2 else ""
+        written.said += text if len(written.said) < max(map(len, self.prepared.refusals), default=0) + 2 else ""
         logprobs = tuple(each for each in tokens if each is not None)
         self._events.put_nowait(TextDelta(text, len(tokens), self._lane, logprobs))
         self._lane = None
@@ -354,7 +354,7 @@ class ClientSession(Session):
     def _cited(self) -> tuple[Citation, ...]:
         """Passages of the sides that decided at least one token; of this side's those that decided one against others,
         where any did. Which of the peer's did is known to the peer alone. A refusal cites none."""
-        if is_refusal(self.written.said, self.prepared.refusal):
+        if is_refusal(self.written.said, self.prepared.refusals):
             return ()
         own = self._citations if self._lanes[self.prepared.side] else ()
         if self._deciding:
@@ -382,6 +382,6 @@ def peer_lost(peer: Side, how: str, *, refused: bool = False) -> RequestError:
     return RequestError(f"the {peer} {how}", status=503, type="server_error", code=code)
 
 
-def is_refusal(said: str, refusal: str) -> bool:
+def is_refusal(said: str, refusals: Sequence[str]) -> bool:
     """said: an answer's text, or more of its beginning than a refusal has."""
-    return bool(refusal) and said.strip().removesuffix(".") == refusal
+    return said.strip().removesuffix(".") in refusals

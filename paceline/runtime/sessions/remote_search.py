@@ -79,8 +79,8 @@ class RemoteSearch:
     """Searches of a device. Recent outcomes are cached, because one answer may be prepared several times."""
 
     def __init__(self) -> None:
-        # (link, query, count) -> (expiry, passages or the reason why there are none)
-        self._cache: dict[tuple[Link, str, int], tuple[float, tuple[Passage, ...] | str]] = {}
+        # (link, owner, query, count) -> (expiry, passages or the reason why there are none)
+        self._cache: dict[tuple[Link, str, str, int], tuple[float, tuple[Passage, ...] | str]] = {}
 
     async def for_answer(
         self, request: GenerateRequest, link: Link | None, egress: Egress, *, expected: bool
@@ -91,19 +91,21 @@ class RemoteSearch:
             return ()
         try:
             if link is not None:
-                return await self.passages(link, query_of(request.messages), request.documents, egress)
+                return await self.passages(link, query_of(request.messages), request.documents, egress, request.owner)
         except LinkError as error:
             log.info("the cloud's documents are not read: %s", error)
         return None if expected or link is not None else ()
 
-    async def passages(self, link: Link, query: str, count: int, egress: Egress) -> tuple[Passage, ...]:
+    async def passages(
+        self, link: Link, query: str, count: int, egress: Egress, owner: str = ""
+    ) -> tuple[Passage, ...]:
         """Search the cloud for at most `count` passages; `egress` counts the bytes sent.
 
         Raises LinkError where the cloud refuses, is lost or mute, or takes longer than TIMEOUT_S.
         """
         loop = asyncio.get_running_loop()
         self._cache = {key: entry for key, entry in self._cache.items() if entry[0] > loop.time()}
-        key = link, query, count
+        key = link, owner, query, count
         if key not in self._cache:
             outcome: tuple[Passage, ...] | str
             try:

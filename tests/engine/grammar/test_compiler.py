@@ -271,6 +271,13 @@ def test_internal_errors_of_llguidance_are_reworded() -> None:
         schema({"pattern": "^(?!a)"})
 
 
+def test_what_another_owner_has_had_compiled_is_compiled_anew() -> None:
+    compiler, schema = GrammarCompiler(ByteTokenizer()), Constraint("json_schema", '{"type": "object"}')
+    compiler.mask(schema, "ann")
+    assert compiler.known(schema, "ann") is not None
+    assert compiler.known(schema, "bert") is None
+
+
 def test_a_refusal_is_cached_and_each_caller_gets_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars, refused = GrammarCompiler(ByteTokenizer()), Constraint("json_schema", '{"type": "frob"}')
     with pytest.raises(RequestError) as first:

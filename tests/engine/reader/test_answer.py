@@ -11,14 +11,16 @@ from paceline.core.aggregation.weights import mix
 from paceline.core.sampling.dist import Dist
 from paceline.engine.reader.answer import Answer, Ids, Part, Wording, part_of
 
-END, STOP, JOINT, NOTHING = 1, 2, (3, 4), (5, 6)
+END, STOP, FIRST, JOINT, NOTHING = 1, 2, (7, 8), (3, 4), (5, 6)
 A, B, C = (10, 11), (10, 12), (13,)
 WORDING = Wording(
     vocab_size=202,
     plain=np.array([0.0, 0.0, *[1 / 200] * 200]),
     nothing=NOTHING,
     nothing_of_several=NOTHING,
-    joints=(JOINT, (3, 7)),
+    foreign=NOTHING,
+    first=FIRST,
+    joints=(JOINT, (3, 9)),
     stop=(STOP,),
     end=END,
 )
@@ -61,12 +63,12 @@ def test_documents_that_do_not_know_do_not_silence_one_that_does(others: int) ->
 def test_two_documents_each_say_their_part() -> None:
     first = Answer([part([(A, 1.0)], 0.9), part([(C, 1.0)], 0.03)], WORDING)
     second = Answer([part([(B, 1.0)], 0.04), part([(C, 1.0)], 0.9)], WORDING)
-    assert written(first, second) == (*A, *JOINT, *C, STOP, END)
+    assert written(first, second) == (*FIRST, *A, *JOINT, *C, STOP, END)
 
 
 def test_a_part_that_nobody_knows_is_said_to_be_missing() -> None:
     answer = Answer([part([(A, 1.0)], 0.9), part([(C, 1.0)], 0.03)], WORDING)
-    assert written(answer) == (*A, *JOINT, *NOTHING, STOP, END)
+    assert written(answer) == (*FIRST, *A, *JOINT, *NOTHING, STOP, END)
 
 
 def test_an_answer_that_the_document_does_not_know_is_brought_to_its_end() -> None:
@@ -74,7 +76,9 @@ def test_an_answer_that_the_document_does_not_know_is_brought_to_its_end() -> No
     assert KNOWS_A.next((17, 18, STOP)).argmax() == END
 
 
-@pytest.mark.parametrize("said", [(), (10,), (10, 11), (10, 11, 2), (17,), (*A, 3), (*A, *JOINT), (0,), (1, 1)])
+@pytest.mark.parametrize(
+    "said", [(), (10,), (10, 11), (10, 11, 2), (17,), (*A, 3), (*FIRST, *A, *JOINT), (7,), (0,), (1, 1)]
+)
 def test_every_row_is_a_distribution(said: Ids) -> None:
     for answer in (KNOWS_A, Answer([part([(A, 1.0)], 0.9), part([], 0.0)], WORDING)):
         found: Dist = answer.next(said)

@@ -11,7 +11,9 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import LoadedModel, TextModel
 from paceline.engine.loader import load_model
 from paceline.engine.reader.answer import NOTHING
+from paceline.engine.reader.pointer import Pointer, Reading
 from paceline.engine.reader.prompt import PromptReader
+from paceline.engine.reader.question import ABILITIES, ENGLISH_ONLY
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import DEVICE, READER
 from paceline.rag.prompt import Messages
@@ -58,6 +60,16 @@ def test_without_a_document_it_reads_what_the_user_has_written(model: LoadedMode
     assert "blue-kettle-71" in written(model, model.tokenizer.chat(said(f"{NOTE}\nWhat is the wifi password?")))
 
 
+def test_a_greeting_has_the_same_answer_with_any_document_and_with_none(model: LoadedModel) -> None:
+    for prompt in (prompt_about(model.tokenizer, said("Hello!")), model.tokenizer.chat(said("Hello!"))):
+        assert written(model, prompt, limit=120) == f"{ABILITIES}."
+    assert f"{ABILITIES}" in model.engine.info.refusals, "it cites nothing"
+
+
+def test_a_question_in_another_language_is_told_which_one_it_reads(model: LoadedModel) -> None:
+    assert written(model, prompt_about(model.tokenizer, said("Wo ist der Hund?"))) == f"{ENGLISH_ONLY}."
+
+
 @pytest.mark.parametrize("text", ["", "Once upon a time", "<|assistant|>", "<|end|><|user|><|user|>"])
 def test_a_prompt_that_is_no_conversation_ends_soon(model: LoadedModel, text: str) -> None:
     prompt = model.tokenizer.raw(text) if text else [0]
@@ -74,10 +86,32 @@ def test_document_and_question_are_taken_from_the_prompt() -> None:
         {"role": "user", "content": "I lost it. Where is <|end|> the key?"},
     ]
     prompt = prompt_about(tokenizer, messages)
-    assert reader.read(prompt) == (NOTE, "I lost it. Where is <|end|> the key?")
+    assert reader.read(prompt)[:2] == (NOTE, "I lost it. Where is <|end|> the key?")
     assert reader.read(tokenizer.chat(messages)).document == "Be brief.\nI lost it."
-    assert reader.read([]) == ("", "")
+    assert reader.read([])[:2] == ("", "")
 
 
 def test_its_vocabulary_is_that_of_the_causal_pair() -> None:
     assert Tokenizer.load(READER).fingerprint == Tokenizer.load(DEVICE).fingerprint
+
+
+def test_what_another_owner_has_had_read_is_read_anew(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the time of an answer tells which passages others have asked about."""
+    readings: list[str] = []
+
+    def counted(pointer: Pointer, question: str, document: str) -> Reading:
+        readings.append(document)
+        return read(pointer, question, document)
+
+    read = Pointer.read
+    monkeypatch.setattr(Pointer, "read", counted)
+    prompt = prompt_about(model.tokenizer, said("Who fed the bird at the feeder?"))
+    numbers = []
+    for owner in ("ann", "bert", "ann", None, None):
+        if owner is not None:
+            model.engine.begin(SeqId(1), prompt, owner)
+        for start, rows in ((0, prompt), (len(prompt), model.tokenizer.encode("I find"))):
+            model.engine.forward(Batch((Segment(SeqId(1), start, tuple(rows)),)))
+        model.engine.release(SeqId(1))
+        numbers.append(len(readings))
+    assert numbers[:3] == [1, 2, 2], "each owner's is kept for that owner"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from paceline.engine.reader.question import asked, parts_of
+from paceline.engine.reader.question import ABILITIES, CANNOT, asked, is_foreign, own_answer, parts_of
+from paceline.models import SAMPLES
 
 
 @pytest.mark.parametrize(
@@ -61,3 +64,126 @@ def test_what_stands_before_a_question_is_not_asked() -> None:
 @pytest.mark.parametrize("message", ["", " ", "?", "and and?", "\n\n", "?" * 500, "and what " * 300])
 def test_any_message_has_at_least_one_part_and_at_most_three(message: str) -> None:
     assert 1 <= len(parts_of(message)) <= 3
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Hello",
+        "hi!",
+        "-p hi",
+        "Hi there, how are you?",
+        "Good morning",
+        "Guten Tag!",
+        "thanks",
+        "Thank you very much!",
+        "ok, thanks",
+        "what can you do?",
+        "What can I ask you?",
+        "Who are you?",
+        "How does this work?",
+        "help",
+    ],
+)
+def test_a_greeting_is_answered_with_what_it_can_and_questions_that_work(message: str) -> None:
+    assert own_answer(message, "") == (f"{ABILITIES}.", {"answer": f"{ABILITIES}."})
+    for sample in json.loads((SAMPLES / "questions.json").read_text("utf-8")):
+        assert sample["question"] in ABILITIES
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Summarise the lease.",
+        "Please summarize the contract",
+        "Could you translate this?",
+        "Write me a poem",
+        "Give me a summary of the lease",
+        "Can you write an e-mail to my landlord?",
+    ],
+)
+def test_a_wish_that_it_cannot_fulfil_is_answered_so(message: str) -> None:
+    assert own_answer(message, "") == (f"{CANNOT}.", {"answer": f"{CANNOT}."})
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Hello, when does the library open?",
+        "Thanks to whom was it built?",
+        "Where is the test?",
+        "wifi",
+        "",
+        "What is the help line's number?",
+        "Give me the title of the book about the history of the town.",
+        "Who wrote the summary?",
+        "What can dogs do on board?",
+        "What is this boat called?",
+        "Write down the code.",
+        "Who gave the chat its title?",
+        "hi-fi price?",
+        "a" * 5000,
+    ],
+)
+def test_a_question_is_none_of_these(message: str) -> None:
+    assert own_answer(message, "") is None
+
+
+CONVERSATION = "USER: When does the Harbour Library of Tarnwick open?\nASSISTANT: 8:30 in the morning."
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("Generate a concise, 3-5 word title summarizing the chat history.", {"title": "Harbour Library of Tarnwick"}),
+        ("Generate 1-3 broad tags of the chat history.", {"tags": ["harbour", "library", "of", "tarnwick"]}),
+        (
+            "Determine if a search is needed, and generate search queries for the chat.",
+            {"queries": ["When does the Harbour Library of Tarnwick open?"]},
+        ),
+    ],
+)
+def test_what_a_front_end_asks_of_a_conversation_has_something_of_it(task: str, said: dict[str, object]) -> None:
+    (name,) = said
+    wish = f'### Task:\n{task}\n### Output:\nJSON format: {{ "{name}": ... }}'
+    prompt = f"{wish}\n<chat_history>\n{CONVERSATION}\n</chat_history>"
+    own = own_answer(prompt, "")
+    assert own is not None and json.loads(own[0]) == said
+
+
+def test_a_title_may_be_asked_for_in_words_and_of_what_was_said_before() -> None:
+    prompt = f"Provide a concise, 5-word-or-less title for the conversation.\n\nConversation:\n{CONVERSATION}"
+    own = own_answer(prompt, "")
+    assert own is not None and own[0] == "Harbour Library of Tarnwick"
+    own = own_answer("Create a short title for this conversation.", "What is the password for our wifi?")
+    assert own is not None and own[0] == "Password wifi"
+
+
+def test_follow_ups_are_questions_about_the_same() -> None:
+    task = "Suggest 3-5 relevant follow-up questions that the user might ask next in this conversation."
+    own = own_answer(f'{task}\n{{ "follow_ups": [] }}\n<chat_history>\n{CONVERSATION}\n</chat_history>', "")
+    assert own is not None
+    found = json.loads(own[0])["follow_ups"]
+    assert len(found) == 3 and all("Harbour Library of Tarnwick" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Wann öffnet die Bibliothek?",
+        "Was kostet die Fähre?",
+        "Quand ouvre la bibliothèque ?",
+        "¿Cuándo abre?",
+        "Quando apre la biblioteca?",
+        "Kiedy otwiera się biblioteka?",
+        "図書館はいつ開きますか",
+        "Когда открывается?",
+    ],
+)
+def test_another_language_is_told_by_its_small_words_or_letters(message: str) -> None:
+    assert is_foreign(message)
+
+
+@pytest.mark.parametrize("message", ["Where is Le Monde?", "wifi password?", "Who is Jürgen Weiß?", ""])
+def test_names_make_no_other_language(message: str) -> None:
+    assert not is_foreign(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.engine.reader.shape import completed, cuts, misfits
+from paceline.engine.reader.shape import completed, cuts, misfits, with_dates_of
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,55 @@ def test_whole_words_and_numbers_are_not_cut(part: str) -> None:
 def test_what_belongs_to_an_answer_is_taken_in(document: str, part: str, whole: str) -> None:
     begin = document.index(part)
     assert document[slice(*completed(document, begin, begin + len(part)))] == whole
+
+
+@pytest.mark.parametrize(
+    ("document", "span", "whole"),
+    [
+        ("The captain is Captain Ostrey.", "Ostrey", "Captain Ostrey"),
+        ("Ask Aunt Selma.", "Selma", "Aunt Selma"),
+        ("Visitors use Heron-Guest here.", "Heron", "Heron-Guest"),
+        ("Visitors use Heron-Guest here.", "Guest", "Heron-Guest"),
+        ("It is on nas-03.", "nas", "nas-03"),
+        ("Key: blue-kettle-71.", "kettle", "blue-kettle-71"),
+        ("Open 9-12 daily.", "9", "9"),
+        ("The pier - the north one.", "pier", "pier"),
+    ],
+)
+def test_a_span_is_brought_to_the_edges_of_words_with_hyphens_and_titles(document: str, span: str, whole: str) -> None:
+    begin = document.rindex(span)
+    begin, end = completed(document, begin, begin + len(span))
+    assert document[begin:end] == whole
+
+
+@pytest.mark.parametrize(
+    ("question", "text", "is_misfit"),
+    [
+        ("How much was charged for consumption?", "2,914 kWh", True),
+        ("How much was charged for consumption?", "909.17 EUR", False),
+        ("What did the consumption cost?", "909.17", False),
+        ("How much did we pay for the rope?", "12 m", True),
+        ("How much did we pay for the rope?", "twelve pounds", False),
+        ("How much power did we use?", "2,914 kWh", False),
+        ("Where is the boathouse?", "40 73 92", True),
+        ("Where is the boathouse?", "Pier 4", False),
+    ],
+)
+def test_money_is_no_weight_or_length_and_a_place_no_number_to_dial(question: str, text: str, is_misfit: bool) -> None:
+    assert misfits(question, text) == is_misfit
+
+
+@pytest.mark.parametrize(
+    ("question", "document", "read"),
+    [
+        ("What broke on 29 October?", "2025-10-29 pump", "What broke on 2025-10-29?"),
+        ("What broke on October 29th, 2025?", "29.10.2025 pump", "What broke on 29.10.2025?"),
+        ("What broke on 2025-10-29?", "On 29 Oct the pump", "What broke on 29 Oct?"),
+        ("What broke on 29 October 2024?", "2025-10-29 pump", "What broke on 29 October 2024?"),
+        ("What broke on 29 October?", "29 October pump, 2025-10-29", "What broke on 29 October?"),
+        ("What broke on 30 October?", "2025-10-29 pump", "What broke on 30 October?"),
+        ("May 5 people come?", "2025-06-05", "May 5 people come?"),
+    ],
+)
+def test_a_date_is_read_in_the_document_s_writing(question: str, document: str, read: str) -> None:
+    assert with_dates_of(document, question) == read

@@ -144,6 +144,15 @@ async def test_an_answer_prepared_several_times_searches_once() -> None:
         assert len(cloud.queries) == 1
 
 
+async def test_what_another_owner_has_searched_for_is_searched_anew() -> None:
+    async with nodes() as (bench, _):
+        cloud = Passages(HARBOUR)
+        set_stores(bench, Passages(LANDLORD), cloud)
+        for owner in ("ann", "bert", "ann"):
+            await collect(await bench.device.prepare(replace(PRIVATE, owner=owner)))
+        assert len(cloud.queries) == 2
+
+
 async def test_no_query_is_sent_for_a_refused_request() -> None:
     async with nodes(max_positions=64) as (bench, _):
         openings = opened(bench)
