@@ -64,7 +64,7 @@ class WebError(PacelineError):
 
 
 class RequestError(PacelineError):
-    """A request cannot be served. Becomes an HTTP answer in OpenAI's error shape."""
+    """A request cannot be served. Becomes an HTTP answer in OpenAI's error shape. retry_after: s; None: soon."""
 
     def __init__(
         self,
@@ -74,12 +74,14 @@ class RequestError(PacelineError):
         type: str = "invalid_request_error",
         code: str | None = None,
         param: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.type = type
         self.code = code
         self.param = param
+        self.retry_after = retry_after
 
 
 class LinkError(PacelineError):

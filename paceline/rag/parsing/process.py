@@ -55,6 +55,7 @@ class _Hello(msgspec.Struct):
 
 class _Ended(msgspec.Struct):
     signal: Annotated[int, msgspec.Meta(ge=0, le=64)]
+    cpu_s: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class _Head(msgspec.Struct):
@@ -80,6 +81,7 @@ class ParserProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._is_killed = False
+        self.cpu_s = 0.0  # what the last document took; its limit where the process was lost
         # Where the machine does not let it be taken away; None: not known yet.
         self.has_network: bool | None = None
         self.has_files: bool | None = None  # those that the program's user may read
@@ -103,6 +105,7 @@ class ParserProcess:
         Raises DocumentError when it cannot be a document; ParserLost when the process was killed from outside.
         """
         check_name(name)
+        self.cpu_s = 0.0
         limits = self._limits.for_size(os.fstat(document.fileno()).st_size)
         try:
             answer, end = self._exchange(name, document, limits)
@@ -199,6 +202,7 @@ class ParserProcess:
                 return b"", None
             finally:
                 os.close(writing)
+            self.cpu_s = float(limits.cpu_s)
             deadline = time.monotonic() + limits.wall_s + _GRACE_S
             answer = b"".join(_read(reading, deadline))
         finally:
@@ -211,7 +215,11 @@ class ParserProcess:
             said = control.recv(4096)
         except (TimeoutError, ConnectionResetError):
             said = b""
-        return answer, msgspec.json.decode(said, type=_Ended) if said else None
+        if not said:
+            return answer, None
+        ended = msgspec.json.decode(said, type=_Ended)
+        self.cpu_s = ended.cpu_s
+        return answer, ended
 
 
 def memory_file(data: bytes) -> BinaryIO:

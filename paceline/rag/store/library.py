@@ -14,6 +14,7 @@ from paceline.errors import RequestError
 from paceline.rag.database import Database, SharedConnection
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.index.bm25 import rank_fusion
+from paceline.rag.parsing.pool import ParserBudget
 from paceline.rag.parsing.process import ParserProcess
 from paceline.rag.records import Passage, Selection, Zone
 from paceline.rag.store.document_rows import ShownPassage, find_chunks, find_passage, find_text
@@ -53,8 +54,10 @@ class Library:
             raise
         self.stores = VectorStores(self._connection)
         self._document_kv = DocumentKvStore(documents.directory / FOLDER, 0, seal=database.seal)  # only to remove from
+        self.budget = ParserBudget()  # of reading files, in stores and in messages
+        work = work or Anywhere()
         self._ingester = Ingester(
-            self._connection, self.uploads, documents, self._document_kv, embedder, zone, work or Anywhere()
+            self._connection, self.uploads, documents, self._document_kv, embedder, zone, work, self.budget
         )
 
     def start(self) -> None:

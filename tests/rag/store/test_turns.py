@@ -14,7 +14,7 @@ import pytest
 
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.pool import Around, ParserPool
+from paceline.rag.parsing.pool import BUDGET_S, Around, ParserPool
 from paceline.rag.records import Vectors
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.ingester import MAX_STARTS, TURN_CHUNKS
@@ -78,8 +78,10 @@ def test_a_small_file_is_embedded_between_two_batches_of_a_long_one(
 ) -> None:
     submit = ParserPool.submit
 
-    def noted(self: ParserPool, name: str, open_document: Callable[[], BinaryIO], *around: Around) -> Future[Parsed]:
-        embedder.parsed.append(submit(self, name, open_document, *around))
+    def noted(
+        self: ParserPool, name: str, open_document: Callable[[], BinaryIO], around: Around, *, owner: str
+    ) -> Future[Parsed]:
+        embedder.parsed.append(submit(self, name, open_document, around, owner=owner))
         return embedder.parsed[-1]
 
     monkeypatch.setattr(ParserPool, "submit", noted)
@@ -117,6 +119,17 @@ def test_a_file_whose_parser_is_killed_again_and_again_is_given_up_with_its_reas
     assert "or its parser ended 3 times" in given_up.error_message
     small, _ = attached(library, ANN, b"small")
     assert settled(library, ANN, small) == Counts(completed=1), "the next file is read"
+
+
+def test_a_file_of_an_owner_whose_seconds_are_used_up_fails_with_the_time_to_try_again(library: Library) -> None:
+    library.budget.spend(ANN, BUDGET_S)
+    store, file = attached(library, ANN, b"small")
+    library.start()
+    assert settled(library, ANN, store) == Counts(failed=1)
+    failed = library.stores.attached(ANN, store, file)
+    assert failed.error_code == "server_error" and "again in 60 min" in failed.error_message
+    other, _ = attached(library, BERT, b"small")
+    assert settled(library, BERT, other) == Counts(completed=1)
 
 
 def test_a_parser_that_is_killed_once_costs_its_file_nothing(library: Library) -> None:
