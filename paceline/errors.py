@@ -48,11 +48,15 @@ def is_full(error: OSError) -> bool:
 
 
 class DocumentError(ConfigError):
-    """A file cannot be read as a document. The text says why and what to do; `code`: of OpenAI's `last_error`."""
+    """A file cannot be read as a document. The text says why and what to do; `code`: of OpenAI's `last_error`; `empty`:
+    it holds nothing, or blanks alone."""
 
-    def __init__(self, message: str, *, code: Literal["unsupported_file", "invalid_file"] = "invalid_file") -> None:
+    def __init__(
+        self, message: str, *, code: Literal["unsupported_file", "invalid_file"] = "invalid_file", empty: bool = False
+    ) -> None:
         super().__init__(message)
         self.code = code
+        self.empty = empty
 
 
 class ParserLost(PacelineError):

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, BinaryIO, NoReturn, Self
+from typing import Annotated, BinaryIO, Literal, NoReturn, Self
 
 import msgspec
 
@@ -26,6 +26,7 @@ import paceline
 from paceline.core.printable import printable
 from paceline.errors import ConfigError, DocumentError, ParserLost
 from paceline.rag.parsing.kinds import (
+    EMPTY,
     MAX_PAGES,
     MAX_REASON,
     MAX_TEXT_BYTES,
@@ -262,7 +263,10 @@ def _checked(name: str, answer: bytes) -> Parsed:
 
 
 def _refuse(name: str, reason: str, code: str = "invalid_file") -> NoReturn:
-    raise DocumentError(f"{name} {reason}.", code="unsupported_file" if code == "unsupported_file" else "invalid_file")
+    known: Literal["unsupported_file", "invalid_file"] = "invalid_file"
+    if code == "unsupported_file":
+        known = "unsupported_file"
+    raise DocumentError(f"{name} {reason}.", code=known, empty=reason == EMPTY)
 
 
 def _environment() -> dict[str, str]:

@@ -21,7 +21,7 @@ import socket
 from typing import NoReturn
 
 from paceline.rag.parsing import landlock, sandbox
-from paceline.rag.parsing.kinds import MAX_FILE_BYTES, MAX_REASON, MAX_TEXT_BYTES, Kind, Limits, kind_of
+from paceline.rag.parsing.kinds import EMPTY, MAX_FILE_BYTES, MAX_REASON, MAX_TEXT_BYTES, Kind, Limits, kind_of
 from paceline.rag.parsing.readers import MODULES
 from paceline.rag.parsing.readers.content import Content, FailureCode, UnreadableError, too_long
 
@@ -67,7 +67,8 @@ def _reader(kind: Kind) -> None:
 
 
 def _ended(child: int, control: socket.socket) -> tuple[int, float] | None:
-    """Wait for the child; its wait status and processor seconds. None: this process's user is gone, and so is the child."""
+    """Wait for the child; its wait status and processor seconds. None: this process's user is gone, and so is the
+    child."""
     poll = select.poll()
     poll.register(control, 0)  # hang-ups only
     watched = os.pidfd_open(child) if hasattr(os, "pidfd_open") else None  # of Linux
@@ -129,7 +130,7 @@ def _parse(name: str, data: bytes) -> tuple[Content, Kind]:
     content = importlib.import_module(f"{_PACKAGE}.{MODULES[kind]}").read(data, name)
     assert isinstance(content, Content)
     if not content.text.strip():
-        raise UnreadableError("is empty; write something in it or leave it out")
+        raise UnreadableError(EMPTY)
     return content, kind
 
 
