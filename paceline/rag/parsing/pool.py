@@ -22,8 +22,8 @@ Around = Callable[[], AbstractContextManager[None]]
 
 
 class ParserBudget:
-    """Processor seconds of each owner's documents, counted anew an hour after the first. May be shared by pools and
-    threads."""
+    """Processor seconds of each owner's documents, counted anew an hour after the first; the owner "" has no limit. May
+    be shared by pools and threads."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -46,6 +46,8 @@ class ParserBudget:
             )
 
     def spend(self, owner: str, seconds: float) -> None:
+        if not owner:
+            return
         with self._lock:
             now = self._now()
             self._used = {each: one for each, one in self._used.items() if one[0] > now}
@@ -72,8 +74,8 @@ class ParserPool:
         self, name: str, open_document: Callable[[], BinaryIO], around: Around = nullcontext, *, owner: str = ""
     ) -> Future[Parsed]:
         """Parse a file. around: entered by the thread that waits for the parser, and starts it if it has to. owner:
-        whose budget it takes from; "": the operator, who has no limit. The future raises as `ParserProcess.parse` and
-        `ParserBudget.check` do, or what opening the file does."""
+        whose budget it takes from. The future raises as `ParserProcess.parse` and `ParserBudget.check` do, or what
+        opening the file does."""
         with self._lock:
             if not self._closed:
                 return self._threads.submit(self._parse, name, open_document, around, owner)
@@ -103,8 +105,7 @@ class ParserPool:
         self.rest()
 
     def _parse(self, name: str, open_document: Callable[[], BinaryIO], around: Around, owner: str) -> Parsed:
-        if owner:
-            self._budget.check(owner)
+        self._budget.check(owner)
         with open_document() as document, around():
             with self._lock:
                 if self._closed:
@@ -114,8 +115,7 @@ class ParserPool:
             try:
                 return parser.parse(name, document)
             finally:
-                if owner:
-                    self._budget.spend(owner, parser.cpu_s)
+                self._budget.spend(owner, parser.cpu_s)
                 with self._lock:
                     self._busy.discard(parser)
                     self._idle.append(parser)

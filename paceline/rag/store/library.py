@@ -94,15 +94,20 @@ class Library:
         self._forget(self.stores.detach(owner, store_id, file_id))
 
     def text(self, owner: str, store_id: str, file_id: str) -> str:
-        """The text read from a file. Raises RequestError unless the reading is completed."""
+        """The text read from a file. Raises RequestError unless the reading is completed, and where the file has to be
+        read again and the owner's budget is used up."""
         attached = self.stores.attached(owner, store_id, file_id)
         if attached.status != "completed":
             raise RequestError(f"This file's text cannot be given: it is {attached.status}.", param="file_id")
         with self._connection.reading() as database:
             text = find_text(database, store_id, file_id)
         if text is None:
+            self.budget.check(owner)
             with ParserProcess() as parser, self.uploads.open(file_id) as document:
-                text = parser.parse(self.uploads.get(owner, file_id).name, document).text
+                try:
+                    text = parser.parse(self.uploads.get(owner, file_id).name, document).text
+                finally:
+                    self.budget.spend(owner, parser.cpu_s)
         return text
 
     # ---- searching --------------------------------------------------------------------------------------------------
