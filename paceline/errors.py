@@ -48,11 +48,15 @@ def is_full(error: OSError) -> bool:
 
 
 class DocumentError(ConfigError):
-    """A file cannot be read as a document. The text says why and what to do; `code`: of OpenAI's `last_error`."""
+    """A file cannot be read as a document. The text says why and what to do; `code`: of OpenAI's `last_error`; `empty`:
+    it holds nothing, or blanks alone."""
 
-    def __init__(self, message: str, *, code: Literal["unsupported_file", "invalid_file"] = "invalid_file") -> None:
+    def __init__(
+        self, message: str, *, code: Literal["unsupported_file", "invalid_file"] = "invalid_file", empty: bool = False
+    ) -> None:
         super().__init__(message)
         self.code = code
+        self.empty = empty
 
 
 class ParserLost(PacelineError):
@@ -64,7 +68,7 @@ class WebError(PacelineError):
 
 
 class RequestError(PacelineError):
-    """A request cannot be served. Becomes an HTTP answer in OpenAI's error shape."""
+    """A request cannot be served. Becomes an HTTP answer in OpenAI's error shape. retry_after: s; None: soon."""
 
     def __init__(
         self,
@@ -74,12 +78,14 @@ class RequestError(PacelineError):
         type: str = "invalid_request_error",
         code: str | None = None,
         param: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.type = type
         self.code = code
         self.param = param
+        self.retry_after = retry_after
 
 
 class LinkError(PacelineError):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
-from paceline.core.batching.segment import SeqId
+from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.base import LoadedModel
+from paceline.engine.base import LoadedModel, Output
 from paceline.engine.fake.engine import FakeEngine, fake_model
 from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.errors import ConfigError
@@ -49,16 +50,44 @@ def test_another_vocabulary_is_refused_with_a_sentence(tmp_path: Path) -> None:
         load(LoadedModel(FakeEngine(), Other()))
 
 
+class Noted(FakeEngine):
+    """A draft model whose second forward shows that the answer has the first one's drafts."""
+
+    def __init__(self, seed: int, spread: float) -> None:
+        super().__init__(seed=seed, spread=spread)
+        self.forwards = 0
+        self.has_drafted = threading.Event()
+
+    def forward(self, batch: Batch) -> Output:
+        self.forwards += 1
+        if self.forwards == 2:
+            self.has_drafted.set()
+        return super().forward(batch)
+
+
+class Behind(FakeEngine):
+    """A model that is no faster than its draft model."""
+
+    def __init__(self, draft: Noted) -> None:
+        super().__init__(seed=1, spread=0.3)
+        self._draft = draft
+
+    def forward(self, batch: Batch) -> Output:
+        self._draft.has_drafted.wait()
+        return super().forward(batch)
+
+
 @pytest.mark.anyio
 async def test_an_answer_is_the_same_with_a_draft_model_which_is_released() -> None:
     texts: list[str] = []
-    for draft in (None, FakeEngine(seed=1, spread=0.3), FakeEngine(capacity_rows=8)):
-        model = LoadedModel(FakeEngine(seed=1, spread=0.3), ByteTokenizer())
+    for draft in (None, Noted(seed=1, spread=0.3), FakeEngine(capacity_rows=8)):
+        target = Behind(draft) if isinstance(draft, Noted) else FakeEngine(seed=1, spread=0.3)
+        model = LoadedModel(target, ByteTokenizer())
         async with Node("cloud", model, None, draft_engine=draft) as node:
             text, result = await answer(node)
         texts.append(text)
-        drafted = draft is not None and draft.free_rows() is None
-        assert (result.stats["draft_forwards"] > 0) == drafted, "one without memory for the answer is not asked"
+        is_asked = isinstance(draft, Noted)
+        assert (result.stats["draft_forwards"] > 0) == is_asked, "one without memory for the answer is not asked"
         if draft is not None:
             draft.check()
             assert not any(draft.length(SeqId(seq)) for seq in range(1, 9))

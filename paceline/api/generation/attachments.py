@@ -46,7 +46,7 @@ class Attachments:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._parsers = ParserPool()
+        self._parsers = ParserPool(budget=None if service.library is None else service.library.budget)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by key
         self._reading = 0  # files
 
@@ -117,7 +117,7 @@ class Attachments:
         def ended(_: Future[Parsed]) -> None:
             loop.call_soon_threadsafe(self._end, turn)
 
-        parsing = self._parsers.submit(name, opened)
+        parsing = self._parsers.submit(name, opened, owner=owner)
         parsing.add_done_callback(ended)  # not before: a client that leaves has its file read to its end all the same
         try:
             return await asyncio.wrap_future(parsing)

@@ -64,7 +64,8 @@ def failure_of(error: BaseException) -> Failure:
     """The failure that reports an exception to a client."""
     match error:
         case RequestError():
-            headers = {"Retry-After": str(RETRY_AFTER_S)} if error.status in (429, 503) else {}
+            retry = {"Retry-After": str(error.retry_after or RETRY_AFTER_S)}
+            headers = retry if error.status in (429, 503) else {}
             if error.status == 408:  # the rest of the request is not waited for (RFC 9110, 15.5.9)
                 headers = {"Connection": "close"}
             return Failure(error.status, str(error), error.type, error.code, error.param, headers)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, BinaryIO, NoReturn, Self
+from typing import Annotated, BinaryIO, Literal, NoReturn, Self
 
 import msgspec
 
@@ -26,6 +26,7 @@ import paceline
 from paceline.core.printable import printable
 from paceline.errors import ConfigError, DocumentError, ParserLost
 from paceline.rag.parsing.kinds import (
+    EMPTY,
     MAX_PAGES,
     MAX_REASON,
     MAX_TEXT_BYTES,
@@ -55,6 +56,7 @@ class _Hello(msgspec.Struct):
 
 class _Ended(msgspec.Struct):
     signal: Annotated[int, msgspec.Meta(ge=0, le=64)]
+    cpu_s: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class _Head(msgspec.Struct):
@@ -80,6 +82,7 @@ class ParserProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._is_killed = False
+        self.cpu_s = 0.0  # what the last document took; its limit where the process was lost
         # Where the machine does not let it be taken away; None: not known yet.
         self.has_network: bool | None = None
         self.has_files: bool | None = None  # those that the program's user may read
@@ -103,6 +106,7 @@ class ParserProcess:
         Raises DocumentError when it cannot be a document; ParserLost when the process was killed from outside.
         """
         check_name(name)
+        self.cpu_s = 0.0
         limits = self._limits.for_size(os.fstat(document.fileno()).st_size)
         try:
             answer, end = self._exchange(name, document, limits)
@@ -199,6 +203,7 @@ class ParserProcess:
                 return b"", None
             finally:
                 os.close(writing)
+            self.cpu_s = float(limits.cpu_s)
             deadline = time.monotonic() + limits.wall_s + _GRACE_S
             answer = b"".join(_read(reading, deadline))
         finally:
@@ -211,7 +216,11 @@ class ParserProcess:
             said = control.recv(4096)
         except (TimeoutError, ConnectionResetError):
             said = b""
-        return answer, msgspec.json.decode(said, type=_Ended) if said else None
+        if not said:
+            return answer, None
+        ended = msgspec.json.decode(said, type=_Ended)
+        self.cpu_s = ended.cpu_s
+        return answer, ended
 
 
 def memory_file(data: bytes) -> BinaryIO:
@@ -254,7 +263,10 @@ def _checked(name: str, answer: bytes) -> Parsed:
 
 
 def _refuse(name: str, reason: str, code: str = "invalid_file") -> NoReturn:
-    raise DocumentError(f"{name} {reason}.", code="unsupported_file" if code == "unsupported_file" else "invalid_file")
+    known: Literal["unsupported_file", "invalid_file"] = "invalid_file"
+    if code == "unsupported_file":
+        known = "unsupported_file"
+    raise DocumentError(f"{name} {reason}.", code=known, empty=reason == EMPTY)
 
 
 def _environment() -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.errors import DocumentError
-from paceline.rag.parsing.kinds import MAX_TEXT_BYTES, Kind, kind_of
+from paceline.rag.parsing.kinds import EMPTY, MAX_TEXT_BYTES, Kind, kind_of
 from paceline.rag.parsing.parsed import Parsed, check_name, parsed
 from paceline.rag.parsing.readers.plain import title_of
 
@@ -21,6 +21,6 @@ def parsed_text(name: str, text: str) -> Parsed:
         raise DocumentError(f"{name} looks like a binary file; give a text.")
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
-        raise DocumentError(f"{name} is empty; write something in it or leave it out.")
+        raise DocumentError(f"{name} {EMPTY}.")
     kind: Kind = "code" if kind_of(name) == "code" else "markdown"
     return parsed(name, title_of(name, text), text, kind)

@@ -2,7 +2,8 @@
 
 For each document it receives a message, `{"name", "limits"}`, with two descriptors: the document and a pipe for the
 answer. It imports the reader and forks; the child takes limits on itself, parses, writes the answer and ends, so no
-document meets what another left in memory. Then it reports how the child ended. It ends with its socket.
+document meets what another left in memory. Then it reports how the child ended, and what processor time it took. It
+ends with its socket.
 
 An answer is a line of JSON, `{"title", "kind", "pages", "size"}` or `{"reason", "code"}`, and the text of that size.
 Its user (`process`) believes none of it without a check.
@@ -20,7 +21,7 @@ import socket
 from typing import NoReturn
 
 from paceline.rag.parsing import landlock, sandbox
-from paceline.rag.parsing.kinds import MAX_FILE_BYTES, MAX_REASON, MAX_TEXT_BYTES, Kind, Limits, kind_of
+from paceline.rag.parsing.kinds import EMPTY, MAX_FILE_BYTES, MAX_REASON, MAX_TEXT_BYTES, Kind, Limits, kind_of
 from paceline.rag.parsing.readers import MODULES
 from paceline.rag.parsing.readers.content import Content, FailureCode, UnreadableError, too_long
 
@@ -48,10 +49,12 @@ def main() -> None:
             _parse_and_end(control, name, limits, document, answer)
         os.close(document)
         os.close(answer)
-        status = _ended(child, control)
-        if status is None:
+        ended = _ended(child, control)
+        if ended is None:
             return
-        control.send(json.dumps({"signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0}).encode())
+        status, cpu_s = ended
+        signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        control.send(json.dumps({"signal": signal_number, "cpu_s": cpu_s}).encode())
 
 
 def _reader(kind: Kind) -> None:
@@ -63,8 +66,9 @@ def _reader(kind: Kind) -> None:
         return  # the child says which library is missing
 
 
-def _ended(child: int, control: socket.socket) -> int | None:
-    """Wait for the child; its wait status. None: this process's user is gone, and so is the child."""
+def _ended(child: int, control: socket.socket) -> tuple[int, float] | None:
+    """Wait for the child; its wait status and processor seconds. None: this process's user is gone, and so is the
+    child."""
     poll = select.poll()
     poll.register(control, 0)  # hang-ups only
     watched = os.pidfd_open(child) if hasattr(os, "pidfd_open") else None  # of Linux
@@ -76,11 +80,11 @@ def _ended(child: int, control: socket.socket) -> int | None:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return None
-        ended, status = os.waitpid(child, os.WNOHANG)
+        ended, status, used = os.wait4(child, os.WNOHANG)
         if ended:
             if watched is not None:
                 os.close(watched)
-            return status
+            return status, used.ru_utime + used.ru_stime
 
 
 def _parse_and_end(control: socket.socket, name: str, limits: Limits, document: int, answer: int) -> NoReturn:
@@ -126,7 +130,7 @@ def _parse(name: str, data: bytes) -> tuple[Content, Kind]:
     content = importlib.import_module(f"{_PACKAGE}.{MODULES[kind]}").read(data, name)
     assert isinstance(content, Content)
     if not content.text.strip():
-        raise UnreadableError("is empty; write something in it or leave it out")
+        raise UnreadableError(EMPTY)
     return content, kind
 
 

@@ -173,7 +173,9 @@ class DocumentStore:
     ) -> list[IngestResult]:
         """Add some of the files, from the number `first` on."""
         results = [
-            IngestResult(file.name, "failed", note=str(error))
+            IngestResult(file.name, "skipped", note="empty")
+            if error.empty and file.root is not None
+            else IngestResult(file.name, "failed", note=str(error))
             for file, error in group
             if isinstance(error, DocumentError)
         ]

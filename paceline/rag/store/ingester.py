@@ -21,13 +21,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.errors import ConfigError, DocumentError, ParserLost
+from paceline.errors import ConfigError, DocumentError, ParserLost, RequestError
 from paceline.rag.chunk import Chunk, split_document
 from paceline.rag.database import Database, SharedConnection
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.embedder import Embedder
 from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.pool import ParserPool
+from paceline.rag.parsing.pool import ParserBudget, ParserPool
 from paceline.rag.records import Document, Vectors, Zone
 from paceline.rag.store.document_rows import insert_document, insert_text, remove_documents
 from paceline.rag.store.documents import DocumentStore
@@ -89,8 +89,9 @@ class Ingester:
         embedder: Embedder,
         zone: Zone,
         work: FileWork,
+        budget: ParserBudget,
     ) -> None:
-        """`document_kv`: stored KV, from which that of replaced chunks is deleted."""
+        """`document_kv`: stored KV, from which that of replaced chunks is deleted. budget: of the files' owners."""
         self._work_on = work
         self._connection = connection
         self._document_kv = document_kv
@@ -102,7 +103,7 @@ class Ingester:
         self._stopping = False
         self._save_at: float | None = None  # when to write the index file, monotonic s; None: it is up to date
         self._readings: dict[str, _Reading] = {}  # by owner; the one whose turn was last comes last
-        self._parsers = ParserPool()
+        self._parsers = ParserPool(budget=budget)
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -215,7 +216,7 @@ class Ingester:
                 return  # and read it again, unless these were MAX_STARTS
         except FileNotFoundError:
             self._fail(job, "server_error", "The bytes of this file are gone: upload it again.")
-        except ConfigError as error:
+        except (ConfigError, RequestError) as error:  # RequestError: the owner's budget is used up
             self._fail(job, "server_error", str(error))
         except Exception:
             _logger.exception("%s could not be read into %s", job.file, job.store)
@@ -235,7 +236,9 @@ class Ingester:
         return False
 
     def _read(self, job: _Job) -> Iterator[Future[Parsed] | None]:
-        parsing = self._parsers.submit(job.name, lambda: self._uploads.open(job.file), self._work_on.parsing)
+        parsing = self._parsers.submit(
+            job.name, lambda: self._uploads.open(job.file), self._work_on.parsing, owner=job.owner
+        )
         parsing.add_done_callback(lambda _: self._wake.set())
         yield parsing
         parsed = parsing.result()

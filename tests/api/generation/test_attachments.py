@@ -13,6 +13,7 @@ from openai import OpenAI
 
 from paceline.api.generation import attachments
 from paceline.api.http.body import MAX_BODY
+from paceline.rag.parsing import pool
 from tests.api.scripted import MODEL, Script, ScriptedService, answering, client_of, serving
 from tests.api.vector_stores.test_files import opened
 from tests.rag.parsing.made import pdf, shown, word_document
@@ -20,7 +21,7 @@ from tests.rag.parsing.made import pdf, shown, word_document
 TEXT = "The lease ends in May."
 PDF = pdf([shown(TEXT)])
 QUESTION = "When does it end?"
-KEYS = {"ann": None, "bert": None}
+KEYS = {"ann": None, "bert": None, "carl": None}
 PATHS = ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"]
 
 
@@ -105,6 +106,18 @@ def test_a_file_in_a_message_is_read_into_it(
     assert response.status_code == 200, response.text
     text = read(service)
     assert "lease" in text.split(TEXT)[0] and text.endswith(f"\n{QUESTION}") and text.count(TEXT) == 1
+
+
+def test_a_key_whose_files_took_all_its_processor_time_is_told_when_it_goes_on(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "BUDGET_S", 0.0)
+    asked = body(PATHS[0], part_of(PATHS[0], PDF, "lease.pdf"))
+    with client_of(url, "carl") as carl:
+        assert carl.post(PATHS[0], json=asked).status_code == 200
+        response = carl.post(PATHS[0], json=asked)
+    assert (response.status_code, refused(response)["code"]) == (429, "rate_limit_exceeded")
+    assert "again in 60 min" in refused(response)["message"] and int(response.headers["retry-after"]) > 3000
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.errors import DocumentError, ParserLost
+from paceline.errors import DocumentError, ParserLost, RequestError
+from paceline.rag.parsing import pool as pool_module
 from paceline.rag.parsing import process as process_module
 from paceline.rag.parsing import sandbox
 from paceline.rag.parsing.folders import FoundFile, read_files
 from paceline.rag.parsing.kinds import MAX_REASON, SUFFIXES, Limits
-from paceline.rag.parsing.pool import ParserPool
+from paceline.rag.parsing.pool import BUDGET_S, WINDOW_S, ParserBudget, ParserPool
 from paceline.rag.parsing.process import ParserProcess
 from paceline.rag.parsing.readers import MODULES
 from tests.rag.parsing.made import ENDLESS
@@ -193,6 +194,46 @@ def test_a_file_of_a_folder_is_read_again_when_its_parser_is_killed(endless: Pat
         assert isinstance(error, DocumentError) and "takes too long to be read, more than 1 s" in str(error), (
             "the second time its own limit"
         )
+
+
+def test_the_processor_time_that_a_document_took_is_known_however_its_parser_ended(endless: Path) -> None:
+    with ParserProcess(Limits(cpu_s=1)) as parser, endless.open("rb") as document:
+        with pytest.raises(DocumentError, match="takes too long"):
+            parser.parse("endless.rtf", document)
+        whole = parser.cpu_s
+        parser.parse_bytes("a.md", b"# Short")
+        assert 0 < parser.cpu_s < whole, "of this document alone"
+        thread, _ = parsing(parser, endless)
+        child_of(parser)
+        psutil.Process(parser.pid).kill()
+        thread.join()
+        assert parser.cpu_s == 1.0, "nobody knows: its limit"
+
+
+def test_a_key_whose_documents_took_its_seconds_is_refused_until_its_hour_is_over() -> None:
+    now = 1000.0
+    budget = ParserBudget(lambda: now)
+    budget.check("ann")
+    budget.spend("ann", BUDGET_S / 2)
+    now += WINDOW_S / 2
+    budget.check("ann")
+    budget.spend("ann", BUDGET_S / 2)
+    budget.check("bert")
+    with pytest.raises(RequestError, match="again in 30 min") as refused:
+        budget.check("ann")
+    assert (refused.value.status, refused.value.retry_after) == (429, 1800)
+    now += WINDOW_S / 2
+    budget.check("ann")
+
+
+def test_what_a_refused_document_took_counts_and_the_operator_has_no_limit(
+    endless: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "BUDGET_S", 0.5)
+    with closing(ParserPool(1, Limits(cpu_s=1))) as pool:
+        for owner, refusal in [("ann", DocumentError), ("ann", RequestError), ("", DocumentError), ("", DocumentError)]:
+            parsed = pool.submit("endless.rtf", lambda: endless.open("rb"), owner=owner)
+            assert type(parsed.exception()) is refusal
 
 
 def test_a_parser_killed_for_good_starts_no_other(endless: Path) -> None:

@@ -108,17 +108,19 @@ def test_a_folder_is_added_with_a_result_for_every_entry(store: DocumentStore, t
     (notes / "boat.txt").write_text(BOAT)
     (notes / "sub" / "train.md").write_text("# Trains\n\n" + (TRAIN + "\n") * 60)
     (notes / "empty.md").write_text("")
+    (notes / "blank.txt").write_text(" \n\t\r\n", "utf-16")
     (notes / "latin.txt").write_bytes("Grüße".encode("latin-1"))
     (notes / "picture.png").write_bytes(b"\x89PNG")
     steps: list[Progress] = []
     results = {item.name: item for item in store.add(notes, zone="device", progress=steps.append)}
     assert {name: item.status for name, item in results.items()} == {
-        "boat.txt": "added", "sub/train.md": "added", "empty.md": "skipped", "latin.txt": "added",
-        "picture.png": "skipped",
+        "boat.txt": "added", "sub/train.md": "added", "empty.md": "skipped", "blank.txt": "skipped",
+        "latin.txt": "added", "picture.png": "skipped",
     }  # fmt: skip
-    assert results["empty.md"].note == "empty"
+    assert results["empty.md"].note == results["blank.txt"].note == "empty"
+    assert [result.status for result in store.add(notes / "blank.txt", zone="device")] == ["failed"], "it was named"
     last = steps[-1]
-    assert (last.name, last.file, last.num_files, last.chunk) == ("sub/train.md", 3, 3, last.num_chunks)
+    assert (last.name, last.file, last.num_files, last.chunk) == ("sub/train.md", 4, 4, last.num_chunks)
     assert last.num_chunks == sum(item.num_chunks for item in results.values()) > 1
     titles = {passage.title for passage in store.search("night train", 20)}
     assert titles <= {"", "Trains"}

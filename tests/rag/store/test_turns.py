@@ -12,9 +12,10 @@ from typing import BinaryIO
 import psutil
 import pytest
 
+from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.pool import Around, ParserPool
+from paceline.rag.parsing.pool import BUDGET_S, Around, ParserPool
 from paceline.rag.records import Vectors
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.ingester import MAX_STARTS, TURN_CHUNKS
@@ -78,8 +79,10 @@ def test_a_small_file_is_embedded_between_two_batches_of_a_long_one(
 ) -> None:
     submit = ParserPool.submit
 
-    def noted(self: ParserPool, name: str, open_document: Callable[[], BinaryIO], *around: Around) -> Future[Parsed]:
-        embedder.parsed.append(submit(self, name, open_document, *around))
+    def noted(
+        self: ParserPool, name: str, open_document: Callable[[], BinaryIO], around: Around, *, owner: str
+    ) -> Future[Parsed]:
+        embedder.parsed.append(submit(self, name, open_document, around, owner=owner))
         return embedder.parsed[-1]
 
     monkeypatch.setattr(ParserPool, "submit", noted)
@@ -119,6 +122,17 @@ def test_a_file_whose_parser_is_killed_again_and_again_is_given_up_with_its_reas
     assert settled(library, ANN, small) == Counts(completed=1), "the next file is read"
 
 
+def test_a_file_of_an_owner_whose_seconds_are_used_up_fails_with_the_time_to_try_again(library: Library) -> None:
+    library.budget.spend(ANN, BUDGET_S)
+    store, file = attached(library, ANN, b"small")
+    library.start()
+    assert settled(library, ANN, store) == Counts(failed=1)
+    failed = library.stores.attached(ANN, store, file)
+    assert failed.error_code == "server_error" and "again in 60 min" in failed.error_message
+    other, _ = attached(library, BERT, b"small")
+    assert settled(library, BERT, other) == Counts(completed=1)
+
+
 def test_a_parser_that_is_killed_once_costs_its_file_nothing(library: Library) -> None:
     store, _ = attached(library, ANN, b"{\\rtf1 " + b"\\b" * 2**21 + b" words}", "long.rtf")
     library.start()
@@ -143,6 +157,20 @@ def test_stopping_ends_what_is_parsed_and_the_next_start_reads_it_again(tmp_path
         library = Library(documents, "cloud")
         assert library.stores.get(ANN, store).counts == Counts(in_progress=1)
         library.close()
+
+
+def test_a_file_whose_text_an_earlier_release_did_not_keep_is_read_again_from_its_owners_seconds(
+    library: Library,
+) -> None:
+    store, file = attached(library, ANN, b"small")
+    library.start()
+    assert settled(library, ANN, store) == Counts(completed=1)
+    with library._connection.writing() as database:
+        database.execute("DELETE FROM texts")
+    assert library.text(ANN, store, file) == "small"
+    library.budget.spend(ANN, BUDGET_S)
+    with pytest.raises(RequestError, match="again in 60 min"):
+        library.text(ANN, store, file)
 
 
 def test_the_text_of_a_file_is_kept_and_goes_with_it(library: Library, tmp_path: Path) -> None:

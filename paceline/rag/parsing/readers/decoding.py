@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 
-from paceline.rag.parsing.kinds import MAX_TEXT_BYTES
+from paceline.rag.parsing.kinds import EMPTY, MAX_TEXT_BYTES
 from paceline.rag.parsing.readers.content import UnreadableError, too_long
 
 _MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
@@ -28,7 +28,7 @@ def decode(data: bytes, declared: str = "") -> str:
     Raises UnreadableError for what is no text in any, is empty, or is too long.
     """
     if not data:
-        raise UnreadableError("is empty; write something in it or leave it out", "invalid_file")
+        raise UnreadableError(EMPTY, "invalid_file")
     if len(data) > 4 * MAX_TEXT_BYTES:  # in no character set is it shorter
         raise too_long()
     text = _decoded(data, declared)
@@ -38,7 +38,7 @@ def decode(data: bytes, declared: str = "") -> str:
         raise too_long()
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
-        raise UnreadableError("is empty; write something in it or leave it out")
+        raise UnreadableError(EMPTY)
     return text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.rag.parsing.kinds import Kind
+from paceline.rag.parsing.kinds import EMPTY, Kind
 from paceline.rag.parsing.readers.archive import member, open_archive
 from paceline.rag.parsing.readers.content import UnreadableError
 
@@ -51,7 +51,7 @@ def kind_by_content(data: bytes, claimed: Kind | None) -> Kind:
         return "html"
     if claimed in ("pdf", "docx", "pptx", "epub", "xlsx", "odt", "rtf"):
         if not data:
-            raise UnreadableError("is empty; write something in it or leave it out", "invalid_file")
+            raise UnreadableError(EMPTY, "invalid_file")
         raise UnreadableError(f"is named as a {claimed.upper()} file and is none; export it again", "invalid_file")
     return claimed or ("html" if is_html else "markdown")
 
