@@ -39,6 +39,7 @@ class Autoregressive:
             rescoring=config.options.rescoring,
             mask=config.mask,
             eos_ids=config.eos_ids,
+            keep_plain=config.needs_dists,
             samples=config.takes_tokens,
         )
         self._finished = False
@@ -63,13 +64,13 @@ class Autoregressive:
         config, head = self._config, self._tree.head
         if head.position >= config.max_tokens:
             return [self._finish("length")]
-        sampled = self._decoder.sample(head)
-        assert sampled is not None, "every branch has answered"
-        token, final = sampled
+        token = self._decoder.sample(head)
+        assert token is not None, "every branch has answered"
         lane = None if self._decoder.log_evidence is None else config.side
+        emit = Emit(token, head.plain, lane, self._decoder.decided_by)
         if token in config.eos_ids:
-            return [self._finish("stop", Emit(token, final, lane, self._decoder.decided_by))]
-        effects: list[Effect] = [Emit(token, final, lane, self._decoder.decided_by)]
+            return [self._finish("stop", emit)]
+        effects: list[Effect] = [emit]
         head = self._tree.advance(token)
         if head.position >= config.max_tokens or not self._decoder.fits(head.position):
             return [*effects, self._finish("length")]

@@ -233,7 +233,9 @@ class Emit(msgspec.Struct, frozen=True):
     """One output token, in order, once."""
 
     token: int
-    dist: Dist | None = None  # the target distribution it was chosen from, where this side has it
+    # Where logprobs are wanted and this side has it: the model's own distribution, at temperature 1 before any
+    # processing; of a mixture of both sides the one that the token was chosen from.
+    dist: Dist | None = None
     lane: Side | None = None  # side whose documents it came from; None: neither clearly, or no document was read
     # This side's branches that decided it, where some did not; None: all of them alike, or it is not known.
     branches: frozenset[int] | None = None

@@ -67,6 +67,7 @@ class LookupTree:
             mask=config.mask,
             eos_ids=config.eos_ids,
             lazy=True,
+            keep_plain=config.needs_dists,
             samples=config.takes_tokens,
         )
         self._drafter: TreeDrafter = drafter or NgramDrafter(
@@ -121,12 +122,12 @@ class LookupTree:
         reason: FinishReason | None = "length" if head.position >= config.max_tokens else None
         lane = None if self._decoder.log_evidence is None else config.side
         end: Emit | None = None
-        while reason is None and (sampled := self._decoder.sample(head)) is not None:
-            token, final = sampled
+        while reason is None and (token := self._decoder.sample(head)) is not None:
+            emit = Emit(token, head.plain, lane, self._decoder.decided_by)
             if token in config.eos_ids:
-                reason, end = "stop", Emit(token, final, lane, self._decoder.decided_by)
+                reason, end = "stop", emit
                 break
-            effects.append(Emit(token, final, lane, self._decoder.decided_by))
+            effects.append(emit)
             output.append(token)
             head = self._tree.advance(token)
             if head.position >= config.max_tokens or not self._decoder.fits(head.position):

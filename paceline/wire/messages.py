@@ -37,7 +37,7 @@ from paceline.wire.payloads.tree_codec import unpack_nodes
 # searches in mid-answer, an option of `aggregate`; 12: nodes of Drafts packed bit by bit, reference to choices that the
 # receiver knows, steps of log h, short form of Drafts with distributions; 11: the scale of relevance in an
 # introduction, short forms of Drafts and Targets
-VERSION = 14
+VERSION = 15
 SUBPROTOCOL = "paceline.v1"
 
 MAX_TEMPLATE = 4096  # characters of the JSON of a chat template's variables

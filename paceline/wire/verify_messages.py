@@ -128,6 +128,7 @@ class Rejected(Verdict, frozen=True, tag="vr"):
     below it."""
 
     head: DistPayload | None = None  # of the target distribution there; `wire.dist_codec`
+    plain: DistPayload | None = None  # likewise, before any processing: for logprobs
 
 
 class VerdictRequest(SessionMessage, frozen=True, tag="from"):

@@ -69,10 +69,12 @@ def test_logprobs_of_the_clouds_model_reach_the_device(pair: Pair) -> None:
     def probs(answer: Any) -> list[float]:
         return [entry.logprob for entry in answer.choices[0].logprobs.content]
 
-    expected = ask(pair, "cloud", "autoregressive", logprobs=True)
-    answer = ask(pair, "device", "draft_verify", logprobs=True)
-    assert answer.choices[0].message.content == expected.choices[0].message.content
-    assert probs(answer) == pytest.approx(probs(expected), abs=1e-9)
+    expected = ask(pair, "cloud", "autoregressive", logprobs=True, top_k=1)
+    assert min(probs(expected)) < -0.5, "the model's own: not of the one token to sample from"
+    for verifier in ("agreement", "rejection", "truncated"):
+        answer = ask(pair, "device", "draft_verify", logprobs=True, top_k=1, verifier=verifier)
+        assert answer.choices[0].message.content == expected.choices[0].message.content
+        assert probs(answer) == pytest.approx(probs(expected), abs=1e-9), verifier
 
 
 @pytest.mark.parametrize(

@@ -39,14 +39,16 @@ class BranchDecoder:
         eos_ids: frozenset[int] = frozenset(),
         lazy: bool = False,
         keep_heads: bool = False,
+        keep_plain: bool = False,
         samples: bool = False,
         heads: bool = False,
     ) -> None:
         """rescoring: scores of documents follow the text. mask: constraint of the answer. eos_ids: needed with a mask
         only. lazy: few rows are used: distributions are made of the nodes that `dist` is called with, parents first,
         and tokens sampled of those that they lead to. keep_heads: nodes keep the plain mixture's head (`raw_head`).
-        samples: the engine mixes the branches and samples each row's token (`sampled`); without a prefix only. heads:
-        with `samples`, nodes get the rows' heads, and their distributions are read on demand; `sample` is not called.
+        keep_plain: the whole of it, of rows that come as distributions (`plain`). samples: the engine mixes the
+        branches and samples each row's token (`sampled`); without a prefix only. heads: with `samples`, nodes get the
+        rows' heads, and their distributions are read on demand; `sample` is not called.
         """
         self.started = False  # the prompts are known
         self.max_new_tokens: int | None = None  # output tokens that fit the context
@@ -56,7 +58,13 @@ class BranchDecoder:
         self.timed: tuple[int, float] | None = None  # rows and seconds of the last forward that was no prefill
         self.num_top = NUM_SUCCESSORS if keep_heads else 0  # ids of the head of each row that is sampled from now on
         self._mixer = BranchMixer(
-            sampling, vocab_size, rescoring=rescoring, mask=mask, eos_ids=eos_ids, keep_heads=keep_heads
+            sampling,
+            vocab_size,
+            rescoring=rescoring,
+            mask=mask,
+            eos_ids=eos_ids,
+            keep_heads=keep_heads,
+            keep_plain=keep_plain,
         )
         self._samples, self._heads = samples, heads
         self._sampling = sampling
@@ -213,20 +221,17 @@ class BranchDecoder:
         self._record_forward(now)
         return self._batch
 
-    def sample(self, node: PrefixNode) -> tuple[int, Dist | None] | None:
-        """The token after a node's prefix, with the filtered distribution where this side has it; None where the row
-        has not been computed. Called once for each token, in order."""
+    def sample(self, node: PrefixNode) -> int | None:
+        """The token after a node's prefix; None where the row has not been computed. Called once for each token, in
+        order."""
         if self._samples:
             row = self._answered.sampled.get(node)
             if row is None:
                 return None
             self._mixer.decide(row)
-            return row.token, None
+            return row.token
         dist = self.dist(node)
-        if dist is None:
-            return None
-        final = filter_top(dist, self._sampling)
-        return sample(final, self._sampling, node.position), final
+        return None if dist is None else sample(filter_top(dist, self._sampling), self._sampling, node.position)
 
     def dist(self, node: PrefixNode) -> Dist | None:
         """This side's distribution after a node's prefix; None where its row has not been computed."""

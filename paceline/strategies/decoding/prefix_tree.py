@@ -38,7 +38,8 @@ class PrefixNode:
     position: int
     parent: PrefixNode | None
     own_dist: OwnDist | None = None  # this side's distribution after the prefix, mixed over its documents
-    raw_head: Dist | None = None  # head of the same before any processing, where an n-gram table learns from it
+    plain: Dist | None = None  # the same before any processing, where logprobs are wanted
+    raw_head: Dist | None = None  # head of that, where an n-gram table learns from it
     sampled: int | None = None  # the token that this side alone would decide here, where the engine samples
     decided_by: frozenset[int] | None = None  # of that token: branches of this side, where not all alike
     branch_dists: tuple[Dist, ...] = ()  # heads of each document's, where scores follow the text
@@ -101,13 +102,14 @@ class PrefixTree:
             if sibling is not self.head:
                 for node in list(sibling.subtree()):
                     node.alive, node.dead = False, True
-                    node.own_dist = node.peer_dist = None  # a megabyte for a large vocabulary
+                    node.own_dist = node.plain = node.peer_dist = None  # a megabyte for a large vocabulary
                     node.branch_dists = ()
                     node.children.clear()
         # Decided nodes refer to their parents alone: each answer would leave the garbage collector a thousand cycles.
         before.alive = False
         before.children.clear()
-        before.own_dist = before.raw_head = before.peer_dist = before.own_drafts = before.peer_drafts = None
+        before.own_dist = before.plain = before.raw_head = before.peer_dist = None
+        before.own_drafts = before.peer_drafts = None
         if self.head.evidence is not None:
             before.branch_dists = ()
         self._decided[self.head.position] = self.head

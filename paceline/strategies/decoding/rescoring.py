@@ -57,6 +57,7 @@ class BranchMixer:
         mask: Mask | None,
         eos_ids: frozenset[int],
         keep_heads: bool,
+        keep_plain: bool = False,
     ) -> None:
         self.num_prefix_rows = 0  # tokens at the prefix's end that are rescored; `take_prefix_rows` takes their rows
         self.needs_path = mask is not None or sampling.looks_back  # `score` needs the tokens before a row
@@ -67,7 +68,7 @@ class BranchMixer:
         self._vocab_size = vocab_size
         self._mask = mask
         self._eos_ids = eos_ids
-        self._keep_heads = keep_heads
+        self._keep_heads, self._keep_plain = keep_heads, keep_plain
         self._branches: tuple[Branch, ...] = ()
         self._weights: tuple[float, ...] = ()  # R of each branch, 0 without a document
         self._prompt_ids: tuple[IdArray | None, ...] = ()  # ids of each prompt, where a penalty needs them
@@ -114,6 +115,8 @@ class BranchMixer:
             self._set_evidence(node, tuple(map(evidence_head, dists)))
         if node.alive:
             node.own_dist = OwnDist.of(self._mixed(node, dists, path))
+            if self._keep_plain:
+                node.plain = mix(rows, self._row_weights(node))
             if self._keep_heads:
                 node.raw_head = mix_heads(rows, self._weights, NUM_SUCCESSORS)
 
@@ -231,8 +234,10 @@ class BranchMixer:
 
     def _mixed(self, node: PrefixNode, dists: Sequence[Dist], path: Sequence[int]) -> Dist:
         counts = Counter(path) if self._penalised else NO_COUNTS
-        evidence = node.evidence or (0.0,) * len(dists)
-        return mix_processed(dists, self._sampling, counts, self._prompt_ids, row_log_weights(self._weights, evidence))
+        return mix_processed(dists, self._sampling, counts, self._prompt_ids, self._row_weights(node))
+
+    def _row_weights(self, node: PrefixNode) -> Sequence[float]:
+        return self._weights if node.evidence is None else row_log_weights(self._weights, node.evidence)
 
     def _masks(self, wanted: Sequence[Callable[[], AllowedIds]]) -> list[AllowedIds]:
         if self._mask is None:

@@ -11,7 +11,6 @@ from typing import Final
 
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import filter_top
 from paceline.core.side import Side
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.base import (
@@ -77,6 +76,7 @@ class Drafter:
             mask=config.mask,
             eos_ids=config.eos_ids,
             keep_heads=self._ngrams is not None,
+            keep_plain=config.needs_dists,
             samples=heads,
             heads=heads,
         )
@@ -227,7 +227,7 @@ class Drafter:
             for token, dist in given:
                 if not self._permits(token):
                     return [*effects, *self._expel()]
-                effects += self._append(token, lane, dist, 0.0 if dist is None else dist.tail)
+                effects += self._append(token, lane, dist)
             if isinstance(verdict, Rejected) and len(self._targets) == verdict.start + len(tokens) and not self._ended:
                 head = _decoded(self._config, [] if verdict.head is None else [verdict.head])
                 if head is None or not head.probs.any():
@@ -235,8 +235,9 @@ class Drafter:
                 token = self._drafting.recover(head)
                 if not self._permits(token):
                     return [*effects, *self._expel()]
-                effects += self._append(token, lane, head if self._options.needs_dists else None, head.tail)
-                given.append((token, head))
+                plain = _decoded(self._config, [] if verdict.plain is None else [verdict.plain])
+                effects += self._append(token, lane, plain)
+                given.append((token, plain))
             if given:
                 self._first = self._first or (len(self._targets), self._now)
                 self._drafting.verdict_came(self._now, self._rtt)
@@ -250,7 +251,7 @@ class Drafter:
         self._meet_peer(self._epoch, linked=False)  # `LinkLost` follows, and finds the cloud gone
         return [ClosePeer(BROKEN_FORM)]
 
-    def _append(self, token: int, lane: Side | None, dist: Dist | None, rest: float = 0.0) -> list[Effect]:
+    def _append(self, token: int, lane: Side | None, dist: Dist | None) -> list[Effect]:
         if self._ended:
             return []  # the cloud knows no stop string, nor where the client's limit is reached
         if self._ngrams is not None:
@@ -261,7 +262,7 @@ class Drafter:
         self._ended = stops or len(self._targets) >= self._config.max_tokens
         if stops or not self._config.faces_client:
             return []
-        return [Emit(token, dist, lane, rest=rest)]
+        return [Emit(token, dist, lane, rest=0.0 if dist is None else dist.tail)]
 
     # ---- a step -----------------------------------------------------------------------------------------------------
     def _advance(self) -> list[Effect]:
@@ -290,8 +291,7 @@ class Drafter:
         while not (self._ended or config.waits_for_peer) and (own := self._tree.head.own_dist) is not None:
             self._alone += 1
             lane = None if self._decoder.log_evidence is None else config.side
-            dist = None if own.head is not None else filter_top(own.whole, config.sampling)
-            effects += self._append(own.token(config.sampling, len(self._targets)), lane, dist)
+            effects += self._append(own.token(config.sampling, len(self._targets)), lane, self._tree.head.plain)
         return effects
 
     def _finish(self, reason: FinishReason) -> Finish:

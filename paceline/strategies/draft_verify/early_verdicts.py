@@ -45,6 +45,6 @@ def _says(verdict: Verdict) -> tuple[int, bool]:
 def _size(verdict: Verdict) -> int:
     """Bytes of its tokens and distributions."""
     dists = list(verdict.dists)
-    if isinstance(verdict, Rejected) and verdict.head is not None:
-        dists.append(verdict.head)
+    if isinstance(verdict, Rejected):
+        dists += [dist for dist in (verdict.head, verdict.plain) if dist is not None]
     return len(verdict.tokens) + sum(len(dist.ids) + len(dist.probs) for dist in dists)

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.row import head as head_of
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.base import (
@@ -72,6 +72,7 @@ class TargetWriter:
             mask=config.mask,
             eos_ids=config.eos_ids,
             lazy=True,
+            keep_plain=config.needs_dists or self._options.needs_dists,
             samples=config.takes_tokens and not (self._options.needs_dists or self._verifier.reads_dists),
         )
         self._targets = list(config.targets)
@@ -82,6 +83,7 @@ class TargetWriter:
         self._started = self._finished = self._ended = False
         self._waiting = False  # for drafts, until the next wake-up at most
         self._left: Dist | None = None  # head of the distribution of the next target, which the device draws
+        self._left_plain: DistPayload | None = None  # the model's own there, for logprobs
         self._opened_at = len(config.targets)  # targets when the device was asked to take part
         self._drafter_silent = False  # they did not come in that time; not waited for until the next ones do
         self._progressed = False  # since the last wake-up
@@ -140,7 +142,7 @@ class TargetWriter:
             return self._verify() if self._waiting else []
         if message.base != len(self._targets) + 1 or not self._left.prob(recovered) > 0.0:
             return []
-        self._append(recovered, self._left)
+        self._append(recovered, self._left_plain)
         self._left, self._progressed = None, True
         self._ended = recovered in self._config.eos_ids
         return self._compute()
@@ -184,15 +186,17 @@ class TargetWriter:
         while not self._is_over(head) and (outcome := self._decide(head)) is not None:
             if isinstance(outcome, LeftToDrafter):
                 self._left = outcome.head
+                self._left_plain = self._payload(head, outcome.head.ids)
                 break
-            token, final = outcome.token, outcome.final
-            if token in config.eos_ids:
-                self._append(token, final)
-                self._ended, end = True, Emit(token, final, lane, self._decoder.decided_by)
+            emit = Emit(outcome, head.plain, lane, self._decoder.decided_by)
+            payload = self._payload(head, np.array([outcome], dtype=np.int32))
+            if outcome in config.eos_ids:
+                self._append(outcome, payload)
+                self._ended, end = True, emit
                 break
             if config.faces_client:
-                effects.append(Emit(token, final, lane, self._decoder.decided_by))
-            head = self._append(token, final)
+                effects.append(emit)
+            head = self._append(outcome, payload)
             self._accepted += head.cached
         if not any(child.cached for child in head.children.values()):  # else rows that drafts to come may lead to
             self._decoder.pop_branch_dists()
@@ -222,11 +226,20 @@ class TargetWriter:
             return False  # the first one does not wait for the device to have read the prompt
         return not (drafts == [] and self._chain.ended)
 
-    def _append(self, token: int, final: Dist | None) -> PrefixNode:
+    def _payload(self, node: PrefixNode, ids: IdArray) -> DistPayload | None:
+        """What verdicts carry of the model's own distribution after a node: its most probable ids, and these. None
+        where they carry none."""
+        plain = node.plain
+        if not self._sends_dists or plain is None:
+            return None
+        places = np.flatnonzero(np.isin(plain.ids, np.union1d(head_of(plain, TOP_IDS).ids, ids)))
+        return encode_head(Dist(plain.ids[places], plain.probs[places] / plain.probs.sum()), precise=True)
+
+    def _append(self, token: int, plain: DistPayload | None) -> PrefixNode:
         """The next target. The end of the text has no row and moves no head."""
         self._targets.append(token)
-        if self._sends_dists and final is not None:
-            self._dists.append(_payload(final, token))
+        if plain is not None:
+            self._dists.append(plain)
         return self._tree.head if token in self._config.eos_ids else self._tree.advance(token)
 
     def _is_over(self, head: PrefixNode) -> bool:
@@ -249,7 +262,7 @@ class TargetWriter:
         if self._left is None or end < len(self._targets):
             return Send(Verdict(0, self._epoch, start, tokens, documents, dists))
         head = encode_head(self._left, precise=self._options.needs_dists)
-        return Send(Rejected(0, self._epoch, start, tokens, documents, dists, head))
+        return Send(Rejected(0, self._epoch, start, tokens, documents, dists, head, self._left_plain))
 
     def _compute(self) -> list[Effect]:
         """A forward of the rows that are missing and of the drafts below them, or a wait for drafts."""
@@ -293,10 +306,3 @@ class TargetWriter:
             "accepted": float(self._accepted),
         }
         return Finish(reason, stats, end)
-
-
-def _payload(final: Dist, token: int) -> DistPayload:
-    """The most probable ids of a target's distribution, renormalised, the target among them."""
-    kept = np.union1d(head_of(final, TOP_IDS).ids, np.array([token], dtype=np.int32))
-    places = np.flatnonzero(np.isin(final.ids, kept))
-    return encode_head(Dist(final.ids[places], final.probs[places] / final.probs.sum()), precise=True)

@@ -119,11 +119,12 @@ class Pipeline:
             if tree.head.position >= config.max_tokens:
                 reason = "length"
                 break
-            token, final = decoder.sample()
+            token = decoder.sample()
+            emit = Emit(token, decoder.head.plain, lane)
             if token in config.eos_ids:
-                reason, end = "stop", Emit(token, final, lane)
+                reason, end = "stop", emit
                 break
-            effects.append(Emit(token, final, lane))
+            effects.append(emit)
             output.append(token)
             drafted = token in tree.head.children
             self._stats["accepted"] += drafted

@@ -68,6 +68,7 @@ class SegmentDecoder:
             mask=config.mask,
             eos_ids=config.eos_ids,
             keep_heads=False,
+            keep_plain=config.needs_dists,
         )
         self._branches: tuple[Branch, ...] = ()
         self._output: list[int] = list(config.targets)  # decided
@@ -202,18 +203,17 @@ class SegmentDecoder:
                 self._prefix.pop(node, None)
         return True
 
-    def sample(self) -> tuple[int, Dist | None]:
-        """The token after the head, which is known, with the filtered distribution where this side has it."""
+    def sample(self) -> int:
+        """The token after the head, which is known."""
         node, sampling = self._tree.head, self._config.sampling
         rows = self._rows[node].branches
         first = rows[0]
         if isinstance(first, SampledRow):
-            return first.token, None
+            return first.token
         prefix = self._prefix[node]
         self._mixer.score(prefix, [row for row in rows if isinstance(row, Dist)], self._path_of(prefix))
         assert prefix.own_dist is not None
-        final = filter_top(prefix.own_dist.whole, sampling)
-        return sample(final, sampling, node.position), final
+        return sample(filter_top(prefix.own_dist.whole, sampling), sampling, node.position)
 
     def advance(self, token: int) -> Node:
         """The token is decided: the head moves on."""

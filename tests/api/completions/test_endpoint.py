@@ -163,6 +163,39 @@ def test_a_prompt_is_scored_as_evaluations_need_it(client: openai.OpenAI, max_to
 
 
 @pytest.mark.parametrize("strategy", ["autoregressive", "lookup_tree"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.2},
+        {"temperature": 1.3, "top_p": 0.1},
+        {"temperature": 0.9, "logit_bias": {"113": 100}},
+        {"temperature": 0.7, "presence_penalty": 2.0, "extra_body": {"repetition_penalty": 1.5, "top_k": 2}},
+        {"extra_body": {"regex": "[0-9]{12}"}},
+    ],
+)
+def test_an_answers_logprobs_are_those_of_the_same_text_as_a_prompt(
+    client: openai.OpenAI, strategy: str, changes: dict[str, Any]
+) -> None:
+    """Whatever it was sampled with."""
+    body = {"paceline": {"strategy": strategy}, **changes.get("extra_body", {})}
+    fields = asked(logprobs=20, max_tokens=12, seed=3) | changes | {"extra_body": body}
+    written = client.completions.create(**fields).choices[0].logprobs
+    assert written is not None and written.tokens is not None and written.token_logprobs and written.top_logprobs
+    ids = [*PROMPT.encode(), *(token_id(token) for token in written.tokens)]
+    scored = client.completions.create(**asked(prompt=ids, logprobs=20, max_tokens=0, echo=True)).choices[0].logprobs
+    assert scored is not None and scored.token_logprobs and scored.top_logprobs
+    number = len(written.tokens)
+    assert written.token_logprobs == pytest.approx(scored.token_logprobs[-number:])
+    for ours, theirs in zip(written.top_logprobs, scored.top_logprobs[-number:], strict=True):
+        assert len(ours) >= 20 and ours == pytest.approx(theirs)
+
+
+def token_id(name: str) -> int:
+    return int(name.removeprefix("bytes:\\x"), 16) if name.startswith("bytes:") else ord(name)
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "lookup_tree"])
 def test_an_answer_that_ends_at_once_still_has_an_entry_for_its_end(client: openai.OpenAI, strategy: str) -> None:
     """lm-evaluation-harness drops the last entry, which would otherwise be one of the prompt."""
     fields = asked(max_tokens=1, logprobs=1, echo=True, logit_bias={"256": 100.0}, prompt="It is done. ")

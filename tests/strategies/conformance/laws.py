@@ -7,7 +7,7 @@ synchronous reference of `tests.strategies.oracle`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from paceline.core.estimation.patience import SILENCE_S
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.runtime.simulation import Network, SimulatedSession, Simulation
-from paceline.strategies.base import SIDES, Branch, Cancelled, Emit, LinkLost, Side, other
+from paceline.strategies.base import SIDES, Branch, Cancelled, Effect, Emit, Event, LinkLost, Machine, Side, other
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
 from tests.depth import DEPTH
@@ -38,13 +38,16 @@ from tests.strategies.conformance.worlds import IN_ORDER, SHORT, Flapping, chang
 QUICK = 2  # seeds that also run in `make check`
 
 
-def every_manner(*, with_peer: bool | None = None, half: int | None = None) -> pytest.MarkDecorator:
+def every_manner(
+    *, with_peer: bool | None = None, half: int | None = None, one_writer: bool = False
+) -> pytest.MarkDecorator:
     """Parameters `strategy` and `manner`. with_peer: of both sides alone, or of one side alone. half, 0 or 1: the first
-    manner of each strategy and this half of the others, for laws that take long; all at a greater depth."""
+    manner of each strategy and this half of the others, for laws that take long; all at a greater depth. one_writer:
+    where one model's text is written, and no mixture of both."""
     found = {
         f"{strategy.name}, {name}": (strategy, manner)
         for strategy in STRATEGIES.values()
-        if with_peer in (None, strategy.needs_peer)
+        if with_peer in (None, strategy.needs_peer) and not (one_writer and strategy.text_of == "both")
         for number, (name, manner) in enumerate(manners(strategy).items())
         if half is None or DEPTH > 1 or number == 0 or number % 2 == half
     }
@@ -307,6 +310,39 @@ def check_alone(strategy: Strategy, manner: Manner, front: Side) -> None:
     sampling = SAMPLINGS["sampled"]
     world = Simulation(job(strategy, front, sampling, manner=manner), engines(), linked=False)
     assert world.run().tokens == alone(front, sampling, manner, MAX_TOKENS)
+
+
+class Recorded:
+    """A machine, and what it emits."""
+
+    def __init__(self, machine: Machine, emitted: list[Emit]) -> None:
+        self._machine, self._emitted = machine, emitted
+
+    def on(self, event: Event) -> Sequence[Effect]:
+        effects = self._machine.on(event)
+        self._emitted += [effect for effect in effects if isinstance(effect, Emit)]
+        return effects
+
+
+def check_plain_dists(
+    strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, *, linked: bool = True
+) -> None:
+    """What is emitted for logprobs is the writing model's own distribution, whatever is done to it before a token is
+    chosen."""
+    emitted: list[Emit] = []
+    recorded = replace(strategy, machine=lambda config: Recorded(strategy.machine(config), emitted))
+    request = job(recorded, front, sampling, manner=manner)
+    tokens = Simulation(request, engines(), network=IN_ORDER, linked=linked).run().tokens
+    writer = "cloud" if linked and strategy.text_of == "cloud" else front
+    assert tokens and [emit.token for emit in emitted] == tokens
+    for at, emit in enumerate(emitted):
+        assert emit.dist is not None
+        plain, _ = oracle.side_dist(
+            engines()[writer], BRANCHES[writer], tokens[:at], SamplingParams(), rescoring=manner.rescoring
+        )
+        mass = float(emit.dist.probs.sum()) + emit.rest
+        for token, prob in [(emit.token, plain.prob(emit.token)), *plain.top(20)]:
+            assert prob > 0.0 and emit.dist.prob(token) / mass == pytest.approx(prob, rel=1e-9), f"{at}: {token}"
 
 
 def check_lane_alone(strategy: Strategy, manner: Manner, front: Side) -> None:

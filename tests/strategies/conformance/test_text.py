@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
@@ -14,6 +16,7 @@ from tests.strategies.conformance.laws import (
     EVERY_SAMPLING,
     check_alone,
     check_lane_alone,
+    check_plain_dists,
     check_repeats,
     check_text,
     check_without_documents,
@@ -58,6 +61,19 @@ def test_text_of_one_side_equals_the_reference(
 @EVERY_FRONT
 def test_without_a_peer_the_front_answers_alone(strategy: Strategy, manner: Manner, front: Side) -> None:
     check_alone(strategy, manner, front)
+
+
+@every_manner(one_writer=True)
+@EVERY_FRONT
+@pytest.mark.parametrize("linked", [True, False])
+def test_logprobs_are_the_writing_models_own_before_any_processing(
+    strategy: Strategy, manner: Manner, front: Side, linked: bool
+) -> None:
+    manner = replace(manner, needs_dists=True, options=(*manner.options, ("needs_dists", True)))
+    sampling = SamplingParams(
+        temperature=0.2, top_p=0.9, top_k=5, frequency_penalty=0.5, repetition_penalty=1.2, logit_bias={65: 3.0}, seed=4
+    )
+    check_plain_dists(strategy, manner, front, sampling, linked=linked)
 
 
 @every_manner()

@@ -26,21 +26,13 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """The next target, with the distribution it was drawn from where it is known."""
-
-    token: int
-    final: Dist | None
-
-
-@dataclass(frozen=True, slots=True)
 class LeftToDrafter:
     """The draft is rejected, and the drafter draws the target from the residual of this head of its distribution."""
 
     head: Dist
 
 
-Outcome = Decided | LeftToDrafter
+Outcome = int | LeftToDrafter  # the next target, or that the drafter draws it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +43,9 @@ class Row:
     node: PrefixNode
     sampling: SamplingParams
 
-    def own(self) -> Decided | None:
+    def own(self) -> int | None:
         """The target model's own token by the common noise; None where the row has not been computed."""
-        sampled = self.decoder.sample(self.node)
-        return None if sampled is None else Decided(*sampled)
+        return self.decoder.sample(self.node)
 
     def final(self) -> Dist | None:
         """Its distribution, after top-k, top-p and min-p."""

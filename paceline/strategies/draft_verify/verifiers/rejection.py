@@ -12,7 +12,7 @@ from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.verification.coins import prob_of
 from paceline.core.verification.target_parts import TargetParts
-from paceline.strategies.draft_verify.verifiers.base import AcceptOrReject, Decided, Draft, LeftToDrafter, Outcome, Row
+from paceline.strategies.draft_verify.verifiers.base import AcceptOrReject, Draft, LeftToDrafter, Outcome, Row
 from paceline.wire.payloads.draft_codec import PROB_BYTES, decode_probs, encode_prob
 from paceline.wire.payloads.draft_places import decode_places, encode_places
 from paceline.wire.verify_messages import DraftChain, DraftsWithDists
@@ -49,8 +49,8 @@ class Rejection(AcceptOrReject):
         position = row.node.position
         parts = TargetParts.of(final, precise=self._precise)
         if self.coins.happens(position, parts.rest_mass):
-            return Decided(self.coins.draw(position, parts.rest, "rest"), final)
+            return self.coins.draw(position, parts.rest, "rest")
         (draft_prob,) = decode_probs(draft.drawn_from)
         if self.coins.accepts(position, draft_prob, prob_of(parts.head, draft.token)):
-            return Decided(draft.token, final)
+            return draft.token
         return LeftToDrafter(parts.head)

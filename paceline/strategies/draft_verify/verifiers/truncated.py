@@ -13,7 +13,7 @@ from typing import Final
 from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.verification.coins import prob_of
-from paceline.strategies.draft_verify.verifiers.base import AcceptOrReject, Decided, Draft, Outcome, Row
+from paceline.strategies.draft_verify.verifiers.base import AcceptOrReject, Draft, Outcome, Row
 from paceline.wire.payloads.draft_codec import decode_draft_dist, encode_draft_dist
 from paceline.wire.payloads.draft_places import decode_places, encode_places
 from paceline.wire.verify_messages import DraftChain, DraftsWithDists
@@ -51,5 +51,5 @@ class Truncated(AcceptOrReject):
             return row.own()
         position, dist = row.node.position, decode_draft_dist(draft.drawn_from, self._vocab_size)
         if self.coins.accepts(position, dist.prob(draft.token), prob_of(final, draft.token)):
-            return Decided(draft.token, final)
-        return Decided(self.coins.recover(position, dist, final), final)
+            return draft.token
+        return self.coins.recover(position, dist, final)
