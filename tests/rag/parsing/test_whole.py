@@ -182,6 +182,7 @@ HIDDEN = {
     '<i aria-hidden="true">no</i>yes': "yes",
     "<p style='color: red; DISPLAY : none !important'>no</p>yes": "yes",
     "<p style='visibility:hidden'>no</p>yes": "yes",
+    "<p style='font-size:0px'>no</p><p style='opacity: 0.0'>no</p><p style='font-size:0.5em;opacity:.01'>yes": "yes",
     "<style>/* .b{} */ .a, p.b { display:none }</style><p class='x a'>no<p class=b>no<div class=b>yes</div>": "yes",
     "<style>@media print { .a { display:none } .c {} } .d{display:none} .d{display:block}</style>"
     "<p class='a d'>yes": "yes",
@@ -304,7 +305,10 @@ def test_an_open_document_is_read_with_its_notes_and_without_what_is_deleted_or_
         ' three.<text:span text:style-name="T1">hidden</text:span></text:p>'
         "<text:list><text:list-item><text:p>item</text:p></text:list-item></text:list>"
         "<table:table><table:table-row><table:table-cell><text:p>a</text:p></table:table-cell><table:table-cell>"
-        "<text:p>b</text:p></table:table-cell></table:table-row></table:table>"
+        "<text:p>b</text:p></table:table-cell></table:table-row>"
+        '<table:table-row table:visibility="collapse"><table:table-cell><text:p>hidden</text:p></table:table-cell>'
+        '</table:table-row><table:table-row><table:table-cell table:number-columns-repeated="2"><text:p>c</text:p>'
+        '</table:table-cell><table:table-cell table:number-columns-repeated="16000"/></table:table-row></table:table>'
     )
     hidden = '<style:style style:name="T1"><style:text-properties text:display="none"/></style:style>'
     content = (
@@ -314,7 +318,7 @@ def test_an_open_document_is_read_with_its_notes_and_without_what_is_deleted_or_
     made = archive({"mimetype": b"application/vnd.oasis.opendocument.text", "content.xml": content.encode()})
     read = parser.parse_bytes("a.odt", made)
     assert (read.kind, read.text) == (
-        "odt", "## Moorings\n\nOne two three.\n\nNote: a note\n\n- item\n\na | b"
+        "odt", "## Moorings\n\nOne two three.\n\nNote: a note\n\n- item\n\na | b\nc | c |"
     )  # fmt: skip
 
 

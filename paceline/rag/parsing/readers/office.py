@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from typing import NamedTuple
 from zipfile import ZipFile
 
@@ -338,6 +339,7 @@ _OPEN_TAGS: Mapping[str, str] = {
     "table-cell": "td", "covered-table-cell": "td", "line-break": "br", "text-box": "aside", "note": "aside",
     "annotation": "aside", "header": "header", "footer": "footer", "section": "div",
 }  # fmt: skip
+_MAX_REPEATED = 64  # cells, of one that is written once
 _OPEN_GONE = (
     *("tracked-changes", "note-citation", "forms", "scripts", "font-face-decls", "automatic-styles"),
     *("table-of-content-source", "illustration-index-source", "bibliography-source", "alphabetical-index-source"),
@@ -391,10 +393,15 @@ def _write_open(root: etree._Element, hidden: set[str], out: TextBuilder) -> Non
                 label = "Note: " if _local(box) == "note" else "Comment: "
                 first = next(box.iter("{*}p"), box)
                 first.text = label + (first.text or "")
+    for cell in list(root.iter("{*}table-cell")):  # one that stands for several with the same text
+        number = _attribute(cell, "number-columns-repeated")
+        if number.isdecimal() and any(map(str.strip, cell.itertext())):
+            for _ in range(min(int(number), _MAX_REPEATED) - 1):
+                cell.addnext(deepcopy(cell))
     for element in root.iter("*"):
         name = _local(element)
         is_hidden = _attribute(element, "style-name") in hidden or _attribute(element, "is-hidden") == "true"
-        if is_hidden or _attribute(element, "display") == "none":
+        if is_hidden or _attribute(element, "display") == "none" or _attribute(element, "visibility") == "collapse":
             element.set("hidden", "")
         if name in ("s", "tab"):
             element.text = " "
