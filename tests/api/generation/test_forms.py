@@ -115,7 +115,9 @@ def test_two_forms_are_refused_and_empty_ones_ask_for_nothing(
 
 
 @pytest.mark.parametrize("path", [path for path in SURFACES if not path.startswith("/api/")])
-def test_a_form_as_ollama_takes_it_is_refused_elsewhere(http: httpx.Client, service: ScriptedService, path: str) -> None:
+def test_a_form_as_ollama_takes_it_is_refused_elsewhere(
+    http: httpx.Client, service: ScriptedService, path: str
+) -> None:
     response = ask(http, path, format=SCHEMA)
     assert response.status_code == 400 and "send response_format" in response.text
     assert not service.requests
