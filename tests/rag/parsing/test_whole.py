@@ -134,6 +134,38 @@ def test_what_stands_in_a_word_document_is_read_wherever_it_is_wrapped(
     assert parser.parse_bytes("a.docx", made).text.removesuffix("end").strip() == wanted
 
 
+MHTML = (
+    b"MIME-Version: 1.0\nContent-Type: multipart/related; type=text/html; boundary=B\n\n--B\nContent-Type: text/html; "
+    b"charset=utf-8\nContent-Transfer-Encoding: quoted-printable\n\n<h1>Fees</h1>caf=C3=A9<p hidden>no</p>\n--B--\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "wanted"),
+    [
+        ("part.html", b"<h1>Fees</h1><p>caf\xc3\xa9</p>", "# Fees\n\ncaf\u00e9"),
+        ("part.mht", MHTML, "# Fees\n\ncaf\u00e9"),
+        ("part.docx", word(paragraph(run("inner")) + paragraph(run("text"))), "inner\n\ntext"),
+        ("part.txt", b"one\ntwo", "one\ntwo"),
+        ("part.rtf", b"", "(part.rtf is empty; write something in it or leave it out)"),
+    ],
+)
+def test_a_document_within_a_word_document_is_read_in_its_place(
+    parser: ParserProcess, name: str, data: bytes, wanted: str
+) -> None:
+    document = f"<w:document {SPACES}><w:body>{paragraph(run('before'))}<w:altChunk r:id='c'/>{paragraph(run('after'))}"
+    related = f'<Relationships><Relationship Id="c" Target="{name}" Type="{OFFICE}/aFChunk"/></Relationships>'
+    made = archive(
+        {
+            "_rels/.rels": b"<Relationships/>",
+            "word/document.xml": f"{document}</w:body></w:document>".encode(),
+            "word/_rels/document.xml.rels": related.encode(),
+            f"word/{name}": data,
+        }
+    )
+    assert parser.parse_bytes("a.docx", made).text == f"before\n\n{wanted}\n\nafter"
+
+
 def test_notes_comments_headers_and_footers_of_word_are_read_once(parser: ParserProcess) -> None:
     cited = "".join(f'<w:r><w:{kind}Reference w:id="2"/></w:r>' for kind in ("footnote", "endnote", "comment"))
     made = word(
