@@ -31,6 +31,7 @@ def unreadable(kind: str, where: str) -> RequestError:
 
 _FORMS = {  # of other servers: each promises something about the text of an answer, where it says anything
     "guided_whitespace_pattern": "White space of JSON is fixed here: one blank at most, after a comma or colon",
+    "format": "It is a field of /api/chat and /api/generate: send response_format",
     "structural_tag": "It is not supported: send tools, or a grammar",
     "grammar_lazy": "A grammar holds for the whole answer here",
     "allowed_token_ids": "It is not supported: send a logit_bias, or a form of the answer",

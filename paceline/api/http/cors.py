@@ -12,7 +12,7 @@ same-origin requests, without an `Origin`. So the host it names must be this mac
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from paceline.local_users import is_loopback
 
@@ -27,15 +27,18 @@ _USUAL = b"authorization, content-type"
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]*)?", re.IGNORECASE)  # RFC 9110, 7.2: a name and a port
 _PAGE = re.compile(rf"https?://{_HOST.pattern}", re.IGNORECASE)
 _APPLICATION = re.compile(rf"({'|'.join(sorted(APPLICATIONS))})://(?:{_HOST.pattern})?", re.IGNORECASE)
-PROXIES = frozenset(  # what a proxy or a tunnel adds to a request
-    {b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"forwarded", b"via", b"x-real-ip"}
-)
+_PROXIES = (b"x-forwarded-", b"forwarded", b"via", b"x-real-ip", b"cf-connecting-ip", b"true-client-ip")
 
 
 def is_local_host(host: str | None) -> bool:
     """True if a `Host` header names this machine. A missing one does not: every browser sends it."""
     named = _HOST.fullmatch(host or "")
     return named is not None and _is_local(named[1].lower())
+
+
+def is_proxied(names: Iterable[bytes]) -> bool:
+    """True if a header is one that a proxy or a tunnel adds to a request. names: of all headers, in lower case."""
+    return any(name in _PROXIES or name.startswith(_PROXIES[0]) for name in names)
 
 
 def is_local_origin(origin: str, allowed: Collection[str] = ()) -> bool:

@@ -33,7 +33,7 @@ def check(body: Mapping[str, object], asked: GenerationFields) -> None:
     for name, sentence in REFUSED.items():
         if body.get(name):
             raise _refused(f"{sentence} (in `{name}`).", name)
-    refuse_forms(body)
+    refuse_forms(body, served=("format",))
     if asked.think:
         raise _refused(f"{asked.model!r} does not support thinking.", "think")
     options = body.get("options")

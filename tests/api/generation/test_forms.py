@@ -114,6 +114,15 @@ def test_two_forms_are_refused_and_empty_ones_ask_for_nothing(
     assert service.requests[-1].constraint is None
 
 
+@pytest.mark.parametrize("path", [path for path in SURFACES if not path.startswith("/api/")])
+def test_a_form_as_ollama_takes_it_is_refused_elsewhere(
+    http: httpx.Client, service: ScriptedService, path: str
+) -> None:
+    response = ask(http, path, format=SCHEMA)
+    assert response.status_code == 400 and "send response_format" in response.text
+    assert not service.requests
+
+
 def test_a_form_by_the_surfaces_own_name_and_another_are_refused(http: httpx.Client) -> None:
     own: dict[str, Json] = {
         "/v1/responses": {"text": {"format": {"type": "json_object"}}},

@@ -278,6 +278,8 @@ PROXY_HEADERS = {
     "Forwarded": "for=203.0.113.7",
     "VIA": "1.1 tunnel",
     "X-Real-IP": "203.0.113.7",
+    "X-Forwarded-Server": "llm.example.org",
+    "CF-Connecting-IP": "203.0.113.7",
 }
 
 

@@ -134,6 +134,38 @@ def test_what_stands_in_a_word_document_is_read_wherever_it_is_wrapped(
     assert parser.parse_bytes("a.docx", made).text.removesuffix("end").strip() == wanted
 
 
+MHTML = (
+    b"MIME-Version: 1.0\nContent-Type: multipart/related; type=text/html; boundary=B\n\n--B\nContent-Type: text/html; "
+    b"charset=utf-8\nContent-Transfer-Encoding: quoted-printable\n\n<h1>Fees</h1>caf=C3=A9<p hidden>no</p>\n--B--\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "wanted"),
+    [
+        ("part.html", b"<h1>Fees</h1><p>caf\xc3\xa9</p>", "# Fees\n\ncaf\u00e9"),
+        ("part.mht", MHTML, "# Fees\n\ncaf\u00e9"),
+        ("part.docx", word(paragraph(run("inner")) + paragraph(run("text"))), "inner\n\ntext"),
+        ("part.txt", b"one\ntwo", "one\ntwo"),
+        ("part.rtf", b"", "(part.rtf is empty; write something in it or leave it out)"),
+    ],
+)
+def test_a_document_within_a_word_document_is_read_in_its_place(
+    parser: ParserProcess, name: str, data: bytes, wanted: str
+) -> None:
+    document = f"<w:document {SPACES}><w:body>{paragraph(run('before'))}<w:altChunk r:id='c'/>{paragraph(run('after'))}"
+    related = f'<Relationships><Relationship Id="c" Target="{name}" Type="{OFFICE}/aFChunk"/></Relationships>'
+    made = archive(
+        {
+            "_rels/.rels": b"<Relationships/>",
+            "word/document.xml": f"{document}</w:body></w:document>".encode(),
+            "word/_rels/document.xml.rels": related.encode(),
+            f"word/{name}": data,
+        }
+    )
+    assert parser.parse_bytes("a.docx", made).text == f"before\n\n{wanted}\n\nafter"
+
+
 def test_notes_comments_headers_and_footers_of_word_are_read_once(parser: ParserProcess) -> None:
     cited = "".join(f'<w:r><w:{kind}Reference w:id="2"/></w:r>' for kind in ("footnote", "endnote", "comment"))
     made = word(
@@ -182,6 +214,7 @@ HIDDEN = {
     '<i aria-hidden="true">no</i>yes': "yes",
     "<p style='color: red; DISPLAY : none !important'>no</p>yes": "yes",
     "<p style='visibility:hidden'>no</p>yes": "yes",
+    "<p style='font-size:0px'>no</p><p style='opacity: 0.0'>no</p><p style='font-size:0.5em;opacity:.01'>yes": "yes",
     "<style>/* .b{} */ .a, p.b { display:none }</style><p class='x a'>no<p class=b>no<div class=b>yes</div>": "yes",
     "<style>@media print { .a { display:none } .c {} } .d{display:none} .d{display:block}</style>"
     "<p class='a d'>yes": "yes",
@@ -304,7 +337,10 @@ def test_an_open_document_is_read_with_its_notes_and_without_what_is_deleted_or_
         ' three.<text:span text:style-name="T1">hidden</text:span></text:p>'
         "<text:list><text:list-item><text:p>item</text:p></text:list-item></text:list>"
         "<table:table><table:table-row><table:table-cell><text:p>a</text:p></table:table-cell><table:table-cell>"
-        "<text:p>b</text:p></table:table-cell></table:table-row></table:table>"
+        "<text:p>b</text:p></table:table-cell></table:table-row>"
+        '<table:table-row table:visibility="collapse"><table:table-cell><text:p>hidden</text:p></table:table-cell>'
+        '</table:table-row><table:table-row><table:table-cell table:number-columns-repeated="2"><text:p>c</text:p>'
+        '</table:table-cell><table:table-cell table:number-columns-repeated="16000"/></table:table-row></table:table>'
     )
     hidden = '<style:style style:name="T1"><style:text-properties text:display="none"/></style:style>'
     content = (
@@ -314,7 +350,7 @@ def test_an_open_document_is_read_with_its_notes_and_without_what_is_deleted_or_
     made = archive({"mimetype": b"application/vnd.oasis.opendocument.text", "content.xml": content.encode()})
     read = parser.parse_bytes("a.odt", made)
     assert (read.kind, read.text) == (
-        "odt", "## Moorings\n\nOne two three.\n\nNote: a note\n\n- item\n\na | b"
+        "odt", "## Moorings\n\nOne two three.\n\nNote: a note\n\n- item\n\na | b\nc | c |"
     )  # fmt: skip
 
 

@@ -20,11 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.api.http.auth import Identity, Keyring
 from paceline.api.http.body import BrokenOffError, ClientGoneError, within
 from paceline.api.http.cors import (
-    PROXIES,
     Headers,
     answer_headers,
     is_local_host,
     is_local_origin,
+    is_proxied,
     preflight_headers,
 )
 from paceline.api.http.errors import RETRY_AFTER_S, ErrorShape, Failure, failure_of, unauthorized
@@ -221,7 +221,7 @@ class AdmissionMiddleware:
                 "name: make a key, and it answers to any.",
                 code="host_not_allowed",
             )
-        if not is_open and not PROXIES.isdisjoint(headers):  # a tunnel runs as this user, and may rewrite the host
+        if not is_open and is_proxied(headers):  # a tunnel runs as this user, and may rewrite the host
             return Failure(
                 403,
                 "A server that has no keys answers its own machine only, and this request came through a proxy or a "

@@ -40,20 +40,21 @@ def _write(message: Message, out: TextBuilder, depth: int) -> None:
         if message.get(header):
             out.line()
             out.text(f"{header}: {message.get(header)}")
-    _write_part(message, out, depth)
+    write_part(message, out, depth)
 
 
-def _write_part(part: Message, out: TextBuilder, depth: int) -> None:
+def write_part(part: Message, out: TextBuilder, depth: int = 0) -> None:
+    """Append what a part of a message shows. depth: of messages in messages, so far."""
     kind = part.get_content_type()
     parts = [each for each in part.get_payload() if isinstance(each, Message)] if part.is_multipart() else []
     out.paragraph()
     if kind == "message/rfc822" and parts and depth < _MAX_DEPTH:
         _write(parts[0], out, depth + 1)
     elif kind == "multipart/alternative" and parts:  # the same in several forms, the plainest first
-        _write_part(parts[0], out, depth)
+        write_part(parts[0], out, depth)
     elif parts:
         for each in parts:
-            _write_part(each, out, depth)
+            write_part(each, out, depth)
     else:
         data = part.get_payload(decode=True)
         _write_data(part, data if isinstance(data, bytes) else b"", out)

@@ -27,6 +27,7 @@ _LINES = ("br", "line", "text", "tr")  # `text`: of a drawing; `line`: of trees 
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 _NO_CELL = ("table", "pre", *_HEADINGS)  # what makes a table one of a page's layout, whose cells are paragraphs
 _META_WITHIN = 4096  # bytes; browsers look for a character set in the first 1,024
+_NOTHING = re.compile(r"0*\.?0+(?:[a-z]+|%)?")  # a size or an opacity
 _SELECTOR = re.compile(r"[a-z0-9]*[.#][\w-]+")  # the selectors of a style sheet that are looked at
 
 
@@ -156,7 +157,11 @@ def _is_hidden(element: etree._Element, hiding: frozenset[str]) -> bool:
 def _hides(declarations: str) -> bool:
     pairs = (part.partition(":") for part in declarations.lower().split(";"))
     values = {name.strip(): value.partition("!")[0].strip() for name, _, value in pairs}
-    return values.get("display") == "none" or values.get("visibility") in ("hidden", "collapse")
+    return (
+        values.get("display") == "none"
+        or values.get("visibility") in ("hidden", "collapse")
+        or any(_NOTHING.fullmatch(values.get(name, "")) for name in ("opacity", "font-size"))
+    )
 
 
 def _hiding_rules(root: etree._Element) -> frozenset[str]:

@@ -7,17 +7,23 @@ numbers that programs compute for lists and headings, masters of slides, text in
 
 from __future__ import annotations
 
+import importlib
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from email import message_from_bytes
+from email.policy import default
 from typing import NamedTuple
 from zipfile import ZipFile
 
 from lxml import etree
 
-from paceline.rag.parsing.kinds import MAX_PAGES
-from paceline.rag.parsing.readers.archive import open_archive, xml_member
+from paceline.rag.parsing.kinds import MAX_PAGES, kind_of
+from paceline.rag.parsing.readers import MODULES
+from paceline.rag.parsing.readers.archive import member, open_archive, xml_member
 from paceline.rag.parsing.readers.content import Content, TextBuilder, UnreadableError, one_line
 from paceline.rag.parsing.readers.markup import write_tree
+from paceline.rag.parsing.readers.sniffing import kind_by_content
 
 _MADE_UP = "powerpoint presentation"  # a title of programs
 _OFF = ("0", "false", "off", "none")
@@ -80,6 +86,22 @@ class _Package:
 
     def xml(self, part: str) -> etree._Element:
         return xml_member(self._archive, part)
+
+    def document(self, part: str) -> str:
+        """The text of a part that is a document or a web archive (MHTML); of one that is not read, why not."""
+        data = member(self._archive, part)
+        if part.lower().endswith((".mht", ".mhtml")):
+            out = TextBuilder()
+            mail = importlib.import_module("paceline.rag.parsing.readers.mail")
+            mail.write_part(message_from_bytes(data, policy=default), out)
+            return out.build()
+        name = posixpath.basename(part)
+        try:
+            kind = kind_by_content(data, kind_of(part))
+            text: str = importlib.import_module(f"paceline.rag.parsing.readers.{MODULES[kind]}").read(data, name).text
+        except UnreadableError as error:
+            return f"({name} {error.reason})"
+        return text
 
     def related(self, part: str) -> Iterator[tuple[str, str, str]]:
         """(id, kind, path) of the parts that a part refers to."""
@@ -149,6 +171,14 @@ def _write_word(
             first = next(note.iter("{*}p"), note)
             first.insert(0, _span(label))
             paragraph.addnext(note)
+    targets = {} if package is None else {relation: target for relation, _, target in package.related(part)}
+    for chunk in list(root.iter("{*}altChunk")):  # another document, which Word shows in its place
+        target = targets.get(_attribute(chunk, "id"))
+        for block in package.document(target).split("\n\n") if package is not None and target else ():
+            paragraph = etree.Element("p")
+            for line in block.split("\n"):
+                paragraph.extend([_span(line), etree.Element("br")])
+            chunk.addprevious(paragraph)
     for choice in root.iter("{*}ddList"):  # a field whose text is the number of an entry
         entries = [_attribute(entry, "val") for entry in choice.iterfind("{*}listEntry")]
         chosen = choice.find("{*}result")
@@ -338,6 +368,7 @@ _OPEN_TAGS: Mapping[str, str] = {
     "table-cell": "td", "covered-table-cell": "td", "line-break": "br", "text-box": "aside", "note": "aside",
     "annotation": "aside", "header": "header", "footer": "footer", "section": "div",
 }  # fmt: skip
+_MAX_REPEATED = 64  # cells, of one that is written once
 _OPEN_GONE = (
     *("tracked-changes", "note-citation", "forms", "scripts", "font-face-decls", "automatic-styles"),
     *("table-of-content-source", "illustration-index-source", "bibliography-source", "alphabetical-index-source"),
@@ -391,10 +422,15 @@ def _write_open(root: etree._Element, hidden: set[str], out: TextBuilder) -> Non
                 label = "Note: " if _local(box) == "note" else "Comment: "
                 first = next(box.iter("{*}p"), box)
                 first.text = label + (first.text or "")
+    for cell in list(root.iter("{*}table-cell")):  # one that stands for several with the same text
+        number = _attribute(cell, "number-columns-repeated")
+        if number.isdecimal() and any(map(str.strip, cell.itertext())):
+            for _ in range(min(int(number), _MAX_REPEATED) - 1):
+                cell.addnext(deepcopy(cell))
     for element in root.iter("*"):
         name = _local(element)
         is_hidden = _attribute(element, "style-name") in hidden or _attribute(element, "is-hidden") == "true"
-        if is_hidden or _attribute(element, "display") == "none":
+        if is_hidden or _attribute(element, "display") == "none" or _attribute(element, "visibility") == "collapse":
             element.set("hidden", "")
         if name in ("s", "tab"):
             element.text = " "
