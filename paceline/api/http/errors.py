@@ -68,6 +68,8 @@ def failure_of(error: BaseException) -> Failure:
             headers = retry if error.status in (429, 503) else {}
             if error.status == 408:  # the rest of the request is not waited for (RFC 9110, 15.5.9)
                 headers = {"Connection": "close"}
+            if error.code == "answer_too_late":  # official clients would have it computed twice more
+                headers["x-should-retry"] = "false"
             return Failure(error.status, str(error), error.type, error.code, error.param, headers)
         case LinkError():
             return Failure(503, str(error), "server_error", "link_lost", headers={"Retry-After": str(RETRY_AFTER_S)})

@@ -43,8 +43,11 @@ MAX_COMPILE_S = 2.0  # processor time, after which no further part is tried; one
 # The work of a mask is bounded, since others wait for threads (`bench/LOG.md`): 6,000 items suffice for MAX_OPTIONAL
 # properties, and 80,000 of fuel for 200 patterns as alternatives. An answer whose constraint needs more ends there.
 _LIMITS = LLParserLimits(step_max_items=6_000, step_lexer_fuel=80_000, verbose_errors=False)
-REPEATS = 32  # times in a row that a period of tokens may stand in a string or number of JSON
-MAX_PERIOD = 8  # tokens
+REPEATS = (
+    32  # times in a row that a short period of tokens may stand in a string or number of JSON; half of it a long one
+)
+SHORT_PERIOD = 8  # tokens
+MAX_PERIOD = 32  # tokens: a sentence
 _NAMES: dict[ConstraintKind, str] = {"regex": "pattern", "choice": "list of choices", "grammar": "grammar"}  # no JSON
 
 
@@ -192,16 +195,21 @@ class _Ends:
             _, call, text = text.partition(b"<tool_call>")
             if not call:
                 return None
-        repeated = b"".join(self._texts[token] for token in path[-REPEATS * period :])
+        repeated = b"".join(self._texts[token] for token in path[-_length(period) :])
         opened = _open_string(text)
         if opened is not None:
             return self._quotes if len(text) - opened > len(repeated) else None
         return self._beyond if all(bytes((byte,)) in _NUMBER for byte in repeated) else None
 
 
+def _length(period: int) -> int:
+    """Tokens over which a period may stand."""
+    return REPEATS * period if period <= SHORT_PERIOD else max(REPEATS * SHORT_PERIOD, REPEATS // 2 * period)
+
+
 def _repeats(path: Sequence[int], period: int) -> bool:
-    """The path ends with a period of so many tokens, `REPEATS` times."""
-    length = REPEATS * period
+    """The path ends with a period of so many tokens, as often as it may stand."""
+    length = _length(period)
     if len(path) < length or path[-1] != path[-1 - period]:
         return False
     tail = list(path[-length:])

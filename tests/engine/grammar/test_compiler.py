@@ -526,7 +526,10 @@ def test_what_repeats_itself_elsewhere_is_left_alone() -> None:
     texts = schema({"type": "array", "items": {"type": "string"}})
     assert ord("b") in follow(texts, "[" + '"ab", ' * 40 + '"a')
     long_period = schema(FREE)
-    assert ord("z") in follow(long_period, '{"a": "' + "abcdefghi" * 40)
+    sentence = "the owl sits on the mill again, "  # 32 tokens
+    assert ord("z") in follow(long_period, '{"a": "' + sentence * 15)
+    assert follow(long_period, '{"a": "x' + sentence * 16) == {ord('"')}
+    assert ord("z") in follow(long_period, '{"a": "x' + f"{sentence}." * 40)
     bounded = schema({"type": "string", "minLength": 60})
     assert ord('"') not in follow(bounded, '"' + "a" * 50) and ord("a") in follow(bounded, '"' + "a" * 50)
     assert follow(bounded, '"' + "a" * 60) == {ord('"')}

@@ -19,7 +19,7 @@ const ESCAPED = /[!-/:-@[-`{-~]/;
 export function safeAddress(text) {
   try {
     const url = new URL(text);
-    // A name before the host is there to be taken for it: https://bank.example@elsewhere.example
+    // A name before the host, as in bank.example@elsewhere.example, is there to be taken for it.
     return SAFE.has(url.protocol) && !url.username && !url.password ? url.href : null;
   } catch {
     return null; // relative addresses as well: they would lead into this server
