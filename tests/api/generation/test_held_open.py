@@ -173,6 +173,7 @@ def test_where_no_space_has_been_sent_it_is_a_status(service: ScriptedService) -
         fields = BODIES["/v1/messages"] | {"model": MODEL.name}
         response = httpx.post(f"{url}/v1/messages", json=fields, headers={"x-stainless-timeout": SOON}, verify=False)
     assert response.status_code == 408 and response.json()["error"]["type"] == "timeout_error"
+    assert response.headers["x-should-retry"] == "false"
 
 
 @pytest.mark.parametrize("surface", ["chat", "responses"])
