@@ -1,9 +1,10 @@
-"""The README's example requests, word for word, sent to the demonstration's pair: each gets the right answer."""
+"""The README's commands and requests, word for word but for addresses and models: each gets the right answer."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.commands.demonstration.local_pair import Pair, start_pair
-from paceline.commands.processes import Children
+from paceline.commands.demonstration.local_pair import Pair, linked, start_pair
+from paceline.commands.processes import Children, command, free_port
 from paceline.models import SAMPLES
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 TRUTH = "8:30"
+QUESTION = "When does the Harbour Library of Tarnwick open?"
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +60,47 @@ def test_the_python_request_prints_the_right_answer(pair: Pair) -> None:
     code = here(block("python", "OpenAI("), pair)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert TRUTH in done.stdout, done.stdout
+
+
+def commands(beginning: str) -> list[list[str]]:
+    """The words of each `paceline` command in the README's console block that contains these words."""
+    lines = [line.removeprefix("$ paceline ") for line in block("console", beginning).splitlines()]
+    return [[re.sub(r"^Qwen/.*", "demo", word) for word in shlex.split(line, comments=True)] for line in lines]
+
+
+def test_the_commands_for_real_models_start_two_sides_that_answer_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `demo` in place of both models, free ports in place of 8000 and 8001, and the code on standard input."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    shutil.copytree(SAMPLES / "public", tmp_path / "handbook")
+    shutil.copytree(SAMPLES / "private", tmp_path / "notes")
+    add_public, serve, add_device = commands("--side cloud")
+    add_private, agent, chat = commands("--side device")
+    with Children(tmp_path) as children:
+        children.run(command(*add_public))
+        port = free_port(0)
+        cloud = children.start("cloud", command(*serve, "--port", str(port)), port=port)
+        children.wait(lambda reports: all(reports))
+        code = json.loads(children.run(command(*add_device, "--json")))["code"]
+        children.run(command(*add_private))
+        port = free_port(0)
+        words = [cloud.url if word == "https://server.example.org" else word for word in agent]
+        line = f"exec {shlex.join(command(*words, '--port', str(port)))} <<< {code}"
+        device = children.start("device", ["bash", "-c", line], port=port)
+        children.wait(linked)
+        *asked, question = [device.url if word == "http://127.0.0.1:8001" else word for word in chat]
+        assert children.run(command(*asked, question)).strip()
+        assert TRUTH in children.run(command(*asked, QUESTION))
+
+
+def test_the_first_two_commands_are_those_that_other_tests_run() -> None:
+    """`tests/packaging/test_wheel.py` installs and `tests/e2e/test_demo.py` runs the demonstration."""
+    assert block("console", "pip install") == "$ pip install .\n$ paceline demo\n"
+
+
+def test_every_command_of_the_readme_is_one_of_those_above() -> None:
+    tried = ("pip install", "curl", "--side cloud", "--side device")
+    assert sorted(re.findall(r"^\$ .*", README, re.MULTILINE)) == sorted(
+        line for beginning in tried for line in block("console", beginning).splitlines() if line.startswith("$ ")
+    )
