@@ -15,7 +15,7 @@ from paceline.runtime.link.emulation import Emulation
 from paceline.wire.identity.handshake import DeviceHandshake
 from paceline.wire.identity_messages import Introduction
 
-from .credentials import CloudKeys, Credential, Credentials, OutdatedCredentials
+from .credentials import CloudKeys, Credential, Credentials
 from .enrolment import exchange
 
 _log = logging.getLogger("paceline.agent")
@@ -69,12 +69,7 @@ class Cloud:
         when no credential is stored and there is no code or the cloud refuses it.
         """
         advice = f"Run `paceline devices add {self._name}` at the server and start the agent once with `--code -`."
-        kept: Credential | None = None
-        try:
-            kept = self._credentials.get(http_url(self._url))
-        except OutdatedCredentials as error:
-            if self._code is None:
-                raise ConfigError(f"{error} {advice}") from None
+        kept = self._credentials.get(http_url(self._url))
         if self._code is None:
             if kept is None:
                 raise ConfigError(f"This device is not enrolled at {self._url}. {advice}")

@@ -10,14 +10,14 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, other_format
 from paceline.runtime.identity import PrivateKey
 from paceline.secret_files import private_folder, read_private, write_private
 from paceline.wire.fields import KEY_BYTES
 from paceline.wire.identity_messages import MAX_KEYS
 
 FILE = "credentials.json"
-FORMAT = 2  # 1, without this number: passwords in place of keys
+FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,6 @@ class Credential:
     keys: tuple[PrivateKey, ...] = field(repr=False)  # the present one, and one whose renewal is not confirmed
 
 
-class OutdatedCredentials(ConfigError):
-    """The file was written by a release whose credentials no server takes any more."""
-
-
 class Credentials:
     """The file in a state directory. Methods raise ConfigError when only a person can repair it."""
 
@@ -40,18 +36,14 @@ class Credentials:
         self.path = state_dir / FILE
 
     def get(self, cloud: str) -> Credential | None:
-        """The credential for a cloud. Raises OutdatedCredentials for a file of an earlier release."""
+        """The credential for a cloud."""
         return self._read().get(cloud)
 
     def put(self, cloud: str, credential: Credential) -> None:
-        """Keep a credential. What an earlier release has left is replaced."""
+        """Keep a credential."""
         try:
             private_folder(self.path.parent)
-            try:
-                entries = self._read()
-            except OutdatedCredentials:
-                entries = {}
-            clouds = {url: _to_json(entry) for url, entry in (entries | {cloud: credential}).items()}
+            clouds = {url: _to_json(entry) for url, entry in (self._read() | {cloud: credential}).items()}
             write_private(self.path, json.dumps({"format": FORMAT, "clouds": clouds}, indent=2).encode())
         except OSError as error:
             raise ConfigError(f"The credential cannot be kept in {self.path}: {error.strerror}.") from error
@@ -64,20 +56,11 @@ class Credentials:
             entries = json.loads(content)
             if not isinstance(entries, dict):
                 raise ValueError("no object")
-            if entries.get("format") == FORMAT:
-                return {str(cloud): _from_json(entry) for cloud, entry in entries["clouds"].items()}
-            outdated = bool(entries) and all("credential" in entry for entry in entries.values())
+            if entries["format"] != FORMAT:
+                raise other_format(self.path, entries["format"], FORMAT, "remove the file and enrol the device again")
+            return {str(cloud): _from_json(entry) for cloud, entry in entries["clouds"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{self.path} is damaged: remove it and enrol the device again.") from error
-        if outdated:
-            raise OutdatedCredentials(
-                f"{self.path} was written by an earlier release of Paceline, whose passwords keys have replaced: enrol "
-                "this device again."
-            )
-        raise ConfigError(
-            f"{self.path} was written by a later release of Paceline, or is damaged: install that release, or remove "
-            "the file and enrol the device again."
-        )
 
 
 class CloudKeys:

@@ -42,6 +42,15 @@ class StorageError(ConfigError):
         self.full = full
 
 
+def other_format(file: object, found: object, read: int, advice: str) -> ConfigError:
+    """What to raise for a file of a format that is not read here. advice: what to do without the program that wrote it,
+    as an imperative."""
+    return ConfigError(
+        f"{file} was written by another version of Paceline (format {found}, this one reads {read}): use that version, "
+        f"or {advice}."
+    )
+
+
 def is_full(error: OSError) -> bool:
     """True if it says that there is no room: of the disk, of a quota, or of a limit on the size of files."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -9,7 +9,7 @@ from typing import Final
 from paceline.core.side import SIDES, Side
 from paceline.errors import ConfigError
 
-FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {  # settings that name one, and the files an older release kept in it
+FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {  # settings that name one, and files of a side
     "state_dir": ("keys.sqlite", "devices.sqlite", "responses.sqlite", "credentials.json", "docs/documents.sqlite"),
     "docs_dir": ("documents.sqlite",),
 }
@@ -18,7 +18,7 @@ FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {  # settings that name one, and
 def own_folder(side: Side, key: str, value: object, origin: str) -> object:
     """This side's subfolder of a folder named for both sides.
 
-    Raises ConfigError if files of a side lie in that folder itself, where older releases kept them.
+    Raises ConfigError if files of a side lie in that folder itself, as one has them that was named for it alone before.
     """
     if not isinstance(value, str):
         return value  # the schema rejects it

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from paceline.errors import ConfigError, StorageError
+from paceline.errors import ConfigError, StorageError, other_format
 from paceline.secret_files import private_folder
 
 BUSY_S = 30.0  # longest wait for another process's transaction
@@ -72,6 +72,32 @@ def _write_ahead(connection: sqlite3.Connection, file: Path) -> None:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
     raise ConfigError(f"{file} is in use by another program; try again.")
+
+
+def is_new(connection: sqlite3.Connection, file: Path | None, version: int, advice: str) -> bool:
+    """True if there is no table yet. Raises ConfigError for tables of another version (`PRAGMA user_version`).
+
+    advice: of `other_format`.
+    """
+    found, tables = connection.execute(  # one statement, so that both are of one moment
+        "SELECT user_version, (SELECT count(*) FROM sqlite_schema) FROM pragma_user_version"
+    ).fetchone()
+    if not found and not tables:
+        return True
+    if found != version:
+        raise other_format(file, found, version, advice)
+    return False
+
+
+def prepare(
+    connection: sqlite3.Connection, file: Path | None, version: int, schema: Iterable[str], advice: str
+) -> None:
+    """Make the tables where there is none. Raises ConfigError as `is_new`."""
+    if is_new(connection, file, version, advice):  # else no reader waits for a writer
+        with transaction(connection):
+            if is_new(connection, file, version, advice):
+                for statement in (*schema, f"PRAGMA user_version = {version}"):
+                    connection.execute(statement)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -43,45 +42,37 @@ DAY_S = 86_400.0
 Role = Literal["device", "stage"]  # of an application's device, or of a stage of this server's model
 AWAY_DAYS = 30.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS identities (
-    name TEXT PRIMARY KEY,
-    key BLOB,  -- Ed25519 public key; NULL: of a release whose devices had none
-    former_key BLOB,  -- the one before the last renewal, to recognise copies by
-    enrolled_at REAL NOT NULL,  -- s since 1970
-    renewed_at REAL NOT NULL,  -- when `key` was stored
-    revoked_at REAL,
-    role TEXT NOT NULL DEFAULT 'device'
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS enrolment_codes (
-    name TEXT PRIMARY KEY,  -- one open code per device
-    id TEXT NOT NULL UNIQUE,  -- its first group, by which the code is looked up
-    key BLOB NOT NULL,  -- public key derived from the rest: 59 bits, valid for ten minutes
-    mac_key BLOB NOT NULL,  -- likewise, by which the server proves that it issued the code
-    expires_at REAL NOT NULL,
-    tries INTEGER NOT NULL,
-    role TEXT NOT NULL DEFAULT 'device'
-) WITHOUT ROWID;
-"""
-_TABLES = ("identities", "enrolment_codes")
-_ADD_ROLE = "ALTER TABLE {} ADD COLUMN role TEXT NOT NULL DEFAULT 'device'"  # of files before there were stages
-# Before protocol version 6 devices had passwords, and the tables other names. The names of the devices are kept.
-_MIGRATION = """
-INSERT OR IGNORE INTO identities SELECT name, NULL, NULL, enrolled_at, enrolled_at, revoked_at, 'device' FROM devices;
-DROP TABLE devices;
-DROP TABLE IF EXISTS codes;
-"""
+_SCHEMA = (
+    """CREATE TABLE identities (
+        name TEXT PRIMARY KEY,
+        key BLOB NOT NULL,  -- Ed25519 public key
+        former_key BLOB,  -- the one before the last renewal, to recognise copies by
+        enrolled_at REAL NOT NULL,  -- s since 1970
+        renewed_at REAL NOT NULL,  -- when `key` was stored
+        revoked_at REAL,
+        role TEXT NOT NULL DEFAULT 'device'
+    ) WITHOUT ROWID""",
+    """CREATE TABLE enrolment_codes (
+        name TEXT PRIMARY KEY,  -- one open code per device
+        id TEXT NOT NULL UNIQUE,  -- its first group, by which the code is looked up
+        key BLOB NOT NULL,  -- public key derived from the rest: 59 bits, valid for ten minutes
+        mac_key BLOB NOT NULL,  -- likewise, by which the server proves that it issued the code
+        expires_at REAL NOT NULL,
+        tries INTEGER NOT NULL,
+        role TEXT NOT NULL DEFAULT 'device'
+    ) WITHOUT ROWID""",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """A device as `paceline devices list` shows it.
 
-    `waiting`: its code has not been used yet. `outdated`: enrolled by an earlier release, so it must enrol again.
+    `waiting`: its code has not been used yet.
     """
 
     name: str
-    state: Literal["waiting", "enrolled", "revoked", "outdated"]
+    state: Literal["waiting", "enrolled", "revoked"]
     since: float  # s since 1970; of a waiting device, the end of its code's validity
     role: Role = "device"
 
@@ -108,13 +99,6 @@ class Registry:
         self.path = self._file.path
         self._away_s = away_days * DAY_S
         self._now = now
-        with self._file.reading() as rows:
-            without = [table for table in _TABLES if not _has_role(rows, table)]
-            outdated = rows.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'devices'").fetchone()
-        for table in without:
-            self._add_role(table)
-        if outdated:
-            self._migrate()
 
     def watching(self) -> AbstractContextManager[Callable[[], int]]:
         """A function whose number changes after every change of the file. See `StateFile.watching`."""
@@ -156,7 +140,7 @@ class Registry:
     def has_devices(self) -> bool:
         """A device is enrolled, be it linked or not."""
         with self._file.reading() as rows:
-            known = "SELECT 1 FROM identities WHERE role = 'device' AND key IS NOT NULL AND revoked_at IS NULL"
+            known = "SELECT 1 FROM identities WHERE role = 'device' AND revoked_at IS NULL"
             return rows.execute(known).fetchone() is not None
 
     def revoke(self, name: str) -> bool:
@@ -248,33 +232,15 @@ class Registry:
         with self._file.reading() as rows:
             return rows.execute(_OPEN_CODE, (request.code_id, self._now(), MAX_TRIES)).fetchone() is not None
 
-    def _add_role(self, table: str) -> None:
-        with self._file.changing() as rows:
-            if not _has_role(rows, table):  # another process may have been first
-                rows.execute(_ADD_ROLE.format(table))
-
-    def _migrate(self) -> None:
-        try:
-            with self._file.changing() as rows:
-                if rows.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'devices'").fetchone():
-                    for statement in filter(None, map(str.strip, _MIGRATION.split(";"))):
-                        rows.execute(statement)
-        except sqlite3.Error as error:
-            raise ConfigError(f"The device registry {self.path} cannot be brought up to date: {error}.") from error
-
 
 _OPEN_CODE = "SELECT name, key, mac_key, role FROM enrolment_codes WHERE id = ? AND expires_at > ? AND tries < ?"
-_DEVICES = "SELECT name, key IS NULL, enrolled_at, revoked_at, role FROM identities"
+_DEVICES = "SELECT name, enrolled_at, revoked_at, role FROM identities"
 
 
-def _has_role(rows: sqlite3.Connection, table: str) -> bool:
-    return any(column[1] == "role" for column in rows.execute(f"PRAGMA table_info({table})"))
-
-
-def _device(name: str, outdated: bool, enrolled_at: float, revoked_at: float | None, role: Role) -> Device:
+def _device(name: str, enrolled_at: float, revoked_at: float | None, role: Role) -> Device:
     if revoked_at is not None:
         return Device(name, "revoked", revoked_at, role)
-    return Device(name, "outdated" if outdated else "enrolled", enrolled_at, role)
+    return Device(name, "enrolled", enrolled_at, role)
 
 
 def check_name(name: str) -> None:

@@ -89,7 +89,7 @@ class EnrolEndpoint:
 
     async def __call__(self, request: Request) -> Response:
         body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
-        if body.get("version", None if "code" in body else VERSION) != VERSION:
+        if body.get("version", VERSION) != VERSION:
             raise RequestError(
                 "This device's release enrols in another way; install the same Paceline release on both sides.",
                 code="version_mismatch",

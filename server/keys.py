@@ -30,19 +30,19 @@ MARK = "sk-pl-"  # `sk`, which some clients require, and `pl`, by which secret s
 SHOWN = len(MARK) + 6  # characters of a key shown in lists: 36 of its 256 bits
 DAY_S = 86_400.0
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,64}")
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS keys (
-    name TEXT NOT NULL,
-    prefix TEXT NOT NULL,
-    digest BLOB NOT NULL UNIQUE,  -- sha256
-    scopes TEXT,  -- separated by spaces; NULL: all
-    device TEXT,  -- the device that joins its answers; NULL: the one that a request names
-    created_at REAL NOT NULL,  -- s since 1970
-    expires_at REAL,
-    revoked_at REAL
-);
-CREATE UNIQUE INDEX IF NOT EXISTS names ON keys (name) WHERE revoked_at IS NULL;
-"""
+_SCHEMA = (
+    """CREATE TABLE keys (
+        name TEXT NOT NULL,
+        prefix TEXT NOT NULL,
+        digest BLOB NOT NULL UNIQUE,  -- sha256
+        scopes TEXT,  -- separated by spaces; NULL: all
+        device TEXT,  -- the device that joins its answers; NULL: the one that a request names
+        created_at REAL NOT NULL,  -- s since 1970
+        expires_at REAL,
+        revoked_at REAL
+    )""",
+    "CREATE UNIQUE INDEX names ON keys (name) WHERE revoked_at IS NULL",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Keys:
 
     def _known(self, rows: sqlite3.Connection) -> Sequence[StoredKey]:
         found = tuple(_stored(row) for row in rows.execute(_CURRENT))
-        if found:  # of an earlier release, perhaps
+        if found:  # in a copy that came here without the file beside it, perhaps
             self._require()
         elif not found and self._required.exists():
             raise StorageError(

@@ -7,7 +7,7 @@ or process; readers never wait for writers. Not handled: an attacker who can wri
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -15,17 +15,18 @@ from typing import TypeVar
 from paceline import sqlite
 from paceline.errors import ConfigError, StorageError
 
+VERSION = 1  # PRAGMA user_version
 Read = TypeVar("Read")
 
 
 class StateFile:
-    def __init__(self, path: Path, schema: str, what: str) -> None:
+    def __init__(self, path: Path, schema: Sequence[str], what: str) -> None:
         """Create the file if needed. Raises ConfigError when it cannot be used; `what` names the file in its text."""
         self.path = path
         self._what = what
         try:
             with self.reading() as rows:
-                rows.executescript(schema)
+                sqlite.prepare(rows, path, VERSION, schema, "remove the file and begin again")
             path.chmod(0o600)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"The {what} {path} cannot be used: {error}. Check --state-dir.") from error

@@ -44,6 +44,30 @@ def test_a_second_connection_keeps_the_locks_of_the_first(tmp_path: Path) -> Non
             assert reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+def test_tables_are_made_once_and_those_of_another_format_are_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "numbers.sqlite"
+    start = threading.Barrier(4)
+
+    def make() -> None:
+        with closing(sqlite.connect(file)) as rows:
+            start.wait()
+            sqlite.prepare(
+                rows, file, 1, ["CREATE TABLE numbers (n INTEGER)", "INSERT INTO numbers VALUES (1)"], "wait"
+            )
+
+    with ThreadPoolExecutor(4) as threads:
+        for each in [threads.submit(make) for _ in range(4)]:
+            each.result()
+    with closing(sqlite.connect(file)) as rows:
+        assert rows.execute("SELECT n FROM numbers").fetchall() == [(1,)]
+        for version in (0, 2, 99):
+            rows.execute(f"PRAGMA user_version = {version}")
+            with pytest.raises(
+                ConfigError, match=rf"numbers\.sqlite .*format {version}, this one reads 1\).*or wait\."
+            ):
+                sqlite.prepare(rows, file, 1, [], "wait")
+
+
 def test_threads_that_make_a_database_at_once_keep_their_locks(tmp_path: Path) -> None:
     for round_number in range(20):
         file = tmp_path / str(round_number) / "numbers.sqlite"

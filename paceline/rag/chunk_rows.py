@@ -71,8 +71,8 @@ def open_text(box: Box, position: int, title: str | bytes, text: str | bytes) ->
 
 
 def open_place(box: Box, position: int, place: str | bytes) -> str:
-    """A chunk's place in its document; "" of one from before places were kept. Raises DamagedError."""
-    return box.open_text(place, f"place {position}") if place else ""
+    """A chunk's place in its document. Raises DamagedError."""
+    return box.open_text(place, f"place {position}")
 
 
 def seal_chunk(

@@ -1,4 +1,4 @@
-"""The SQLite database of a document store: schema, migrations, opening, and transactions.
+"""The SQLite database of a document store: schema, opening, and transactions.
 
 Write-ahead log, so that one process may search while another adds. `secure_delete` and a truncating checkpoint after
 each change erase removed text from the files; copies of overwritten blocks that the disk itself keeps are not handled.
@@ -23,8 +23,10 @@ from paceline.sealing.seal import PLAIN, Seal, StoreSeal
 from paceline.sealing.store_key import StoreKey
 
 FILE = "documents.sqlite"
-VERSION = 6  # PRAGMA user_version
-_DOCUMENTS = """CREATE TABLE documents (
+VERSION = 1  # PRAGMA user_version
+_SCHEMA = (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE documents (
         id TEXT PRIMARY KEY,
         name TEXT NOT NULL,
         sha256 TEXT NOT NULL,
@@ -36,18 +38,12 @@ _DOCUMENTS = """CREATE TABLE documents (
         source BLOB NOT NULL DEFAULT x'',  -- whole path of the file it was read from, as bytes
         stamp TEXT NOT NULL DEFAULT '',  -- of that file when it was read; in a sealed store a keyed hash
         key BLOB NOT NULL DEFAULT x'',  -- the document's data key, wrapped; of a sealed store, as all below
-        sealed BLOB NOT NULL DEFAULT x'')  -- name, sha256 and source, for which keyed hashes stand above"""
-# Uploaded files may share names and texts; documents managed by `paceline docs` may not.
-_UNIQUE = (
+        sealed BLOB NOT NULL DEFAULT x'')  -- name, sha256 and source, for which keyed hashes stand above""",
+    # Uploaded files may share names and texts; documents managed by `paceline docs` may not.
     "CREATE UNIQUE INDEX document_names ON documents (collection, name) WHERE file = ''",
     "CREATE UNIQUE INDEX document_texts ON documents (collection, sha256) WHERE file = ''",
     "CREATE UNIQUE INDEX document_files ON documents (collection, file) WHERE file != ''",
     "CREATE UNIQUE INDEX document_sources ON documents (collection, source) WHERE source != x''",
-)
-_SCHEMA = (
-    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    _DOCUMENTS,
-    *_UNIQUE,
     # AUTOINCREMENT: an id is never used twice, so equal ids mean equal chunks and an index can be updated by ids.
     """CREATE TABLE chunks (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -56,12 +52,10 @@ _SCHEMA = (
         text TEXT NOT NULL,
         title TEXT NOT NULL,
         embedding BLOB NOT NULL,  -- float32, little-endian
-        place TEXT NOT NULL DEFAULT '',  -- in the document, for people; of chunks from before it was kept: empty
+        place TEXT NOT NULL DEFAULT '',  -- in the document, for people
         UNIQUE (document, position))""",
-)
-_UPLOADS = (
     # seq: order of creation, since creation times may be equal.
-    """CREATE TABLE IF NOT EXISTS files (
+    """CREATE TABLE files (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         id TEXT NOT NULL UNIQUE,
         owner TEXT NOT NULL,
@@ -70,7 +64,7 @@ _UPLOADS = (
         bytes INTEGER NOT NULL,
         created_at REAL NOT NULL,
         key BLOB NOT NULL DEFAULT x'')""",  # the file's data key, wrapped; of a sealed store
-    """CREATE TABLE IF NOT EXISTS vector_stores (
+    """CREATE TABLE vector_stores (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         id TEXT NOT NULL UNIQUE,  -- also the name of its collection
         owner TEXT NOT NULL,
@@ -78,13 +72,13 @@ _UPLOADS = (
         metadata TEXT NOT NULL,  -- JSON
         created_at REAL NOT NULL,
         active_at REAL NOT NULL)""",
-    """CREATE TABLE IF NOT EXISTS file_batches (
+    """CREATE TABLE file_batches (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         id TEXT NOT NULL UNIQUE,
         store TEXT NOT NULL REFERENCES vector_stores (id) ON DELETE CASCADE,
         created_at REAL NOT NULL,
         cancelled INTEGER NOT NULL)""",
-    """CREATE TABLE IF NOT EXISTS attached (
+    """CREATE TABLE attached (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         store TEXT NOT NULL REFERENCES vector_stores (id) ON DELETE CASCADE,
         file TEXT NOT NULL REFERENCES files (id) ON DELETE CASCADE,
@@ -100,40 +94,14 @@ _UPLOADS = (
         starts INTEGER NOT NULL DEFAULT 0,  -- readings that were begun and not ended, by whatever outcome
         UNIQUE (store, file))""",
     # Whole texts of uploaded files: parsing them again for a client that asks could take a minute.
-    """CREATE TABLE IF NOT EXISTS texts (
+    """CREATE TABLE texts (
         document TEXT PRIMARY KEY REFERENCES documents (id) ON DELETE CASCADE,
         text TEXT NOT NULL)""",
-    "CREATE INDEX IF NOT EXISTS attached_files ON attached (file)",
-    "CREATE INDEX IF NOT EXISTS attached_batches ON attached (batch)",
-    "CREATE INDEX IF NOT EXISTS attached_usage ON attached (store, usage_bytes)",
-    "CREATE INDEX IF NOT EXISTS attached_waiting ON attached (store, seq) WHERE status = 'in_progress'",
+    "CREATE INDEX attached_files ON attached (file)",
+    "CREATE INDEX attached_batches ON attached (batch)",
+    "CREATE INDEX attached_usage ON attached (store, usage_bytes)",
+    "CREATE INDEX attached_waiting ON attached (store, seq) WHERE status = 'in_progress'",
 )
-_FROM_1 = (  # version 1 declared names and texts unique in the table, which ALTER cannot undo
-    "ALTER TABLE documents RENAME TO documents_1",
-    _DOCUMENTS,
-    "INSERT INTO documents (id, name, sha256, zone, added_at, num_chunks) SELECT * FROM documents_1",
-    "DROP TABLE documents_1",
-    *_UNIQUE,
-)
-_FROM_2 = (
-    "ALTER TABLE attached ADD COLUMN starts INTEGER NOT NULL DEFAULT 0",
-    "ALTER TABLE documents ADD COLUMN source BLOB NOT NULL DEFAULT x''",
-    _UNIQUE[-1],
-)
-_FROM_3 = (
-    "ALTER TABLE documents ADD COLUMN key BLOB NOT NULL DEFAULT x''",
-    "ALTER TABLE documents ADD COLUMN sealed BLOB NOT NULL DEFAULT x''",
-    "ALTER TABLE files ADD COLUMN key BLOB NOT NULL DEFAULT x''",
-)
-_FROM_4 = ("ALTER TABLE chunks ADD COLUMN place TEXT NOT NULL DEFAULT ''",)
-_FROM_5 = ("ALTER TABLE documents ADD COLUMN stamp TEXT NOT NULL DEFAULT ''",)
-_MIGRATIONS = {
-    1: (*_FROM_1, *_FROM_4),  # it has no tables of uploads: these and documents are created in today's form
-    2: (*_FROM_2, *_FROM_3, *_FROM_4, *_FROM_5),
-    3: (*_FROM_3, *_FROM_4, *_FROM_5),
-    4: (*_FROM_4, *_FROM_5),
-    5: _FROM_5,
-}
 _logger = logging.getLogger("paceline.rag")
 
 
@@ -169,33 +137,16 @@ class Database:
             raise
 
     def _prepare(self) -> None:
-        # legacy_alter_table: renaming a table away leaves references to its name as they are.
-        for pragma in ("foreign_keys = OFF", "legacy_alter_table = ON"):
-            self._connection.execute(f"PRAGMA {pragma}")
+        advice = "choose another folder and add the documents again"
         with self.writing():
-            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
-                for statement in _SCHEMA:
+            if sqlite.is_new(self._connection, self._directory / FILE, VERSION, advice):
+                for statement in (*_SCHEMA, f"PRAGMA user_version = {VERSION}"):
                     self._connection.execute(statement)
                 meta = {"generation": "0", "store": uuid.uuid4().hex, **self._made_by}
                 if self._encrypt:
                     meta["seal"] = StoreSeal.new(StoreKey(self._directory).read_or_make()).name
                 self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-                self._connection.execute(f"PRAGMA user_version = {VERSION}")
-            elif version in _MIGRATIONS:
-                for statement in _MIGRATIONS[version]:
-                    self._connection.execute(statement)
-                self._connection.execute(f"PRAGMA user_version = {VERSION}")
-            elif version != VERSION:
-                raise ConfigError(
-                    f"The documents in {self._directory} were stored by another version of Paceline (format {version}, "
-                    f"this one reads {VERSION}). Use that version, or choose another folder and add them again."
-                )
-            for statement in _UPLOADS:
-                self._connection.execute(statement)
             self.seal = self._open_seal()
-        for pragma in ("foreign_keys = ON", "legacy_alter_table = OFF"):
-            self._connection.execute(f"PRAGMA {pragma}")
         self.checkpoint()
 
     def _open_seal(self) -> Seal:
@@ -245,7 +196,7 @@ class Database:
     def _claim(self, side: Side) -> None:
         """Record this side as the store's owner. Raises ConfigError when it belongs to the other side.
 
-        A store from before sides were recorded belongs to the device if it contains a document of a device.
+        One that was made without a side belongs to the device if it contains a document of a device.
         """
         with self.writing():
             owner = self.meta().get("side")

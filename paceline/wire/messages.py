@@ -33,11 +33,7 @@ from paceline.wire.payloads.dist_list import pack_dists, unpack_dists
 from paceline.wire.payloads.target_codec import are_sources, pack_targets, unpack_targets
 from paceline.wire.payloads.tree_codec import unpack_nodes
 
-# 14: variables of chat templates; constraints of more kinds, and when an answer may end; wider ranges of sampling; 13:
-# searches in mid-answer, an option of `aggregate`; 12: nodes of Drafts packed bit by bit, reference to choices that the
-# receiver knows, steps of log h, short form of Drafts with distributions; 11: the scale of relevance in an
-# introduction, short forms of Drafts and Targets
-VERSION = 15
+VERSION = 1
 SUBPROTOCOL = "paceline.v1"
 
 MAX_TEMPLATE = 4096  # characters of the JSON of a chat template's variables

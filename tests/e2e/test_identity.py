@@ -255,17 +255,3 @@ def test_a_server_with_another_key_is_refused_with_a_sentence(site: Site) -> Non
     site.kill("laptop")
     site.agent("laptop", "--code-file", str(site.code_file("laptop")))
     eventually(lambda: site.linked("laptop"), "it cannot be enrolled again")
-
-
-def test_an_agent_of_an_earlier_release_is_told_to_enrol_again(site: Site) -> None:
-    site.serve()
-    state = site.state("laptop")
-    state.mkdir(mode=0o700)
-    (old := state / "credentials.json").touch(mode=0o600)
-    old.write_text(json.dumps({site.url("cloud"): {"device": "laptop", "credential": "secret"}}))
-    arguments = ("agent", *COMMON, "--port", "0", "--cloud", site.url("cloud"), "--state-dir", str(state))
-    done = subprocess.run(command(*arguments), cwd=site.directory, capture_output=True, text=True, check=False)
-    assert done.returncode != 0 and "Traceback" not in done.stderr
-    assert "written by an earlier release" in done.stderr and "--code -" in done.stderr
-    site.agent("laptop", "--code-file", str(site.code_file("laptop")))
-    eventually(lambda: site.linked("laptop"), "it is not linked")

@@ -1,8 +1,11 @@
-"""A damaged database is one sentence that names the file, whichever it is and whoever opens it."""
+"""A database that is damaged or of another format is one sentence that names the file, whichever it is and whoever
+opens it."""
 
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from paceline.commands.main import build
 from paceline.errors import PacelineError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.asking.activity import ActivityLog
 from server.devices import Registry
 from server.keys import Keys
 
@@ -80,3 +84,22 @@ def test_a_database_whose_pages_are_gone_is_told(
     with pytest.raises(PacelineError) as caught:
         run(state, program)
     assert_sentence(caught.value, state / file)
+
+
+@pytest.mark.parametrize("file", [*PROGRAMS, "asking.sqlite"])
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_file_of_another_format_is_told_and_left_as_it_is(
+    sample: Path, tmp_path: Path, file: str, version: int
+) -> None:
+    state = tmp_path / "state"
+    shutil.copytree(sample, state)
+    ActivityLog(state).close()
+    with closing(sqlite3.connect(state / file)) as rows:
+        rows.execute(f"PRAGMA user_version = {version}")
+    before = (state / file).read_bytes()
+    (program, *_) = PROGRAMS.get(file, (("agent",),))
+    with pytest.raises(PacelineError) as told:
+        run(state, ("agent",) if program == ("serve",) and "/" in file else program)
+    assert f"{state / file} was written by another version of Paceline (format {version}, " in str(told.value)
+    assert "use that version, or " in str(told.value)
+    assert (state / file).read_bytes() == before

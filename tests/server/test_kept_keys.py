@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.credentials import Credential, Credentials, OutdatedCredentials
+from device_agent.credentials import Credential, Credentials
 from paceline.errors import ConfigError
 from paceline.runtime.identity import PrivateKey
 from paceline.wire.identity.enrolment import code_secrets
@@ -85,26 +85,28 @@ FAULTS: list[dict[str, object]] = [
 @pytest.mark.parametrize(
     "content",
     [
-        *("", "[]", "{", "null", '{"a": {}}', '{"a": 5}', '{"format": 3, "clouds": {}}', '{"format": 2}'),
-        *(json.dumps({"format": 2, "clouds": {"a": ENTRY | change}}) for change in FAULTS),
+        *("", "[]", "{", "null", '{"a": {}}', "{}", '{"format": 1, "clouds": 5}', '{"format": 1}'),
+        *(json.dumps({"format": 1, "clouds": {"a": ENTRY | change}}) for change in FAULTS),
     ],
 )
 def test_a_damaged_credential_file_is_a_sentence(tmp_path: Path, content: str) -> None:
     kept = Credentials(tmp_path)
     kept.path.write_text(content)
     kept.path.chmod(0o600)
-    with pytest.raises(ConfigError, match="damaged"):
+    with pytest.raises(ConfigError, match="is damaged: remove it"):
         kept.get("a")
 
 
-def test_a_credential_file_of_an_earlier_release_is_a_sentence_and_can_be_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ['{"format": 2, "clouds": {}}', '{"format": "1"}'])
+def test_a_credential_file_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path, content: str) -> None:
     kept = Credentials(tmp_path)
-    kept.path.write_text('{"https://a.example": {"device": "phone", "credential": "secret"}}')
+    kept.path.write_text(content)
     kept.path.chmod(0o600)
-    with pytest.raises(OutdatedCredentials, match="enrol this device again"):
+    with pytest.raises(ConfigError, match=r"credentials\.json was written by another version .* enrol"):
         kept.get("https://a.example")
-    kept.put("https://a.example", credential())
-    assert kept.get("https://a.example") is not None
+    with pytest.raises(ConfigError, match="another version"):
+        kept.put("https://a.example", credential())
+    assert kept.path.read_text() == content
 
 
 def test_a_credential_does_not_show_its_secret() -> None:

@@ -174,7 +174,7 @@ def test_a_lost_file_of_keys_does_not_open_a_server(tmp_path: Path, lost: str) -
         assert len(stored()) == 1
 
 
-def test_keys_of_an_earlier_release_are_required_from_the_first_start_on(tmp_path: Path) -> None:
+def test_keys_that_came_without_their_mark_are_required_from_the_first_start_on(tmp_path: Path) -> None:
     Keys(tmp_path).create("app")
     (tmp_path / REQUIRED).unlink()
     with Keys(tmp_path).current():

@@ -85,10 +85,7 @@ def insert_text(database: Database, document_id: str, text: str) -> None:
 
 
 def find_text(database: Database, collection: str, file: str) -> str | None:
-    """The whole text read from an uploaded file; None where a release before these were kept has read it.
-
-    Raises DamagedError.
-    """
+    """The whole text read from an uploaded file; None where it is gone. Raises DamagedError."""
     row = database.execute(
         "SELECT text, id, key FROM texts JOIN documents ON documents.id = document WHERE collection = ? AND file = ?",
         collection, file,

@@ -143,10 +143,6 @@ def _put(
     source, stamp = (b"", "") if file is None else (file.source, file.stamp)
     known = rows.find_by_text(database, parsed.sha256)
     before = rows.find_by_source(database, parsed.name, source)
-    if known and not known.source and known.name == parsed.name and source:
-        # Read by a release that did not record sources: the same text under the same name is this file.
-        rows.set_source(database, known, known.name, source)
-        before = known
     if known and before and known.id == before.id:
         if known.zone != zone:
             rows.set_zone(database, known.id, zone)

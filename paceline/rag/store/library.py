@@ -15,7 +15,6 @@ from paceline.rag.database import Database, SharedConnection
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.index.bm25 import rank_fusion
 from paceline.rag.parsing.pool import ParserBudget
-from paceline.rag.parsing.process import ParserProcess
 from paceline.rag.records import Passage, Selection, Zone
 from paceline.rag.store.document_rows import ShownPassage, find_chunks, find_passage, find_text
 from paceline.rag.store.documents import DocumentStore
@@ -94,20 +93,15 @@ class Library:
         self._forget(self.stores.detach(owner, store_id, file_id))
 
     def text(self, owner: str, store_id: str, file_id: str) -> str:
-        """The text read from a file. Raises RequestError unless the reading is completed, and where the file has to be
-        read again and the owner's budget is used up."""
+        """The text read from a file. Raises RequestError unless the reading is completed, and (404) where it is
+        removed meanwhile."""
         attached = self.stores.attached(owner, store_id, file_id)
         if attached.status != "completed":
             raise RequestError(f"This file's text cannot be given: it is {attached.status}.", param="file_id")
         with self._connection.reading() as database:
             text = find_text(database, store_id, file_id)
         if text is None:
-            self.budget.check(owner)
-            with ParserProcess() as parser, self.uploads.open(file_id) as document:
-                try:
-                    text = parser.parse(self.uploads.get(owner, file_id).name, document).text
-                finally:
-                    self.budget.spend(owner, parser.cpu_s)
+            raise RequestError("This file is not here any more.", status=404, code="not_found", param="file_id")
         return text
 
     # ---- searching --------------------------------------------------------------------------------------------------

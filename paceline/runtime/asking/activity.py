@@ -9,6 +9,7 @@ reading. Methods block for a disk access and may be called from any thread.
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.printable import printable
-from paceline.sqlite import connect, speaking, transaction
+from paceline.sqlite import connect, prepare, speaking, transaction
 
 FILE = "asking.sqlite"
 MAX_AGE_S = 90 * 86_400.0
@@ -25,22 +26,24 @@ MAX_ENTRIES = 20_000  # of readings, and as many of refusals; an entry has 2 KiB
 MAX_QUESTION = 1000  # characters
 REFUSED = "refused: "
 _TRIM_EVERY = 256  # entries between two deletions of old ones
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS questions (
-    id INTEGER PRIMARY KEY,
-    began REAL NOT NULL,  -- s since 1970
-    asker TEXT NOT NULL,  -- name of the key, as the cloud says
-    question TEXT NOT NULL,
-    privacy TEXT NOT NULL,
-    refused INTEGER NOT NULL,
-    times INTEGER NOT NULL,  -- refusals for one reason and key within a minute are one entry
-    documents TEXT NOT NULL,  -- ids, as JSON
-    sent TEXT NOT NULL,  -- bytes by kind of message, as JSON
-    tokens INTEGER NOT NULL,
-    outcome TEXT  -- NULL: under way
-);
-CREATE INDEX IF NOT EXISTS questions_began ON questions (refused, began);
-"""
+_VERSION = 1  # PRAGMA user_version
+_SCHEMA = (
+    """CREATE TABLE questions (
+        id INTEGER PRIMARY KEY,
+        began REAL NOT NULL,  -- s since 1970
+        asker TEXT NOT NULL,  -- name of the key, as the cloud says
+        question TEXT NOT NULL,
+        privacy TEXT NOT NULL,
+        refused INTEGER NOT NULL,
+        times INTEGER NOT NULL,  -- refusals for one reason and key within a minute are one entry
+        documents TEXT NOT NULL,  -- ids, as JSON
+        sent TEXT NOT NULL,  -- bytes by kind of message, as JSON
+        tokens INTEGER NOT NULL,
+        outcome TEXT  -- NULL: under way
+    )""",
+    "CREATE INDEX questions_began ON questions (refused, began)",
+    "CREATE TABLE answers (cloud TEXT PRIMARY KEY, may_ask TEXT NOT NULL) WITHOUT ROWID",  # see `EnrolmentAnswers`
+)
 _COLUMNS = "id, began, asker, question, privacy, refused, times, documents, sent, tokens, outcome"
 
 
@@ -79,6 +82,17 @@ class Activity:
     outcome: str | None  # None: under way
 
 
+def open_file(path: Path) -> sqlite3.Connection:
+    """Raises ConfigError for a file of another format, and as `paceline.sqlite.connect`."""
+    rows = connect(path)
+    try:
+        prepare(rows, path, _VERSION, _SCHEMA, "remove the file: what was asked is forgotten, and who may ask")
+    except BaseException:
+        rows.close()
+        raise
+    return rows
+
+
 class ActivityLog:
     """The log in a state directory. Raises ConfigError when its file cannot be used."""
 
@@ -88,8 +102,7 @@ class ActivityLog:
         self._lock = threading.Lock()
         self._written = 0
         with self._speaking():
-            self._rows = connect(self.path)
-            self._rows.executescript(_SCHEMA)
+            self._rows = open_file(self.path)
 
     def close(self) -> None:
         with self._lock:

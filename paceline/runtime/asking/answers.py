@@ -10,11 +10,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from paceline.core.permission import NOBODY, MayAsk
-from paceline.runtime.asking.activity import FILE
+from paceline.runtime.asking.activity import FILE, open_file
 from paceline.settings import AgentSettings
-from paceline.sqlite import connect, speaking
-
-_SCHEMA = "CREATE TABLE IF NOT EXISTS answers (cloud TEXT PRIMARY KEY, may_ask TEXT NOT NULL) WITHOUT ROWID"
+from paceline.sqlite import speaking
 
 
 class EnrolmentAnswers:
@@ -27,14 +25,12 @@ class EnrolmentAnswers:
         """The answer for this cloud, by its URL; None where there is none. Creates no file."""
         if not self.path.exists():
             return None
-        with self._speaking(), closing(connect(self.path)) as rows:
-            rows.execute(_SCHEMA)
+        with self._speaking(), closing(open_file(self.path)) as rows:
             found = rows.execute("SELECT may_ask FROM answers WHERE cloud = ?", (_place(cloud),)).fetchone()
         return None if found is None else MayAsk.parse(found[0])
 
     def put(self, cloud: str, may_ask: MayAsk) -> None:
-        with self._speaking(), closing(connect(self.path)) as rows:
-            rows.execute(_SCHEMA)
+        with self._speaking(), closing(open_file(self.path)) as rows:
             rows.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (_place(cloud), str(may_ask)))
 
     def _speaking(self) -> AbstractContextManager[None]:

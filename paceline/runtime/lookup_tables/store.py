@@ -3,7 +3,7 @@
 A table holds n-grams of somebody's text. Each owner's table is therefore used for that owner's requests only, has a
 file of its own and is erased by one call; the base comes from dialogues that the operator chose
 (`runtime.lookup_tables.warmup`). Rows of answers written from documents are never in these tables, so that none
-outlives its document: see `document_tables`. Owners' files of releases that kept such rows are deleted. A file belongs
+outlives its document: see `document_tables`. A file belongs
 to a vocabulary, not to a model: models with the same tokenizer share it. Files are written to a temporary name and
 renamed; a damaged one counts as missing. Owners' files may be sealed (`table_files`), the base never is. Not
 thread-safe, except `Snapshot.write`.
@@ -29,7 +29,6 @@ from paceline.runtime.lookup_tables.table_files import (
     FORMAT,
     SUFFIX,
     Kind,
-    delete_older,
     encode_table,
     read_table,
     remove_table,
@@ -108,10 +107,8 @@ class TableStore:
         self._marks: dict[str, tuple[str, str]] = {}  # erasure marks of the owners in memory, as read at loading
         self._filed: set[str] = set()  # owners in memory whose table has a file
         self._seal = seal
-        if folder is not None:
-            delete_older(folder)
-            if seal.is_on:
-                seal_plain_tables(folder, seal)
+        if folder is not None and seal.is_on:
+            seal_plain_tables(folder, seal)
         self._base = self._load("base", "") or self._new()
 
     @property

@@ -23,8 +23,7 @@ from paceline.secret_files import private_folder
 
 log = logging.getLogger("paceline.tables")
 
-FORMAT: Final = "paceline look-up table 2"
-_FORMAT_1: Final = "paceline look-up table 1"  # of owners' tables with rows of documents; bases are the same
+FORMAT: Final = "paceline look-up table 1"
 SUFFIX: Final = ".safetensors"
 _SEALED: Final = "sealed"  # name of the only array of a sealed file
 _OF_SEALED: Final = frozenset({"key", "rows"})  # further metadata of a sealed file
@@ -47,7 +46,6 @@ class TableFile(NamedTuple):
 def table_files(folder: Path) -> list[TableFile]:
     """Files of every vocabulary, without unreadable ones. No key is needed."""
     found = []
-    delete_older(folder)
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         if (metadata := _metadata(path)) is not None:
             kind, owner = cast(Kind, metadata.get("kind")), metadata.get("owner", "")
@@ -143,19 +141,6 @@ def remove_table(path: Path) -> bool:
     return True
 
 
-def delete_older(folder: Path) -> None:
-    """Delete owners' tables of the former format, of every vocabulary."""
-    for path in folder.glob(f"owner-*{SUFFIX}"):
-        try:
-            with safe_open(path, framework="numpy") as file:
-                is_older = (file.metadata() or {}).get("format") == _FORMAT_1
-            if is_older:
-                remove_table(path)
-                log.info("a look-up table that may hold text of documents is deleted: %s", path.name)
-        except (OSError, SafetensorError):
-            continue  # whoever reads it says so
-
-
 # ---- internal -------------------------------------------------------------------------------------------------------
 def _read(path: Path, seal: Seal) -> tuple[dict[str, str], Arrays]:
     with safe_open(path, framework="numpy") as file:
@@ -183,8 +168,6 @@ def _metadata(path: Path) -> dict[str, str] | None:
 
 
 def _checked(metadata: dict[str, str]) -> dict[str, str]:
-    if metadata.get("format") == _FORMAT_1 and metadata.get("kind") == "base":
-        metadata["format"] = FORMAT
     if metadata.get("format") != FORMAT:
         raise ValueError("it is no look-up table")
     return metadata

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -243,21 +242,6 @@ def test_a_program_that_shares_a_state_directory_says_so(tmp_path: Path, caplog:
     caplog.clear()
     with closing(EventStore(tmp_path)):
         assert caplog.messages == []
-
-
-async def test_an_older_log_is_read_and_gets_the_new_indexes(tmp_path: Path) -> None:
-    log = EventLog(tmp_path, close_interrupted)
-    await written(log, "a", "x")
-    log.close()
-    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
-        connection.executescript("""DROP INDEX responses_ended; DROP INDEX responses_unfinished;
-            CREATE INDEX responses_by_age ON responses (created);""")
-    log = EventLog(tmp_path, close_interrupted)
-    assert await there(log, "a") == {"a"}
-    log.close()
-    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
-        names = {row[0] for row in connection.execute("SELECT name FROM sqlite_schema WHERE sql LIKE 'CREATE INDEX%'")}
-    assert names == {"responses_ended", "responses_unfinished"}
 
 
 async def test_old_responses_are_deleted_from_a_busy_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

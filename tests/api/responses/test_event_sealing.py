@@ -69,14 +69,6 @@ def test_a_log_in_plain_text_is_encrypted_when_it_is_opened(tmp_path: Path) -> N
         assert all(is_whole(store, each) for each in "abc")
 
 
-def test_a_log_of_the_former_version_is_encrypted_too(tmp_path: Path) -> None:
-    a_log(tmp_path, PLAIN, "a")
-    sql(tmp_path, "DROP TABLE keys")
-    sql(tmp_path, "PRAGMA user_version = 2")
-    with closing(EventStore(tmp_path, SEAL)) as store:
-        assert is_whole(store, "a") and PHRASES[0] not in on_disk(tmp_path)
-
-
 def test_encryption_that_is_broken_off_leaves_every_response_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

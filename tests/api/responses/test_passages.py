@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from paceline.api.http.strict_json import encode_json
 from paceline.api.responses.event_log.log import EventLog
 from paceline.api.responses.event_log.replay import close_interrupted, replay
-from paceline.api.responses.event_log.store import FILE
 from paceline.api.responses.passages import stored_form
 from paceline.runtime.service import Citation
 from tests.api.responses.test_event_log import record, rest_of
@@ -103,19 +100,3 @@ async def test_passages_are_in_no_file(tmp_path: Path) -> None:
 def test_a_last_event_without_passages_is_stored_as_it_is() -> None:
     assert stored_form({"response": {"output": [{"type": "file_search_call", "results": None}]}}, DONE) is None
     assert stored_form({"response": {"output": [], "paceline": {"degraded": "cloud_lost"}}}, DONE) is None
-
-
-async def test_passages_in_a_log_of_the_former_version_are_erased_when_it_is_opened(tmp_path: Path) -> None:
-    log = EventLog(tmp_path, close_interrupted)
-    live = log.begin(record("a"), stored=True)
-    log.append_nowait(live, [("response.completed", encode_json(LAST))], last=True)
-    await log.wait_committed(live)
-    log.close()
-    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
-        connection.execute("PRAGMA user_version = 1")
-    log = EventLog(tmp_path, close_interrupted)
-    written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert [text for text in (FILED, THEIRS, HEADING) if text.encode() in written] == []
-    last = await log.last("a")
-    assert last is not None and passages(last.data) == [""] * 4 and places(last.data) == [None] * 3
-    log.close()

@@ -503,17 +503,6 @@ def test_names_too_long_for_their_folders_stay_distinct(store: DocumentStore, tm
     assert len(set(names)) == 3 and all(len(each) <= 255 for each in names)
 
 
-def test_in_a_store_without_recorded_sources_the_same_text_is_the_same_file(tmp_path: Path) -> None:
-    same, other_text = written(tmp_path / "x", "same.md", BOAT), written(tmp_path / "x", "other.md", TRAIN)
-    with DocumentStore.open(tmp_path / "docs", HashEmbedder()) as store:
-        store.add_text("same.md", BOAT, zone="device")
-        store.add_text("other.md", "An older text, of whatever file.", zone="device")
-        assert [each.status for each in store.add([same, other_text], zone="device")] == ["unchanged", "added"]
-        assert [each.name for each in store.documents()] == ["other.md", "same.md", "x/other.md"]
-        same.write_text("A new text.")
-        assert [each.status for each in store.add(same, zone="device")] == ["replaced"]
-
-
 def test_a_text_does_not_replace_a_file_of_its_name(store: DocumentStore, tmp_path: Path) -> None:
     store.add(written(tmp_path, "notes.md", BOAT), zone="device")
     with pytest.raises(ConfigError, match="another file's document"):

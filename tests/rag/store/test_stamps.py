@@ -120,17 +120,3 @@ def test_a_sealed_store_keeps_no_stamp_in_plain_text(tmp_path: Path, notes: Path
     with closing(sqlite3.connect(tmp_path / "store" / "documents.sqlite")) as rows:
         stamps = [stamp for (stamp,) in rows.execute("SELECT stamp FROM documents")]
     assert len(stamps) == 2 and not any(inode in stamp or " " in stamp for stamp in stamps)
-
-
-def test_a_store_of_version_5_reads_its_files_once_more_and_then_knows_them(
-    tmp_path: Path, notes: Path, read: list[str]
-) -> None:
-    with DocumentStore.open(tmp_path / "store", HashEmbedder(), side="device") as store:
-        statuses(store, notes)
-    with closing(sqlite3.connect(tmp_path / "store" / "documents.sqlite")) as rows:
-        rows.executescript("ALTER TABLE documents DROP COLUMN stamp; PRAGMA user_version = 5;")
-    with DocumentStore.open(tmp_path / "store", HashEmbedder(), side="device") as store:
-        read.clear()
-        for _ in range(2):
-            assert statuses(store, notes) == {"boat.txt": "unchanged", "train.txt": "unchanged"}
-        assert read == ["boat.txt", "train.txt"]

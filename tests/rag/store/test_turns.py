@@ -12,7 +12,6 @@ from typing import BinaryIO
 import psutil
 import pytest
 
-from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.pool import BUDGET_S, Around, ParserPool
@@ -157,20 +156,6 @@ def test_stopping_ends_what_is_parsed_and_the_next_start_reads_it_again(tmp_path
         library = Library(documents, "cloud")
         assert library.stores.get(ANN, store).counts == Counts(in_progress=1)
         library.close()
-
-
-def test_a_file_whose_text_an_earlier_release_did_not_keep_is_read_again_from_its_owners_seconds(
-    library: Library,
-) -> None:
-    store, file = attached(library, ANN, b"small")
-    library.start()
-    assert settled(library, ANN, store) == Counts(completed=1)
-    with library._connection.writing() as database:
-        database.execute("DELETE FROM texts")
-    assert library.text(ANN, store, file) == "small"
-    library.budget.spend(ANN, BUDGET_S)
-    with pytest.raises(RequestError, match="again in 60 min"):
-        library.text(ANN, store, file)
 
 
 def test_the_text_of_a_file_is_kept_and_goes_with_it(library: Library, tmp_path: Path) -> None:

@@ -201,20 +201,6 @@ def test_a_damaged_file_counts_as_missing(tmp_path: Path, damage: str) -> None:
     assert store(tmp_path).table("anna").successors(4) == SUCCESSORS
 
 
-def test_owners_tables_of_the_former_format_are_deleted_unread(tmp_path: Path) -> None:
-    """They may hold rows of documents that have been removed since; a base holds none."""
-    tables = store(tmp_path)
-    for table in (tables.base, tables.table("anna")):
-        table.record(2, *SUCCESSORS, overwrite=True)
-    assert tables.save() == 1 and tables.save_base()
-    for path in tmp_path.iterdir():
-        path.write_bytes(path.read_bytes().replace(b"paceline look-up table 2", b"paceline look-up table 1"))
-    again = store(tmp_path, "any words")
-    assert [each.kind for each in table_files(tmp_path)] == ["base"]
-    assert again.table("anna").successors(2) == ([], [])
-    assert store(tmp_path).table("anna").successors(2) == SUCCESSORS, "from the base"
-
-
 def test_an_unusable_folder_only_prevents_saving(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     tables = store(tmp_path / "file" / "tables")

@@ -124,7 +124,7 @@ number = 0
 while not select.select([sys.stdin], [], [], 0)[0]:
     table = LookupTable(300)
     table.record(number % 300, [51, 62], [0.5, 0.25], overwrite=True)
-    facts = {"format": "paceline look-up table 2", "vocabulary": "words", "kind": "owner", "owner": str(number)}
+    facts = {"format": "paceline look-up table 1", "vocabulary": "words", "kind": "owner", "owner": str(number)}
     assert write_table(path.with_suffix(".part"), path, encode_table(path.name, table.arrays(), facts, seal))
     if not number:
         print("written", flush=True)

@@ -13,7 +13,7 @@ from paceline.errors import ConfigError
 from paceline.sealing.seal import PLAIN_BOX, Box, Seal
 
 # A table of its own: in `responses` the key would come after the request, which may have many pages.
-SCHEMA = """CREATE TABLE IF NOT EXISTS keys (
+SCHEMA = """CREATE TABLE keys (
     response TEXT PRIMARY KEY REFERENCES responses (id) ON DELETE CASCADE,
     key BLOB NOT NULL) WITHOUT ROWID"""
 _REQUEST = "request"

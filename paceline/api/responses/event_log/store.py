@@ -1,8 +1,8 @@
 """Rows of the event log in SQLite: the schema and all statements. Synchronous; one thread at a time.
 
 The primary key of an event is (response, sequence), so no number is written twice; no statement changes an event. (Only
-two at start-up do: the migration from version 1, which stored passages of documents in last events, and encryption.)
-`synchronous = NORMAL`: a commit survives the death of the process; a power cut may lose the last commits.
+encryption at start-up does.) `synchronous = NORMAL`: a commit survives the death of the process; a power cut may lose
+the last commits.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from paceline import sqlite
 from paceline.api.responses.event_log import sealing as event_sealing
 from paceline.api.responses.event_log.conversation_rows import ConversationRows, Turn
 from paceline.api.responses.event_log.sealing import RowSealing
-from paceline.api.responses.passages import without_passages
 from paceline.errors import ConfigError
 from paceline.sealing.seal import PLAIN, DamagedError, Seal
 
 FILE = "responses.sqlite"
-VERSION = 3  # PRAGMA user_version
+VERSION = 1  # PRAGMA user_version
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})  # types of last events
 ROWS_PER_STATEMENT = 500  # one statement is one turn at the interpreter's lock; SQLite takes 32,766 parameters
 _SCHEMA = (
@@ -49,14 +48,10 @@ _SCHEMA = (
         data BLOB NOT NULL,  -- JSON
         PRIMARY KEY (response, sequence)) WITHOUT ROWID""",
     event_sealing.SCHEMA,
-)
-# Covering indexes for sweeps: in the table `ended` and `bytes` come after the request, so that reading them there reads
-# the whole file. (SQLite needs `ended` among the columns even of an index that is limited by it.) Older files have the
-# index `responses_by_age`; an older version works without it.
-_INDEXES = (
-    "DROP INDEX IF EXISTS responses_by_age",
-    "CREATE INDEX IF NOT EXISTS responses_ended ON responses (created, id, owner, bytes, ended) WHERE ended",
-    "CREATE INDEX IF NOT EXISTS responses_unfinished ON responses (created, id, ended) WHERE NOT ended",
+    # Covering indexes for sweeps: in the table `ended` and `bytes` come after the request, so that reading them there
+    # reads the whole file. (SQLite needs `ended` among the columns even of an index that is limited by it.)
+    "CREATE INDEX responses_ended ON responses (created, id, owner, bytes, ended) WHERE ended",
+    "CREATE INDEX responses_unfinished ON responses (created, id, ended) WHERE NOT ended",
 )
 
 
@@ -105,39 +100,6 @@ def fair_share(held: Iterable[int], room: int) -> int:
     return sizes[-1] if sizes else 0
 
 
-def _remove_passages(connection: sqlite3.Connection) -> None:
-    """Remove the passages of documents from the last events, which version 1 stored with them."""
-    marks = ", ".join("?" * len(ENDS))
-    ends = connection.execute(f"SELECT response, sequence FROM events WHERE type IN ({marks})", tuple(ENDS)).fetchall()
-    for end in ends:
-        (data,) = connection.execute("SELECT data FROM events WHERE response = ? AND sequence = ?", end).fetchone()
-        if (without := without_passages(data)) != data:
-            connection.execute("UPDATE events SET data = ? WHERE response = ? AND sequence = ?", (without, *end))
-
-
-def _prepare(connection: sqlite3.Connection, file: Path | None) -> int:
-    """Make or migrate the tables. Returns the version that was found; 0: none. Raises ConfigError for a later one."""
-    with sqlite.transaction(connection):
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            for statement in _SCHEMA:
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {VERSION}")
-        elif version in (1, 2):
-            if version == 1:
-                _remove_passages(connection)
-            connection.execute(event_sealing.SCHEMA)
-            connection.execute(f"PRAGMA user_version = {VERSION}")
-        elif version != VERSION:
-            raise ConfigError(
-                f"{file} was written by another version of Paceline (format {version}, this one reads "
-                f"{VERSION}). Use that version, or remove the file: it holds past responses only."
-            )
-        for statement in _INDEXES:
-            connection.execute(statement)
-    return int(version)
-
-
 class EventStore:
     """One SQLite connection, and the lock file that shows other processes that the log is in use."""
 
@@ -174,9 +136,8 @@ class EventStore:
             self._hold(self._file.with_suffix(".lock"))
         try:
             connection.execute("PRAGMA synchronous = NORMAL")
-            version = _prepare(connection, self._file)
-            if version == 1:
-                sqlite.checkpoint(connection)
+            advice = "remove the file: it holds past responses only"
+            sqlite.prepare(connection, self._file, VERSION, _SCHEMA, advice)
         except BaseException:
             connection.close()
             raise
