@@ -79,7 +79,7 @@ wheel: venv ## build the wheel, install it in an empty directory, run it there
 	@scripts/test tests/packaging
 
 docs: venv ## write openapi/openapi.json and openapi/link.md anew, from the code
-	@$(BIN)/python -m paceline.wire.document > openapi/link.md
+	@$(BIN)/python -m lab.link_document > openapi/link.md
 	@$(BIN)/python -m paceline.server.openapi > openapi/openapi.json
 
 clean: ## remove what make and the tools made

@@ -25,13 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from lab.training.texts.corpus import Fact, ask, draw_facts, state, write_document
 from paceline.core.aggregation.weights import log_weight
 from paceline.core.permission import EVERYBODY
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.loader import load_model
 from paceline.models import DEVICE
-from paceline.models.training.texts.corpus import Fact, ask, draw_facts, state, write_document
 from paceline.rag.embedder import load_embedder
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.store.documents import DocumentStore

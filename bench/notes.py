@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from lab.demo_pair import Pair
+from lab.training.texts.squad import normal_form
 from paceline.core.side import SIDES, Side
 from paceline.engine.reader.answer import NOTHING, NOTHING_OF_SEVERAL
 from paceline.models import CLOUD, DEVICE, READER
-from paceline.models.demo_pair import Pair
-from paceline.models.training.texts.squad import normal_form
 from paceline.rag.embedder import Embedder, load_embedder
 from paceline.rag.prompt import prompt_parts, relevance
 from paceline.rag.store.documents import DocumentStore

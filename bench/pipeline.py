@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from lab.simulation import SimulatedRequest, SimulatedSession, Simulation, StageTimes
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
-from paceline.runtime.simulation import SimulatedRequest, SimulatedSession, Simulation, StageTimes
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.strategies.pipeline.options import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions
 from paceline.strategies.registry import STRATEGIES

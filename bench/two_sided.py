@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from lab.demo_pair import Pair
+from lab.training.evaluate import both_sides
+from lab.training.texts.names import split_of
+from lab.training.texts.squad import normal_form
 from paceline.core.side import SIDES, Side
 from paceline.models import CLOUD, DEVICE
-from paceline.models.demo_pair import Pair
-from paceline.models.training.evaluate import both_sides
-from paceline.models.training.texts.names import split_of
-from paceline.models.training.texts.squad import normal_form
 from paceline.rag.embedder import Embedder, load_embedder
 
 from .bootstrap import Estimate, estimate, share_of, worst_of

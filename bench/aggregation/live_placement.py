@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from lab.simulation import Network, SimulatedRequest, Simulation
+from lab.simulation.host import StepCost
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side
-from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
-from paceline.runtime.simulation.host import StepCost
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import MachineConfig
 from paceline.strategies.registry import STRATEGIES

@@ -10,12 +10,12 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 
+from lab.simulation import Network, SimulatedRequest, Simulation
+from lab.simulation.host import StepCost
 from paceline.core.aggregation.registry import AggregatorName
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side
-from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
-from paceline.runtime.simulation.host import StepCost
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import OpenSession

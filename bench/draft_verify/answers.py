@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
+from lab.simulation import Channel, FadingChannel, Network, RadioParameters, SimulatedRequest, Simulation
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.offloading.draft_length import EnergyQueue
 from paceline.core.offloading.estimates import OffloadStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES
-from paceline.runtime.simulation import Channel, FadingChannel, Network, RadioParameters, SimulatedRequest, Simulation
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import SessionFrame

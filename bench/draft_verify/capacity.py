@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from lab.simulation import Accelerator, Network, SimulatedRequest, Simulation, StepCost
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.runtime.simulation import Accelerator, Network, SimulatedRequest, Simulation, StepCost
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.options import DEFAULT_OPTIONS, Options

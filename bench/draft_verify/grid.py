@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.offloading.draft_length import EnergyQueue
 from paceline.core.offloading.estimates import OffloadStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
-from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.verify_messages import VerifyOptions

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from paceline.runtime.simulation import RadioParameters
+from lab.simulation import RadioParameters
 
 from ..bootstrap import Estimate, ratio_of
 from ..findings import Findings

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.training.texts import phrases
+from lab.training.texts.attributes import BY_KIND
+from lab.training.texts.corpus import Fact, state
+from lab.training.texts.entities import entity
+from lab.training.texts.names import Split
 from paceline.core.side import Side
 from paceline.errors import ConfigError
-from paceline.models.training.texts import phrases
-from paceline.models.training.texts.attributes import BY_KIND
-from paceline.models.training.texts.corpus import Fact, state
-from paceline.models.training.texts.entities import entity
-from paceline.models.training.texts.names import Split
 
 Ids = tuple[int, ...]
 Encode = Callable[[str], Sequence[int]]

@@ -20,6 +20,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.core.batching.segment import Batch
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.row import SampledRow
@@ -27,7 +28,6 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Output, SampleRequest
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
-from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
 from paceline.strategies.aggregate.machine import aggregate
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.wire.options import AggregateOptions

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.runtime.simulation.workflows import WorkflowSimulation
+from lab.simulation.workflows import WorkflowSimulation
 from paceline.workflow.builder import WorkflowName
 from paceline.workflow.policy import SchedulingPolicy
 from paceline.workflow.profiling.profiles import ProfileStore

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline.runtime.simulation.workflows import Outcome
+from lab.simulation.workflows import Outcome
 from paceline.workflow.builder import WorkflowBuilder, WorkflowName, WorkflowSizes
 from paceline.workflow.events import Launch
 from paceline.workflow.graph import SubStage

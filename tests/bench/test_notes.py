@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import paceline.models.training
+import lab.training
 from bench.notes import SET, TUNING, Question, is_right, load
 from paceline.engine.reader.answer import FIRST, JOINTS, NOTHING, NOTHING_OF_SEVERAL
 
@@ -35,7 +35,7 @@ def test_each_accepted_text_stands_in_the_document_of_its_fact(file: Path) -> No
 
 @pytest.mark.parametrize("file", [SET, TUNING])
 def test_no_question_or_document_of_it_stands_in_the_training_texts(file: Path) -> None:
-    folder = Path(paceline.models.training.__file__).parent
+    folder = Path(lab.training.__file__).parent
     files = [each.read_text("utf-8").lower() for each in folder.rglob("*") if each.suffix in (".py", ".txt")]
     documents, questions = load(file)
     sentences = [part for each in documents for part in each.text.split(". ") if part.count(" ") > 2]

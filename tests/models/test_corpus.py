@@ -5,11 +5,10 @@ import random
 import pytest
 from tokenizers import Tokenizer
 
-from paceline.models import DEVICE
-from paceline.models.training.batches import Weights, encode_all
-from paceline.models.training.texts import names
-from paceline.models.training.texts.attributes import ATTRIBUTES, BY_KIND
-from paceline.models.training.texts.corpus import (
+from lab.training.batches import Weights, encode_all
+from lab.training.texts import names
+from lab.training.texts.attributes import ATTRIBUTES, BY_KIND
+from lab.training.texts.corpus import (
     Conversation,
     converse,
     double,
@@ -18,8 +17,9 @@ from paceline.models.training.texts.corpus import (
     single,
     write_document,
 )
-from paceline.models.training.texts.entities import KINDS
-from paceline.models.training.texts.phrases import NO_DOCUMENT_ANSWER, OUTSIDE_ANSWER, outside_question
+from lab.training.texts.entities import KINDS
+from lab.training.texts.phrases import NO_DOCUMENT_ANSWER, OUTSIDE_ANSWER, outside_question
+from paceline.models import DEVICE
 
 
 def _conversations(count: int, split: names.Split = "train", seed: int = 0) -> list[Conversation]:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from lab.demo_pair import Pair
+from lab.training import evaluate
+from lab.training.architecture import Reader, load_model, save_model
+from lab.training.average import average
+from lab.training.model_growth import grow
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import CLOUD, DEVICE, SAMPLES
-from paceline.models.demo_pair import Pair
-from paceline.models.training import evaluate
-from paceline.models.training.architecture import Reader, load_model, save_model
-from paceline.models.training.average import average
-from paceline.models.training.model_growth import grow
 from paceline.strategies.base import SIDES, Side
 
 _MIB = 2**20

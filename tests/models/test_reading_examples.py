@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from paceline.models.training.reading.clozes import cloze, sentences, values
-from paceline.models.training.reading.examples import Example
-from paceline.models.training.reading.mean import mean
-from paceline.models.training.reading.notes import rivals_example
-from paceline.models.training.reading.sources import without_answer
-from paceline.models.training.reading.topics import topic_example
+from lab.training.reading.clozes import cloze, sentences, values
+from lab.training.reading.examples import Example
+from lab.training.reading.mean import mean
+from lab.training.reading.notes import rivals_example
+from lab.training.reading.sources import without_answer
+from lab.training.reading.topics import topic_example
 
 TEXT = (
     "The mill at Ostrey was built in 1820. It ground 40 tonnes of rye a week. The miller, Anna Vell, sold it for "

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from lab.demo_pair import Pair
 from paceline.models import CLOUD, DEVICE, SAMPLES
-from paceline.models.demo_pair import Pair
 from paceline.workflow.agents.answer import ANSWER, AnswerInputs, answer_document
 from paceline.workflow.agents.plan import PLAN, PlanInputs
 from paceline.workflow.agents.records import Evidence, SourcePassage

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("paceline", "server", "device_agent", "client", "bench")
+PACKAGES = ("paceline", "server", "device_agent", "client", "bench", "lab")
 PROGRAMS = ("server", "device_agent", "client")
 MAX_LINES = 600  # a chapter; more is a smell
 MAX_CLASS_LINES = 400

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.runtime.simulation.channel import FadingChannel, RadioParameters
-from paceline.runtime.simulation.clock import VirtualClock
-from paceline.runtime.simulation.network import Network, SimulatedLink
+from lab.simulation.channel import FadingChannel, RadioParameters
+from lab.simulation.clock import VirtualClock
+from lab.simulation.network import Network, SimulatedLink
 
 
 def test_the_mean_signal_is_that_of_the_link_budget() -> None:

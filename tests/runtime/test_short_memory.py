@@ -9,10 +9,10 @@ from functools import cache
 
 import pytest
 
+from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
 from paceline.runtime.engine_loop.memory import claim
-from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
 from paceline.strategies.base import SIDES, Cancelled, Side, other
 from paceline.strategies.registry import STRATEGIES
 from tests.strategies import oracle

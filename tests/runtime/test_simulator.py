@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from lab.simulation import Accelerator, Network, SimulatedRequest, Simulation, StepCost
+from lab.simulation.clock import VirtualClock
+from lab.simulation.network import SimulatedLink
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.runtime.simulation import Accelerator, Network, SimulatedRequest, Simulation, StepCost
-from paceline.runtime.simulation.clock import VirtualClock
-from paceline.runtime.simulation.network import SimulatedLink
 from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import (
     Cancelled,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lab.simulation import SimulatedRequest
 from paceline.core.aggregation.registry import AggregatorName
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.drafting.lookup_table import LookupTable
@@ -15,7 +16,6 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.sequence_table import SequenceTable
-from paceline.runtime.simulation import SimulatedRequest
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import (
     Branch,

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.core.sampling.constraint import Constraint, Mask
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams, apply_mask
@@ -22,7 +23,6 @@ from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine, arbitrary
 from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.engine.grammar.compiler import GrammarCompiler
-from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import SIDES, Branch, ClosePeer, Event, Forward, LinkLost, Side

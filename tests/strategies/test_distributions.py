@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lab.simulation import Simulation
 from paceline.core.aggregation.registry import AggregatorName
 from paceline.core.aggregation.weights import mix_weighted, side_weights
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
-from paceline.runtime.simulation import Simulation
 from paceline.strategies.base import SIDES, Branch, Side
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import RoutingContext

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lab.link_document import describe
 from paceline.wire.close_codes import ADVICE, MAX_REASON_BYTES, CloseCode, clip, sentence
-from paceline.wire.document import describe
 
 PAGE = Path(__file__).parents[2] / "openapi" / "link.md"
 
 
 def test_the_generated_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == describe(), "python -m paceline.wire.document > openapi/link.md"
+    assert PAGE.read_text(encoding="utf-8") == describe(), "python -m lab.link_document > openapi/link.md"
 
 
 def test_every_close_code_has_advice_for_the_user() -> None:

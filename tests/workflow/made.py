@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.runtime.simulation.workflows import Outcome, WorkflowSimulation
+from lab.simulation.workflows import Outcome, WorkflowSimulation
 from paceline.workflow.graph import Dependency, SubStage, SubStageId
 from paceline.workflow.policy import SchedulingPolicy
 from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.runtime.simulation.workflows import Ran, WorkflowSimulation
+from lab.simulation.workflows import Ran, WorkflowSimulation
 from paceline.workflow.builder import WORKFLOWS, WorkflowBuilder, WorkflowName, WorkflowSizes
 from paceline.workflow.events import (
     Added,
@@ -257,7 +257,7 @@ class Agents:
         return min(count, 17 - first) if node.open_ended else count
 
     def after(self, node: SubStage, done: int) -> object:
-        from paceline.runtime.simulation.workflows import Outcome
+        from lab.simulation.workflows import Outcome
 
         added: list[SubStage] = []
         if node.decides and done in (8, 16):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.runtime.simulation.workflows import Ran, WorkflowSimulation
+from lab.simulation.workflows import Ran, WorkflowSimulation
 from paceline.runtime.units.registry import UnitRegistry
 from paceline.workflow.builder import PUBLIC, WORKFLOWS, WorkflowBuilder, WorkflowName, WorkflowSizes
 from paceline.workflow.graph import StageGraph

@@ -1,6 +1,6 @@
 """From submitted segments to forward passes and answers: the work of the engine's thread, without the thread.
 
-Run by `worker.EngineWorker` on a thread in real time, by `runtime.simulation` in virtual time.
+Run by `worker.EngineWorker` on a thread in real time, by `lab.simulation` in virtual time.
 """
 
 from __future__ import annotations

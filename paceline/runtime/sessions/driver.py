@@ -1,7 +1,7 @@
 """Execution of a machine's effects.
 
 One driver per machine. Engine, clock and network are behind `Ports`: real ones in `runtime.sessions.base`, virtual ones
-in `runtime.simulation`. The driver keeps only the order of events and the sequence names.
+in `lab.simulation`. The driver keeps only the order of events and the sequence names.
 """
 
 from __future__ import annotations

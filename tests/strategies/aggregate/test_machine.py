@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from lab.simulation import SimulatedSession, Simulation
 from paceline.core.aggregation.registry import AggregatorName
-from paceline.runtime.simulation import SimulatedSession, Simulation
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import (
     SIDES,

@@ -10,10 +10,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from lab.simulation import Simulation
 from paceline.core.aggregation.registry import AggregatorName
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.dist import Dist
-from paceline.runtime.simulation import Simulation
 from paceline.strategies.aggregate.following import MAX_EARLY_MESSAGES
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import SIDES, Branch, Event, Received, Retrieved, Side, Started

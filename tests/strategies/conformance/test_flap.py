@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.runtime.simulation import Network
+from lab.simulation import Network
 from paceline.strategies.base import Side
 from paceline.strategies.strategy import Strategy
 from tests.depth import DEPTH

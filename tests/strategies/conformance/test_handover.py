@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from lab.simulation import Network, Simulation
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.runtime.simulation import Network, Simulation
 from paceline.strategies.base import SIDES, Side
 from paceline.strategies.registry import STRATEGIES
 from tests.depth import DEPTH

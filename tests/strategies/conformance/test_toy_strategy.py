@@ -12,10 +12,10 @@ from typing import Annotated
 import msgspec
 import pytest
 
+from lab.simulation import Simulation
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RemoteProtocolError, RequestError
 from paceline.runtime.sessions.routing import candidates, choose, routing_context
-from paceline.runtime.simulation import Simulation
 from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import (
     SIDES,

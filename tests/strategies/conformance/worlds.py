@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.engine.base import Engine
-from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
 from paceline.strategies.base import SIDES
 from tests.strategies.cases import engines
 

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.simulation import Network, Simulation
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams, filter_top, process_logits
 from paceline.core.verification.names import VerifierName
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
-from paceline.runtime.simulation import Network, Simulation
 from paceline.strategies.base import Branch, Side
 from paceline.strategies.registry import STRATEGIES
 from tests.core.chi_square import assert_drawn_from

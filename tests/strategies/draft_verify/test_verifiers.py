@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.simulation import Network, Simulation
 from paceline.core.aggregation.own_dist import OwnDist
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.verification.names import VerifierName
 from paceline.errors import RequestError
-from paceline.runtime.simulation import Network, Simulation
 from paceline.strategies.base import Finish, Received, Side
 from paceline.strategies.draft_verify.options import check, options_of
 from paceline.strategies.draft_verify.verifiers.agreement import Agreement

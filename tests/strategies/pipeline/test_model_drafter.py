@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from lab.simulation import SimulatedSession, Simulation, StageTimes
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake.engine import FakeEngine, arbitrary, noisy
 from paceline.engine.wrappers import WrappedEngine
 from paceline.errors import EngineError
-from paceline.runtime.simulation import SimulatedSession, Simulation, StageTimes
 from paceline.strategies.base import Cancelled
 from paceline.strategies.pipeline.options import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions
 from paceline.strategies.registry import STRATEGIES

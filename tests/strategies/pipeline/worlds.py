@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from lab.simulation import Simulation, StageTimes
 from paceline.core.drafting.layer_source import Candidates
 from paceline.core.drafting.token_tree import TokenTree
 from paceline.core.drafting.tree_search import DraftTree
@@ -13,7 +14,6 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
-from paceline.runtime.simulation import Simulation, StageTimes
 from paceline.strategies.base import Branch, Machine, MachineConfig
 from paceline.strategies.decoding.drafter_feed import TreeDrafter
 from paceline.strategies.pipeline.machine import Pipeline

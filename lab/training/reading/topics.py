@@ -15,10 +15,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-from paceline.models.training.reading.examples import Example
-from paceline.models.training.reading.notes import KINDS
-from paceline.models.training.texts import phrases
-from paceline.models.training.texts.names import choices
+from lab.training.reading.examples import Example
+from lab.training.reading.notes import KINDS
+from lab.training.texts import phrases
+from lab.training.texts.names import choices
 
 Draw = Callable[[random.Random], str]
 

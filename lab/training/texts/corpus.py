@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from paceline.models.training.texts import phrases
-from paceline.models.training.texts.attributes import BY_KIND, Attribute
-from paceline.models.training.texts.entities import Entity, entity
-from paceline.models.training.texts.names import Split, choices, place_word
+from lab.training.texts import phrases
+from lab.training.texts.attributes import BY_KIND, Attribute
+from lab.training.texts.entities import Entity, entity
+from lab.training.texts.names import Split, choices, place_word
 
 _ASKS = choices(
     "What is the {n} of {e}?|What is the {n} of {e}?|Tell me the {n} of {e}.|Do you know the {n} of {e}?|"

@@ -1,4 +1,4 @@
-"""Train the demo pair: `python -m paceline.models.training.train --out DIR [--data DIR] [--minutes N] [--stage
+"""Train the demo pair: `python -m lab.training.train --out DIR [--data DIR] [--minutes N] [--stage
 device|cloud]`.
 
 The device model starts from random weights; the cloud model is grown from the trained device model.
@@ -17,14 +17,14 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
 
-from paceline.models.training.architecture import Reader, Shape, load_model, save_model
-from paceline.models.training.batches import Batch, Example, Weights, batches, encode_all, repeats
-from paceline.models.training.data_parallel import Group, gather
-from paceline.models.training.model_growth import grow
-from paceline.models.training.optimizer import MuonAdam
-from paceline.models.training.texts.corpus import Conversation, converse, document_turn, draw_facts, write_document
-from paceline.models.training.texts.squad import Squad
-from paceline.models.training.vocabulary import corpus_texts, save_tokenizer, train_tokenizer
+from lab.training.architecture import Reader, Shape, load_model, save_model
+from lab.training.batches import Batch, Example, Weights, batches, encode_all, repeats
+from lab.training.data_parallel import Group, gather
+from lab.training.model_growth import grow
+from lab.training.optimizer import MuonAdam
+from lab.training.texts.corpus import Conversation, converse, document_turn, draw_facts, write_document
+from lab.training.texts.squad import Squad
+from lab.training.vocabulary import corpus_texts, save_tokenizer, train_tokenizer
 
 BACKWARD_SHARE = 0.4  # without it, values that precede their entity are learnt far later than the rest
 EARLY, LATE = Weights(), Weights(prompt=0.02, missing=0.05)

@@ -1,4 +1,4 @@
-"""Average the weights of models that went on from one another: `python -m paceline.models.training.average --out DIR
+"""Average the weights of models that went on from one another: `python -m lab.training.average --out DIR
 MODEL...`.
 
 Legs of one training run end on different sides of the same valley; their mean lies deeper in it than any of them
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.models.training.architecture import load_model, save_model
+from lab.training.architecture import load_model, save_model
 
 
 def average(out: Path, models: list[Path]) -> None:

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from lab.simulation.clock import VirtualClock
+from lab.simulation.host import Accelerator, SimulatedHost, StepTime, Watts
+from lab.simulation.network import Network, SimulatedLink
+from lab.simulation.session import SimulatedRequest, SimulatedSession
+from lab.simulation.stages import StageTimes
 from paceline.engine.base import Engine
-from paceline.runtime.simulation.clock import VirtualClock
-from paceline.runtime.simulation.host import Accelerator, SimulatedHost, StepTime, Watts
-from paceline.runtime.simulation.network import Network, SimulatedLink
-from paceline.runtime.simulation.session import SimulatedRequest, SimulatedSession
-from paceline.runtime.simulation.stages import StageTimes
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import OpenSession, SessionFrame
 

@@ -1,4 +1,4 @@
-"""Examine the demo pair: `python -m paceline.models.training.evaluate [--device DIR --cloud DIR] [--data DIR]
+"""Examine the demo pair: `python -m lab.training.evaluate [--device DIR --cloud DIR] [--data DIR]
 [--questions N]`.
 
 Every entity and every invented name in the questions was kept out of training; every answer is written greedily by the
@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.models import CLOUD, DEVICE
-from paceline.models.demo_pair import Pair
-from paceline.models.training.texts import phrases
-from paceline.models.training.texts.corpus import (
+from lab.demo_pair import Pair
+from lab.training.texts import phrases
+from lab.training.texts.corpus import (
     Fact,
     Turn,
     double,
@@ -25,7 +24,8 @@ from paceline.models.training.texts.corpus import (
     single,
     write_document,
 )
-from paceline.models.training.texts.squad import Squad, normal_form
+from lab.training.texts.squad import Squad, normal_form
+from paceline.models import CLOUD, DEVICE
 from paceline.rag.embedder import load_embedder
 from paceline.strategies.base import Side
 

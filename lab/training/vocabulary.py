@@ -8,8 +8,8 @@ from typing import Final
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from paceline.models.training.texts.corpus import converse
-from paceline.models.training.texts.phrases import outside_question
+from lab.training.texts.corpus import converse
+from lab.training.texts.phrases import outside_question
 
 VOCABULARY_SIZE: Final = 2048
 PAD, SYSTEM, USER, ASSISTANT, END = range(5)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from paceline.models.training.reading.examples import Example
+from lab.training.reading.examples import Example
 
 _MONTHS: Final = "January|February|March|April|May|June|July|August|September|October|November|December"
 _UNITS: Final = (

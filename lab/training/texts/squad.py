@@ -9,8 +9,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from paceline.models.training.texts.corpus import Conversation, Turn
-from paceline.models.training.texts.names import Split, split_of
+from lab.training.texts.corpus import Conversation, Turn
+from lab.training.texts.names import Split, split_of
 
 _WORDS_AROUND = 100
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, LoadedModel
 from paceline.engine.loader import load_model
 from paceline.rag.embedder import Embedder
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.runtime.sessions.prompts import device_log_weight
-from paceline.runtime.simulation import Network, SimulatedRequest, Simulation
 from paceline.strategies.base import SIDES, Branch, MachineConfig, Side
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import RoutingContext

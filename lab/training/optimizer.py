@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from paceline.models.training.data_parallel import Group, alone, flatten, unflatten
+from lab.training.data_parallel import Group, alone, flatten, unflatten
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.models.training.reading.clozes import cloze, sentences
-from paceline.models.training.reading.examples import Example, about, occurrences
-from paceline.models.training.reading.notes import notes_example, rivals_example
-from paceline.models.training.reading.topics import topic_example
-from paceline.models.training.texts import phrases
-from paceline.models.training.texts.corpus import ask, ask_two, draw_facts, missing_fact, write_document
-from paceline.models.training.texts.names import Split, split_of
-from paceline.models.training.texts.squad import crop
+from lab.training.reading.clozes import cloze, sentences
+from lab.training.reading.examples import Example, about, occurrences
+from lab.training.reading.notes import notes_example, rivals_example
+from lab.training.reading.topics import topic_example
+from lab.training.texts import phrases
+from lab.training.texts.corpus import ask, ask_two, draw_facts, missing_fact, write_document
+from lab.training.texts.names import Split, split_of
+from lab.training.texts.squad import crop
 
 Draw = Callable[[random.Random], Example]
 

@@ -1,4 +1,4 @@
-"""Train the reader: `python -m paceline.models.training.reading.train --out DIR --data DATA --minutes 46`.
+"""Train the reader: `python -m lab.training.reading.train --out DIR --data DATA --minutes 46`.
 
 The encoder of the installed embedder with two heads; its word embeddings stay as they are, so that only the rest is
 stored. AdamW, a short warm-up, then a rate that falls with the time that is left. Checkpoints hold the optimizer; a run
@@ -23,11 +23,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from lab.training.data_parallel import Group, flatten, gather, unflatten
+from lab.training.reading.examples import Encoded, batches, encode
+from lab.training.reading.notes import notes_example
+from lab.training.reading.sources import cropped, draw, generated, mixture, squad
 from paceline.encoder import WIDTH, WORDS, installed_tokenizer, installed_weights, outputs
-from paceline.models.training.data_parallel import Group, flatten, gather, unflatten
-from paceline.models.training.reading.examples import Encoded, batches, encode
-from paceline.models.training.reading.notes import notes_example
-from paceline.models.training.reading.sources import cropped, draw, generated, mixture, squad
 
 HEAD: Final = "heads"  # (2, WIDTH): scores of a first and of a last token; CLS scores that there is none
 BATCH_TOKENS: Final = 768

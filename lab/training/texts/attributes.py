@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.models.training.texts import names
-from paceline.models.training.texts.entities import KINDS
-from paceline.models.training.texts.names import Split, choices, words
+from lab.training.texts import names
+from lab.training.texts.entities import KINDS
+from lab.training.texts.names import Split, choices, words
 
 Draw = Callable[[random.Random], str]
 NamedDraw = Callable[[random.Random, Split], str]

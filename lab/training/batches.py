@@ -9,8 +9,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paceline.models.training.texts.corpus import Conversation, Turn
-from paceline.models.training.vocabulary import ASSISTANT, END, PAD, PREAMBLE, SYSTEM, USER
+from lab.training.texts.corpus import Conversation, Turn
+from lab.training.vocabulary import ASSISTANT, END, PAD, PREAMBLE, SYSTEM, USER
 
 _THIN = 0.06
 _KEPT = 0.25  # share of low-weight positions that are scored: their logits are most of the cost of the loss

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from lab.simulation.clock import VirtualClock
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.engine.base import DenseLogits, Engine, Logits, Output, Ticket
 from paceline.engine.wrappers import WrappedEngine
-from paceline.runtime.simulation.clock import VirtualClock
 
 
 @dataclass(frozen=True, slots=True)

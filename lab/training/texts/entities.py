@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.models.training.texts import names
-from paceline.models.training.texts.names import Split, choices, words
+from lab.training.texts import names
+from lab.training.texts.names import Split, choices, words
 
 KINDS: Final = ("place", "town", "person", "ship", "team", "event", "project", "thing", "contact")
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from paceline.models.training.architecture import Reader
+from lab.training.architecture import Reader
 
 
 def grow(small: Reader, layers: int = 10, inner: int = 1024, seed: int = 0) -> Reader:

@@ -1,4 +1,4 @@
-"""The mean of readers that went on from one another: `python -m paceline.models.training.reading.mean --out FILE A B`.
+"""The mean of readers that went on from one another: `python -m lab.training.reading.mean --out FILE A B`.
 
 Legs of a run read one set better and another worse; their mean reads both about as well as the better one (Wortsman et
 al. 2022, "Model soups"). Only for weights of one ancestor.

@@ -3,7 +3,7 @@
 import random
 from typing import Final
 
-from paceline.models.training.texts.names import choices, words
+from lab.training.texts.names import choices, words
 
 OUTSIDE_ANSWER: Final = "I am a small demonstration model: I can only answer from the documents I am given."
 NO_DOCUMENT_ANSWER: Final = f"I have no document about that. {OUTSIDE_ANSWER}"

@@ -10,6 +10,9 @@ from typing import Protocol
 
 import msgspec
 
+from lab.simulation.clock import VirtualClock
+from lab.simulation.host import SimulatedHost
+from lab.simulation.network import SimulatedLink
 from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import SeqId
 from paceline.core.energy.values import Energy
@@ -18,9 +21,6 @@ from paceline.errors import EngineError
 from paceline.runtime.engine_loop.requests import Rows, SequenceOp
 from paceline.runtime.sessions.driver import Driver, answered, requests
 from paceline.runtime.sessions.egress import Egress
-from paceline.runtime.simulation.clock import VirtualClock
-from paceline.runtime.simulation.host import SimulatedHost
-from paceline.runtime.simulation.network import SimulatedLink
 from paceline.strategies.base import (
     Branch,
     Cancelled,

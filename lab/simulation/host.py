@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from lab.simulation.clock import VirtualClock
+from lab.simulation.stages import SimulatedStages, StageTimes
 from paceline.core.batching.groups import Group
 from paceline.core.batching.segment import SeqId
 from paceline.core.energy.answer import AnswerEnergy
@@ -13,8 +15,6 @@ from paceline.core.energy.meters import PowerMeter
 from paceline.engine.base import Engine
 from paceline.runtime.engine_loop.executor import TICK_S, StepExecutor
 from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
-from paceline.runtime.simulation.clock import VirtualClock
-from paceline.runtime.simulation.stages import SimulatedStages, StageTimes
 
 
 class Watts(NamedTuple):

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.models.training.reading.examples import Example, occurrences
-from paceline.models.training.texts import names, phrases
-from paceline.models.training.texts.names import choices, words
+from lab.training.reading.examples import Example, occurrences
+from lab.training.texts import names, phrases
+from lab.training.texts.names import choices, words
 
 _MONTHS: Final = words("January February March April May June July August September October November December")
 _DAYS: Final = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")

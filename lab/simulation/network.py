@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from lab.simulation.channel import Channel
+from lab.simulation.clock import VirtualClock
 from paceline.core.estimation.bandwidth import Bandwidth
-from paceline.runtime.simulation.channel import Channel
-from paceline.runtime.simulation.clock import VirtualClock
 from paceline.wire.link import HEARTBEAT_S, PROBED_BYTES
 
 
