@@ -22,10 +22,9 @@ import tokenizers
 from jsonschema import Draft202012Validator, ValidationError
 from tokenizers import decoders, models, pre_tokenizers
 
-from paceline.core.aggregation.registry import AggregatorName
+from paceline.core.aggregation.aggregators import AggregatorName
 from paceline.core.permission import EVERYBODY
-from paceline.core.sampling.constraint import Constraint
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.core.side import SIDES, Side
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake.engine import FakeEngine, arbitrary

@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 
 from paceline.core.aggregation.weights import mix
-from paceline.core.batching.kv_prefix import KvPrefix
+from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Segment
 from paceline.core.sampling.dist import Dist
 from paceline.core.side import Side

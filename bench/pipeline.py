@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Final
 
 from lab.simulation import SimulatedRequest, SimulatedSession, Simulation, StageTimes
-from paceline.core.drafting.online_stats import OnlineStats
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.strategies.base import Branch, MachineConfig

@@ -24,8 +24,7 @@ from paceline.api.http.limits.doors import DoorLimits
 from paceline.api.http.server import serve, url_of
 from paceline.api.responses.event_log.writer import Retention
 from paceline.configuration.web import STORE
-from paceline.core.offloading.draft_length import Unit
-from paceline.core.offloading.workload import ModelShape
+from paceline.core.offloading import ModelShape, Unit
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ServedModel
 from paceline.engine.loader import choose_device, engine_threads, gpu_uuid
 from paceline.local_users import can_tell

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from paceline.configuration.units import UnitSettings, units_of
 from paceline.configuration.web import provider
-from paceline.core.energy.values import MeterName
+from paceline.core.energy import MeterName
 from paceline.core.side import Side
 
 PREFIX = "PACELINE_"

@@ -16,7 +16,7 @@ from typing import Final
 
 from lab.simulation import Network, SimulatedRequest, Simulation
 from lab.simulation.host import StepCost
-from paceline.core.drafting.online_stats import OnlineStats
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side
 from paceline.strategies.aggregate.machine import Aggregate

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from paceline.core.aggregation.own_dist import OwnDist
-from paceline.core.aggregation.registry import AggregatorName, make_aggregator
+from paceline.core.aggregation.aggregators import AggregatorName, OwnDist, make_aggregator
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.wire.codec import encode

@@ -13,8 +13,7 @@ from typing import Final
 import numpy as np
 
 from paceline.core.aggregation.placement import Placement
-from paceline.core.estimation.running import MovingAverage
-from paceline.core.estimation.timing import AcceptanceRate, DecodeSpeed, TimingModel
+from paceline.core.estimation import AcceptanceRate, DecodeSpeed, MovingAverage, TimingModel
 from paceline.core.side import SIDES, Side, other
 
 from .link_replay import Link, Rule, Trace

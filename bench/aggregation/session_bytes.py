@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from lab.simulation import Network, SimulatedRequest, Simulation
 from lab.simulation.host import StepCost
-from paceline.core.aggregation.registry import AggregatorName
-from paceline.core.drafting.online_stats import OnlineStats
+from paceline.core.aggregation.aggregators import AggregatorName
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side
 from paceline.strategies.base import Branch, MachineConfig

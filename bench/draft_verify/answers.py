@@ -7,9 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from lab.simulation import Channel, FadingChannel, Network, RadioParameters, SimulatedRequest, Simulation
-from paceline.core.drafting.online_stats import OnlineStats
-from paceline.core.offloading.draft_length import EnergyQueue
-from paceline.core.offloading.estimates import OffloadStats
+from paceline.core.drafting.budget import OnlineStats
+from paceline.core.offloading import EnergyQueue, OffloadStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES
 from paceline.strategies.base import Branch, MachineConfig

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from lab.simulation import Accelerator, Network, SimulatedRequest, Simulation, StepCost
-from paceline.core.drafting.online_stats import OnlineStats
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.strategies.registry import STRATEGIES

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lab.simulation import Network, SimulatedRequest, Simulation
-from paceline.core.drafting.online_stats import OnlineStats
-from paceline.core.offloading.draft_length import EnergyQueue
-from paceline.core.offloading.estimates import OffloadStats
+from paceline.core.drafting.budget import OnlineStats
+from paceline.core.offloading import EnergyQueue, OffloadStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.drafting.budget import FixedBudget
+from paceline.core.drafting.budget import FixedBudget, OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.drafting.ngram_drafter import DrafterOptions, NgramDrafter
-from paceline.core.drafting.online_stats import OnlineStats
-from paceline.core.drafting.token_tree import TokenTree
-from paceline.core.drafting.tree_search import NO_DRAFT, PAPER, DraftTree, levelled_shape, static_shape
+from paceline.core.drafting.tree_search import NO_DRAFT, PAPER, DraftTree, TokenTree, levelled_shape, static_shape
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
 from paceline.strategies.autoregressive import Autoregressive

@@ -15,8 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from paceline.core.batching.placed_segment import PlacedSegment
-from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.batching.segment import Batch, PlacedSegment, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, ModelInfo, Output

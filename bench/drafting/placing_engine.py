@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.batching.placed_segment import PlacedSegment
-from paceline.core.batching.segment import Batch, SeqId
+from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
 from paceline.engine.base import Engine
 from paceline.engine.sequence_table import SequenceTable
 from paceline.engine.wrappers import WrappedEngine

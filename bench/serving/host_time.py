@@ -25,8 +25,7 @@ import torch
 from paceline.core.batching.segment import Batch
 from paceline.core.drafting.budget import FixedBudget
 from paceline.core.drafting.ngram_drafter import NgramDrafter
-from paceline.core.drafting.token_tree import TokenTree
-from paceline.core.drafting.tree_search import DraftTree
+from paceline.core.drafting.tree_search import DraftTree, TokenTree
 from paceline.core.sampling.row import SampledRow
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, Output, SampleRequest

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from paceline.core.batching.placed_segment import PlacedSegment
-from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.batching.segment import Batch, PlacedSegment, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow, head, sample_row
 from paceline.core.sampling.sampler import SamplingParams

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from lab.simulation.clock import VirtualClock
 from lab.simulation.stages import SimulatedStages, StageTimes
-from paceline.core.batching.groups import Group
+from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import SeqId
-from paceline.core.energy.answer import AnswerEnergy
-from paceline.core.energy.meters import PowerMeter
+from paceline.core.energy import AnswerEnergy, PowerMeter
 from paceline.engine.base import Engine
 from paceline.runtime.engine_loop.executor import TICK_S, StepExecutor
 from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp

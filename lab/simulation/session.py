@@ -13,9 +13,9 @@ import msgspec
 from lab.simulation.clock import VirtualClock
 from lab.simulation.host import SimulatedHost
 from lab.simulation.network import SimulatedLink
-from paceline.core.batching.groups import Group
+from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import SeqId
-from paceline.core.energy.values import Energy
+from paceline.core.energy import Energy
 from paceline.core.side import SIDES
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.requests import Rows, SequenceOp

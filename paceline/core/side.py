@@ -10,3 +10,10 @@ SIDES: tuple[Side, Side] = ("cloud", "device")
 
 def other(side: Side) -> Side:
     return "device" if side == "cloud" else "cloud"
+
+
+# Zones: where documents, models and processing units may be.
+
+
+Zone = Literal["device", "edge", "cloud"]  # the device, its owner's edge, the cloud
+ZONES: tuple[Zone, ...] = ("device", "edge", "cloud")

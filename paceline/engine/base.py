@@ -18,13 +18,12 @@ from typing import Final, NewType, Protocol, runtime_checkable
 
 import msgspec
 
-from paceline.core.aggregation.branches import BranchMixture, sample_mixed_rows
-from paceline.core.batching.kv_prefix import KvPrefix
+from paceline.core.aggregation.weights import BranchMixture, sample_mixed_rows
+from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
-from paceline.core.offloading.workload import ModelShape
+from paceline.core.offloading import ModelShape
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
-from paceline.core.sampling.row_tree import NOT_SAMPLED, RowTree
+from paceline.core.sampling.row import NOT_SAMPLED, RowSampling, RowTree, SampledRow, sample_row
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
 
 NO_FIELDS: Final[Mapping[str, object]] = MappingProxyType({})

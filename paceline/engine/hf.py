@@ -16,9 +16,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from paceline.core.batching.kv_prefix import KvPrefix
-from paceline.core.batching.placed_segment import PlacedSegment
-from paceline.core.batching.segment import Batch, SeqId
+from paceline.core.batching.block_manager import KvPrefix
+from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
 from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.faults import engine_error

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from paceline.core.offloading.workload import ModelShape
+from paceline.core.offloading import ModelShape
 
 MASKED_KINDS = frozenset({"full_attention", "sliding_attention"})  # kinds with masks that the engines can build
 

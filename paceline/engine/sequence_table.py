@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.core.batching.placed_segment import PlacedSegment
-from paceline.core.batching.segment import ROOT, Batch, Segment, SeqId
+from paceline.core.batching.segment import ROOT, Batch, PlacedSegment, Segment, SeqId
 from paceline.errors import EngineError
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from paceline.core.batching.kv_prefix import KvPrefix
+from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import Engine, ModelInfo, Output, SampleRequest

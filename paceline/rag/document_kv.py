@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from safetensors import TensorSpec, serialize, serialize_file
 
-from paceline.core.batching.kv_prefix import CARRIERS, KvArray, KvPrefix
+from paceline.core.batching.block_manager import CARRIERS, KvArray, KvPrefix
 from paceline.errors import ConfigError
 from paceline.rag.records import DEFAULT_COLLECTION
 from paceline.sealing.seal import PLAIN, DamagedError, Seal

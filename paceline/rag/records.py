@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.zone import ZONES as ZONES
-from paceline.core.zone import Zone as Zone
+from paceline.core.side import ZONES as ZONES
+from paceline.core.side import Zone as Zone
 
 Vectors = NDArray[np.float32]  # (texts, dimensions), each of unit norm
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from paceline.core.sampling.constraint import Constraint, Mask
+from paceline.core.sampling.sampler import Constraint, Mask
 from paceline.engine.base import TextModel
 from paceline.engine.grammar.compiler import GrammarCompiler
 

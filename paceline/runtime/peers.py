@@ -10,7 +10,7 @@ from itertools import chain
 
 import msgspec
 
-from paceline.core.estimation.patience import PeerRecord
+from paceline.core.estimation import PeerRecord
 from paceline.core.permission import EVERYBODY, MayAsk
 from paceline.core.shares import Allowances, Shares
 from paceline.core.side import Side

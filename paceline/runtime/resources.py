@@ -13,10 +13,9 @@ from dataclasses import replace
 
 import msgspec
 
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.core.drafting.online_stats import OnlineStats
-from paceline.core.sampling.constraint import Constraint, Mask
-from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults, SamplingParams
+from paceline.core.sampling.sampler import NO_DEFAULTS, Constraint, Mask, SamplingDefaults, SamplingParams
 from paceline.engine.base import Engine, ServedModel
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.energy.values import EnergyUse
-from paceline.core.sampling.constraint import Constraint
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.energy import EnergyUse
+from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.engine.base import ModelInfo
 from paceline.rag.records import DEFAULT_COLLECTION, MIN_SCORE, Passage
 from paceline.strategies.base import FinishReason, Side

@@ -16,17 +16,16 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from paceline.core.aggregation.branches import BranchMixture
+from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.batching.segment import UNKNOWN, Segment, SeqId, StepSize
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.core.drafting.online_stats import OnlineStats
-from paceline.core.energy.values import NOT_KNOWN, Spent
-from paceline.core.estimation.patience import PeerRecord
-from paceline.core.offloading.draft_length import EnergyQueue
-from paceline.core.sampling.constraint import Mask
+from paceline.core.energy import NOT_KNOWN, Spent
+from paceline.core.estimation import PeerRecord
+from paceline.core.offloading import EnergyQueue
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import Mask, SamplingParams
 from paceline.core.side import SIDES as SIDES
 from paceline.core.side import Side as Side
 from paceline.core.side import other as other

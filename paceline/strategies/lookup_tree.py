@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from paceline.core.batching.segment import StepSize
-from paceline.core.drafting.budget import AdaptiveBudget, Budget
+from paceline.core.drafting.budget import AdaptiveBudget, Budget, OnlineStats
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable
 from paceline.core.drafting.ngram_drafter import NgramDrafter
-from paceline.core.drafting.online_stats import OnlineStats
 from paceline.strategies.base import (
     Cancelled,
     Effect,

@@ -15,8 +15,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from paceline.core.sampling.constraint import Constraint
-from paceline.core.sampling.sampler import SamplingParams, usable_temperature
+from paceline.core.sampling.sampler import Constraint, SamplingParams, usable_temperature
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages
 from paceline.wire.close_codes import CloseCode

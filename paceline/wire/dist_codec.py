@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.core.sampling.dist import Dist, IdArray
-from paceline.core.sampling.quantize import (
+from paceline.core.sampling.dist import (
     LOWEST_EXPONENT,
     MANTISSA_BITS,
     ONE,
     SLACK,
     Codes,
+    Dist,
+    IdArray,
     check,
     from_codes,
     quantize,

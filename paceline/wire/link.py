@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from paceline.core.estimation.bandwidth import Bandwidth
+from paceline.core.estimation import Bandwidth
 from paceline.errors import LinkClosed, LocalProtocolError, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode, sentence
 from paceline.wire.codec import decode, encode, peek_version

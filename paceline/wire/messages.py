@@ -16,8 +16,7 @@ from typing import Annotated, ClassVar, Final
 
 import msgspec
 
-from paceline.core.sampling.constraint import MAX_STOP_IDS, MAX_TEXT, ConstraintKind
-from paceline.core.sampling.sampler import MAX_BIASES, MAX_TEMPERATURE
+from paceline.core.sampling.sampler import MAX_BIASES, MAX_STOP_IDS, MAX_TEMPERATURE, MAX_TEXT, ConstraintKind
 from paceline.wire.fields import MAX_FRAME_BYTES, Bias, Count, Frame, Name, Part, Seed, SessionNumber, Text, Token
 from paceline.wire.identity_messages import (
     IDENTITY_MESSAGES,

@@ -9,7 +9,7 @@ from typing import Annotated, Self
 
 import msgspec
 
-from paceline.core.offloading.draft_length import Unit
+from paceline.core.offloading import Unit
 from paceline.core.side import Side
 from paceline.core.stretches import MAX_STRETCH
 from paceline.wire.fields import Name, Part

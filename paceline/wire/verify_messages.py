@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from paceline.core.offloading.draft_length import Objective, Unit
-from paceline.core.verification.names import VerifierName
+from paceline.core.offloading import Objective, Unit
+from paceline.core.verification import VerifierName
 from paceline.wire.fields import MAX_FRAME_BYTES, Count, Token
 from paceline.wire.messages import DistPayload, SessionMessage, bad_tokens
 from paceline.wire.options import Options

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.core.zone import Zone
+from paceline.core.side import Zone
 
 
 @dataclass(frozen=True, slots=True)

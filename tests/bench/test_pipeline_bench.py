@@ -8,7 +8,7 @@ import pytest
 from bench.pipeline import FULL, PLAIN, WAYS, Workload, _claims, _measure
 from bench.speculation.recorded import RecordedEngine, Recording
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.drafting.online_stats import OnlineStats
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.row import RowSampling
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import SampleRequest

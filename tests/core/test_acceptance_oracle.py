@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.aggregation.own_dist import OwnDist
-from paceline.core.aggregation.registry import AggregatorName, make_aggregator
+from paceline.core.aggregation.aggregators import AggregatorName, OwnDist, make_aggregator
 from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams

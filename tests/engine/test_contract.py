@@ -12,11 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.aggregation.branches import BranchMixture
+from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.batching.segment import Batch, Segment
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import RowSampling
-from paceline.core.sampling.row_tree import NOT_SAMPLED, RowTree
+from paceline.core.sampling.row import NOT_SAMPLED, RowSampling, RowTree
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, SampleRequest
 from paceline.engine.loader import quiet

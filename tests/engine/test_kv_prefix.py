@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from paceline.core.batching.block_manager import OutOfBlocks
-from paceline.core.batching.kv_prefix import KvPrefix
+from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import total_variation
 from paceline.engine.base import Engine

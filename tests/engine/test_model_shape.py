@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import GPT2Config, PretrainedConfig, Qwen2Config
 
-from paceline.core.offloading.workload import ModelShape
+from paceline.core.offloading import ModelShape
 from paceline.engine.loader import load_model
 from paceline.engine.model_config import shape_of
 from paceline.models import DEVICE

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from paceline.core.batching.groups import Group
+from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import ROOT, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from paceline.core.batching.kv_prefix import CARRIERS, KvArray, KvPrefix
+from paceline.core.batching.block_manager import CARRIERS, KvArray, KvPrefix
 from paceline.rag.document_kv import FOLDER, DocumentKvStore, KvKey, text_hash
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore

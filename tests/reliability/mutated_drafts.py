@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.verification.draft_dist import POINTS
+from paceline.core.verification import POINTS
 from paceline.errors import RemoteProtocolError
 from paceline.wire.fields import Frame
 from paceline.wire.messages import Targets

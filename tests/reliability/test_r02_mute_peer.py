@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from paceline.commands.processes import Child
-from paceline.core.estimation.patience import SILENCE_S
+from paceline.core.estimation import SILENCE_S
 from paceline.core.side import SIDES, Side, other
 from tests.e2e.pair import DEVICE, DOCUMENTS, Pair, running_pair
 from tests.reliability.conftest import Figure

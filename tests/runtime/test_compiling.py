@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.core.sampling.constraint import Constraint
+from paceline.core.sampling.sampler import Constraint
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.fake.tokenizer import VOCAB, ByteTokenizer

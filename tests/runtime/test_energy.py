@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.energy.meters import PowerMeter, WorkloadMeter
-from paceline.core.offloading.draft_length import Unit
-from paceline.core.offloading.workload import ModelShape
+from paceline.core.energy import PowerMeter, WorkloadMeter
+from paceline.core.offloading import ModelShape, Unit
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake.engine import FakeEngine

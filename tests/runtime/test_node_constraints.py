@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceline.core.sampling.constraint import Constraint, Mask, T
+from paceline.core.sampling.sampler import Constraint, Mask, T
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.strategies.registry import STRATEGIES

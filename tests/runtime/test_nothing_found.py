@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paceline.core.sampling.constraint import Constraint
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.core.side import SIDES, Side, other
 from paceline.engine.fake.tokenizer import EOS
 from paceline.errors import RequestError

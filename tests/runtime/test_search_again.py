@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paceline.core.sampling.constraint import Constraint
+from paceline.core.sampling.sampler import Constraint
 from paceline.core.side import SIDES, Side
 from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.errors import PacelineError

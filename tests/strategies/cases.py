@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lab.simulation import SimulatedRequest
-from paceline.core.aggregation.registry import AggregatorName
+from paceline.core.aggregation.aggregators import AggregatorName
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.dist import Dist

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.aggregation.own_dist import OwnDist
-from paceline.core.aggregation.registry import LAST_LEVEL, AggregatorName, make_aggregator
+from paceline.core.aggregation.aggregators import LAST_LEVEL, AggregatorName, OwnDist, make_aggregator
 from paceline.core.aggregation.weights import (
     decayed_evidence,
     dequantize_score,
@@ -21,10 +20,9 @@ from paceline.core.aggregation.weights import (
     side_weights,
 )
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.sampling.constraint import Mask
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.noise import uniform
-from paceline.core.sampling.sampler import SamplingParams, apply_mask, filter_top, process_logits, sample
+from paceline.core.sampling.sampler import Mask, SamplingParams, apply_mask, filter_top, process_logits, sample
 from paceline.core.side import SIDES, Side
 from paceline.engine.base import Engine
 from paceline.strategies.base import Branch

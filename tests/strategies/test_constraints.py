@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from lab.simulation import Network, SimulatedRequest, Simulation
-from paceline.core.sampling.constraint import Constraint, Mask
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import SamplingParams, apply_mask
+from paceline.core.sampling.sampler import Constraint, Mask, SamplingParams, apply_mask
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine, arbitrary
 from paceline.engine.fake.tokenizer import ByteTokenizer

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lab.simulation import Simulation
-from paceline.core.aggregation.registry import AggregatorName
+from paceline.core.aggregation.aggregators import AggregatorName
 from paceline.core.aggregation.weights import mix_weighted, side_weights
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample

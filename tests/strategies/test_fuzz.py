@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.core.aggregation.branches import sample_mixed_rows
+from paceline.core.aggregation.weights import sample_mixed_rows
 from paceline.core.batching.segment import Batch
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.dist import Dist

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from lab.simulation import SimulatedRequest, SimulatedSession, Simulation
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine, arbitrary

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from lab.simulation import Simulation
-from paceline.core.drafting.budget import FixedBudget
+from paceline.core.drafting.budget import FixedBudget, OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable, bigram_key
 from paceline.core.drafting.ngram_drafter import NgramDrafter
-from paceline.core.drafting.online_stats import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import (

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.core.sampling.constraint import MAX_TEXT, Constraint
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import SamplingParams, process_logits
+from paceline.core.sampling.sampler import MAX_TEXT, Constraint, SamplingParams, process_logits
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages
 from paceline.wire.close_codes import CloseCode

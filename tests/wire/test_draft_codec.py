@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.sampling.dist import Dist
-from paceline.core.verification.draft_dist import POINTS, draft_dist
+from paceline.core.verification import POINTS, draft_dist
 from paceline.errors import RemoteProtocolError
 from paceline.wire.payloads.draft_codec import decode_draft_dist, decode_probs, encode_draft_dist, encode_prob
 from paceline.wire.payloads.draft_places import encode_places

@@ -15,7 +15,7 @@ from paceline.api.generation.links import NO_LINKS, PassageLinks
 from paceline.api.http import sse
 from paceline.api.http.errors import Failure
 from paceline.api.http.strict_json import encode_json
-from paceline.core.energy.values import EnergyUse
+from paceline.core.energy import EnergyUse
 from paceline.runtime.service import (
     Citation,
     GenerateEvent,

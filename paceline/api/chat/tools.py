@@ -14,7 +14,7 @@ from paceline.api.chat.schema import AllowedChoice, ChatRequest, Function, Named
 from paceline.api.chat.tool_calls import CLOSE, OPEN
 from paceline.api.generation.request import MAX_SCHEMAS, size_of_schema
 from paceline.api.generation.schema import JsonFormat, SchemaFormat
-from paceline.core.sampling.constraint import Constraint
+from paceline.core.sampling.sampler import Constraint
 from paceline.errors import RequestError
 
 _NO_PARAMETERS: dict[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -26,8 +26,13 @@ from paceline.api.generation.schema import (
 from paceline.api.http.auth import Identity
 from paceline.api.http.strict_json import decode_object
 from paceline.api.observation.request_id import request_id
-from paceline.core.sampling.constraint import Constraint, ConstraintKind
-from paceline.core.sampling.sampler import SamplingDefaults, SamplingParams, usable_temperature
+from paceline.core.sampling.sampler import (
+    Constraint,
+    ConstraintKind,
+    SamplingDefaults,
+    SamplingParams,
+    usable_temperature,
+)
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import DRAFT_MODES, GenerateRequest, Service

@@ -11,12 +11,11 @@ from typing import Annotated, Literal, Self
 from pydantic import AliasChoices, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from paceline.api.http.validation import Schema
-from paceline.core.aggregation.registry import AggregatorName
-from paceline.core.offloading.draft_length import Objective
-from paceline.core.sampling.constraint import MAX_STOP_IDS
-from paceline.core.sampling.sampler import MAX_BIASES, MAX_TEMPERATURE
+from paceline.core.aggregation.aggregators import AggregatorName
+from paceline.core.offloading import Objective
+from paceline.core.sampling.sampler import MAX_BIASES, MAX_STOP_IDS, MAX_TEMPERATURE
 from paceline.core.stretches import MAX_STRETCH, MIN_STRETCH
-from paceline.core.verification.names import VerifierName
+from paceline.core.verification import VerifierName
 from paceline.errors import RequestError
 from paceline.runtime.service import DraftMode, OnLoss
 from paceline.strategies.strategy import Privacy

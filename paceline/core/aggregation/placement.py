@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.core.estimation.timing import AcceptanceRate, DecodeSpeed
+from paceline.core.estimation import AcceptanceRate, DecodeSpeed
 from paceline.core.side import SIDES, Side, other
 
 LEAST_SHARE = 0.15  # of the slower side's decode time, that a move must save: speeds and delays are not known better

@@ -11,17 +11,103 @@ sequence uses stays until its memory is needed, or more than `max_unused` stay, 
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.batching.block_registry import BlockName, BlockRegistry
 from paceline.core.batching.segment import SeqId
 from paceline.errors import EngineError
+
+# KV blocks by their content: the block that holds these tokens after those, or the one that begins as they do.
+#
+# Knows neither sequences nor memory: see `block_manager`. As in a radix tree (SGLang, Zheng et al. 2024) a prefix ends
+# at any token, not at a border of blocks: blocks that begin alike are compared token by token.
+
+
+TOKEN_BYTES = 4
+
+
+class BlockName(NamedTuple):
+    """Content of a block, full or not, and of all before it. Made by `prefix_cache.BlockHasher`."""
+
+    before: bytes  # hash of the salt and of all blocks before it
+    content: bytes  # hash of `before` and of its own tokens
+    tokens: bytes  # int32, little-endian
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def beginning(self) -> bytes:
+        """Key of the blocks that share their first row: the hash before it, and its token."""
+        return self.before + self.tokens[:TOKEN_BYTES]
+
+
+class BlockRegistry:
+    """Names of blocks. A block has one name at most, and no two blocks have the same."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, BlockName] = {}
+        self._by_content: dict[bytes, int] = {}
+        self._alike: dict[bytes, dict[int, bytes]] = {}  # by `beginning`: blocks and their tokens
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._names
+
+    def add(self, block: int, name: BlockName) -> None:
+        """Ignored where the block has a name, or another block this one."""
+        if name.content not in self._by_content and block not in self._names:
+            self._names[block], self._by_content[name.content] = name, block
+            self._alike.setdefault(name.beginning, {})[block] = name.tokens
+
+    def remove(self, block: int) -> None:
+        """Raises KeyError for a block without a name."""
+        name = self._names.pop(block)
+        del self._by_content[name.content]
+        alike = self._alike[name.beginning]
+        del alike[block]
+        if not alike:
+            del self._alike[name.beginning]
+
+    def find(self, content: bytes) -> int | None:
+        return self._by_content.get(content)
+
+    def rows(self, block: int) -> int:
+        """Rows that the name of the block covers."""
+        return self._names[block].rows
+
+    def longest(self, name: BlockName) -> tuple[int, int] | None:
+        """The block after the same content with the most tokens in common from its first one on, and how many; None
+        if none has one in common. A scan of those that have the first."""
+        found = [
+            (block, _num_common(tokens, name.tokens)) for block, tokens in self._alike.get(name.beginning, {}).items()
+        ]
+        return max(found, key=lambda each: each[1], default=None)
+
+    def check(self, total: int) -> None:
+        assert all(0 <= block < total for block in self._names), self._names
+        assert {name.content: block for block, name in self._names.items()} == self._by_content
+        assert self._alike == {
+            beginning: {block: name.tokens for block, name in self._names.items() if name.beginning == beginning}
+            for beginning in {name.beginning for name in self._names.values()}
+        }
+
+
+def _num_common(one: bytes, other: bytes) -> int:
+    """Tokens that both begin with."""
+    size = min(len(one), len(other))
+    if one[:size] == other[:size]:
+        return size // TOKEN_BYTES
+    a, b = (np.frombuffer(each, "<i4", size // TOKEN_BYTES) for each in (one, other))
+    return int(np.argmax(a != b))
+
 
 SlotArray = NDArray[np.int64]
 
@@ -268,3 +354,106 @@ class BlockManager:
                     self._free.append(self._evict())
             else:
                 self._free.append(block)
+
+
+# Names of KV blocks by content, so that sequences that begin alike share them.
+#
+# A block is named by a chained hash: of the salt, of all tokens before it, and of its own. The salt is the owner of a
+# request: blocks are shared within an owner alone, so that no timing reveals what somebody else has asked. Knows
+# neither blocks nor memory: see `block_manager`. After vLLM's automatic prefix caching.
+
+
+HASH_BYTES = 16
+
+
+class BlockHasher:
+    """Names of the blocks of one sequence, which grows and is truncated."""
+
+    def __init__(self, salt: str, block_size: int, tokens: Sequence[int] = ()) -> None:
+        self._block_size = block_size
+        self._root = hashlib.blake2b(salt.encode(), digest_size=HASH_BYTES, person=b"paceline prefix").digest()
+        self._tokens: list[int] = []
+        self._full: list[BlockName] = []
+        self.append(tokens)
+
+    def __len__(self) -> int:
+        """Tokens so far."""
+        return len(self._tokens)
+
+    @property
+    def full(self) -> Sequence[BlockName]:
+        """Names of the full blocks, 0, 1, …"""
+        return self._full
+
+    @property
+    def names(self) -> Sequence[BlockName]:
+        """`full`, then `rest`."""
+        return [*self._full, *self.rest]
+
+    @property
+    def rest(self) -> Sequence[BlockName]:
+        """Name of the last block if it is not full: one or none."""
+        return [self._name(len(self._full))] if len(self._tokens) % self._block_size else []
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self._tokens.extend(tokens)
+        while (len(self._full) + 1) * self._block_size <= len(self._tokens):
+            self._full.append(self._name(len(self._full)))
+
+    def truncate(self, length: int) -> None:
+        del self._tokens[length:]
+        del self._full[length // self._block_size :]
+
+    def fork(self) -> BlockHasher:
+        copy = object.__new__(BlockHasher)
+        copy._block_size, copy._root = self._block_size, self._root
+        copy._tokens, copy._full = list(self._tokens), list(self._full)
+        return copy
+
+    def _name(self, place: int) -> BlockName:
+        """Name of the block at this place, full or not. The block before it must be full."""
+        begin = place * self._block_size
+        tokens = np.asarray(self._tokens[begin : begin + self._block_size], dtype="<i4").tobytes()
+        before = self._full[place - 1].content if place else self._root
+        return BlockName(before, hashlib.blake2b(before + tokens, digest_size=HASH_BYTES).digest(), tokens)
+
+
+# Keys and values of a sequence's first rows, outside any engine: exported by one, stored in a file, imported by
+# another.
+#
+# Plain arrays, so that neither a store nor a test needs torch. Valid only for engines of the same model. Knows nothing
+# of files, blocks or attention.
+
+
+KvArray: TypeAlias = NDArray[np.generic]  # of a dtype in `CARRIERS`
+
+# The model's dtype → that of the arrays. numpy has no bfloat16: its 16 bits are stored as an integer.
+CARRIERS: dict[str, np.dtype[np.generic]] = {
+    "bfloat16": np.dtype("<u2"),
+    "float16": np.dtype("<f2"),
+    "float32": np.dtype("<f4"),
+    "int64": np.dtype("<i8"),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KvPrefix:
+    """Rows 0 to n - 1 of a sequence, as after a prefill of `tokens`. Raises ValueError if shapes or dtypes disagree."""
+
+    model: str  # fingerprint; each range of a model's layers has its own
+    dtype: str  # the model's
+    tokens: tuple[int, ...]  # (n,), n >= 1
+    keys: KvArray  # (layers, n, kv heads, key dim)
+    values: KvArray  # (layers, n, kv heads, value dim)
+
+    def __post_init__(self) -> None:
+        carrier = CARRIERS.get(self.dtype)
+        for array in (self.keys, self.values):
+            if array.dtype != carrier or array.ndim != 4 or array.shape[1] != len(self.tokens):
+                raise ValueError(f"{array.dtype} {array.shape} for {len(self.tokens)} rows of {self.dtype}")
+        if not self.tokens or self.keys.shape[0] != self.values.shape[0]:
+            raise ValueError(f"{len(self.tokens)} rows, {self.keys.shape[0]} and {self.values.shape[0]} layers")
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.keys.nbytes + self.values.nbytes)

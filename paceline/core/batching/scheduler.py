@@ -12,20 +12,265 @@ Sarathi (Agrawal et al. 2023).
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from paceline.core.batching.admission import Admission
-from paceline.core.batching.groups import Group, GroupTable
-from paceline.core.batching.memory import Memory
-from paceline.core.batching.owner_limits import OwnerLimits
-from paceline.core.batching.pace.prefill_pace import SHARE, PrefillPace
-from paceline.core.batching.pending import PendingQueues, PendingSegment
+from paceline.core.batching.pace import PROMPT_SHARE as SHARE
+from paceline.core.batching.pace import OwnerLimits, PrefillPace
+from paceline.core.batching.pending import Group, GroupState, GroupTable, Memory, PendingQueues, PendingSegment
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.batching.turns import Turns
+
+# Who gets rows in one step: what is free, what each group holds, and whose rows may be taken for whom.
+#
+# The rule. Groups are served by rank: priority, then age. A group may take the rows of every group of a larger rank,
+# the largest first; and those of a group of smaller rank that has been idle, because that waits for something else
+# than memory. So no group waits for one that cannot go on, and the first of the pending ones always goes on: it may
+# take all rows there are, if need be after the others' ticks.
+
+
+RESERVE_ROWS = 64  # of each sequence, for growth: left free where a group is admitted, so that none is soon preempted
+
+
+class RowAccounts:
+    """Rows of one step. Groups must be asked for in order of rank."""
+
+    def __init__(self, free: int, capacity: int, groups: GroupTable, held: Callable[[SeqId], int]) -> None:
+        """held: rows of a sequence, in whole blocks. capacity: rows in total."""
+        self._free = free
+        self._capacity = capacity
+        self._groups = groups
+        self._held = held
+        self._allocated: dict[GroupState, int] = {}  # in this step, or to chains with chunks left to run
+        self._num_allocated = 0
+        self._holders: list[GroupState] | None = None  # at the beginning of the step, by rank; found on demand
+        self._num_passed = 0  # of them: those before the last group that was asked for
+        self._growth = 0  # rows into which the groups asked for so far, and those passed, will soon grow
+
+    @property
+    def left(self) -> int:
+        return self._free - self._num_allocated
+
+    def allocate(self, state: GroupState, rows: int) -> None:
+        self._allocated[state] = self._allocated.get(state, 0) + rows
+        self._num_allocated += rows
+        if not state.resident:
+            self._growth += self._growth_of(state, self._allocated[state])  # for which later groups leave room
+
+    def held(self, state: GroupState) -> int:
+        """Rows the group holds, with those allocated to it."""
+        return sum(map(self._held, state.resident)) + self._allocated.get(state, 0)
+
+    def released(self, state: GroupState, free: int) -> None:
+        """The group's rows have been released. free: rows that are free now."""
+        self._num_allocated -= self._allocated.pop(state, 0)
+        self._free = free
+
+    def need(self, state: GroupState, rows: int) -> int:
+        """Rows that must be left for the group to have `rows` more. A group without rows is admitted only beside the
+        growth of those before it and its own: else it would soon be preempted, and all its rows computed in vain."""
+        if state.resident:
+            return rows
+        return rows + self._growth_before(state) + self._growth_of(state, rows)
+
+    def victims(self, state: GroupState, need: int) -> list[GroupState] | None:
+        """Groups whose rows must be released for `need` rows to be left, in order; None if all of them are not
+        enough."""
+        found: list[GroupState] = []
+        left = self.left
+        for other in reversed(self._ranked()):
+            if left >= need:
+                return found
+            if other is not state and other.resident and (other.rank > state.rank or self._groups.is_idle(other)):
+                found.append(other)
+                left += self.held(other)
+        return found if left >= need else None
+
+    def _growth_before(self, state: GroupState) -> int:
+        holders = self._ranked()
+        while self._num_passed < len(holders) and holders[self._num_passed].rank < state.rank:
+            passed = holders[self._num_passed]
+            if passed.resident and not self._groups.is_idle(passed):
+                self._growth += self._growth_of(passed, self.held(passed))
+            self._num_passed += 1
+        return self._growth
+
+    def _growth_of(self, state: GroupState, held: int) -> int:
+        return max(0, min(RESERVE_ROWS * len(state.seqs), min(state.group.claim, self._capacity) - held))
+
+    def _ranked(self) -> list[GroupState]:
+        if self._holders is None:
+            self._holders = sorted(self._groups.holders(), key=lambda state: state.rank)
+        return self._holders
+
+
+# Admission and preemption: which pending segments have memory for their rows.
+#
+# Sequences that end together, as the branches of one answer do, form a group (`groups`), which is admitted and
+# preempted as a whole. A group is admitted when its pending rows fit beside some growth of those before it. Where a
+# group then lacks rows, the youngest is preempted (`row_accounts`): its rows are released, and computed again before
+# its next segment. Every group ends if each asks for finitely many rows and would fit alone:
+#
+# - Groups that hold rows but wait for something else, such as a peer, are preempted like younger ones once they are idle.
+#   So the first of the pending groups is given what it lacks, after two ticks at the latest, and its segments run. The
+#   engine never stands still for lack of memory, and answers on two engines cannot block each other through it.
+# - A group loses rows only to one before it, or while nothing of it is pending. So the first of the pending groups
+#   finishes its segments, and those are finitely many.
+
+
+class Admission:
+    """Gives the pending segments of `queues` the rows they need, group by group."""
+
+    def __init__(self, queues: PendingQueues, groups: GroupTable, block_size: int) -> None:
+        self._queues = queues
+        self._groups = groups
+        self._block_size = block_size
+        self._capacity = 0  # the most rows that were ever free
+        self.short: frozenset[Group] = frozenset()  # groups with pending segments that lack memory
+        self.preemptions = 0  # of groups
+
+    def reject_oversized(self, arrived: Collection[PendingSegment], free_rows: int) -> list[int]:
+        """Drop the segments that would not fit even alone, and the later ones of their sequences; return their keys."""
+        self._capacity = max(self._capacity, free_rows)
+        too_long = [item.segment.seq for item in arrived if self._ceil(item.end) > self._capacity]
+        return [key for seq in dict.fromkeys(too_long) for key in self._queues.drop(seq)]
+
+    def admit(self, memory: Memory, free_rows: int) -> tuple[list[PendingSegment], list[int]]:
+        """The segments that may run, and the keys of those dropped because their group exceeds all memory.
+
+        While a group waits no later one is admitted, otherwise small ones would overtake it forever.
+        """
+        queues, pending = self._queues, self._pending_groups()
+        accounts = RowAccounts(free_rows, self._capacity, self._groups, lambda seq: self._ceil(memory.held(seq)))
+        for state, seqs in pending.items():
+            for seq in seqs:
+                if queues.is_started(seq):
+                    accounts.allocate(state, self._cost(seq))
+        admitted: list[PendingSegment] = []
+        rejected: list[int] = []
+        short: set[Group] = set()
+        for state in sorted(pending, key=lambda state: state.rank):
+            asking = [seq for seq in pending[state] if not queues.is_started(seq)]
+            cost = sum(map(self._cost, asking))
+            if cost == 0 or ((state.resident or not short) and self._make_room(accounts, memory, state, cost)):
+                accounts.allocate(state, cost)
+                self._restore(asking, memory)
+                admitted += map(queues.head, pending[state])
+            elif accounts.held(state) + cost > self._capacity:
+                rejected += [key for seq in pending[state] for key in queues.drop(seq)]
+            else:
+                short.add(state.group)
+                admitted += [queues.head(seq) for seq in pending[state] if seq not in asking]
+        self.short = frozenset(short)
+        return admitted, rejected
+
+    def _pending_groups(self) -> dict[GroupState, list[SeqId]]:
+        """Sequences with pending segments, by group."""
+        pending: dict[GroupState, list[SeqId]] = {}
+        for seq in self._queues:
+            pending.setdefault(self._groups.of(seq), []).append(seq)
+        for state in pending:
+            self._groups.stay_active(state)
+        return pending
+
+    def _make_room(self, accounts: RowAccounts, memory: Memory, state: GroupState, cost: int) -> bool:
+        """True if so many rows are left for the group now."""
+        need = accounts.need(state, cost)
+        victims = accounts.victims(state, need) if accounts.left < need else []
+        for victim in victims or ():
+            seqs = list(victim.resident)
+            for seq in seqs:
+                self._queues.preempt(seq)
+                self._groups.give_up_rows(seq)
+            memory.preempt(seqs)
+            accounts.released(victim, memory.free_rows() or 0)
+            self.preemptions += 1
+        return accounts.left >= need
+
+    def _restore(self, seqs: Collection[SeqId], memory: Memory) -> None:
+        for seq in seqs:
+            if self._queues.is_preempted(seq):
+                self._queues.restore(seq, memory.rows_of(seq))
+
+    def _cost(self, seq: SeqId) -> int:
+        """Free rows that the first pending segment needs, with those to be computed again, in whole blocks."""
+        return self._ceil(self._queues.end(seq)) - self._ceil(self._queues.rows_written(seq))
+
+    def _ceil(self, rows: int) -> int:
+        return -(-rows // self._block_size) * self._block_size
+
+
+# Turns of owners in a step that has no room for all, whose segment is next; and in the delivery of what it computed.
+#
+# The owner that has had the fewest rows is next, so owners that want all they can get have equal rows over time,
+# however many segments each has pending, and one that wants less is not kept waiting. An owner that comes, or returns,
+# begins where those that wait are: it is owed nothing for the time before. Of its own segments the oldest is next; in
+# every second step the one that most of a workflow waits for (HeRo's criticality), so that neither starves the other.
+# Memory is not given by turns but by age (`admission`). After Goyal, Vin and Cheng, Start-Time Fair Queueing (1996).
+
+
+def alternating(owners: Sequence[str]) -> list[int]:
+    """Places of a step's answers, given with their owners, in the order of their delivery: the first of each owner,
+    then the second of each, and so on. Of equals, who has the fewest goes first.
+    """
+    if len(set(owners)) < 2:
+        return list(range(len(owners)))
+    number, seen = Counter(owners), Counter[str]()
+    keys = []
+    for place, owner in enumerate(owners):
+        keys.append((seen[owner], number[owner], place))
+        seen[owner] += 1
+    return [place for _, _, place in sorted(keys)]
+
+
+class Turns:
+    """Rows that owners have had, among segments of one priority. Each step: `begin`, `order`, then `served`."""
+
+    def __init__(self) -> None:
+        self._had: dict[str, int] = {}  # owners that wait, and those that were ahead of them when they last did
+        self._last: dict[str, int] = {}  # of the same owners: the last step in which each was served
+        self._steps = 0
+
+    def begin(self, owners: Collection[str]) -> None:
+        """A step begins, for which these owners wait."""
+        self._steps += 1
+        behind = min((self._had[owner] for owner in owners if owner in self._had), default=0)
+        # Who does not wait and was not ahead is forgotten; the counts begin at 0 again, so that they stay small.
+        kept = {owner: had - behind for owner, had in self._had.items() if owner in owners or had > behind}
+        self._had = {**dict.fromkeys(owners, 0), **kept}
+        self._last = {owner: self._last.get(owner, 0) for owner in self._had}
+
+    def order(self, waiting: Sequence[tuple[str, PendingSegment]]) -> list[PendingSegment]:
+        """Segments, given by age with their owners, in the order of their turns if each of them were run whole."""
+        if self._steps % 2 and any(item.group.criticality for _, item in waiting):
+            waiting = sorted(waiting, key=lambda each: -each[1].group.criticality)  # of equals the older one first
+        queues: dict[str, deque[PendingSegment]] = {}
+        for owner, item in waiting:
+            queues.setdefault(owner, deque()).append(item)
+        if len(queues) < 2:
+            return [item for _, item in waiting]
+        turns = [(self._had[owner], self._last[owner], queue[0].order, owner) for owner, queue in queues.items()]
+        heapq.heapify(turns)
+        ordered: list[PendingSegment] = []
+        while turns:
+            had, last, _, owner = turns[0]
+            item = queues[owner].popleft()
+            ordered.append(item)
+            if queues[owner]:
+                heapq.heapreplace(turns, (had + item.rows, last, queues[owner][0].order, owner))
+            else:
+                heapq.heappop(turns)
+        return ordered
+
+    def served(self, owner: str, rows: int) -> None:
+        """So many rows of the owner run in this step."""
+        self._had[owner] += rows
+        self._last[owner] = self._steps
+
 
 UNBOUNDED = Memory()
 FAR = 2048  # rows before a chain, from which on attention to them is much of its time

@@ -14,6 +14,8 @@ from itertools import pairwise
 from typing import Final, Literal, NamedTuple, NewType
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 SeqId = NewType("SeqId", int)
 LogitsMode = Literal["all", "last", "none"] | int  # a number: at most this many of the last rows
@@ -93,3 +95,106 @@ class Batch:
     @property
     def num_rows(self) -> int:
         return sum(len(segment.tokens) for segment in self.segments)
+
+
+# Where the rows of a segment go: the segment as an engine runs it, once its sequence is known.
+
+
+class PlacedSegment(msgspec.Struct, frozen=True):
+    """Rows behind those that their sequence has, without the rows that a prune had dropped before they came.
+
+    A tree is described as a whole: first its m open rows, which are the last m of the cache (start - m to start - 1),
+    then the n new ones. Made by `engine.sequence_table.SequenceTable`, which checks it.
+    """
+
+    seq: SeqId
+    start: int  # rows cached
+    tokens: tuple[int, ...]  # (n,), n >= 0
+    parents: tuple[int, ...] | None  # None: a chain; else (m + n,): parents[i] < i, -1 = the committed prefix
+    wanted: tuple[int, ...]  # rows to score, of the n
+    ids: tuple[int, ...] = ()  # (n,) of a tree
+    committed: int = 0  # first rows that belong to the committed chain at once: all of a chain
+    last_id: int = -1  # of the segment, dropped rows included
+    scored: tuple[int, ...] | None = None  # which of the rows asked for are in `wanted`; None: all of them
+
+    @property
+    def num_open_rows(self) -> int:
+        """m: rows of the tree that are cached already; 0 for a chain and for a new tree."""
+        return 0 if self.parents is None else len(self.parents) - len(self.tokens)
+
+    def mask(self) -> NDArray[np.bool_]:
+        """(n, m + n): True if row i of this segment attends to row j of the tree. The committed prefix is always
+        visible."""
+        n = len(self.tokens)
+        if self.parents is None:
+            return np.tri(n, dtype=np.bool_)
+        seen = np.eye(len(self.parents), dtype=np.bool_)
+        for i, parent in enumerate(self.parents):
+            if parent >= 0:
+                seen[i] |= seen[parent]  # a row sees what its parent sees, and itself
+        return seen[self.num_open_rows :]
+
+    def attention_mask(self, window: int | None) -> NDArray[np.bool_]:
+        """(n, start + n): True if new row i attends to row j of the whole cache. Committed prefix and `mask`, narrowed
+        by a sliding window of `window` positions, the row's own included.
+
+        Committed rows are a chain, so row j has position j; the position of a tree's row, cached or new, follows from
+        its depth.
+        """
+        n, committed = len(self.tokens), self.start - self.num_open_rows
+        seen = np.ones((n, self.start + n), dtype=np.bool_)
+        seen[:, committed:] = self.mask()
+        if window is not None:
+            positions = np.asarray(self.positions())
+            columns = np.concatenate((np.arange(committed), self.tree_positions()))
+            seen &= positions[:, None] - columns[None, :] < window
+        return seen
+
+    def positions(self) -> tuple[int, ...]:
+        """(n,) absolute position of each row: committed rows plus depth in the tree."""
+        return self.tree_positions()[self.num_open_rows :]
+
+    def tree_positions(self) -> tuple[int, ...]:
+        """(m + n,) absolute positions of the open rows and of this segment's."""
+        if self.parents is None:
+            return tuple(range(self.start, self.start + len(self.tokens)))
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return tuple(self.start - self.num_open_rows + depth for depth in depths)
+
+
+def without_dropped(batch: Batch, placed: Sequence[PlacedSegment]) -> Batch:
+    """The batch without the rows, and the segments, of which nothing was placed: what a later stage is given."""
+    return Batch(
+        tuple(
+            _without_dropped(segment, each) for segment, each in zip(batch.segments, placed, strict=True) if each.tokens
+        )
+    )
+
+
+def kept_rows(batch: Batch, placed: Sequence[PlacedSegment]) -> NDArray[np.int64]:
+    """Which rows of the batch were placed."""
+    kept: list[int] = []
+    first = 0
+    for segment, each in zip(batch.segments, placed, strict=True):
+        kept += (first + row for row in _kept(segment, each))
+        first += len(segment.tokens)
+    return np.array(kept, dtype=np.int64)
+
+
+def _kept(segment: Segment, placed: PlacedSegment) -> Sequence[int]:
+    """Rows of the segment that were placed."""
+    if len(placed.tokens) == len(segment.tokens):
+        return range(len(segment.tokens))
+    ids = set(placed.ids)
+    return [row for row, name in enumerate(segment.node_ids) if name in ids]
+
+
+def _without_dropped(segment: Segment, placed: PlacedSegment) -> Segment:
+    if len(placed.tokens) == len(segment.tokens):
+        return segment
+    assert segment.parents is not None
+    parents = tuple(segment.parents[row] for row in _kept(segment, placed))
+    # the wanted rows are the segment's last ones, so what is left of them is last too
+    return Segment(segment.seq, segment.start, placed.tokens, parents, len(placed.wanted), placed.ids)

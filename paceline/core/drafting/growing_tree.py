@@ -12,9 +12,9 @@ Knows no engine, drafter or sampling.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from paceline.core.batching.segment import ROOT
 from paceline.core.drafting.tree_search import DraftTree
@@ -223,3 +223,18 @@ class GrowingTree:
                 assert not node.known or parent.known, "a row is answered before its parent's"
             seen.add(node)
         assert self._open >= {node.row for node in self._nodes if node.row is not None}
+
+
+# Drafters that score many nodes at once, such as a draft model, which grow a tree layer by layer (FlowSpec, eq. 1).
+
+
+Path = tuple[int, ...]
+Candidates = Sequence[tuple[int, float]]  # distinct tokens, best first, with their probabilities of being accepted
+
+
+@runtime_checkable
+class LayerSource(Protocol):
+    """Supplies candidates for many nodes at once."""
+
+    def successors(self, paths: Sequence[Path]) -> Sequence[Candidates]:
+        """Candidates after each path of tokens below the present context; the empty path is the context itself."""

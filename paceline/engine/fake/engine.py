@@ -17,10 +17,8 @@ from hashlib import blake2b, sha256
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.batching.block_manager import OutOfBlocks
-from paceline.core.batching.kv_prefix import KvPrefix
-from paceline.core.batching.placed_segment import PlacedSegment
-from paceline.core.batching.segment import Batch, SeqId
+from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
+from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import Engine, LoadedModel, ModelInfo, Output, SampleRequest

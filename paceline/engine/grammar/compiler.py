@@ -28,7 +28,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from paceline.core.sampling.constraint import MAX_TEXT, Constraint, ConstraintKind, Mask
+from paceline.core.sampling.sampler import MAX_TEXT, Constraint, ConstraintKind, Mask
 from paceline.engine.base import TextModel
 from paceline.engine.grammar.json_schema import TooLarge
 from paceline.engine.grammar.lark import content_of, grammar

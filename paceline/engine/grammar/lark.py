@@ -12,7 +12,7 @@ from typing import Any
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
-from paceline.core.sampling.constraint import Constraint
+from paceline.core.sampling.sampler import Constraint
 from paceline.engine.grammar.closed_objects import closed
 from paceline.engine.grammar.json_schema import (
     MAX_REMAINDERS,

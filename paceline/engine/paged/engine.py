@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from paceline.core.batching.placed_segment import PlacedSegment
-from paceline.core.batching.segment import Batch
+from paceline.core.batching.segment import Batch, PlacedSegment
 from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.faults import engine_error

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.batching.block_manager import SlotArray
-from paceline.core.batching.placed_segment import PlacedSegment
+from paceline.core.batching.segment import PlacedSegment
 
 RowArray = NDArray[np.int64]
 

@@ -10,11 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.core.batching.block_manager import BlockManager, SlotArray
-from paceline.core.batching.kv_prefix import KvPrefix
-from paceline.core.batching.placed_segment import PlacedSegment
-from paceline.core.batching.prefix_cache import BlockHasher
-from paceline.core.batching.segment import SeqId
+from paceline.core.batching.block_manager import BlockHasher, BlockManager, KvPrefix, SlotArray
+from paceline.core.batching.segment import PlacedSegment, SeqId
 from paceline.engine.base import ModelInfo
 from paceline.engine.paged.flat_batch import FlatBatch, SegmentSlots
 from paceline.engine.paged.kv_storage import KvStorage

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.batching.kv_prefix import KvPrefix
-from paceline.core.batching.placed_segment import PlacedSegment
-from paceline.core.batching.segment import Batch, SeqId
+from paceline.core.batching.block_manager import KvPrefix
+from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest

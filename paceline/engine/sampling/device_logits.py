@@ -9,8 +9,7 @@ import msgspec
 from torch import Tensor
 
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import RowSampling, SampledRow
-from paceline.core.sampling.row_tree import NOT_SAMPLED, RowTree
+from paceline.core.sampling.row import NOT_SAMPLED, RowSampling, RowTree, SampledRow
 from paceline.engine.base import Logits, SampleRequest
 from paceline.engine.sampling.batch_sampler import BatchSampler
 from paceline.engine.sampling.mixture_sampler import MixedRows, MixtureSampler

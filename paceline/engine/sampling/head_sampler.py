@@ -16,8 +16,7 @@ from torch import Tensor
 from paceline.core.aggregation.weights import NEGLIGIBLE_PROB
 from paceline.core.sampling.dist import Dist, ProbArray
 from paceline.core.sampling.noise import row_keys
-from paceline.core.sampling.row import RowSampling
-from paceline.core.sampling.row_head import HEAD_BY_PROB, HEAD_BY_SCORE, RowHead
+from paceline.core.sampling.row import HEAD_BY_PROB, HEAD_BY_SCORE, RowHead, RowSampling
 from paceline.engine.sampling.groups import gathered, group_maxima, ids_of, largest, some_rows
 from paceline.engine.sampling.noise import GroupNoise
 from paceline.engine.sampling.transfers import Rounds, to_device, to_host

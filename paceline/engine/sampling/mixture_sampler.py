@@ -15,18 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.aggregation.branches import (
+from paceline.core.aggregation.weights import (
     BranchMixture,
     Evidence,
     masked,
     row_evidence,
     row_log_weights,
     sample_mixed_row,
+    softmax,
 )
-from paceline.core.aggregation.weights import softmax
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import RowSampling, SampledRow
-from paceline.core.sampling.row_head import RowHead
+from paceline.core.sampling.row import RowHead, RowSampling, SampledRow
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.sampling.batch_sampler import BatchSampler
 from paceline.engine.sampling.groups import some_rows

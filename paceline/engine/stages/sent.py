@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from paceline.core.batching.block_manager import OutOfBlocks
-from paceline.core.batching.placed_segment import PlacedSegment
-from paceline.core.batching.segment import Batch, SeqId
+from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
 from paceline.engine.base import Logits, Output
 from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError

@@ -19,8 +19,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, AutoConfig, PreTrainedModel
 
-from paceline.core.batching.placed_segment import kept_rows, without_dropped
-from paceline.core.batching.segment import Batch
+from paceline.core.batching.segment import Batch, kept_rows, without_dropped
 from paceline.engine.base import ModelInfo, Output
 from paceline.engine.loader import DEFAULTS, EngineOptions, choose_device, choose_dtype, find, fingerprint, quiet
 from paceline.engine.model_config import max_positions

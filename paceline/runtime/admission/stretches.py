@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterab
 from contextlib import aclosing
 from dataclasses import replace
 
-from paceline.core.energy.values import EnergyUse
+from paceline.core.energy import EnergyUse
 from paceline.core.side import SIDES
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
 from paceline.runtime.sessions.client import ClientSession, is_refusal

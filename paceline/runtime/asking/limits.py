@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-MINUTE_S, HOUR_S = 60.0, 3600.0
+MINUTE_S = 60.0
+HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)

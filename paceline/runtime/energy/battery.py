@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from paceline.core.energy.meters import MeterUnreadable
+from paceline.core.energy import MeterUnreadable
 
 POWER_SUPPLY: Final = Path("/sys/class/power_supply")
 LOOK_S: Final = 1.0  # reading one may take milliseconds

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline.core.energy.meters import (
+from paceline.core.energy import (
     CounterMeter,
+    MeterName,
     MeterUnreadable,
     MeterWithSubstitute,
     PowerMeter,
     StepMeter,
     WorkloadMeter,
 )
-from paceline.core.energy.values import MeterName
-from paceline.core.offloading.workload import ModelShape
+from paceline.core.offloading import ModelShape
 from paceline.errors import ConfigError
 from paceline.runtime.energy.battery import Battery
 from paceline.runtime.energy.nvml import Nvml

@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 from typing import Final
 
-from paceline.core.offloading.draft_length import EnergyDebt
+from paceline.core.offloading import EnergyDebt
 from paceline.errors import ConfigError
 from paceline.secret_files import private_folder, read_private, write_private
 

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from paceline.core.energy.meters import MeterUnreadable, Reading
+from paceline.core.energy import MeterUnreadable, Reading
 
 _MILLI: Final = 1e-3
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.core.energy.meters import MeterUnreadable, Reading
+from paceline.core.energy import MeterUnreadable, Reading
 
 POWERCAP: Final = Path("/sys/class/powercap")
 _PACKAGE: Final = re.compile(r"intel-rapl:\d+")

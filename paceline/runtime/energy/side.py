@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.core.energy.meters import StepMeter
-from paceline.core.offloading.draft_length import EnergyDebt, EnergyQueue, Unit
+from paceline.core.energy import StepMeter
+from paceline.core.offloading import EnergyDebt, EnergyQueue, Unit
 from paceline.errors import PacelineError
 from paceline.runtime.energy.debt_file import DebtFile
 from paceline.wire.options import Options

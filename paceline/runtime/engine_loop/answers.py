@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from paceline.core.batching.scheduler import ScheduledSegment
 from paceline.core.batching.segment import Segment
-from paceline.core.sampling.row import RowSampling
-from paceline.core.sampling.row_tree import RowTree
+from paceline.core.sampling.row import RowSampling, RowTree
 from paceline.engine.base import Logits, SampleRequest, SequenceEngine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, Rows

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from paceline.core.batching.kv_prefix import KvPrefix
+from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Segment
 from paceline.engine.base import ModelInfo, ServedModel
 from paceline.errors import EngineError, PacelineError

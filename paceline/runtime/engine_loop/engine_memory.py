@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
-from paceline.core.batching.memory import Memory
-from paceline.core.batching.pending import RECOMPUTED
+from paceline.core.batching.pending import RECOMPUTED, Memory
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import SequenceEngine
 from paceline.errors import EngineError

@@ -8,12 +8,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from paceline.core.batching.groups import Group
-from paceline.core.batching.pending import RECOMPUTED
-from paceline.core.batching.scheduler import ScheduledSegment, Scheduler, SchedulerOutput
+from paceline.core.batching.pending import RECOMPUTED, Group
+from paceline.core.batching.scheduler import ScheduledSegment, Scheduler, SchedulerOutput, alternating
 from paceline.core.batching.segment import Batch, SeqId, StepSize
-from paceline.core.batching.turns import alternating
-from paceline.core.energy.meters import StepMeter
+from paceline.core.energy import StepMeter
 from paceline.engine.base import AsyncEngine, Engine, Logits, SequenceEngine
 from paceline.engine.immediate import runner_of
 from paceline.errors import EngineError, EngineLost

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.core.batching.kv_prefix import KvPrefix
+from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.scheduler import ScheduledSegment
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.errors import EngineError

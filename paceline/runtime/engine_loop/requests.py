@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.core.aggregation.branches import BranchMixture
-from paceline.core.batching.groups import Group
+from paceline.core.aggregation.weights import BranchMixture
+from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import Segment, SeqId
-from paceline.core.energy.values import NONE, Energy
+from paceline.core.energy import NONE, Energy
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
 from paceline.engine.base import Logits, SampleRequest

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from paceline.core.batching.kv_prefix import KvPrefix
+from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import SequenceEngine
 from paceline.engine.sequence_table import SequenceTable

@@ -15,10 +15,9 @@ from collections import deque
 from collections.abc import Hashable
 from typing import cast
 
-from paceline.core.batching.groups import Group
+from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import Segment, SeqId, StepSize
-from paceline.core.energy.answer import AnswerEnergy
-from paceline.core.energy.meters import StepMeter
+from paceline.core.energy import AnswerEnergy, StepMeter
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import AsyncEngine, Engine
 from paceline.engine.heap import trim_heap

@@ -11,9 +11,9 @@ from functools import reduce
 
 import msgspec
 
-from paceline.core.batching.groups import Group
+from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import SeqId
-from paceline.core.energy.values import Energy
+from paceline.core.energy import Energy
 from paceline.errors import EngineError, LinkClosed, PacelineError
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
 from paceline.runtime.engine_loop.requests import Rows, SequenceOp

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from paceline.core.batching.groups import Group
+from paceline.core.batching.pending import Group
 from paceline.core.printable import printable
-from paceline.core.sampling.constraint import Mask
+from paceline.core.sampling.sampler import Mask
 from paceline.engine.base import TextModel
 from paceline.errors import LinkClosed, LinkError, PacelineError, RequestError
 from paceline.runtime.engine_loop.worker import EngineWorker

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Protocol
 
-from paceline.core.batching.groups import Group
+from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import SeqId
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.requests import Rows, SequenceOp

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from paceline.core.batching.segment import SeqId, StepSize
-from paceline.core.energy.values import NOT_KNOWN, Spent
+from paceline.core.energy import NOT_KNOWN, Spent
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import SampledRow
 from paceline.runtime.engine_loop.requests import Answer, BranchJoin, ForwardRequest, Rows

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.sampling.constraint import Mask
+from paceline.core.sampling.sampler import Mask
 from paceline.runtime.engine_loop.worker import BATCHING_WAIT_S, EngineWorker
 from paceline.runtime.sessions.suspension import can_wait, wait_for
 

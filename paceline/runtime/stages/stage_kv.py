@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.core.batching.kv_prefix import CARRIERS, KvPrefix
+from paceline.core.batching.block_manager import CARRIERS, KvPrefix
 from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.stages.messages import KvRows

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from paceline.configuration.units import TASKS, Task
-from paceline.core.zone import Zone
+from paceline.core.side import Zone
 from paceline.rag.compute_threads import compute_here
 from paceline.runtime.cores import allowed_cores, pin
 from paceline.workflow.units import ProcessingUnit, WorkflowModels

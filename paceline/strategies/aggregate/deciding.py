@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.core.aggregation.registry import LAST_LEVEL, Aggregator
-from paceline.core.estimation.timing import TimingModel
+from paceline.core.aggregation.aggregators import LAST_LEVEL, Aggregator
+from paceline.core.estimation import TimingModel
 from paceline.core.sampling.sampler import filter_top
 from paceline.strategies.aggregate.side_weights import SideWeights
 from paceline.strategies.aggregate.state import LANES, Answer, PeerState

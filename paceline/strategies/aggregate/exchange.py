@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from paceline.core.aggregation.own_dist import OwnDist
-from paceline.core.aggregation.registry import LAST_LEVEL, Aggregator, PeerDist
+from paceline.core.aggregation.aggregators import LAST_LEVEL, Aggregator, OwnDist, PeerDist
 from paceline.core.aggregation.weights import dequantize_score, quantize_score
-from paceline.core.estimation.running import MovingAverage
+from paceline.core.estimation import MovingAverage
 from paceline.core.sampling.dist import Dist
 from paceline.core.side import Side, other
 from paceline.errors import RemoteProtocolError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.estimation.timing import DecodeSpeed, TimingModel
+from paceline.core.estimation import DecodeSpeed, TimingModel
 from paceline.strategies.aggregate.options import announces, pinned_side, sends_both_ways
 from paceline.strategies.aggregate.state import LANES, Answer, PeerState
 from paceline.strategies.base import Effect, MachineConfig, Send

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.aggregation.registry import make_aggregator
-from paceline.core.drafting.online_stats import OnlineStats
-from paceline.core.estimation.timing import DecodeSpeed
+from paceline.core.aggregation.aggregators import make_aggregator
+from paceline.core.drafting.budget import OnlineStats
+from paceline.core.estimation import DecodeSpeed
 from paceline.core.side import Side, other
 from paceline.strategies.aggregate.deciding import Decider
 from paceline.strategies.aggregate.exchange import DraftExchange

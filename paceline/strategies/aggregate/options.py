@@ -6,7 +6,7 @@ from typing import cast, get_args
 
 import msgspec
 
-from paceline.core.aggregation.registry import AggregatorName, default_aggregator
+from paceline.core.aggregation.aggregators import AggregatorName, default_aggregator
 from paceline.core.side import Side, other
 from paceline.core.stretches import MIN_STRETCH
 from paceline.errors import RequestError

@@ -12,11 +12,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 
-from paceline.core.aggregation.registry import Aggregator
+from paceline.core.aggregation.aggregators import Aggregator
 from paceline.core.drafting.acceptance import beside_choice, margin_class
-from paceline.core.drafting.online_stats import OnlineStats
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.ranking import best_margin
+from paceline.core.sampling.row import best_margin
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import Side, other
 from paceline.strategies.decoding.ngram_drafts import NgramDrafts

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import SampledRow
-from paceline.core.sampling.row_tree import NOT_SAMPLED
+from paceline.core.sampling.row import NOT_SAMPLED, SampledRow
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 
 

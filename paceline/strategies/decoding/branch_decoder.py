@@ -13,10 +13,9 @@ from functools import partial
 from paceline.core.aggregation.weights import log_weight
 from paceline.core.batching.segment import ROOT, LogitsMode, Segment, SeqId
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
-from paceline.core.sampling.constraint import Mask
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
-from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
+from paceline.core.sampling.sampler import Mask, SamplingParams, filter_top, sample
 from paceline.strategies.base import Branch, Effect, Forward, Prune, Sampled, Scored
 from paceline.strategies.decoding.answered_rows import AnsweredRows
 from paceline.strategies.decoding.prefix_tree import PrefixNode

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.ngram_drafter import Context, NgramDrafter
-from paceline.core.drafting.online_stats import OnlineStats
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 

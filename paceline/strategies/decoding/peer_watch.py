@@ -8,7 +8,7 @@ open, and a word in it opens a new one, from the last target on.
 
 from __future__ import annotations
 
-from paceline.core.estimation.patience import LONGEST_FIRST_S, SILENCE_S, STALL_S, DeliveryPace, PeerRecord
+from paceline.core.estimation import LONGEST_FIRST_S, SILENCE_S, STALL_S, DeliveryPace, PeerRecord
 from paceline.strategies.base import MachineConfig
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 

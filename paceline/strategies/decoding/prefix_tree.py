@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from paceline.core.aggregation.own_dist import OwnDist
-from paceline.core.aggregation.registry import PeerDist
+from paceline.core.aggregation.aggregators import OwnDist, PeerDist
 from paceline.core.sampling.dist import Dist
 
 MAX_LIVE_NODES = 512  # the head and below; more are not added for the peer

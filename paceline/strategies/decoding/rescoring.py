@@ -14,29 +14,25 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.aggregation.branches import (
+from paceline.core.aggregation.aggregators import OwnDist
+from paceline.core.aggregation.deciders import deciders
+from paceline.core.aggregation.weights import (
     BranchMixture,
     Evidence,
-    evidence_after,
-    mix_processed,
-    row_log_weights,
-)
-from paceline.core.aggregation.deciders import deciders
-from paceline.core.aggregation.own_dist import OwnDist
-from paceline.core.aggregation.weights import (
     dequantize_score,
+    evidence_after,
     evidence_head,
     log_weight,
     mix,
     mix_heads,
+    mix_processed,
     quantize_score,
+    row_log_weights,
 )
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
-from paceline.core.sampling.constraint import Mask
 from paceline.core.sampling.dist import Dist, IdArray
-from paceline.core.sampling.ranking import set_ranking
-from paceline.core.sampling.row import RowSampling, SampledRow
-from paceline.core.sampling.sampler import SamplingParams, apply_mask
+from paceline.core.sampling.row import RowSampling, SampledRow, set_ranking
+from paceline.core.sampling.sampler import Mask, SamplingParams, apply_mask
 from paceline.strategies.base import Branch
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from paceline.core.drafting.online_stats import OnlineStats
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.dist import Dist
 from paceline.core.side import Side
 from paceline.errors import RemoteProtocolError

@@ -7,9 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.core.estimation.running import MovingAverage
-from paceline.core.estimation.timing import TimingModel
-from paceline.core.offloading.entropy_gate import entropy
+from paceline.core.estimation import MovingAverage, TimingModel
+from paceline.core.offloading import entropy
 from paceline.core.sampling.dist import Dist
 from paceline.strategies.base import Effect, MachineConfig, Send
 from paceline.strategies.decoding.branch_decoder import BranchDecoder

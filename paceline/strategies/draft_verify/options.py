@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from paceline.core.verification.names import VerifierName
+from paceline.core.verification import VerifierName
 from paceline.errors import RequestError
 from paceline.strategies.base import MachineConfig
 from paceline.strategies.strategy import RoutingContext, asked_options

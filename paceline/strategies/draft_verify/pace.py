@@ -13,17 +13,18 @@ import math
 from functools import partial
 from typing import Final
 
-from paceline.core.energy.values import NOT_KNOWN, Spent
-from paceline.core.offloading.draft_length import (
+from paceline.core.energy import NOT_KNOWN, Spent
+from paceline.core.offloading import (
     THROUGHPUT_WEIGHT,
     EnergyQueue,
+    EntropyGate,
+    GateLimits,
+    OffloadStats,
     Prediction,
     choose_length,
     utility,
     weight_of,
 )
-from paceline.core.offloading.entropy_gate import EntropyGate, GateLimits
-from paceline.core.offloading.estimates import OffloadStats
 from paceline.wire.verify_messages import VerifyOptions
 
 FIRST_BITS: Final = 32.0  # of a draft, before any was sent

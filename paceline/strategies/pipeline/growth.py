@@ -11,11 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from paceline.core.batching.segment import StepSize
-from paceline.core.drafting.growing_tree import GrowingTree, Node
-from paceline.core.drafting.layer_source import LayerSource, Path
+from paceline.core.drafting.budget import OnlineStats
+from paceline.core.drafting.growing_tree import GrowingTree, LayerSource, Node, Path
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable
 from paceline.core.drafting.ngram_drafter import NgramDrafter
-from paceline.core.drafting.online_stats import OnlineStats
 from paceline.strategies.base import Branch, Effect, MachineConfig, Sampled, Scored
 from paceline.strategies.decoding.drafter_feed import DrafterFeed, TreeDrafter
 from paceline.strategies.pipeline.model_drafter import ModelDrafter

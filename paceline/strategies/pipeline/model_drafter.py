@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from paceline.core.drafting.acceptance import MAX_RANKS, AcceptanceByRank, model_margin_class
-from paceline.core.drafting.layer_source import Candidates, Path
+from paceline.core.drafting.growing_tree import Candidates, Path
 from paceline.core.drafting.tree_search import DraftTree, grow_tree
-from paceline.core.estimation.running import MovingAverage
-from paceline.core.sampling.ranking import best_margin, top_by_score
+from paceline.core.estimation import MovingAverage
+from paceline.core.sampling.row import best_margin, top_by_score
 from paceline.strategies.base import (
     Branch,
     Effect,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.core.sampling.dist import Dist
-from paceline.core.verification.draft_dist import POINTS, counts_of
+from paceline.core.verification import POINTS, counts_of
 from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.payloads.varints import from_varints, to_varints

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.core.aggregation.registry import LAST_LEVEL
+from paceline.core.aggregation.aggregators import LAST_LEVEL
 from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.payloads.bits import BitReader, BitWriter

@@ -7,10 +7,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from paceline.core.aggregation.branches import BranchMixture
+from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.sampling.dist import Dist, IdArray
-from paceline.core.sampling.row import RowSampling, SampledRow
-from paceline.core.sampling.row_head import RowHead
+from paceline.core.sampling.row import RowHead, RowSampling, SampledRow
 from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.fields import Count, Frame, Part, Token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from paceline.core.energy.values import Energy, EnergyUse
+from paceline.core.energy import Energy, EnergyUse
 from tests.api.chat.test_output import stream, whole
 from tests.api.generation.test_request import fault, post
 from tests.api.scripted import Script, ScriptedService, TextDelta, done

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.core.sampling.constraint import Constraint
+from paceline.core.sampling.sampler import Constraint
 from paceline.runtime.service import Citation, GenerateEvent, TextDelta, WorkflowStep
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import Json, fault, post

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.aggregation.own_dist import OwnDist
-from paceline.core.aggregation.registry import (
+from paceline.core.aggregation.aggregators import (
     LAST_LEVEL,
     Aggregator,
     AggregatorName,
+    OwnDist,
     PeerDist,
     TargetToken,
     default_aggregator,
@@ -21,8 +21,7 @@ from paceline.core.aggregation.registry import (
     make_aggregator,
 )
 from paceline.core.aggregation.weights import mix_weighted
-from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.quantize import quantize
+from paceline.core.sampling.dist import Dist, quantize
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 from paceline.core.side import SIDES, Side, other
 from paceline.wire.dist_codec import decode_head, encode_head

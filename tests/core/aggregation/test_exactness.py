@@ -9,7 +9,7 @@ from paceline.core.aggregation.exactness import Ranking, greedy_is_exact, head_b
 from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import Dist, best_indices
 from paceline.core.sampling.noise import gumbel
-from paceline.core.sampling.ranking import top_by_score
+from paceline.core.sampling.row import top_by_score
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 
 VOCAB = 8

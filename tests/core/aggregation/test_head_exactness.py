@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.core.aggregation.aggregator import PeerDist
-from paceline.core.aggregation.head_exactness import settled_token
-from paceline.core.aggregation.own_dist import OwnDist
-from paceline.core.aggregation.registry import LAST_LEVEL, make_aggregator
+from paceline.core.aggregation.aggregators import LAST_LEVEL, OwnDist, PeerDist, make_aggregator
+from paceline.core.aggregation.exactness import settled_token
 from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.noise import gumbel
-from paceline.core.sampling.row_head import HEAD_BY_PROB, RowHead, row_head
+from paceline.core.sampling.row import HEAD_BY_PROB, RowHead, row_head
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 from paceline.wire.dist_codec import decode_head, encode_head
 

@@ -18,7 +18,7 @@ from paceline.core.aggregation.placement import (
     token_seconds,
     waiting,
 )
-from paceline.core.estimation.timing import DecodeSpeed
+from paceline.core.estimation import DecodeSpeed
 from paceline.core.side import SIDES, Side, other
 
 seconds = st.floats(0.001, 10.0)

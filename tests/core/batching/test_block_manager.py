@@ -10,8 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paceline.core.batching.block_manager import BlockCopy, BlockManager, OutOfBlocks
-from paceline.core.batching.block_registry import BlockName
+from paceline.core.batching.block_manager import BlockCopy, BlockManager, BlockName, OutOfBlocks
 from paceline.core.batching.segment import SeqId
 
 TOTAL, SIZE = 7, 3

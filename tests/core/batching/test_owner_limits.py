@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.groups import Group
-from paceline.core.batching.owner_limits import SHARE, STAYS, OwnerLimits
-from paceline.core.batching.pace.step_times import MEMORY
+from paceline.core.batching.pace import MEMORY, STAYS, OwnerLimits
+from paceline.core.batching.pace import OWNER_SHARE as SHARE
+from paceline.core.batching.pending import Group
 from paceline.core.batching.scheduler import Scheduler
 from paceline.core.batching.segment import Segment, SeqId
 

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.placed_segment import PlacedSegment
-from paceline.core.batching.segment import SeqId
+from paceline.core.batching.segment import PlacedSegment, SeqId
 
 
 def test_a_row_of_a_chain_attends_to_the_rows_before_it() -> None:

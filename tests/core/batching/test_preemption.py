@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching import row_accounts
-from paceline.core.batching.groups import Group
-from paceline.core.batching.memory import Memory
-from paceline.core.batching.pending import RECOMPUTED
+from paceline.core.batching import scheduler as scheduler_module
+from paceline.core.batching.pending import RECOMPUTED, Group, Memory
 from paceline.core.batching.scheduler import Scheduler, SchedulerOutput
 from paceline.core.batching.segment import Segment, SeqId
 
@@ -198,14 +196,14 @@ works = st.lists(
     st.integers(0, 20),
     st.sampled_from([1, 4]),
     st.sampled_from([0, 7]),
-    st.sampled_from([0, 0, 5, row_accounts.RESERVE_ROWS]),
+    st.sampled_from([0, 0, 5, scheduler_module.RESERVE_ROWS]),
     st.randoms(use_true_random=False),
 )
 def test_in_memory_for_the_largest_group_all_end(
     requests: list[Work], spare: int, block_size: int, cached: int, reserve: int, random: Random
 ) -> None:
     """Whatever runs, waits and is cancelled in whatever order; no group is rejected, no row is lost."""
-    with patch.object(row_accounts, "RESERVE_ROWS", reserve):
+    with patch.object(scheduler_module, "RESERVE_ROWS", reserve):
         play(Load(requests, spare, block_size, cached), random)
 
 
@@ -238,7 +236,7 @@ def test_the_first_group_is_never_preempted_while_something_of_it_is_pending(req
     for number in range(len(requests)):
         load.submit(number)
     first = min(range(len(requests)), key=load.rank)
-    with patch.object(row_accounts, "RESERVE_ROWS", 0):
+    with patch.object(scheduler_module, "RESERVE_ROWS", 0):
         while first not in load.ended:
             assert load.step()
             assert not [seqs for seqs in load.memory.preempted if seqs[0] // 100 == first]

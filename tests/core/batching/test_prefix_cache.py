@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.prefix_cache import BlockHasher
+from paceline.core.batching.block_manager import BlockHasher
 
 texts = st.lists(st.integers(0, 3), max_size=20)
 SIZE = 3

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.groups import Group
-from paceline.core.batching.memory import Memory
+from paceline.core.batching.pending import Group, Memory
 from paceline.core.batching.scheduler import Scheduler, SchedulerOutput, _shares
 from paceline.core.batching.segment import LogitsMode, Segment, SeqId
 

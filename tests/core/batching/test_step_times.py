@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.pace.step_times import MEMORY, SEEN, StepTimes
+from paceline.core.batching.pace import MEMORY, SEEN, StepTimes
 
 
 def seen(*steps: tuple[int, float], times: int = SEEN) -> StepTimes:

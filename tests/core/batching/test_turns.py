@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.groups import Group
-from paceline.core.batching.scheduler import Scheduler
+from paceline.core.batching.pending import Group
+from paceline.core.batching.scheduler import Scheduler, alternating
 from paceline.core.batching.segment import Segment, SeqId
-from paceline.core.batching.turns import alternating
 
 BUDGET = 12
 QUANTUM = 3

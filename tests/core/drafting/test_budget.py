@@ -18,9 +18,9 @@ from paceline.core.drafting.budget import (
     AdaptiveBudget,
     BudgetStats,
     FixedBudget,
+    TimeCredit,
     step_class,
 )
-from paceline.core.drafting.guard import TimeCredit
 
 StepTime = Callable[[int], float]  # rows → seconds
 

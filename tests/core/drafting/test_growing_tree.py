@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.core.batching.segment import ROOT, Batch, Segment, SeqId
 from paceline.core.drafting.growing_tree import GrowingTree, Node
-from paceline.core.drafting.token_tree import TokenTree
-from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree
+from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree, TokenTree
 from paceline.engine.sequence_table import SequenceTable
 
 SEQ = SeqId(1)

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from paceline.core.batching.segment import StepSize
-from paceline.core.drafting.guard import (
+from paceline.core.drafting.budget import (
     FIRST_CREDIT,
     MAX_CREDIT,
     MAX_PROMPT_ROWS,

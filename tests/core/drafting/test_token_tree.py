@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.placed_segment import PlacedSegment
-from paceline.core.batching.segment import SeqId
-from paceline.core.drafting.token_tree import TokenTree, merge
+from paceline.core.batching.segment import PlacedSegment, SeqId
+from paceline.core.drafting.tree_search import TokenTree, merge
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams, sample
 

@@ -9,17 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.batching.segment import Segment, SeqId
-from paceline.core.energy.answer import AnswerEnergy
-from paceline.core.energy.meters import (
+from paceline.core.energy import (
+    NOT_KNOWN,
+    AnswerEnergy,
     CounterMeter,
+    Energy,
     MeterUnreadable,
     MeterWithSubstitute,
     PowerMeter,
     Reading,
+    Spent,
     WorkloadMeter,
 )
-from paceline.core.energy.values import NOT_KNOWN, Energy, Spent
-from paceline.core.offloading.workload import ModelShape
+from paceline.core.offloading import ModelShape
 
 
 @given(st.lists(st.floats(0.0, 99.0), min_size=1, max_size=50), st.floats(100.0, 500.0))

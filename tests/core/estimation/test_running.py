@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.estimation.running import LineFit, MovingAverage
+from paceline.core.estimation import LineFit, MovingAverage
 
 numbers = st.floats(-1000, 1000)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.estimation.timing import (
+from paceline.core.estimation import (
     FITTED,
     PRIOR,
     WINDOW,

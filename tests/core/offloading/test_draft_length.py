@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.offloading.draft_length import EnergyQueue, Objective, Prediction, choose_length, utility
+from paceline.core.offloading import EnergyQueue, Objective, Prediction, choose_length, utility
 
 STEPS, SEEDS, MOST = 10_000, 4, 15  # 20 seeds: `tests/strategies/draft_verify/test_energy_bounds.py`
 BUDGET, WEIGHT = 1.2, 100.0

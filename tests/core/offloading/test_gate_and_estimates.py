@@ -8,9 +8,15 @@ import random
 import numpy as np
 import pytest
 
-from paceline.core.offloading.entropy_gate import EntropyGate, GateLimits, entropy
-from paceline.core.offloading.estimates import AcceptanceByEntropy, StepEstimates
-from paceline.core.offloading.workload import Device, ModelShape
+from paceline.core.offloading import (
+    AcceptanceByEntropy,
+    Device,
+    EntropyGate,
+    GateLimits,
+    ModelShape,
+    StepEstimates,
+    entropy,
+)
 from paceline.core.sampling.dist import Dist
 
 QWEN = ModelShape(layers=24, hidden=896, inner=4864)

@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.sampling.dist import Dist
-from paceline.core.verification.coins import Coins, prob_of
-from paceline.core.verification.draft_dist import draft_dist
-from paceline.core.verification.target_parts import TargetParts
+from paceline.core.verification import Coins, TargetParts, draft_dist, prob_of
 from tests.core.chi_square import assert_drawn_from
 
 VOCAB, DRAWS = 5, 6000
@@ -74,7 +72,7 @@ def test_every_output_token_has_the_targets_distribution(
 ) -> None:
     """The first token always has one; each further one given that the text got there (independent rows here)."""
     if how == "in narrow parts":  # so that much is of the rest
-        monkeypatch.setattr("paceline.core.verification.target_parts.HEAD_IDS", 2)
+        monkeypatch.setattr("paceline.core.verification.HEAD_IDS", 2)
     decide: Decide = whole if how == "whole" else lambda *args: in_parts(*args, precise="precise" in how)
     draft, target = dists(1, 3), dists(2, 4)
     seen = [Counter[int]() for _ in range(4)]

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from paceline.core.sampling.dist import Dist
-from paceline.core.verification.draft_dist import POINTS, counts_of, draft_dist
-from paceline.core.verification.target_parts import HEAD_IDS, HEAD_MASS, TargetParts
+from paceline.core.verification import HEAD_IDS, HEAD_MASS, POINTS, TargetParts, counts_of, draft_dist
 
 weights = arrays(np.float64, st.integers(1, 3000), elements=st.sampled_from([0.0, 1e-12, 1e-6, 1e-3, 0.1, 0.7, 3.0]))
 dists = weights.filter(lambda probs: probs.sum() > 0.0).map(lambda probs: Dist.dense(probs / probs.sum()))

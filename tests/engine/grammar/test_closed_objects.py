@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field
 
-from paceline.core.sampling.constraint import Constraint
+from paceline.core.sampling.sampler import Constraint
 from paceline.engine.fake.tokenizer import ByteTokenizer
 from paceline.engine.grammar.closed_objects import closed
 from paceline.engine.grammar.compiler import GrammarCompiler

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.batching.placed_segment import PlacedSegment
-from paceline.core.batching.segment import SeqId
+from paceline.core.batching.segment import PlacedSegment, SeqId
 from paceline.engine.paged.attention.interface import LayerAttention
 from paceline.engine.paged.flat_batch import FlatBatch, SegmentSlots
 from paceline.engine.paged.kv_storage import KvStorage

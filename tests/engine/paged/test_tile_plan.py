@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.batching.placed_segment import PlacedSegment
-from paceline.core.batching.segment import SeqId
+from paceline.core.batching.segment import PlacedSegment, SeqId
 from paceline.engine.paged.attention.tile_plan import (
     COLUMNS,
     Item,

@@ -11,8 +11,7 @@ import torch
 
 from paceline.core.aggregation.weights import mix
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.sampling.constraint import Constraint
-from paceline.core.sampling.sampler import apply_mask
+from paceline.core.sampling.sampler import Constraint, apply_mask
 from paceline.engine.base import LoadedModel
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.loader import load_model

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.aggregation.branches import BranchMixture, sample_mixed_rows
-from paceline.core.sampling.row import RowSampling, sample_row
-from paceline.core.sampling.row_head import HEAD_ERROR
+from paceline.core.aggregation.weights import BranchMixture, sample_mixed_rows
+from paceline.core.sampling.row import HEAD_ERROR, RowSampling, sample_row
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import SampleRequest
 from paceline.engine.sampling.batch_sampler import BatchSampler

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.aggregation.branches import sample_mixed_rows
-from paceline.core.aggregation.weights import evidence_head
+from paceline.core.aggregation.weights import evidence_head, sample_mixed_rows
 from paceline.core.sampling.noise import gumbel
-from paceline.core.sampling.row_head import HEAD_ERROR
+from paceline.core.sampling.row import HEAD_ERROR
 from paceline.engine.base import SampleRequest
 from paceline.engine.sampling.device_logits import DeviceSampler
 from paceline.engine.sampling.head_sampler import evidence_heads

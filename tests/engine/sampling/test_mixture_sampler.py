@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.aggregation.branches import BranchMixture
+from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.sampling.row import RowSampling
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import SampleRequest

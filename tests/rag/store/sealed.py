@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.core.batching.kv_prefix import KvPrefix
+from paceline.core.batching.block_manager import KvPrefix
 from paceline.rag.document_kv import FOLDER as KV
 from paceline.rag.document_kv import DocumentKvStore, KvKey
 from paceline.rag.embedder import HashEmbedder

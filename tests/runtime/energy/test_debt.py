@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.energy.meters import PowerMeter
+from paceline.core.energy import PowerMeter
 from paceline.errors import PacelineError
 from paceline.runtime.energy.debt_file import DebtFile
 from paceline.runtime.energy.side import SideEnergy

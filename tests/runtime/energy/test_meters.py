@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.core.energy.meters import CounterMeter, MeterUnreadable
-from paceline.core.energy.values import Energy
-from paceline.core.offloading.workload import ModelShape
+from paceline.core.energy import CounterMeter, Energy, MeterUnreadable
+from paceline.core.offloading import ModelShape
 from paceline.errors import ConfigError
 from paceline.runtime.energy.battery import LOOK_S, Battery
 from paceline.runtime.energy.choice import Machine, Powers, choose_meter

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from paceline.core.batching.segment import Batch
-from paceline.core.drafting.online_stats import OnlineStats
+from paceline.core.drafting.budget import OnlineStats
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake.engine import FakeEngine
 from paceline.engine.wrappers import WrappedEngine

@@ -12,7 +12,7 @@ import pytest
 from transformers import LlamaConfig
 
 from paceline.bootstrap import open_kv, open_store
-from paceline.core.batching.kv_prefix import KvPrefix
+from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, LoadedModel

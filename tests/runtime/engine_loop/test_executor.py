@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.core.batching.groups import Group
+from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import ROOT, Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import RowSampling, SampledRow
-from paceline.core.sampling.row_tree import NOT_SAMPLED
+from paceline.core.sampling.row import NOT_SAMPLED, RowSampling, SampledRow
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import DenseLogits, Output, SampleRequest
 from paceline.engine.fake.engine import FakeEngine

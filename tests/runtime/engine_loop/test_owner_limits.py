@@ -10,7 +10,7 @@ import itertools
 import statistics
 from dataclasses import dataclass, field
 
-from paceline.core.batching.groups import Group
+from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.engine.fake.engine import FakeEngine

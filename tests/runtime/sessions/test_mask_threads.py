@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceline.core.sampling.constraint import Constraint, Mask, T
+from paceline.core.sampling.sampler import Constraint, Mask, T
 from paceline.engine.fake.engine import fake_model
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.service import GenerateRequest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.offloading.workload import ModelShape
+from paceline.core.offloading import ModelShape
 from paceline.engine.base import ModelInfo
 from paceline.errors import ConfigError
 from paceline.runtime.workflows.demand import MINILM_BYTES, launch_bytes

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.aggregation.own_dist import OwnDist
-from paceline.core.aggregation.registry import Aggregator, AggregatorName, PeerDist, make_aggregator
+from paceline.core.aggregation.aggregators import Aggregator, AggregatorName, OwnDist, PeerDist, make_aggregator
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side, other

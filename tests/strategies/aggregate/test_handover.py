@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.estimation.patience import FIRST_S
+from paceline.core.estimation import FIRST_S
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import (
     SIDES,

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from lab.simulation import SimulatedSession, Simulation
-from paceline.core.aggregation.registry import AggregatorName
+from paceline.core.aggregation.aggregators import AggregatorName
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import (
     SIDES,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lab.simulation import Simulation
-from paceline.core.aggregation.registry import AggregatorName
+from paceline.core.aggregation.aggregators import AggregatorName
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.dist import Dist
 from paceline.strategies.aggregate.following import MAX_EARLY_MESSAGES

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
-from paceline.core.aggregation.own_dist import OwnDist
-from paceline.core.aggregation.registry import make_aggregator
+from paceline.core.aggregation.aggregators import OwnDist, make_aggregator
 from paceline.core.drafting.acceptance import AcceptanceByRank, margin_class
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lab.simulation import Network, SimulatedSession, Simulation
-from paceline.core.estimation.patience import SILENCE_S
+from paceline.core.estimation import SILENCE_S
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.base import SIDES, Branch, Cancelled, Effect, Emit, Event, LinkLost, Machine, Side, other
 from paceline.strategies.registry import STRATEGIES

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from paceline.core.aggregation.weights import NEGLIGIBLE_PROB
 from paceline.core.batching.segment import Batch
-from paceline.core.sampling.constraint import T
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import SamplingParams, T
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
 from paceline.strategies.base import SIDES, Branch, Effect, Forward, Prune, Side, Started

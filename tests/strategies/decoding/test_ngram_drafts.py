@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from lab.simulation import Simulation
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, bigram_key
 from paceline.core.drafting.ngram_drafter import NgramDrafter
-from paceline.core.sampling.constraint import T
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import SamplingParams, T
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import SIDES, Branch, Machine, MachineConfig, Side, Started
 from paceline.strategies.decoding.ngram_drafts import NgramDrafts

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import random
 
-from paceline.core.aggregation.own_dist import OwnDist
-from paceline.core.aggregation.registry import PeerDist
+from paceline.core.aggregation.aggregators import OwnDist, PeerDist
 from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, PrefixNode, PrefixTree
 from tests.strategies.cases import point
 

@@ -17,9 +17,9 @@ import pytest
 
 from lab.simulation import Network, Simulation
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.drafting.online_stats import OnlineStats
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams, filter_top, process_logits
-from paceline.core.verification.names import VerifierName
+from paceline.core.verification import VerifierName
 from paceline.engine.base import Engine
 from paceline.engine.fake.engine import FakeEngine
 from paceline.strategies.base import Branch, Side

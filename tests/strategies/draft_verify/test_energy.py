@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from lab.simulation import Network, SimulatedRequest, Simulation, Watts
-from paceline.core.drafting.online_stats import OnlineStats
-from paceline.core.energy.values import Spent
-from paceline.core.offloading.draft_length import EnergyQueue, Objective, Unit
-from paceline.core.offloading.estimates import OffloadStats
+from paceline.core.drafting.budget import OnlineStats
+from paceline.core.energy import Spent
+from paceline.core.offloading import EnergyQueue, Objective, OffloadStats, Unit
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake.engine import FakeEngine
 from paceline.strategies.base import Branch, Finish, MachineConfig

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.energy.values import Spent
-from paceline.core.offloading.draft_length import EnergyQueue, Prediction, Unit, choose_length, utility
-from paceline.core.offloading.estimates import OffloadStats
+from paceline.core.energy import Spent
+from paceline.core.offloading import EnergyQueue, OffloadStats, Prediction, Unit, choose_length, utility
 from paceline.strategies.draft_verify.pace import Pace
 from paceline.wire.verify_messages import VerifyOptions
 from tests.depth import DEPTH

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.aggregation.own_dist import OwnDist
-from paceline.core.offloading.estimates import SecondGuesses
+from paceline.core.aggregation.aggregators import OwnDist
+from paceline.core.offloading import SecondGuesses
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.base import (

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.offloading.draft_length import EnergyQueue
-from paceline.core.offloading.estimates import OffloadStats
+from paceline.core.offloading import EnergyQueue, OffloadStats
 from paceline.strategies.draft_verify.pace import FIRST_EXAMINED, PROBE_STEPS, Pace
 from paceline.wire.verify_messages import VerifyOptions
 

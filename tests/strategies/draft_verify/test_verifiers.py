@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lab.simulation import Network, Simulation
-from paceline.core.aggregation.own_dist import OwnDist
+from paceline.core.aggregation.aggregators import OwnDist
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.core.verification.names import VerifierName
+from paceline.core.verification import VerifierName
 from paceline.errors import RequestError
 from paceline.strategies.base import Finish, Received, Side
 from paceline.strategies.draft_verify.options import check, options_of

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from lab.simulation import Simulation, StageTimes
-from paceline.core.drafting.layer_source import Candidates
-from paceline.core.drafting.token_tree import TokenTree
-from paceline.core.drafting.tree_search import DraftTree
+from paceline.core.drafting.growing_tree import Candidates
+from paceline.core.drafting.tree_search import DraftTree, TokenTree
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine

@@ -18,7 +18,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.batching.placed_segment import PlacedSegment
+from paceline.core.batching.segment import PlacedSegment
 from paceline.engine.paged.flat_batch import SegmentSlots
 
 Ints = NDArray[np.int32]

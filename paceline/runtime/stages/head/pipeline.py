@@ -15,7 +15,7 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from paceline.core.batching.kv_prefix import KvPrefix
+from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import SampledRow

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from paceline.core.aggregation.own_dist import OwnDist
+from paceline.core.aggregation.aggregators import OwnDist
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.draft_verify.verifiers.base import Draft, Outcome, Row

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.core.aggregation.own_dist import OwnDist
+from paceline.core.aggregation.aggregators import OwnDist
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams, filter_top
-from paceline.core.verification.coins import Coins
-from paceline.core.verification.draft_dist import draft_dist
+from paceline.core.verification import Coins, draft_dist
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 from paceline.wire.verify_messages import DraftChain

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.aggregation.own_dist import OwnDist
+from paceline.core.aggregation.aggregators import OwnDist
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.core.verification.coins import prob_of
-from paceline.core.verification.target_parts import TargetParts
+from paceline.core.verification import TargetParts, prob_of
 from paceline.strategies.draft_verify.verifiers.base import AcceptOrReject, Draft, LeftToDrafter, Outcome, Row
 from paceline.wire.payloads.draft_codec import PROB_BYTES, decode_probs, encode_prob
 from paceline.wire.payloads.draft_places import decode_places, encode_places

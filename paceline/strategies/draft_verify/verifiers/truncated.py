@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from paceline.core.aggregation.own_dist import OwnDist
+from paceline.core.aggregation.aggregators import OwnDist
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.core.verification.coins import prob_of
+from paceline.core.verification import prob_of
 from paceline.strategies.draft_verify.verifiers.base import AcceptOrReject, Draft, Outcome, Row
 from paceline.wire.payloads.draft_codec import decode_draft_dist, encode_draft_dist
 from paceline.wire.payloads.draft_places import decode_places, encode_places

@@ -1,17 +1,206 @@
-"""Timing estimates: decode time over position, forward time over rows, link delays, acceptance rates.
+"""Running estimates from measurements.
 
-No clock: the caller supplies measurements. Every estimate has a value from the start, a prior that measurements
-replace.
+timing: decode and forward times, acceptance rates, link delays
+bandwidth: bytes per second of a link
+running: moving averages, medians, line fits
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
-from paceline.core.estimation.running import LineFit, MovingAverage, RecentMedian
+# Running estimates: means, medians and line fits of measured values. No clock: the caller supplies the numbers.
+
+
+@dataclass(slots=True)
+class MovingAverage:
+    """Exponentially weighted mean, with the bias correction of Adam (Kingma and Ba 2015)."""
+
+    weight: float = 0.1  # of the newest value, in (0, 1]
+    _sum: float = 0.0
+    _share: float = 0.0  # sum of the weights so far
+
+    def add(self, value: float) -> None:
+        self._sum += self.weight * (value - self._sum)
+        self._share += self.weight * (1.0 - self._share)
+
+    @property
+    def value(self) -> float | None:
+        """None before the first value."""
+        return self._sum / self._share if self._share else None
+
+
+@dataclass(slots=True)
+class RecentMedian:
+    """Median of the last few values, robust against stalls."""
+
+    size: int = 9
+    _values: deque[float] = field(default_factory=deque)
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        if len(self._values) > self.size:
+            self._values.popleft()
+
+    @property
+    def value(self) -> float | None:
+        """None before the first value."""
+        return median(self._values) if self._values else None
+
+
+@dataclass(slots=True)
+class LineFit:
+    """Least squares of y over x, e.g. decode seconds over position, with exponentially decaying weights.
+
+    Centred updates (Welford's), so that large positions cost no precision.
+    """
+
+    memory: float = 1.0  # factor on older weights per new point, in (0, 1]; 1: no decay
+    _count: float = 0.0
+    _mean_x: float = 0.0
+    _mean_y: float = 0.0
+    _spread: float = 0.0  # sum of (x - mean_x)**2
+    _joint: float = 0.0  # sum of (x - mean_x) * (y - mean_y)
+
+    def add(self, x: float, y: float) -> None:
+        self._count = self.memory * self._count + 1.0
+        delta = x - self._mean_x
+        self._mean_x += delta / self._count
+        self._mean_y += (y - self._mean_y) / self._count
+        self._spread = self.memory * self._spread + delta * (x - self._mean_x)
+        self._joint = self.memory * self._joint + delta * (y - self._mean_y)
+
+    @property
+    def slope(self) -> float:
+        """0 while all points have the same x."""
+        return self._joint / self._spread if self._spread > 0.0 else 0.0
+
+    def at(self, x: float) -> float | None:
+        """The line's value; None before the first point."""
+        return self._mean_y + self.slope * (x - self._mean_x) if self._count else None
+
+
+# Bandwidth of a link, estimated by the sender from acknowledged bytes as in TCP congestion control (BBR: Cardwell et
+# al. 2016).
+#
+# A link keeps order, so what was sent before a ping has arrived when its answer comes. The rate of acknowledged bytes
+# is the bandwidth only while the link is full, that is, while round trips take longer than the least one. There is no
+# estimate until a queue has built up. No clock: the caller supplies times.
+
+
+QUEUED = 1.5  # a round trip above this multiple of the least one,
+QUEUED_S = 0.02  # and longer by this many seconds, has waited in a queue
+MAX_PINGS = 64  # unanswered pings kept
+
+
+class Bandwidth:
+    """One direction of one link."""
+
+    def __init__(self) -> None:
+        self._sent = 0  # bytes in total
+        self._pings: dict[float, int] = {}  # time sent → bytes sent before
+        self._acknowledged: tuple[float, int] | None = None  # time of the last answer, and the bytes it acknowledged
+        self._min_trip: float | None = None  # s, round trip without queueing
+        self._rate = MovingAverage(0.3)
+        self._full = False
+        self._resumed = -math.inf  # when the first bytes after an idle time were sent
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes per second; None while the link is not full."""
+        return self._rate.value if self._full else None
+
+    def sent(self, num_bytes: int, now: float | None = None) -> None:
+        """Record bytes sent. Without a time, the sender is taken to have had something to send all the while."""
+        if now is not None and self._acknowledged is not None and self._acknowledged[1] == self._sent:
+            self._resumed = now
+        self._sent += num_bytes
+
+    def pinged(self, now: float) -> None:
+        if len(self._pings) < MAX_PINGS:
+            self._pings[now] = self._sent
+
+    def answered(self, sent_at: float, now: float, held: float = 0.0) -> None:
+        """Record the answer to the ping of `sent_at`, which the peer held back for `held` seconds."""
+        acknowledged = self._pings.pop(sent_at, None)
+        if acknowledged is None:
+            return
+        trip = max(now - sent_at - held, 0.0)
+        before, self._acknowledged = self._acknowledged, (now, acknowledged)
+        was_idle = before is not None and acknowledged == before[1]
+        if self._min_trip is None or was_idle or trip < self._min_trip:
+            self._min_trip = trip  # a ping on an idle link measures the present route
+        full = trip > QUEUED * self._min_trip and trip > self._min_trip + QUEUED_S
+        if full and before is not None and acknowledged > before[1]:
+            # The time in which a sender had nothing to send says nothing of the link.
+            began = max(before[0], self._resumed + self._min_trip)
+            if now > began:
+                self._rate.add((acknowledged - before[1]) / (now - began))
+        self._full = full and self._rate.value is not None
+
+
+# How long an answer waits for the other side of it, and what of that is remembered for the next answer.
+
+
+PACES = 8  # gaps between an answer's deliveries that a peer may let pass
+SILENCE_S = 1.0  # of the link; a live peer answers at once, whatever its engine does
+# Without a target while the link lives: where a third of the messages is lost, it takes that long to have what is
+# missing sent again, and a peer short of memory has its turns.
+STALL_S = 15.0
+AGAIN_S = 5.0  # likewise, of a peer that has not contributed in an earlier answer
+FIRST_S = 20.0  # likewise before its pace is known: a peer may have a long prompt to read
+LONGEST_FIRST_S = 60.0
+
+
+@dataclass(slots=True)
+class DeliveryPace:
+    """Mean gap between deliveries of one answer, seconds. What arrives at one time is one delivery."""
+
+    _gaps: MovingAverage = field(default_factory=lambda: MovingAverage(0.2))
+    _last: float | None = None
+
+    def delivered(self, now: float) -> None:
+        if self._last is not None:
+            self._gaps.add(max(now - self._last, 0.0))
+        self._last = now
+
+    def interrupt(self) -> None:
+        """The gap before the next delivery says nothing about the pace."""
+        self._last = None
+
+    def allows(self, least: float, rtt: float | None) -> float:
+        """Longest wait, seconds. rtt: s; its own answers take a peer as long."""
+        return max(least, PACES * (self._gaps.value or 0.0)) + (rtt or 0.0)
+
+
+@dataclass(slots=True)
+class PeerRecord:
+    """Longest wait for a peer before its pace in an answer is known, over all answers with this peer.
+
+    It may have to read a long prompt, so the wait is long. A peer that let it pass gets a short one, until it takes
+    part again.
+    """
+
+    first_s: float = FIRST_S
+
+    def took_part(self, waited: float) -> None:
+        """waited: s, for one of its first targets."""
+        self.first_s = min(max(FIRST_S, 2.0 * waited), LONGEST_FIRST_S)
+
+    def did_not(self) -> None:
+        self.first_s = AGAIN_S
+
+
+# Timing estimates: decode time over position, forward time over rows, link delays, acceptance rates.
+#
+# No clock: the caller supplies measurements. Every estimate has a value from the start, a prior that measurements
+# replace.
+
 
 WINDOW = 10  # steps compared with each other to find outliers
 SPREAD = 0.9  # standard deviations within which a step is an inlier

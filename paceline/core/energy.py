@@ -1,7 +1,8 @@
-"""Meters of engine steps: from counters, from power, from the model's operations; and one behind another.
+"""Energy of engine steps and of messages, and its share for each answer.
 
-No I/O and no clock of their own: counters, powers and clocks are passed in. A meter belongs to the thread that runs the
-engine. What else the machine does meanwhile is part of what a measuring one shows.
+- `values`: joules with where they come from; what a machine is told; what an answer has used
+- `meters`: meters of engine steps: from counters, from power, from the model's operations; and one behind another
+- `answer`: the account of one answer at one side
 """
 
 from __future__ import annotations
@@ -9,11 +10,97 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from paceline.core.batching.segment import Segment
-from paceline.core.energy.values import Energy
-from paceline.core.offloading.workload import ModelShape
+from paceline.core.offloading import ModelShape
+
+# Values of energy: joules with where they come from, what a machine is told, and what an answer has used.
+
+
+MeterName = Literal["auto", "rapl", "nvml", "battery", "power", "workload", "off"]
+
+
+class Energy(NamedTuple):
+    joules: float = 0.0
+    measured: bool = True  # False: some of it follows from powers that somebody has stated
+
+    def plus(self, other: Energy) -> Energy:
+        return Energy(self.joules + other.joules, self.measured and other.measured)
+
+    def share(self, rows: int, of: int) -> Energy:
+        """The part of so many rows of a forward."""
+        return Energy(self.joules * rows / of, self.measured) if of else Energy(0.0, self.measured)
+
+    @property
+    def source(self) -> str:
+        return "measured" if self.measured else "modelled"
+
+
+class Spent(NamedTuple):
+    """Joules of one answer at this side since its machine was told last; None: not known here."""
+
+    computed: float | None = None  # by the forward that is answered, its share of a batch
+    sent: float | None = None  # by sending messages to the peer
+    num_bytes: int = 0  # of these messages
+
+
+NONE: Final = Energy()
+NOT_KNOWN: Final = Spent()
+
+
+class EnergyUse(NamedTuple):
+    """The energy that an answer has used at one side."""
+
+    meter: str
+    computed: Energy  # by forwards, those of the prompt included
+    sent: Energy
+
+    @property
+    def joules(self) -> float:
+        return self.computed.joules + self.sent.joules
+
+
+# The account of one answer at one side: its shares of forwards, and what its messages took to send.
+
+
+class AnswerEnergy:
+    """Sending is modelled: the power of the radio for as long as the bytes take at the link's measured bandwidth.
+
+    Not counted: receiving, and what is computed or sent after the answer's end for an answer that was cancelled.
+    """
+
+    def __init__(self, meter: str, send_w: float) -> None:
+        """meter: name of the meter of the engine's steps; empty: there is none. send_w: power while sending, W."""
+        self._meter, self._send_w = meter, send_w
+        self._computed = Energy()
+        self._sent = Energy(0.0, measured=False)
+        self._untold = 0.0, 0  # joules and bytes that the machine does not know of
+
+    def compute(self, energy: Energy) -> Spent:
+        """Count a forward: what the machine is told with its answer."""
+        if not self._meter:
+            return NOT_KNOWN
+        self._computed = self._computed.plus(energy)
+        (sent, num_bytes), self._untold = self._untold, (0.0, 0)
+        return Spent(energy.joules, sent, num_bytes)
+
+    def send(self, num_bytes: int, bandwidth: float | None) -> None:
+        """Count a message. bandwidth: bytes a second; None: no limit is known, and sending takes no time."""
+        joules = self._send_w * num_bytes / bandwidth if bandwidth else 0.0
+        self._sent = Energy(self._sent.joules + joules, measured=False)
+        self._untold = self._untold[0] + joules, self._untold[1] + num_bytes
+
+    @property
+    def use(self) -> EnergyUse | None:
+        """All of it so far; None without a meter."""
+        return EnergyUse(self._meter, self._computed, self._sent) if self._meter else None
+
+
+# Meters of engine steps: from counters, from power, from the model's operations; and one behind another.
+#
+# No I/O and no clock of their own: counters, powers and clocks are passed in. A meter belongs to the thread that runs
+# the engine. What else the machine does meanwhile is part of what a measuring one shows.
 
 
 class MeterUnreadable(Exception):

@@ -1,18 +1,195 @@
-"""Estimates for the loops, learnt from each step: acceptance by entropy, accepted length, payload and times.
+"""How much a device drafts for a verifier elsewhere, under an energy budget (GELATO).
 
-Knows no clock and no link: the caller says what a step took.
+- `workload`: floating-point operations, seconds and joules of drafting and sending
+- `draft_length`: the outer loop: a Lyapunov queue of energy, and the number of drafts with the most utility
+- `entropy_gate`: the inner loop: stop drafting where the draft model is unsure
+- `estimates`: what both loops know of acceptance, payload and times, learnt from each step
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
-from paceline.core.estimation.running import MovingAverage
-from paceline.core.offloading.draft_length import EnergyQueue, Prediction
-from paceline.core.offloading.entropy_gate import ACCEPTANCE_SLOPE
+import numpy as np
+
+from paceline.core.estimation import MovingAverage
+from paceline.core.sampling.dist import Dist
+
+# GELATO's outer loop: how many tokens a step drafts, so that throughput is high and mean energy within the budget.
+#
+# A virtual queue holds the energy spent beyond the budget (eq. 7); each step takes the number of drafts with the most
+# utility, V times throughput less the queue times energy (eq. 8), found by trying all of them. What holds of it
+# (for joules a step): the energy of K steps is at most K times the budget plus the queue after them; the queue
+# is bounded where the least draft fits the budget; the number of drafts does not grow with the queue.
+
+
+Objective = Literal["per_step", "renewal"]
+Unit = Literal["step", "token"]
+THROUGHPUT_WEIGHT: Final = 100.0  # V of the paper's figures
+DEBT_DRAFTS: Final = 64.0
+
+
+@dataclass(slots=True)
+class EnergyDebt:
+    """Joules spent beyond budgets, never below none (Q of eq. 7); of a device, whatever budget each answer has."""
+
+    joules: float = 0.0
+
+
+class EnergyQueue:
+    """A debt, and the budget by which it is paid off: joules a step, as in the paper, or joules a token of the answer.
+
+    With a budget a token, an accepted draft is energy earned: the utility of a step counts that.
+    """
+
+    def __init__(
+        self,
+        budget: float,
+        backlog: float = 0.0,
+        *,
+        per: Unit = "step",
+        weight: float | None = THROUGHPUT_WEIGHT,
+        debt: EnergyDebt | None = None,
+    ) -> None:
+        """budget: J a step or token, in the mean. weight: V, J per token/s; what throughput is worth in energy: the
+        higher, the longer the budget is exceeded before it holds; None: as `weight_of` says. debt: shared with other
+        queues; None: its own."""
+        if not (0.0 <= budget < math.inf and 0.0 <= backlog < math.inf):
+            raise ValueError(f"an energy budget of {budget} J with {backlog} J spent beyond it")
+        self.budget, self.per, self.weight = budget, per, weight
+        self.debt = EnergyDebt(backlog) if debt is None else debt
+
+    @property
+    def backlog(self) -> float:
+        """Joules spent beyond the budget."""
+        return self.debt.joules
+
+    @property
+    def per_token(self) -> float:
+        """Joules that a token pays off."""
+        return self.budget if self.per == "token" else 0.0
+
+    def add(self, joules: float, tokens: float = 0.0) -> None:
+        """Record what a step has cost. tokens: of the answer, that have come since the last step."""
+        self.debt.joules = max(self.debt.joules + joules - self.allowance(tokens), 0.0)
+
+    def charge(self, joules: float) -> None:
+        """Record what was spent outside of steps."""
+        self.debt.joules += joules
+
+    def allowance(self, tokens: float) -> float:
+        """Joules that a step may take."""
+        return self.budget * tokens if self.per == "token" else self.budget
+
+    def limited(self, budget: float, per: Unit) -> EnergyQueue:
+        """The same debt under a request's budget: the stricter of both; this one where they have different units."""
+        if per != self.per or budget >= self.budget:
+            return self
+        return EnergyQueue(budget, per=per, weight=self.weight, debt=self.debt)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Expected tokens, time and energy of a step with some number of drafts."""
+
+    tokens: float  # accepted drafts and one token more
+    seconds: float
+    joules: float
+
+
+def weight_of(draft_j: float, round_s: float) -> float:
+    """V with which a debt grows to the joules of some `DEBT_DRAFTS` drafts before it holds, whatever a draft costs.
+
+    A draft more gives at most 1 ÷ `round_s` tokens/s, and is left out as soon as V times that is less than the debt
+    times its joules.
+    """
+    return DEBT_DRAFTS * draft_j * draft_j * round_s if draft_j else THROUGHPUT_WEIGHT
+
+
+def utility(
+    step: Prediction,
+    *,
+    backlog: float,
+    weight: float,
+    objective: Objective = "per_step",
+    rate: float = 0.0,
+    earned: float = 0.0,
+) -> float:
+    """The worth of a step: weighted throughput less the joules that the debt forbids (eq. 8).
+
+    weight: V, J per token/s; what throughput is worth in energy. objective: `per_step` is the paper's, the mean of
+    the steps' tokens per second; `renewal` is tokens per second of the whole, Σ tokens ÷ Σ seconds, for which a step
+    is worth its tokens less what its seconds give at the present `rate` (tokens/s), and V is J a token. earned: J that
+    each token pays off, with a budget a token.
+    """
+    gain = step.tokens / step.seconds if objective == "per_step" else step.tokens - rate * step.seconds
+    return weight * gain - backlog * (step.joules - earned * step.tokens)
+
+
+def choose_length(
+    predict: Callable[[int], Prediction], worth: Callable[[Prediction], float], *, least: int, most: int
+) -> int:
+    """Number of drafts in least..most of most worth, such as `utility`; of equal ones the smallest."""
+    if not 0 <= least <= most:
+        raise ValueError(f"drafts from {least} to {most}")
+    return max(range(least, most + 1), key=lambda drafts: worth(predict(drafts)))  # the first of equal ones
+
+
+# GELATO's inner loop: a leaky bucket of entropy, which stops a chain of drafts where the draft model is unsure.
+#
+# Each draft's entropy flows in, a constant amount leaks out (eq. 12); where the bucket runs over, drafting stops (eq.
+# 13). The gate looks at the distribution before a token is drawn from it, so what it decides depends on no drafted
+# token of that row, which the exactness of accept-or-reject verification needs (specs 7.2), and costs no forward.
+
+
+ACCEPTANCE_SLOPE: Final = 0.35  # 1/nat: acceptance is about exp(-0.35 H) in the paper (eq. 10)
+LEAST_ACCEPTANCE: Final = 0.9  # ρ0: drafts less likely to be accepted fill the bucket
+OVERFLOW: Final = 1.2  # capacity ÷ leak (Θ_th ÷ H_th)
+
+
+def entropy(dist: Dist) -> float:
+    """Entropy in nats. The tail of a sparse distribution counts as one token, so the value is a lower bound."""
+    probs = dist.probs[dist.probs > 0.0]
+    total = -float(np.dot(probs, np.log(probs)))
+    return total - dist.tail * math.log(dist.tail) if dist.tail > 0.0 else total
+
+
+@dataclass(frozen=True, slots=True)
+class GateLimits:
+    """Leak and capacity of the bucket, nats."""
+
+    leak: float  # H_th
+    capacity: float  # Θ_th
+
+    @staticmethod
+    def of(
+        slope: float = ACCEPTANCE_SLOPE, least_acceptance: float = LEAST_ACCEPTANCE, overflow: float = OVERFLOW
+    ) -> GateLimits:
+        """The leak is the entropy at which acceptance, exp(-slope · H), is the least that is wanted (eq. 11)."""
+        leak = -math.log(least_acceptance) / slope
+        return GateLimits(leak, overflow * leak)
+
+
+class EntropyGate:
+    """The bucket of one chain."""
+
+    def __init__(self, limits: GateLimits) -> None:
+        self._limits = limits
+        self._level = 0.0
+
+    def admits(self, nats: float) -> bool:
+        """Let the entropy of the next draft's distribution flow in. False: draft no further; call no more."""
+        self._level = max(0.0, self._level + nats - self._limits.leak)
+        return self._level <= self._limits.capacity
+
+
+# Estimates for the loops, learnt from each step: acceptance by entropy, accepted length, payload and times.
+#
+# Knows no clock and no link: the caller says what a step took.
+
 
 MAX_DRAFTS: Final = 64  # in one step
 LEAST_S: Final = 1e-4  # s, of a step: a clock may tell none
@@ -268,3 +445,49 @@ class OffloadStats:
     compute_w: float = 0.0  # power while drafting, where nobody tells the joules of a forward
     send_w: float = 0.0  # while sending, likewise
     joules: float = 0.0  # spent in all
+
+
+# Operations, time and energy of drafting on a device (GELATO eq. 1 and 3), where they are modelled, not measured.
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder-only transformer that a forward's operations depend on.
+
+    By default the paper's formula: attention without grouped queries, a feed-forward network of two matrices, no
+    output head. Not counted: norms, activations, positions, sampling.
+    """
+
+    layers: int
+    hidden: int
+    inner: int
+    kv_share: float = 1.0  # heads of keys and values ÷ heads of queries
+    matrices: int = 2  # of the feed-forward network; 3 where it is gated
+    vocab: int = 0  # rows of the output head; 0: left out
+
+    def flops(self, tokens: int, context: int) -> float:
+        """Operations of `tokens` forwards of one row, one after another, behind `context` cached rows."""
+        d = self.hidden
+        queries_and_output = 4.0 * d * d
+        keys_and_values = 4.0 * self.kv_share * d * d
+        attention = 4.0 * (context + tokens / 2.0) * d
+        feed_forward = 2.0 * self.matrices * d * self.inner
+        per_layer = queries_and_output + keys_and_values + attention + feed_forward
+        return tokens * (self.layers * per_layer + 2.0 * d * self.vocab)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Speed and power of a device, as its owner states them."""
+
+    flops_per_s: float
+    compute_w: float  # while it computes
+    send_w: float  # while it sends
+
+    def draft_s(self, shape: ModelShape, tokens: int, context: int) -> float:
+        """Seconds of drafting (T^D)."""
+        return shape.flops(tokens, context) / self.flops_per_s
+
+    def joules(self, draft_s: float, send_s: float) -> float:
+        """Energy of drafting and sending for so many seconds (eq. 3)."""
+        return self.compute_w * draft_s + self.send_w * send_s
