@@ -27,8 +27,7 @@ from paceline.core.permission import EVERYBODY
 from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.core.side import SIDES, Side
 from paceline.engine.base import LoadedModel
-from paceline.engine.fake.engine import FakeEngine, arbitrary
-from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.engine.fake import ByteTokenizer, FakeEngine, arbitrary
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.tokenizer import SpecialTokens, Tokenizer
 from paceline.runtime.asking.gate import CloudAsks

@@ -25,7 +25,7 @@ import httpx
 import psutil
 
 from paceline.commands.processes import Children, command, free_port
-from paceline.engine.fake.tokenizer import EOS
+from paceline.engine.fake import EOS
 
 from .report import Claim, Options, Report
 

@@ -96,7 +96,7 @@ async def _shake_hands(settings: AgentSettings, cloud: str, credential: Credenti
 
 def _tokenizer(settings: AgentSettings) -> str:
     """Fingerprint of the first model's tokenizer; UNKNOWN for a model that is not here or cannot be used."""
-    from paceline.engine.description import describe_model
+    from paceline.engine.loader import describe_model
 
     try:
         wanted = settings.first_model

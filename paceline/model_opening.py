@@ -15,11 +15,9 @@ from pathlib import Path
 import psutil
 
 from paceline.core.sampling.sampler import SamplingDefaults
-from paceline.engine.base import AsyncEngine, LoadedModel, ServedModel
-from paceline.engine.description import describe_model
-from paceline.engine.loader import choose_device, find, load_model
+from paceline.engine.base import AsyncEngine, DelayedEngine, LoadedModel, ServedModel
+from paceline.engine.loader import choose_device, describe_model, find, load_model
 from paceline.engine.loader import served_name as name_of
-from paceline.engine.wrappers import DelayedEngine
 from paceline.errors import ConfigError
 from paceline.node_settings import NodeSettings
 from paceline.runtime.engine_loop.executor import StepLimits

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from paceline.api.http.auth import Keyring
 from paceline.api.openapi import describe
-from paceline.engine.fake.engine import fake_model
+from paceline.engine.fake import fake_model
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.identity import PrivateKey

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.bootstrap import open_model
-from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.wrappers import DelayedEngine
+from paceline.engine.base import DelayedEngine
+from paceline.engine.fake import FakeEngine
 from paceline.errors import ConfigError
 from paceline.settings import AgentSettings, ServerSettings
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.core.sampling.dist import Dist
-from paceline.engine.fake.engine import FakeEngine, _Row
+from paceline.engine.fake import FakeEngine, _Row
 
 
 class TurningEngine(FakeEngine):

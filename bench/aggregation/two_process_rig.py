@@ -24,11 +24,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.core.batching.segment import Batch
 from paceline.core.side import SIDES, Side
-from paceline.engine.base import Engine, LoadedModel, ModelInfo, Output
-from paceline.engine.fake.engine import FakeEngine, arbitrary
+from paceline.engine.base import DelayedEngine, Engine, LoadedModel, ModelInfo, Output, WrappedEngine
+from paceline.engine.fake import FakeEngine, arbitrary
 from paceline.engine.paged.engine import PagedEngine, paged_engine
 from paceline.engine.tokenizer import Tokenizer
-from paceline.engine.wrappers import DelayedEngine, WrappedEngine
 from paceline.errors import EngineError
 from paceline.models import DEVICE
 from paceline.rag.document_kv import FOLDER, DocumentKvStore

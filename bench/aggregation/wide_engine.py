@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.dist import Dist
-from paceline.engine.base import ModelInfo, Output
-from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.fake.tokenizer import VOCAB as FAKE_VOCAB
-from paceline.engine.wrappers import WrappedEngine
+from paceline.engine.base import ModelInfo, Output, WrappedEngine
+from paceline.engine.fake import VOCAB as FAKE_VOCAB
+from paceline.engine.fake import FakeEngine
 
 VOCAB = 151_936  # of Qwen2.5
 TAIL = 0.05  # mass of the ids that the fake model does not know

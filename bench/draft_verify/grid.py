@@ -15,7 +15,7 @@ from paceline.core.drafting.budget import OnlineStats
 from paceline.core.offloading import EnergyQueue, OffloadStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.verify_messages import VerifyOptions

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.dist import Dist, IdArray
 from paceline.engine.base import Output
-from paceline.engine.fake.engine import FakeEngine, _hash64, _Row
+from paceline.engine.fake import FakeEngine, _hash64, _Row
 
 VOCAB: Final = 151_936  # Qwen2.5's
 MEAN_NATS: Final = 0.3175

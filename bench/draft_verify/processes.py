@@ -19,9 +19,8 @@ from typing import Final
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import Side
-from paceline.engine.base import LoadedModel
+from paceline.engine.base import DelayedEngine, LoadedModel
 from paceline.engine.loader import load_model
-from paceline.engine.wrappers import DelayedEngine
 from paceline.errors import ConfigError, EngineError
 from paceline.models import CLOUD, DEVICE
 from paceline.runtime.link.emulation import Emulation

@@ -19,7 +19,7 @@ from paceline.core.batching.segment import Batch
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Output
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.garbage import freeze_heap
 from paceline.strategies.base import Machine, MachineConfig

@@ -26,10 +26,9 @@ import torch
 
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.base import Engine, ModelInfo, Output
+from paceline.engine.base import Engine, ModelInfo, Output, WrappedEngine
 from paceline.engine.loader import load_model
 from paceline.engine.paged.engine import PagedEngine, paged_engine
-from paceline.engine.wrappers import WrappedEngine
 from paceline.errors import EngineError
 from paceline.models import DEVICE
 from paceline.runtime.engine_loop.worker import EngineWorker

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
-from paceline.engine.base import Engine
+from paceline.engine.base import Engine, WrappedEngine
 from paceline.engine.sequence_table import SequenceTable
-from paceline.engine.wrappers import WrappedEngine
 
 
 class PlacingEngine(WrappedEngine):

@@ -28,9 +28,8 @@ from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.core.drafting.tree_search import DraftTree, TokenTree
 from paceline.core.sampling.row import SampledRow
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.base import Engine, Output, SampleRequest
+from paceline.engine.base import Engine, Output, SampleRequest, WrappedEngine
 from paceline.engine.loader import load_model
-from paceline.engine.wrappers import WrappedEngine
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import Machine, MachineConfig

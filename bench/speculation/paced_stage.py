@@ -23,8 +23,7 @@ import torch
 
 from paceline.core.batching.segment import Batch
 from paceline.engine.loader import EngineOptions, fingerprint
-from paceline.engine.stages.measure import num_layers
-from paceline.engine.stages.stage import HiddenArray, Stage, StageOutput, load_stage
+from paceline.engine.stages.stage import HiddenArray, Stage, StageOutput, load_stage, num_layers
 from paceline.runtime.stages.channel import Channel
 from paceline.runtime.stages.head.local import READY, StageCredential
 from paceline.runtime.stages.process.stage_server import StageServer

@@ -18,7 +18,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow, head, sample_row
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, Output, SampleRequest
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 
 from ..drafting.placing_engine import PlacingEngine
 

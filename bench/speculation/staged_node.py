@@ -16,12 +16,11 @@ from typing import cast
 import psutil
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.base import Engine, LoadedModel
+from paceline.engine.base import DelayedEngine, Engine, LoadedModel
 from paceline.engine.generation_config import sampling_defaults
 from paceline.engine.loader import fingerprint, load_model
-from paceline.engine.stages.measure import num_layers
+from paceline.engine.stages.stage import num_layers
 from paceline.engine.tokenizer import Tokenizer
-from paceline.engine.wrappers import DelayedEngine
 from paceline.models import CLOUD, DEVICE
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from lab.simulation.clock import VirtualClock
 from paceline.core.batching.segment import Batch, SeqId
-from paceline.engine.base import DenseLogits, Engine, Logits, Output, Ticket
-from paceline.engine.wrappers import WrappedEngine
+from paceline.engine.base import DenseLogits, Engine, Logits, Output, Ticket, WrappedEngine
 
 
 @dataclass(frozen=True, slots=True)

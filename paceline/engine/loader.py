@@ -9,12 +9,14 @@ import hashlib
 import json
 import logging
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from paceline.engine.base import Engine, LoadedModel, ModelInfo
 from paceline.engine.generation_config import sampling_defaults
 from paceline.errors import ConfigError
+from paceline.hub.facts import facts_of
 from paceline.hub.folders import find as find
 from paceline.hub.folders import quiet as quiet
 from paceline.hub.folders import served_name as served_name
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from paceline.engine.paged.attention.backends import AttentionName
+
 
 log = logging.getLogger("paceline.engine")
 
@@ -72,7 +75,7 @@ def load_model(
     for later prompts; the fake model then has no bound. Raises ConfigError with a sentence that says what to do.
     """
     if fake := re.fullmatch(r"fake(?::(\d+))?(?::(0?\.\d+|[01]))?", str(path_or_name)):
-        from paceline.engine.fake.engine import FAKE_ROWS_PER_MIB, SPREAD, fake_model
+        from paceline.engine.fake import FAKE_ROWS_PER_MIB, SPREAD, fake_model
 
         rows = kv_mib * FAKE_ROWS_PER_MIB if kv_mib is not None and kv_rows is None else kv_rows
         return fake_model(int(fake[1] or 0), float(fake[2] or SPREAD), capacity_rows=rows)
@@ -240,3 +243,47 @@ def served_dtype(device: torch.device, stored: torch.dtype | None, size: int) ->
     is_small = size < _SMALL_MODEL * (2 if stored in (torch.bfloat16, torch.float16) else 4)
     is_native = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return torch.bfloat16 if stored == torch.bfloat16 and is_native and not is_small else torch.float32
+
+
+# Description of a model from its configuration alone, before its weights are loaded.
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    info: ModelInfo  # number format, backend and number of weights are empty: they are known once it is loaded
+    tokenizer: str  # its fingerprint
+    weights: int  # bytes of them on the disk; 0: they are none
+
+
+def describe_model(path_or_name: str | Path, *, name: str) -> Description:
+    """The model as `load_model` will find it. One of the hub is fetched first.
+
+    Raises ConfigError for what is no model that can be loaded.
+    """
+    if re.fullmatch(r"fake(:.*)?", str(path_or_name)):
+        fake = load_model(path_or_name)
+        return Description(replace(fake.engine.info, name=name), fake.tokenizer.fingerprint, 0)
+    from paceline.engine.tokenizer import Tokenizer
+
+    directory = find(path_or_name)
+    tokenizer, facts = Tokenizer.load(directory), facts_of(directory)
+    is_reader = facts.kind == "reader"  # no architecture of transformers
+    positions, vocabulary = (facts.context or 0, tokenizer.vocab_size) if is_reader else _configured(directory)
+    info = ModelInfo(
+        name, fingerprint(directory), vocabulary, positions, dtype="", backend="", sampling=sampling_defaults(directory)
+    )
+    weights = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    return Description(info, tokenizer.fingerprint, weights)
+
+
+def _configured(directory: Path) -> tuple[int, int]:
+    """(positions, size of the vocabulary)"""
+    from transformers import AutoConfig
+
+    from paceline.engine.model_config import max_positions
+
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        return max_positions(config), int(config.get_text_config().vocab_size)
+    except Exception as error:  # unknown architectures and odd configurations raise errors of any type
+        raise ConfigError(f"{directory} cannot be loaded: {error}") from error

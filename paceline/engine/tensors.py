@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.sampling.dist import Dist
-from paceline.errors import EngineError
+from paceline.errors import EngineError, EngineLost
 
 _BITS = {torch.bfloat16: torch.uint16}  # formats that numpy lacks are represented by their bits
 
@@ -51,3 +51,22 @@ def kv_to_tensors(
         raise EngineError(f"these rows are of another model, or {rows.dtype} {found} where {name} {required} is needed")
     first, second = (torch.from_numpy(array).view(dtype) for array in (rows.keys, rows.values))
     return first, second
+
+
+# Conversion of torch's errors into the engine's.
+
+
+def engine_error(error: RuntimeError, device: torch.device) -> EngineError:
+    """A forward has failed: it ran out of memory, or the device is lost.
+
+    CUDA reports a fault late and then on every call, so the device itself is asked.
+    """
+    if device.type == "cuda":
+        if isinstance(error, torch.OutOfMemoryError):
+            torch.cuda.empty_cache()
+        else:
+            try:
+                torch.cuda.synchronize(device)
+            except RuntimeError as fault:
+                return EngineLost(f"the GPU has failed: {fault}")
+    return EngineError(f"the model could not run: {error}")

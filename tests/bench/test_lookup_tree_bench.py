@@ -14,7 +14,7 @@ from bench.drafting.single_session import together
 from bench.drafting.workloads import TASKS, questions
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.strategies.base import MachineConfig
 

@@ -17,7 +17,7 @@ from bench.retrieval.ngram_model import COPIED, Static, copied, fit
 from bench.retrieval.scorers import EngineScorer, Ids, Probabilities
 from paceline.core.aggregation.weights import EVIDENCE_SCALE
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.rag.embedder import HashEmbedder
 
 VOCAB = 5

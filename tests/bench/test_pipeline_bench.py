@@ -12,7 +12,7 @@ from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.row import RowSampling
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import SampleRequest
-from paceline.engine.fake.engine import FakeEngine, noisy
+from paceline.engine.fake import FakeEngine, noisy
 
 VOCAB = 257
 BIAS = {256: -100.0}

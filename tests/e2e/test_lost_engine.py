@@ -15,7 +15,7 @@ from paceline.commands.processes import clean_environment
 PROGRAM = """
 import sys
 from paceline.commands.main import main
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineLost
 
 forward = FakeEngine.forward

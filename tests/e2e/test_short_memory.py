@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from paceline.engine.fake.tokenizer import EOS
+from paceline.engine.fake import EOS
 from paceline.strategies.base import SIDES, Side
 from tests.e2e.pair import QUESTION, Pair, running_pair
 

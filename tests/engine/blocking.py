@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from paceline.core.batching.segment import Batch
-from paceline.engine.base import AsyncEngine, Engine, Output
-from paceline.engine.wrappers import WrappedEngine
+from paceline.engine.base import AsyncEngine, Engine, Output, WrappedEngine
 
 
 class Blocking(WrappedEngine):

@@ -14,10 +14,10 @@ import torch
 
 from paceline.core.batching.segment import SeqId
 from paceline.engine.base import Engine
-from paceline.engine.fake.engine import FakeEngine, noisy
+from paceline.engine.fake import FakeEngine, noisy
 from paceline.engine.loader import EngineOptions, load_engine, quiet
 from paceline.engine.paged.attention.backends import AttentionName
-from paceline.engine.stages.measure import num_layers
+from paceline.engine.stages.stage import num_layers
 from paceline.models import READER
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages.head.opening import StagesWanted, open_stages

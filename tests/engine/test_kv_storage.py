@@ -11,7 +11,7 @@ import torch
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.loader import EngineOptions, load_engine
-from paceline.engine.paged.kv_storage import KvStorage
+from paceline.engine.paged.kv_cache import KvStorage
 
 
 def resident_bytes(address: int) -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Engine
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
 from tests.engine.late_segments import Sender
 from tests.engine.trials import assert_same, extend, scratch, sequences

@@ -13,7 +13,7 @@ from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import ROOT, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits

@@ -11,7 +11,7 @@ from paceline.core.batching.block_manager import OutOfBlocks
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine
 from paceline.engine.stages.stage import load_stage
 from paceline.errors import ConfigError, EngineError

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.loader import EngineOptions, load_engine
-from paceline.engine.paged.weights_memory import release_mapped_weights
+from paceline.engine.paged.packed_linear import release_mapped_weights
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mappings are read from /proc")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.batching.segment import Batch, LogitsMode, Segment, SeqId
-from paceline.engine.base import Output
-from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.wrappers import DelayedEngine
+from paceline.engine.base import DelayedEngine, Output
+from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
 from tests.engine.trials import Growing, assert_same, extend, scratch
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from paceline.engine.fake.engine import fake_model
+from paceline.engine.fake import fake_model
 from paceline.errors import DocumentError, LinkClosed
 from paceline.rag.parsing.process import ParserProcess
 from paceline.wire.close_codes import CloseCode

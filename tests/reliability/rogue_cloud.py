@@ -13,7 +13,7 @@ import msgspec
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpServer, listen, url_of
 from paceline.engine.base import LoadedModel
-from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.engine.fake import ByteTokenizer
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.link.connection import Link
 from paceline.strategies.registry import STRATEGIES

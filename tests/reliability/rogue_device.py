@@ -9,7 +9,7 @@ from typing import Self
 from device_agent.cloud import link_url
 from device_agent.credentials import Credential
 from device_agent.enrolment import exchange
-from paceline.engine.fake.engine import fake_model
+from paceline.engine.fake import fake_model
 from paceline.errors import LinkClosed, RemoteProtocolError
 from paceline.runtime.identity import device_handshake
 from paceline.runtime.link.transport import Transport, TransportClosed, dial

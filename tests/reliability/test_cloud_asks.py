@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from paceline.commands.processes import Children, command, free_port
-from paceline.engine.fake.engine import fake_model
+from paceline.engine.fake import fake_model
 from paceline.runtime.link.connection import Link
 from paceline.wire.codec import encode_options
 from paceline.wire.messages import ChatMessage, SpeedReport, Targets

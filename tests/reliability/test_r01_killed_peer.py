@@ -10,7 +10,7 @@ import pytest
 
 from paceline.commands.demonstration.local_pair import store_of
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.fake.engine import fake_model
+from paceline.engine.fake import fake_model
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.sessions.prompts import PromptSet, build_prompts

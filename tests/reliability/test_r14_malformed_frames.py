@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from paceline.engine.fake.engine import fake_model
+from paceline.engine.fake import fake_model
 from paceline.wire.close_codes import CloseCode
 from tests.reliability.conftest import Figure
 from tests.reliability.mutation import Mutator

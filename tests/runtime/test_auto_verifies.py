@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.runtime.resources import Resources
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.identity_messages import Introduction

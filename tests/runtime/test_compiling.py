@@ -12,8 +12,7 @@ import pytest
 
 from paceline.core.sampling.sampler import Constraint
 from paceline.engine.base import LoadedModel
-from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.fake.tokenizer import VOCAB, ByteTokenizer
+from paceline.engine.fake import VOCAB, ByteTokenizer, FakeEngine
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.errors import RequestError
 from paceline.runtime.compiling import THREADS, CompilingThreads

@@ -14,8 +14,7 @@ from paceline.core.energy import PowerMeter, WorkloadMeter
 from paceline.core.offloading import ModelShape, Unit
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
-from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import RequestError
 from paceline.runtime.energy.debt_file import DebtFile
 from paceline.runtime.energy.side import SideEnergy

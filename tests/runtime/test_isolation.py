@@ -17,8 +17,7 @@ import pytest
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, LoadedModel
-from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.fake.tokenizer import VOCAB, ByteTokenizer
+from paceline.engine.fake import VOCAB, ByteTokenizer, FakeEngine
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore

@@ -17,8 +17,7 @@ from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.permission import EVERYBODY, MayAsk
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel, Output
-from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import answer_places

@@ -14,7 +14,7 @@ import pytest
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.shares import Shares
 from paceline.engine.base import LoadedModel
-from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.engine.fake import ByteTokenizer
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore

@@ -15,7 +15,7 @@ import pytest
 
 from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.core.side import SIDES, Side, other
-from paceline.engine.fake.tokenizer import EOS
+from paceline.engine.fake import EOS
 from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.engine.base import Engine
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.rag import document_kv
 from paceline.strategies.base import SIDES, Side
 from tests.runtime.engine_loop.test_document_prefill import REQUEST, lazy, make, pair, tiny

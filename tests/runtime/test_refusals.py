@@ -9,8 +9,7 @@ import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel, ModelInfo
-from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.fake.tokenizer import EOS, ByteTokenizer
+from paceline.engine.fake import EOS, ByteTokenizer, FakeEngine
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.core.sampling.sampler import Constraint
 from paceline.core.side import SIDES, Side
-from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.engine.fake import ByteTokenizer
 from paceline.errors import PacelineError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Passage

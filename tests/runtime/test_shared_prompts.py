@@ -10,7 +10,7 @@ import pytest
 
 from paceline.api.generation.request import choices_of
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.fake.engine import fake_model
+from paceline.engine.fake import fake_model
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import preparation

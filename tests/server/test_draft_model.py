@@ -11,8 +11,7 @@ import pytest
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel, Output
-from paceline.engine.fake.engine import FakeEngine, fake_model
-from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.engine.fake import ByteTokenizer, FakeEngine, fake_model
 from paceline.errors import ConfigError
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta

@@ -14,7 +14,7 @@ from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.engine.sequence_table import SequenceTable
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import (

@@ -19,8 +19,7 @@ from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import Constraint, Mask, SamplingParams, apply_mask
 from paceline.engine.base import Engine
-from paceline.engine.fake.engine import FakeEngine, arbitrary
-from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.engine.fake import ByteTokenizer, FakeEngine, arbitrary
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.autoregressive import Autoregressive

@@ -21,7 +21,7 @@ from paceline.core.aggregation.weights import mix_weighted, side_weights
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 from paceline.engine.base import Engine
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import SIDES, Branch, Side
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import RoutingContext

@@ -12,7 +12,7 @@ from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
-from paceline.engine.fake.engine import FakeEngine, arbitrary
+from paceline.engine.fake import FakeEngine, arbitrary
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
 from tests.strategies.cases import VOCAB, job

@@ -67,8 +67,7 @@ def _at_hub(wanted: str) -> Found:
 
 
 def _look(settings: NodeSettings, wanted: str, directory: Path) -> Found:
-    from paceline.engine.description import describe_model
-    from paceline.engine.loader import choose_device
+    from paceline.engine.loader import choose_device, describe_model
     from paceline.hub.facts import facts_of
     from paceline.runtime.served_models.memory import OVERHEAD
 

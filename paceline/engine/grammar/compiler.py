@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 
 from paceline.core.sampling.sampler import MAX_TEXT, Constraint, ConstraintKind, Mask
 from paceline.engine.base import TextModel
-from paceline.engine.grammar.json_schema import TooLarge
-from paceline.engine.grammar.lark import content_of, grammar
+from paceline.engine.grammar.json_schema import TooLarge, content_of, grammar
 from paceline.errors import RequestError
 
 T = TypeVar("T")

@@ -5,9 +5,17 @@ Only keywords count, not equal names under `properties` or in data such as a def
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+from paceline.core.sampling.sampler import Constraint
 
 MAX_REMAINDERS = 50_000  # a second of compiling
 MAX_OPTIONAL = 400  # properties of one object that may be left out: masks take 10 ms, and with 500 llguidance gives up
@@ -108,3 +116,328 @@ def _schemas(value: object) -> Iterator[dict[str, object]]:
                     pending += inner.values()
                 elif key not in _DATA:
                     pending.append(inner)
+
+
+# Close the objects of a JSON schema: an object with named properties gets no others unless the schema allows them.
+#
+# JSON Schema allows any further key where `additionalProperties` is absent, as in most programs' schemas, and a small
+# model then writes keys up to the token limit. llama.cpp's grammars close such objects too. Every value that fits the
+# closed schema fits the given one. Pure.
+#
+# Composed objects (`allOf`, alternatives or a reference beside `properties`) are closed as a whole, to the names of
+# all their parts: a part closed alone would forbid the names of the others. Not closed: objects without named
+# properties, objects with a part that explicitly allows other names, and schemas below `not`, `if` and `contains`.
+
+
+Schema = dict[str, object]
+# "closed": an object of its own. "open": a part of an object that is closed as a whole; deeper objects are their own.
+_Mode = Literal["closed", "open"]
+
+_LISTS = ("allOf", "anyOf", "oneOf")  # parts of the same object
+_BRANCHES = ("then", "else")  # likewise; no mask enforces them, but the names they require must be possible
+_DEEPER = ("items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")
+_DEEPER_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_OF_OBJECTS = frozenset(
+    {"properties", "patternProperties", "required", "additionalProperties", "unevaluatedProperties", "minProperties"}
+    | {"dependentRequired", "dependentSchemas", "dependencies", "propertyNames", "$dynamicRef", *_BRANCHES}
+)
+_MAX_VISITS = 20_000  # of subschemas; a schema whose references need more is left unchanged
+
+
+class _NamesUnknownError(Exception):
+    """The names that an object may have cannot be determined."""
+
+
+def closed(schema: Schema) -> Schema:
+    """The schema with its objects closed; the same object if nothing is to be closed or it cannot be determined."""
+    closing = _Closing(schema)
+    try:
+        result = closing.result()
+    except (_NamesUnknownError, RecursionError):  # RecursionError: too deeply nested parts
+        return schema
+    return schema if result == schema else result
+
+
+class _Closing:
+    """One run over a schema. Targets of references are copied to `$defs` where another mode is needed."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._copies: dict[tuple[str, _Mode], str] = {}  # (pointer, mode of its target) -> name in `$defs`
+        self._pending: list[tuple[str, object, _Mode]] = []  # copies to make: name, target, mode
+        self._visits = 0
+
+    def result(self) -> Schema:
+        root = self._schema(self._root, "closed")
+        copies: dict[str, object] = {}
+        while self._pending:
+            name, target, mode = self._pending.pop()
+            copies[name] = self._any(target, mode)
+        if copies:
+            root = {**root, "$defs": {**_mapping(root.get("$defs")), **copies}}
+        return root
+
+    # ---- rewriting --------------------------------------------------------------------------------------------------
+    def _any(self, value: object, mode: _Mode = "closed") -> object:
+        if isinstance(value, list):
+            return [self._any(each, mode) for each in value]
+        return self._schema(value, mode) if isinstance(value, dict) else value
+
+    def _schema(self, schema: Schema, mode: _Mode) -> Schema:
+        self._count()
+        if "$id" in schema and schema is not self._root:
+            raise _NamesUnknownError  # its references are relative to that id
+        is_composed = mode == "closed" and not _is_one_part(schema) and _has_parts(schema)
+        inner: _Mode = "open" if is_composed else mode
+        result = {key: self._value(key, value, inner) for key, value in schema.items()}
+        if mode == "closed" and (is_composed or "properties" in schema):
+            self._close(schema, result)
+        return result
+
+    def _value(self, key: str, value: object, mode: _Mode) -> object:
+        if key in _LISTS:
+            return self._any(value, mode)
+        if key == "$ref" and isinstance(value, str):
+            return self._reference(value, mode)
+        if key in _DEEPER or key == "prefixItems":
+            return self._any(value)
+        if key in _DEEPER_NAMED and isinstance(value, dict):
+            return {name: self._any(each) for name, each in value.items()}
+        return value
+
+    def _close(self, schema: Schema, result: Schema) -> None:
+        if "additionalProperties" in schema or "unevaluatedProperties" in schema:
+            return  # the schema itself states which other names are allowed
+        try:
+            names = self._names(schema, set())
+        except KeyError:  # a dangling reference: the compiler reports it
+            return
+        if names is None or not (names or "properties" in schema):
+            return
+        min_properties = schema.get("minProperties")
+        if isinstance(min_properties, int) and min_properties > len(names):
+            return
+        own = result.get("properties")
+        if own is not None and not isinstance(own, dict):
+            return
+        result["properties"] = {**(own or {}), **{name: True for name in names if name not in (own or {})}}
+        result["additionalProperties"] = False
+
+    def _reference(self, pointer: str, mode: _Mode) -> str:
+        """Pointer to the target, rewritten in this mode."""
+        parts = pointer.split("/")
+        if mode == "closed" and (pointer == "#" or (len(parts) == 3 and parts[1] in ("$defs", "definitions"))):
+            return pointer  # definitions are closed in place
+        if (pointer, mode) not in self._copies:
+            try:
+                target = self._target(pointer)
+            except KeyError:
+                return pointer
+            name = f"{mode}-{len(self._copies)}"
+            while name in _mapping(self._root.get("$defs")):
+                name += "'"
+            self._copies[pointer, mode] = name
+            self._pending.append((name, target, mode))
+        return f"#/$defs/{self._copies[pointer, mode]}"
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+    def _names(self, schema: object, seen: set[str]) -> dict[str, None] | None:
+        """Properties named by an object or any of its parts, in order; None: other names are explicitly allowed."""
+        self._count()
+        if not isinstance(schema, dict):
+            return {}
+        for key in ("additionalProperties", "unevaluatedProperties"):
+            if schema.get(key, False) is not False:
+                return None
+        if "$dynamicRef" in schema or (seen and "patternProperties" in schema):
+            return None
+        parts = [each for key in _LISTS for each in _list(schema.get(key))]
+        parts += [schema[key] for key in _BRANCHES if key in schema]
+        required = [each for each in _list(schema.get("required")) if isinstance(each, str)]
+        for key in ("dependentRequired", "dependentSchemas", "dependencies"):
+            for name, each in _mapping(schema.get(key)).items():
+                required.append(name)
+                required += [one for one in _list(each) if isinstance(one, str)]
+                parts.append(each)
+        names = dict.fromkeys([*_mapping(schema.get("properties")), *required])
+        seen = seen | {""}  # not empty for parts
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference not in seen:
+            seen |= {reference}
+            parts.append(self._target(reference))
+        for part in parts:
+            more = self._names(part, seen)
+            if more is None:
+                return None
+            names |= more
+        return names
+
+    def _target(self, pointer: str) -> object:
+        """Subschema at a JSON pointer. Raises KeyError if the schema has none."""
+        if pointer != "#" and not pointer.startswith("#/"):
+            raise KeyError(pointer)
+        target: object = self._root
+        for part in pointer.split("/")[1:]:
+            key = unquote(part).replace("~1", "/").replace("~0", "~")
+            if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+                target = target[int(key)]
+            elif isinstance(target, dict):
+                target = target[key]
+            else:
+                raise KeyError(pointer)
+        return target
+
+    def _count(self) -> None:
+        self._visits += 1
+        if self._visits > _MAX_VISITS:
+            raise _NamesUnknownError
+
+
+def _has_parts(schema: Schema) -> bool:
+    return any(key in schema for key in (*_LISTS, *_BRANCHES, "$ref", "dependentSchemas", "dependencies"))
+
+
+def _is_one_part(schema: Schema) -> bool:
+    """True for a mere reference, or mere alternatives: the referenced schemas are then objects of their own."""
+    parts = [key for key in (*_LISTS, "$ref") if key in schema]
+    return (
+        len(parts) == 1 and not _OF_OBJECTS & schema.keys() and (parts != ["allOf"] or len(_list(schema["allOf"])) == 1)
+    )
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+# Constraints as grammars in llguidance's dialect of Lark, with JSON schemas as parts. Pure.
+#
+# llguidance converts GBNF and regular expressions.
+
+
+# Options of llguidance's JSON: the separators of Python's json.dumps and of JSON.stringify.
+_STRICT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_LOOSE = {**_STRICT, "lenient": True, "coerce_one_of": True}
+# `no_forcing`: else only one tokenisation would be allowed where only one text can follow.
+_HEAD = '%llguidance {"no_forcing": true}\n'
+MAX_RULES = 500  # of a grammar: a chain of 2,600 exhausts the stack of llguidance, and with it the program
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+def grammar(constraint: Constraint, fits: Callable[[str], bool]) -> str:
+    """Grammar of a constraint. fits: True if a grammar compiles.
+
+    Objects with named properties are closed where the schema does not allow others; a schema that is not strict is
+    relaxed if it does not compile. Raises ValueError, KeyError or TypeError for a text that `Constraint` does not
+    allow.
+    """
+    match constraint.kind:
+        case "tools":
+            return _tools(_object(json.loads(constraint.text)), fits)
+        case "grammar":
+            return _HEAD + _grammar(constraint.text)
+        case _:
+            return _start(_form(constraint, fits))
+
+
+def _form(constraint: Constraint, fits: Callable[[str], bool]) -> str:
+    """Grammar part of a constraint that is neither `tools` nor `grammar`."""
+    match constraint.kind:
+        case "json_object":
+            return _json({"type": "object"})
+        case "json_schema" | "loose_schema" as kind:
+            return _part(_object(json.loads(constraint.text)), kind == "json_schema", fits)
+        case "regex":
+            return f"/{regex_to_lark(constraint.text)}/"
+        case "choice":
+            return " | ".join(json.dumps(str(text), ensure_ascii=False) for text in json.loads(constraint.text))
+        case kind:
+            raise ValueError(f"{kind} is no part of a grammar")
+
+
+def _grammar(text: str) -> str:
+    """The grammar in llguidance's dialect of Lark."""
+    if "%json" in text:  # whose schemas `_part` would have to check
+        raise ValueError("%json is not taken in a grammar: send the schema as a schema")
+    if (text.count("::=") or text.count(":")) > MAX_RULES:  # an upper bound: marks in texts count too
+        raise ValueError(f"it has more than {MAX_RULES} rules")
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # the converter raises bare Exception
+        raise ValueError(f"as GBNF it cannot be read: {error}") from error
+
+
+def _start(part: str) -> str:
+    return f"{_HEAD}start: {part}\n"
+
+
+def _part(schema: dict[str, object], strict: bool, fits: Callable[[str], bool]) -> str:
+    """First variant that fits: objects closed, the schema as given, then both relaxed; the last one if none fits."""
+    check_optional(schema)
+    if has_too_many_remainders(schema):
+        if strict:
+            raise ValueError(f"the least common multiple of its multipleOf is more than {MAX_REMAINDERS}")
+        schema = loosened(schema)
+    # A value that fits two alternatives may fit only one of them closed, so a strict `oneOf` is not closed.
+    variants = [schema if strict and has_one_of(schema) else closed(schema), schema]
+    if not strict:
+        variants += [loosened(each) for each in variants]
+    parts = [_json(each, strict=strict) for each in variants]
+    return next((part for part in parts[:-1] if fits(_start(part))), parts[-1])
+
+
+def _json(schema: Mapping[str, object], *, strict: bool = True) -> str:
+    """A grammar part of its own, since references in a schema are relative to its root."""
+    return f"%json {json.dumps({**schema, 'x-guidance': _STRICT if strict else _LOOSE})}"
+
+
+def content_of(constraint: Constraint) -> Constraint | None:
+    """Constraint on an answer without calls, if there is one."""
+    content = json.loads(constraint.text).get("content")
+    return None if content is None else Constraint(content["kind"], content["text"], param=constraint.param)
+
+
+def _tools(options: Mapping[str, object], fits: Callable[[str], bool]) -> str:
+    """Text, then calls, then the end; without `required` either may be missing. The format of Qwen2.5 and Hermes."""
+    tools = options["tools"]
+    if not isinstance(tools, list) or not tools:
+        raise ValueError("there are no tools")
+    lines: list[str] = []
+    for place, tool in enumerate(tools):
+        name, parameters = str(tool["name"]), _parameters(tool.get("parameters"))
+        begin = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
+        arguments = _part(parameters, tool.get("strict") is True, fits)
+        lines += [f'tool_{place}: {begin} arguments_{place} "}}"', f"arguments_{place}: {arguments}"]
+    lines.append("call: " + " | ".join(f"tool_{place}" for place in range(len(tools))))
+    first = f'"\\n" call "\\n{_CLOSE}"'
+    more = f' ("\\n{_OPEN}\\n" call "\\n{_CLOSE}")*' if options["parallel"] else ""
+    if options["required"]:
+        lines.append(f'start: "{_OPEN}" {first}{more}')
+    elif options.get("content") is not None:
+        content = _object(options["content"])
+        form = _form(Constraint(content["kind"], content["text"]), fits)
+        lines += [f'start: content | "{_OPEN}" {first}{more}', f"content: {form}"]
+    else:
+        # The lazy lexeme ends at the first opening mark, so no text follows a mark that does not start a call.
+        lines += [
+            f"start: TEXT | open {first}{more}",
+            f'open[lazy]: /(.|\\n)*/ "{_OPEN}"',
+            "TEXT: /(.|\\n)*/",
+        ]
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+def _parameters(schema: object) -> dict[str, object]:
+    """Schema of a function's arguments: always an object, an empty one for a function without parameters."""
+    if schema is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    return {"type": "object", **_object(schema)}
+
+
+def _object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"it must be an object, not {json.dumps(value)[:80]}")
+    return value

@@ -23,13 +23,26 @@ from paceline.core.sampling import noise as core_noise
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
 from paceline.engine.sampling import row_kernel
-from paceline.engine.sampling.groups import gathered, group_maxima, ids_of, largest, some_rows
-from paceline.engine.sampling.host_open_sampler import sample_open_rows
-from paceline.engine.sampling.logits_processor import moved_ids, process
-from paceline.engine.sampling.margins import DISTINCT, MARGIN, margins, may_revive
-from paceline.engine.sampling.open_sampler import OpenSampler
-from paceline.engine.sampling.transfers import Array, Rounds, beside, is_remote, run, settled, to_device, together
-from paceline.engine.sampling.workspace import Workspace
+from paceline.engine.sampling.noise import DISTINCT, MARGIN, margins, may_revive
+from paceline.engine.sampling.open_sampler import OpenSampler, sample_open_rows
+from paceline.engine.sampling.workspace import (
+    Array,
+    Rounds,
+    Workspace,
+    beside,
+    gathered,
+    group_maxima,
+    ids_of,
+    is_remote,
+    largest,
+    moved_ids,
+    process,
+    run,
+    settled,
+    some_rows,
+    to_device,
+    together,
+)
 from paceline.engine.tensors import dists
 
 _CHUNK = 32  # rows at a time: bounds the workspace, 20 MB a buffer with 152,000 ids

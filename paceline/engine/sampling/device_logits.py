@@ -13,7 +13,7 @@ from paceline.core.sampling.row import NOT_SAMPLED, RowSampling, RowTree, Sample
 from paceline.engine.base import Logits, SampleRequest
 from paceline.engine.sampling.batch_sampler import BatchSampler
 from paceline.engine.sampling.mixture_sampler import MixedRows, MixtureSampler
-from paceline.engine.sampling.transfers import is_remote
+from paceline.engine.sampling.workspace import is_remote
 from paceline.engine.tensors import dists
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.noise import GROUP, row_keys
 from paceline.core.sampling.row import RowSampling
-from paceline.engine.sampling.margins import margins
-from paceline.engine.sampling.transfers import is_remote
+from paceline.engine.sampling.noise import margins
+from paceline.engine.sampling.workspace import is_remote
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -2,14 +2,144 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from itertools import accumulate
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.core.sampling.noise import GROUP
 from paceline.core.sampling.row import RowSampling
-from paceline.engine.sampling.logits_processor import inverse_temperatures
-from paceline.engine.sampling.transfers import to_device
+from paceline.core.sampling.sampler import logit_shifts, repeated_ids
+
+# Numbers between the host and the device of the logits: what a step needs to see comes in one copy, with one wait.
+#
+# Each way to sample is a generator: it queues its work on the device, yields the tensors that it must see, and
+# continues with them as arrays. `together` lets all of them go as far as they can, then fetches what they wait for at
+# once.
+
+
+_ALIGNED = 8  # bytes
+
+Array = NDArray[Any]  # of the dtype of the tensor that was yielded
+Answer = TypeVar("Answer")
+Other = TypeVar("Other")
+Rounds = Generator[Sequence[Tensor], Sequence[Array], Answer]
+
+
+def is_remote(device: torch.device) -> bool:
+    """True if to look at a tensor is to wait for all work that is queued."""
+    return device.type != "cpu"
+
+
+def to_device(values: NDArray[np.generic] | Sequence[int | float | bool], device: torch.device) -> Tensor:
+    """Without waiting: CUDA has read memory that is not pinned when the call returns. A CPU uses the same memory."""
+    array = values if isinstance(values, np.ndarray) else np.array(values)
+    return torch.from_numpy(array).to(device, non_blocking=True)
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[Array]:
+    """These tensors as arrays, all of them in one copy. On a CPU they share the tensors' memory."""
+    if not tensors or not is_remote(tensors[0].device):
+        return [tensor.numpy() for tensor in tensors]
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    stops = list(accumulate(-(-size // _ALIGNED) * _ALIGNED for size in sizes))
+    device = tensors[0].device
+    packed = torch.empty(stops[-1], dtype=torch.uint8, device=device)
+    pinned = torch.empty(stops[-1], dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
+    places = [slice(start, start + size) for start, size in zip([0, *stops], sizes, strict=False)]
+    for place, tensor in zip(places, tensors, strict=True):
+        packed[place].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    pinned.copy_(packed, non_blocking=True)
+    if device.type == "cuda":
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        copied.record()
+        copied.synchronize()
+    return [
+        pinned[place].view(tensor.dtype).view(tensor.shape).numpy()
+        for place, tensor in zip(places, tensors, strict=True)
+    ]
+
+
+def run(rounds: Rounds[Answer]) -> Answer:
+    """The answer: one copy for each round."""
+    try:
+        wanted = next(rounds)
+        while True:
+            wanted = rounds.send(to_host(wanted))
+    except StopIteration as done:
+        answer: Answer = done.value
+        return answer
+
+
+def settled(answer: Answer) -> Rounds[Answer]:
+    """An answer that waits for nothing."""
+    yield from ()
+    return answer
+
+
+def together(waiting: Sequence[Rounds[Answer]]) -> Rounds[list[Answer]]:
+    """The answers of all, whose rounds coincide."""
+    if len(waiting) == 1:
+        return [(yield from waiting[0])]
+    answers: dict[int, Answer] = {}
+    seen: dict[int, Sequence[Array]] = {}
+    while len(answers) < len(waiting):
+        wanted: dict[int, Sequence[Tensor]] = {}
+        for at, each in enumerate(waiting):
+            if at not in answers:
+                try:
+                    wanted[at] = each.send(seen[at]) if seen else next(each)
+                except StopIteration as done:
+                    answers[at] = done.value
+        if wanted:
+            found = iter((yield [tensor for tensors in wanted.values() for tensor in tensors]))
+            seen = {at: [next(found) for _ in tensors] for at, tensors in wanted.items()}
+    return [answers[at] for at in range(len(waiting))]
+
+
+def beside(first: Rounds[Answer], second: Rounds[Other]) -> Rounds[tuple[Answer, Other]]:
+    """Both answers, whose rounds coincide."""
+    waiting = cast("list[Rounds[Answer | Other]]", [first, second])
+    one, other = yield from together(waiting)
+    return cast("Answer", one), cast("Other", other)
+
+
+# Changes of logits before sampling: constraint, repetition penalty, bias, penalties and temperature.
+
+
+def process(scores: Tensor, row: RowSampling) -> None:
+    """Constraint, repetition penalty, bias and penalties, in place. scores: (vocab,)"""
+    vocab, params = len(scores), row.params
+    if row.allowed is not None:
+        allowed = to_device(np.ascontiguousarray(row.allowed[:vocab]), scores.device)
+        scores.masked_fill_(~allowed, -torch.inf)
+    if params.repetition_penalty != 1.0:
+        repeated = repeated_ids(row.counts, row.prompt)
+        ids = to_device(repeated[repeated < vocab].astype(np.int64), scores.device)
+        before = scores[ids]
+        scores[ids] = torch.where(before > 0, before / params.repetition_penalty, before * params.repetition_penalty)
+    shifts = {token: shift for token, shift in logit_shifts(params, row.counts).items() if shift and token < vocab}
+    if shifts:
+        ids = to_device(list(shifts), scores.device)
+        scores[ids] += to_device(list(shifts.values()), scores.device).to(scores.dtype)
+
+
+def moved_ids(row: RowSampling) -> set[int]:
+    """Ids whose logits `process` moves; those that it forbids are not among them."""
+    moved = {token for token, shift in logit_shifts(row.params, row.counts).items() if shift}
+    if row.params.repetition_penalty != 1.0:
+        moved.update(repeated_ids(row.counts, row.prompt).tolist())
+    return moved
+
+
+def inverse_temperatures(rows: Sequence[RowSampling], device: torch.device) -> Tensor:
+    """(rows, 1)"""
+    values = [1.0 / row.params.temperature for row in rows]
+    return to_device(np.array(values, dtype=np.float64), device)[:, None]
 
 
 class Workspace:
@@ -43,3 +173,104 @@ class Workspace:
             torch.mul(scores, inverse_temperatures(rows, scores.device).float(), out=probs)
             scores = probs
         return torch.softmax(scores, -1, out=probs)
+
+
+# Rows of logits by groups of ids: one sweep for the groups' maxima, then only the groups that matter.
+#
+# Groups are those of the common noise (`core.sampling.noise.GROUP`). Equal values go to the lowest id everywhere.
+
+
+_LEAST_BITS = 0xFF80  # of minus infinity in bfloat16
+MAX_BY_GROUPS = 130  # a larger k sorts the row
+
+
+def group_maxima(scores: Tensor) -> Tensor:
+    """(rows, groups) float32: the largest logit of each group of ids; the last group may be smaller."""
+    if scores.dtype == torch.bfloat16 and scores.device.type == "cpu":
+        return _half_maxima(scores)
+    return _by_group(scores.float(), torch.amax)
+
+
+def _by_group(scores: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+    vocab = scores.shape[1]
+    whole = vocab - vocab % GROUP
+    found = reduce(torch.unflatten(scores[:, :whole], 1, (whole // GROUP, GROUP)), dim=2) if whole else scores[:, :0]
+    return found if whole == vocab else torch.cat((found, reduce(scores[:, whole:], dim=1, keepdim=True)), 1)
+
+
+def _half_maxima(scores: Tensor) -> Tensor:
+    """Maxima of bfloat16 as of integers with the same bits, in an eighth of the time: those at least 0 have the order
+    of their bits, those below the reverse. A row in which a number is not one has no other maxima."""
+    bits = scores.view(torch.int16)
+    best = _by_group(bits, torch.amax)
+    if bool((best < 0).any()):
+        best = torch.where(best < 0, _by_group(bits, torch.amin), best)
+    found = best.view(torch.bfloat16).float()
+    highest = scores.view(torch.int16).numpy().view(np.uint16).max(1)  # of all below 0, those that are no number
+    found[torch.from_numpy(highest > _LEAST_BITS)] = torch.nan
+    return found
+
+
+def largest(values: Tensor, maxima: Tensor, k: int, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Ids and values of the k largest of each row, falling, equals by rising id. Of equals at the edge any may be left
+    out. maxima: (rows, groups) of the groups of ids. rows: (rows, 1) of `values`; None: all, in order."""
+    if k <= MAX_BY_GROUPS and k < maxima.shape[1]:
+        ids = ids_of(torch.topk(maxima, k).indices.sort(dim=1).values)
+        candidates = gathered(values, ids, rows)
+        best = torch.topk(candidates, k)
+        found, at = best.values, ids.gather(1, best.indices)
+    else:
+        best = torch.topk(values if rows is None else values[rows[:, 0]], k)
+        found, at = best.values, best.indices
+    at, order = at.sort(dim=1)
+    found, by_value = found.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return at.gather(1, by_value), found
+
+
+def ids_of(groups: Tensor) -> Tensor:
+    """(rows, n) groups → (rows, n * GROUP) ids; the last group's may be beyond the vocabulary."""
+    return (groups[:, :, None] * GROUP + torch.arange(GROUP, device=groups.device)).flatten(1)
+
+
+def gathered(scores: Tensor, ids: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Logits of ids, -inf for those beyond the vocabulary. rows: as of `largest`."""
+    vocab = scores.shape[1]
+    within = ids.clamp(max=vocab - 1)
+    found = scores.gather(1, within) if rows is None else scores[rows, within]
+    return found if vocab % GROUP == 0 else found.masked_fill_(ids >= vocab, -torch.inf)
+
+
+def some_rows(tensor: Tensor, which: Sequence[int]) -> Tensor:
+    """Some rows, ascending; the tensor itself for all of them."""
+    return tensor if len(which) == len(tensor) else tensor[to_device(which, tensor.device)]
+
+
+class GroupReader:
+    """Groups of ids of a CPU tensor, each read as one block of memory."""
+
+    def __init__(self, scores: Tensor) -> None:
+        """scores: (rows, vocab) float32 or bfloat16, the ids of a row adjacent."""
+        self._is_half = scores.dtype == torch.bfloat16
+        self._vocab = scores.shape[1]
+        count, stride = len(scores), scores.stride(0)
+        end = scores.storage_offset() + count * stride
+        self._stride = 0  # groups from one row to the next; 0: rows are not made of whole groups
+        values = scores.view(torch.int16) if self._is_half else scores
+        if stride % GROUP == 0 and end * scores.element_size() <= scores.untyped_storage().nbytes():
+            self._stride = stride // GROUP
+            values = values.as_strided((count * self._stride, GROUP), (GROUP, 1))
+        self._values: NDArray[Any] = values.numpy()
+
+    def read(self, rows: NDArray[np.intp], groups: NDArray[np.intp]) -> NDArray[np.float32]:
+        """(n,) rows and groups → (n, GROUP) logits, -inf for ids beyond the vocabulary."""
+        if self._stride:
+            found = self._values.take(rows * self._stride + groups, axis=0)
+        else:
+            ids = groups[:, None] * GROUP + np.arange(GROUP)
+            found = self._values[rows[:, None], np.minimum(ids, self._vocab - 1)]
+        if self._is_half:
+            found = (found.astype(np.int32) << 16).view(np.float32)
+        if self._vocab % GROUP:
+            last = np.flatnonzero(groups == self._vocab // GROUP)
+            found[last, self._vocab % GROUP :] = -np.inf
+        return found

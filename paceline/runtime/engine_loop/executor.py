@@ -12,8 +12,7 @@ from paceline.core.batching.pending import RECOMPUTED, Group
 from paceline.core.batching.scheduler import ScheduledSegment, Scheduler, SchedulerOutput, alternating
 from paceline.core.batching.segment import Batch, SeqId, StepSize
 from paceline.core.energy import StepMeter
-from paceline.engine.base import AsyncEngine, Engine, Logits, SequenceEngine
-from paceline.engine.immediate import runner_of
+from paceline.engine.base import AsyncEngine, Engine, Logits, SequenceEngine, runner_of
 from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.answers import Answers, Done, answers_of, done_of, rows_ahead
 from paceline.runtime.engine_loop.engine_memory import EngineMemory

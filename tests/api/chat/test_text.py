@@ -14,8 +14,7 @@ from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import LoadedModel
-from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.fake.tokenizer import EOS, VOCAB, ByteTokenizer
+from paceline.engine.fake import EOS, VOCAB, ByteTokenizer, FakeEngine
 from paceline.runtime.node import Node
 from tests.api.chat.test_output import stream, whole
 from tests.api.chat.test_tools import TOOLS, joined, tool, without_ids

@@ -17,7 +17,7 @@ import pytest
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Output
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
 from paceline.runtime import answer_places
 from tests.api.generation.test_request import fault

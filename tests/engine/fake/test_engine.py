@@ -10,8 +10,7 @@ import pytest
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist, total_variation
 from paceline.engine.base import Engine, TextModel
-from paceline.engine.fake.engine import FakeEngine, fake_model, noisy
-from paceline.engine.fake.tokenizer import EOS, ByteTokenizer
+from paceline.engine.fake import EOS, ByteTokenizer, FakeEngine, fake_model, noisy
 from paceline.errors import EngineError
 from tests.engine.trials import scratch
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.batching.segment import SeqId
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from tests.engine.trials import Growing, prompts
 
 

@@ -13,9 +13,9 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field
 
 from paceline.core.sampling.sampler import Constraint
-from paceline.engine.fake.tokenizer import ByteTokenizer
-from paceline.engine.grammar.closed_objects import closed
+from paceline.engine.fake import ByteTokenizer
 from paceline.engine.grammar.compiler import GrammarCompiler
+from paceline.engine.grammar.json_schema import closed
 from paceline.errors import RequestError
 from tests.engine.grammar.test_compiler import drawn, written
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from paceline.core.sampling.sampler import MAX_TEXT, Constraint, ConstraintKind, Mask
-from paceline.engine.fake.tokenizer import EOS, ByteTokenizer
+from paceline.engine.fake import EOS, ByteTokenizer
 from paceline.engine.grammar.compiler import GrammarCompiler, _sentence
 from paceline.errors import RequestError
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from paceline.core.batching.segment import PlacedSegment, SeqId
-from paceline.engine.paged.attention.interface import LayerAttention
+from paceline.engine.paged.attention.tile_plan import LayerAttention
 from paceline.engine.paged.flat_batch import FlatBatch, SegmentSlots
-from paceline.engine.paged.kv_storage import KvStorage
+from paceline.engine.paged.kv_cache import KvStorage
 
 BLOCK = 16
 Kind = Literal["prompt", "decode", "chain", "tree", "part"]

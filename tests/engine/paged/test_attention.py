@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.engine.paged.attention.backends import AttentionName, ModelAttention, Tiled, make_attention
-from paceline.engine.paged.attention.step_layout import StepShape
+from paceline.engine.paged.attention.tile_plan import StepShape
 from tests.engine.conftest import DEVICE
 from tests.engine.paged.attention_cases import Case, Kind, case
 

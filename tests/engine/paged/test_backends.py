@@ -12,13 +12,10 @@ import torch
 
 from paceline.engine.loader import load_engine
 from paceline.engine.paged import engine as paged
-from paceline.engine.paged.attention.backends import ModelAttention, choose_attention, make_attention
-from paceline.engine.paged.attention.interface import LayerAttention
-from paceline.engine.paged.attention.tiled import Operands
-from paceline.engine.paged.attention.torch_kernels import TorchKernels
-from paceline.engine.paged.engine import PagedEngine
-from paceline.engine.paged.kv_storage import KvStorage
-from paceline.engine.paged.step_graphs import Run
+from paceline.engine.paged.attention.backends import ModelAttention, TorchKernels, choose_attention, make_attention
+from paceline.engine.paged.attention.tile_plan import LayerAttention, Operands
+from paceline.engine.paged.engine import PagedEngine, Run
+from paceline.engine.paged.kv_cache import KvStorage
 from tests.engine.conftest import HERE
 from tests.engine.trials import extend, sequences
 

@@ -12,8 +12,7 @@ import torch
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.loader import load_engine
 from paceline.engine.paged.attention.backends import Tiled
-from paceline.engine.paged.engine import PagedEngine
-from paceline.engine.paged.step_graphs import MAX_ROWS, Run, StepGraphs, buckets, plain_call
+from paceline.engine.paged.engine import MAX_ROWS, PagedEngine, Run, StepGraphs, buckets, plain_call
 from paceline.errors import EngineError
 from tests.engine.conftest import DEVICE, HERE, TILED
 from tests.engine.trials import assert_same, extend, scratch, sequences

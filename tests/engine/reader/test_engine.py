@@ -11,8 +11,8 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import LoadedModel, TextModel
 from paceline.engine.loader import load_model
 from paceline.engine.reader.answer import NOTHING
+from paceline.engine.reader.engine import PromptReader
 from paceline.engine.reader.pointer import Pointer, Reading
-from paceline.engine.reader.prompt import PromptReader
 from paceline.engine.reader.question import ABILITIES, ENGLISH_ONLY
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import DEVICE, READER

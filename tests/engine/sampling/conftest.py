@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from paceline.engine.sampling import batch_sampler, margins, open_sampler, row_kernel, transfers
+from paceline.engine.sampling import batch_sampler, noise, open_sampler, row_kernel, workspace
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,5 +42,5 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, built
     """Rows are sampled on a CPU by the kernel and without it, and as on a device of which every look is a wait."""
     monkeypatch.setattr(row_kernel, "kernel", lambda: built_kernel if request.param == "kernel" else None)
     if request.param == "device":
-        for module in (batch_sampler, margins, open_sampler, row_kernel, transfers):
+        for module in (batch_sampler, noise, open_sampler, row_kernel, workspace):
             monkeypatch.setattr(module, "is_remote", lambda _: True)

@@ -15,7 +15,7 @@ from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.sampling import noise
 from paceline.engine.sampling.batch_sampler import BatchSampler
-from paceline.engine.sampling.groups import GroupReader, group_maxima
+from paceline.engine.sampling.workspace import GroupReader, group_maxima
 from paceline.engine.tensors import dists
 
 ROWS = 10_000  # of the law, over all kinds of logits and options

@@ -14,8 +14,8 @@ from paceline.core.sampling.noise import gumbel
 from paceline.core.sampling.row import HEAD_ERROR
 from paceline.engine.base import SampleRequest
 from paceline.engine.sampling.device_logits import DeviceSampler
-from paceline.engine.sampling.head_sampler import evidence_heads
-from paceline.engine.sampling.transfers import run
+from paceline.engine.sampling.mixture_sampler import evidence_heads
+from paceline.engine.sampling.workspace import run
 from tests.engine.sampling.test_batch_sampler import LOGITS
 from tests.engine.sampling.test_mixture_sampler import random_request
 

@@ -12,9 +12,9 @@ from torch.overrides import TorchFunctionMode
 
 from paceline.core.sampling.row import RowSampling, sample_row
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.sampling import batch_sampler, margins, open_sampler, row_kernel, transfers
+from paceline.engine.sampling import batch_sampler, noise, open_sampler, row_kernel, workspace
 from paceline.engine.sampling.batch_sampler import BatchSampler
-from paceline.engine.sampling.transfers import Rounds, beside, run, to_host, together
+from paceline.engine.sampling.workspace import Rounds, beside, run, to_host, together
 from paceline.engine.tensors import dists
 from tests.engine.sampling.test_batch_sampler import peaked
 
@@ -45,9 +45,9 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(tensors))
         return to_host(tensors)
 
-    for module in (batch_sampler, margins, open_sampler, row_kernel, transfers):
+    for module in (batch_sampler, noise, open_sampler, row_kernel, workspace):
         monkeypatch.setattr(module, "is_remote", lambda _: True)
-    monkeypatch.setattr(transfers, "to_host", counted)
+    monkeypatch.setattr(workspace, "to_host", counted)
     return seen
 
 
@@ -85,7 +85,7 @@ def test_flat_rows_look_again_and_have_the_tokens_of_the_reference(copies: list[
 
 
 def test_tensors_of_all_formats_come_back_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "is_remote", lambda _: True)
+    monkeypatch.setattr(workspace, "is_remote", lambda _: True)
     tensors = [
         torch.tensor([True, False, True]),
         torch.arange(6).view(2, 3).t(),

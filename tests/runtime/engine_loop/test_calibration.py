@@ -8,9 +8,8 @@ import pytest
 
 from paceline.core.batching.segment import Batch
 from paceline.core.drafting.budget import OnlineStats
-from paceline.engine.base import Engine, Output
-from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.wrappers import WrappedEngine
+from paceline.engine.base import Engine, Output, WrappedEngine
+from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.calibration import PREFIX, REPEATS, ROWS, Timed, forward_times
 from paceline.runtime.engine_loop.worker import EngineWorker

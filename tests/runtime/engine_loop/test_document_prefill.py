@@ -16,8 +16,7 @@ from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, LoadedModel
-from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.fake.tokenizer import VOCAB, ByteTokenizer
+from paceline.engine.fake import VOCAB, ByteTokenizer, FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine, quiet
 from paceline.errors import EngineError
 from paceline.rag.document_kv import FOLDER, DocumentKvStore

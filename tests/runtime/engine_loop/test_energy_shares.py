@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.core.energy import Energy
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
 from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
 

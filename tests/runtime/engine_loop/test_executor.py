@@ -12,7 +12,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import NOT_SAMPLED, RowSampling, SampledRow
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import DenseLogits, Output, SampleRequest
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
 from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix

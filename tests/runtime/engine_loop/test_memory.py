@@ -13,8 +13,7 @@ import pytest
 from paceline.core.batching.segment import SeqId
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
-from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore

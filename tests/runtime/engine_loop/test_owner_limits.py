@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.core.sampling.dist import Dist
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.executor import StepExecutor
 from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp

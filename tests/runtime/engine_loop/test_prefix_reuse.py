@@ -9,8 +9,7 @@ import pytest
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
-from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.fake.tokenizer import ByteTokenizer
+from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
 from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
 from paceline.runtime.node import Node

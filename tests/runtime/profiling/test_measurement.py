@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from paceline.core.batching.segment import SeqId
-from paceline.engine.fake.engine import fake_model
+from paceline.engine.fake import fake_model
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.executor import StepLimits

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakSet
 
 from paceline.engine.base import LoadedModel
-from paceline.engine.fake.engine import FakeEngine, fake_model
+from paceline.engine.fake import FakeEngine, fake_model
 from paceline.errors import PacelineError
 from paceline.runtime.node import Node
 from paceline.runtime.served_models.slot import ModelSlot

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.engine.fake.engine import fake_model
+from paceline.engine.fake import fake_model
 from paceline.errors import RequestError
 from paceline.runtime.node import Node
 from tests.runtime.test_node import REQUEST, collect, nodes

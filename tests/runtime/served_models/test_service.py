@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.fake.engine import fake_model
+from paceline.engine.fake import fake_model
 from paceline.runtime.node import Node
 from paceline.runtime.served_models.memory import ModelMemory
 from paceline.runtime.served_models.service import ServedModels

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from paceline.core.sampling.sampler import Constraint, Mask, T
-from paceline.engine.fake.engine import fake_model
+from paceline.engine.fake import fake_model
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.mask_threads import MOST_OF_ONE, THREADS, MaskBesideLoop, MaskThreads

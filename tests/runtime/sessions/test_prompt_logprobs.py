@@ -13,8 +13,7 @@ import pytest
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Output
-from paceline.engine.fake.engine import FakeEngine
-from paceline.engine.fake.tokenizer import EOS, VOCAB, ByteTokenizer
+from paceline.engine.fake import EOS, VOCAB, ByteTokenizer, FakeEngine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.sessions import prompt_logprobs as scoring

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from paceline.core.sampling.sampler import NO_DEFAULTS
 from paceline.engine.loader import EngineOptions, fingerprint
-from paceline.engine.stages.measure import num_layers
-from paceline.engine.stages.stage import load_stage
+from paceline.engine.stages.stage import load_stage, num_layers
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages.head.members import FixedPlace, Members, Place, Standing
 from paceline.runtime.stages.head.pipeline import RemotePipeline

@@ -15,7 +15,7 @@ from paceline.core.batching.segment import Batch
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams, T
 from paceline.engine.base import Engine
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import SIDES, Branch, Effect, Forward, Prune, Side, Started
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree

@@ -21,7 +21,7 @@ from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams, filter_top, process_logits
 from paceline.core.verification import VerifierName
 from paceline.engine.base import Engine
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Branch, Side
 from paceline.strategies.registry import STRATEGIES
 from tests.core.chi_square import assert_drawn_from

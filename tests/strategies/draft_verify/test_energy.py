@@ -16,7 +16,7 @@ from paceline.core.drafting.budget import OnlineStats
 from paceline.core.energy import Spent
 from paceline.core.offloading import EnergyQueue, Objective, OffloadStats, Unit
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Branch, Finish, MachineConfig
 from paceline.strategies.draft_verify.pace import Pace
 from paceline.strategies.registry import STRATEGIES

@@ -8,7 +8,7 @@ from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Branch, MachineConfig, Side
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.verify_messages import VerifyOptions

@@ -9,7 +9,7 @@ import pytest
 
 from lab.simulation import SimulatedSession, Simulation, StageTimes
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.fake.engine import FakeEngine, arbitrary
+from paceline.engine.fake import FakeEngine, arbitrary
 from paceline.strategies.base import Branch, Cancelled, Emit, Forward, MachineConfig, Retrieved, Scored, Started
 from paceline.strategies.pipeline.machine import Pipeline
 from paceline.strategies.pipeline.options import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions

@@ -9,9 +9,8 @@ import pytest
 from lab.simulation import SimulatedSession, Simulation, StageTimes
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.base import Engine, Output
-from paceline.engine.fake.engine import FakeEngine, arbitrary, noisy
-from paceline.engine.wrappers import WrappedEngine
+from paceline.engine.base import Engine, Output, WrappedEngine
+from paceline.engine.fake import FakeEngine, arbitrary, noisy
 from paceline.errors import EngineError
 from paceline.strategies.base import Cancelled
 from paceline.strategies.pipeline.options import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions

@@ -12,7 +12,7 @@ from paceline.core.drafting.tree_search import DraftTree, TokenTree
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
-from paceline.engine.fake.engine import FakeEngine
+from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Branch, Machine, MachineConfig
 from paceline.strategies.decoding.drafter_feed import TreeDrafter
 from paceline.strategies.pipeline.machine import Pipeline

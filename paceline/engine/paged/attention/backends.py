@@ -4,22 +4,251 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from paceline.engine.paged.attention.gathered import GatheredAttention
-from paceline.engine.paged.attention.interface import Attending, LayerAttention
-from paceline.engine.paged.attention.step_layout import StepShape, StepTensors, fill, size_of, views
-from paceline.engine.paged.attention.tile_plan import TilePlan, TileShape, plan_tiles
-from paceline.engine.paged.attention.tiled import Kernels, TiledAttention
-from paceline.engine.paged.attention.torch_kernels import TorchKernels
-from paceline.engine.paged.flat_batch import FlatBatch
-from paceline.engine.paged.kv_storage import KvStorage
-from paceline.engine.paged.staging import Staging
+from paceline.engine.paged.attention.tile_plan import (
+    COLUMNS,
+    WORD,
+    Attending,
+    Item,
+    Kernels,
+    LayerAttention,
+    Operands,
+    Staging,
+    StepShape,
+    StepTensors,
+    TiledAttention,
+    TilePlan,
+    TileShape,
+    fill,
+    plan_tiles,
+    size_of,
+    views,
+)
+from paceline.engine.paged.flat_batch import FlatBatch, SegmentSlots
+from paceline.engine.paged.kv_cache import KvStorage
+
+# Attention over copies of the blocks, with masks: the CPU's way, and the reference of `tiled`.
+#
+# Segments are grouped: short ones are padded into one call of scaled dot-product attention, long ones run alone.
+# Blocks that are not adjacent are gathered first. Masks have a column for every cached row.
+
+
+_SHORT_ROWS = 32  # a segment of up to this many rows is padded to the longest of its group; longer ones run alone
+_MAX_PADDING = 2.0  # padded rows x columns of a call over the used ones; beyond it the group is split
+
+
+@dataclass(slots=True)
+class SegmentGroup:
+    """Segments padded to the same numbers of rows and columns, for one attention call."""
+
+    segments: Sequence[SegmentSlots]
+    max_rows: int  # rows of each segment after padding
+    num_columns: int  # cached rows of each segment after padding, a multiple of the block size
+    gather: Tensor | None  # (segments * max_rows,) rows of the flat row to read; None: all of them, in order
+    unpad: Tensor | None  # (rows,) index of each row in the padded output; None: nothing is padded
+    scatter: Tensor | None  # (rows,) rows of the flat row to write; None: all of them, in order
+    blocks: Tensor | None  # (segments * blocks each,); None: `slot_range` holds
+    slot_range: tuple[int, int] | None  # first and last slot + 1 of a single segment whose blocks are adjacent
+    masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)  # by (window, query group size)
+
+
+class GatheredAttention:
+    """Slots and masks of the rows of one batch. Valid for one forward."""
+
+    def __init__(self, storage: KvStorage, segments: Sequence[SegmentSlots], slots: Tensor) -> None:
+        """slots: (rows,) where to store K and V of each row"""
+        self._storage = storage
+        self._device = storage.keys.device
+        self._dtype = storage.keys.dtype
+        self._slots = slots
+        self._groups = [self._group(part, is_whole=len(segments) == len(part)) for part in _partition(segments)]
+        self.rotary: tuple[Tensor, Tensor] | None = None
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: LayerAttention) -> Tensor:
+        keys, values = self._storage.by_layer[layer]
+        keys.index_copy_(0, self._slots, key)
+        values.index_copy_(0, self._slots, value)
+        if len(self._groups) == 1:
+            return self._attend_group(self._groups[0], layer, query, params)
+        mixed = query.new_empty(*query.shape[:2], value.shape[-1])
+        for group in self._groups:
+            assert group.scatter is not None
+            mixed[group.scatter] = self._attend_group(group, layer, query, params)
+        return mixed
+
+    def _attend_group(self, group: SegmentGroup, layer: int, query: Tensor, params: LayerAttention) -> Tensor:
+        """(rows of the group, heads, value dim)"""
+        heads, batch_size = query.shape[1], len(group.segments)
+        if group.slot_range is not None:
+            first, stop = group.slot_range
+            keys, values = (tensor[None, first:stop] for tensor in self._storage.by_layer[layer])
+        else:
+            assert group.blocks is not None
+            keys, values = self._storage.gather_blocks(layer, group.blocks, batch_size)
+        keys, values = keys.transpose(1, 2), values.transpose(1, 2)  # (segments, kv heads, columns, dim)
+        kv_heads = keys.shape[1]
+        group_size = heads // kv_heads
+        padded = query if group.gather is None else query.index_select(0, group.gather)
+        # grouped-query attention: the heads that share a K/V head become rows of one head, so K and V are not repeated
+        padded = padded.view(batch_size, group.max_rows, kv_heads, group_size, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        mask = self._mask(group, params.window, group_size)
+        if params.softcap is None:
+            mixed = functional.scaled_dot_product_attention(padded, keys, values, attn_mask=mask, scale=params.scale)
+        else:
+            scores = torch.matmul(padded * params.scale, keys.transpose(2, 3))
+            scores = torch.tanh(scores / params.softcap) * params.softcap
+            if mask is not None:
+                scores = scores + mask
+            mixed = torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype), values)
+        mixed = mixed.view(batch_size, kv_heads, group_size, group.max_rows, -1).permute(0, 3, 1, 2, 4)
+        mixed = mixed.reshape(batch_size * group.max_rows, heads, -1)
+        return mixed if group.unpad is None else mixed.index_select(0, group.unpad)
+
+    def _mask(self, group: SegmentGroup, window: int | None, group_size: int) -> Tensor | None:
+        """(segments, 1, group_size * max_rows, columns), added to the scores; shared by layers with equal arguments."""
+        if (window, group_size) not in group.masks:
+            visible = np.zeros((len(group.segments), group.max_rows, group.num_columns), dtype=np.bool_)
+            for i, slots in enumerate(group.segments):
+                own = slots.segment.attention_mask(window)
+                visible[i, : slots.num_rows, : own.shape[1]] = own
+                visible[i, slots.num_rows :, 0] = True  # padding rows attend to one column, to avoid NaN
+            mask = torch.from_numpy(np.where(visible, np.float32(0), np.float32(-np.inf))).to(self._device, self._dtype)
+            shape = (len(group.segments), group_size, group.max_rows, group.num_columns)
+            mask = mask[:, None].expand(shape).reshape(len(group.segments), 1, -1, group.num_columns)
+            group.masks[window, group_size] = mask
+        return group.masks[window, group_size]
+
+    def _group(self, segments: Sequence[SegmentSlots], *, is_whole: bool) -> SegmentGroup:
+        """is_whole: the group holds all segments of the batch, in order."""
+        size = self._storage.block_size
+        max_rows = max(slots.num_rows for slots in segments)
+        max_blocks = max(len(slots.blocks) for slots in segments)
+        blocks = np.zeros((len(segments), max_blocks), dtype=np.int64)
+        for i, slots in enumerate(segments):
+            blocks[i, : len(slots.blocks)] = slots.blocks
+        is_adjacent = len(segments) == 1 and bool(np.all(np.diff(blocks[0]) == 1))
+        is_even = all(slots.num_rows == max_rows for slots in segments)
+        gather = np.concatenate([np.minimum(np.arange(max_rows), each.num_rows - 1) + each.first for each in segments])
+        unpad = np.concatenate([np.arange(slots.num_rows) + i * max_rows for i, slots in enumerate(segments)])
+        scatter = np.concatenate([np.arange(slots.first, slots.first + slots.num_rows) for slots in segments])
+        first = int(blocks[0, 0]) * size
+        return SegmentGroup(
+            segments=segments,
+            max_rows=max_rows,
+            num_columns=max_blocks * size,
+            gather=None if is_whole and is_even else torch.from_numpy(gather).to(self._device),
+            unpad=None if is_even else torch.from_numpy(unpad).to(self._device),
+            scatter=None if is_whole else torch.from_numpy(scatter).to(self._device),
+            blocks=None if is_adjacent else torch.from_numpy(blocks.ravel()).to(self._device),
+            slot_range=(first, first + max_blocks * size) if is_adjacent else None,
+        )
+
+
+def _partition(segments: Sequence[SegmentSlots]) -> list[list[SegmentSlots]]:
+    """Groups without too much padding: one group in the given order if it suffices, else grouped after sorting."""
+    parts = _group_neighbours(segments)
+    if len(parts) > 1:
+        by_size = sorted(segments, key=lambda each: (each.num_rows > _SHORT_ROWS, each.num_rows, len(each.blocks)))
+        parts = _group_neighbours(by_size)
+        if len(parts) == 1:
+            return [list(segments)]  # rows of a whole batch are neither gathered nor scattered: they stay in order
+    return parts
+
+
+def _group_neighbours(segments: Sequence[SegmentSlots]) -> list[list[SegmentSlots]]:
+    """Group neighbours up to the padding limit. Long segments are alone."""
+    parts: list[list[SegmentSlots]] = []
+    rows = columns = used = 0  # of the last part: most rows, most columns, and their products summed
+    for slots in segments:
+        own_rows, own_columns = slots.num_rows, len(slots.blocks)
+        if parts and max(rows, own_rows) <= _SHORT_ROWS:
+            most_rows, most_columns = max(rows, own_rows), max(columns, own_columns)
+            total = used + own_rows * own_columns
+            if (len(parts[-1]) + 1) * most_rows * most_columns <= _MAX_PADDING * total + 64:
+                parts[-1].append(slots)
+                rows, columns, used = most_rows, most_columns, total
+                continue
+        parts.append([slots])
+        rows, columns, used = own_rows, own_columns, own_rows * own_columns
+    return parts
+
+
+# The twin of `triton_kernels` in torch: the same plan, read tile by tile, for the CPU and for tests. Slow.
+#
+# It follows the kernels in what they read and what they hide; sums are not in their order.
+
+
+class TorchKernels:
+    def attend(self, operands: Operands, step: StepTensors, items: Tensor, height: int, params: LayerAttention) -> None:
+        for item in items.tolist():
+            if item[Item.NUM_ROWS]:
+                _attend_item(operands, step, item, height, params)
+
+    def combine(self, operands: Operands, step: StepTensors) -> None:
+        for row, (first, stride, count) in enumerate(step.splits.tolist()):
+            if not count:
+                continue
+            slots = torch.arange(count, device=operands.norms.device) * stride + first
+            norms = operands.norms[slots]  # (parts, heads)
+            weights = torch.exp2(norms - norms.amax(0))
+            mixed = (operands.partial[slots] * weights[:, :, None]).sum(0) / weights.sum(0)[:, None]
+            operands.output[row] = mixed.to(operands.output.dtype)
+
+
+def _attend_item(operands: Operands, step: StepTensors, item: list[int], height: int, params: LayerAttention) -> None:
+    kv_heads, dim = operands.keys.shape[1:]
+    group, rows = operands.query.shape[1] // kv_heads, item[Item.NUM_ROWS]
+    assert rows <= height // group, "the tile holds all query heads of its rows"
+    first, begin = item[Item.ROW], item[Item.BEGIN]
+    if params.window is not None:
+        begin = max(begin, (item[Item.LEAST] - params.window + 1) // COLUMNS * COLUMNS)
+    columns = torch.arange(begin, max(begin, item[Item.END]), device=step.pool.device)
+    blocks = step.pool[item[Item.TABLE] + columns // operands.block_size]
+    slots = blocks * operands.block_size + columns % operands.block_size
+    query = operands.query[first : first + rows].view(rows, kv_heads, group, dim).float()
+    scores = torch.einsum("rhgd,chd->rhgc", query, operands.keys[slots].float()) * params.scale
+    if params.softcap is not None:
+        scores = torch.tanh(scores / params.softcap) * params.softcap
+    hidden = ~_visible(step, item, columns, params.window)
+    scores = (scores * math.log2(math.e)).masked_fill(hidden[:, None, None], -torch.inf)
+    best = scores.amax(3) if len(columns) else scores.new_full(scores.shape[:3], -torch.inf)
+    weights = torch.exp2(scores - best.clamp(min=torch.finfo(torch.float32).min)[..., None])
+    total = weights.sum(3)
+    mixed = torch.einsum("rhgc,chd->rhgd", weights, operands.values[slots].float())
+    mixed = (mixed / total.clamp(min=1.0)[..., None]).flatten(1, 2)  # a sum is 0, or at least 1: the best's own weight
+    if item[Item.SLOT] < 0:
+        operands.output[first : first + rows] = mixed.to(operands.output.dtype)
+    else:
+        own = slice(item[Item.SLOT], item[Item.SLOT] + rows)
+        operands.partial[own] = mixed
+        operands.norms[own] = (best + torch.log2(total)).flatten(1, 2)
+
+
+def _visible(step: StepTensors, item: list[int], columns: Tensor, window: int | None) -> Tensor:
+    """(rows, columns)"""
+    rows, words = item[Item.NUM_ROWS], item[Item.WORDS]
+    positions = step.positions[0, item[Item.ROW] : item[Item.ROW] + rows, None]
+    column_positions = columns
+    if words:
+        own = columns - item[Item.OWN]
+        is_own, own = own >= 0, own.clamp(min=0)
+        at = item[Item.MASK] + torch.arange(rows, device=columns.device)[:, None] * words + own // WORD
+        visible = ~is_own | ((step.pool[at] >> (own % WORD)) & 1 == 1)
+        column_positions = torch.where(is_own, step.pool[item[Item.POSITIONS] + own], columns)
+    else:
+        visible = columns <= positions
+    assert visible[:, columns < item[Item.FULL]].all(), "the kernel does not look at masks of these columns"
+    return visible if window is None else visible & (positions - column_positions < window)
+
 
 log = logging.getLogger("paceline.engine")
 

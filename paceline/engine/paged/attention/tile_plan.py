@@ -14,12 +14,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import accumulate
+from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from paceline.core.batching.segment import PlacedSegment
-from paceline.engine.paged.flat_batch import SegmentSlots
+from paceline.engine.paged.flat_batch import FlatBatch, SegmentSlots
+from paceline.engine.paged.kv_cache import KvStorage
 
 Ints = NDArray[np.int32]
 
@@ -230,3 +235,258 @@ def _split(tiles: Ints, chunk: int, splits: Ints, num_slots: int, window: int | 
     splits[at, Split.STRIDE] = np.repeat(taken, taken)
     splits[at, Split.COUNT] = np.repeat(counts[which], taken)
     return items, num_slots + int(slots.sum())
+
+
+# The seam between transformers' models and our attention over the paged KV cache.
+#
+# transformers calls `attention` by name (`AttentionInterface.register`) with the metadata of the running forward,
+# which store the rows' K and V and attend: `gathered` or `tiled`, as `backends` chooses. Knows nothing of models or of
+# either way. Attention sinks are not handled: they raise.
+
+
+NAME = "paceline"  # registered with transformers, for `config._attn_implementation`
+
+
+class Attending(Protocol):
+    """Argument `attn_metadata` of `attention`. Valid for one forward."""
+
+    rotary: tuple[Tensor, Tensor] | None  # set by the first fused layer, read by the others
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: LayerAttention) -> Tensor:
+        """Store K and V of the batch's rows, then attend.
+
+        query: (rows, heads, dim); key, value: (rows, kv heads, dim). Returns (rows, heads, value dim).
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """Attention parameters of one layer."""
+
+    scale: float
+    window: int | None = None  # positions a row attends to, its own included
+    softcap: float | None = None
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    attn_metadata: Attending,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface. query: (1, heads, rows, dim); key, value: (1, kv heads, rows, dim).
+
+    `attention_mask` is None: transformers makes no mask for a name without a registered mask function.
+    """
+    if attention_mask is not None or s_aux is not None or position_bias is not None:
+        raise NotImplementedError("masks, attention sinks and position biases of a model's own are not handled")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    params = LayerAttention(scale, sliding_window, softcap)
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attn_metadata.attend(layer, query, key, value, params)[None], None
+
+
+# Host memory from which the integers of a step reach the device in one copy.
+#
+# On a GPU the memory is pinned and the copy asynchronous: a buffer is filled again only after its copy has ended, and
+# there are two, so nothing waits. On a CPU the same calls copy at once.
+
+
+Bytes = NDArray[np.uint8]
+
+_BUFFERS = 2
+_LEAST = 1 << 16  # bytes
+
+
+class Staging:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pinned = device.type == "cuda"
+        self._buffers = [torch.empty(0, dtype=torch.uint8, device="cpu")] * _BUFFERS
+        self._copied: list[torch.cuda.Event | None] = [None] * _BUFFERS
+        self._current = 0
+        self.copies = 0  # sent so far
+
+    def buffer(self, size: int) -> Bytes:
+        """Memory of `size` bytes to fill; its contents are those of an earlier step. Ends with `send`."""
+        self._current = (self._current + 1) % _BUFFERS
+        copied = self._copied[self._current]
+        if copied is not None:
+            copied.synchronize()
+        if len(self._buffers[self._current]) < size:
+            grown = max(_LEAST, size + size // 2)
+            self._buffers[self._current] = torch.empty(grown, dtype=torch.uint8, device="cpu", pin_memory=self._pinned)
+        filled: Bytes = self._buffers[self._current][:size].numpy()
+        return filled
+
+    def send(self, size: int, into: Tensor | None = None) -> Tensor:
+        """The buffer's first bytes on the device, in fresh memory or at the beginning of `into`."""
+        if into is None:
+            into = torch.empty(size, dtype=torch.uint8, device=self.device)
+        into[:size].copy_(self._buffers[self._current][:size], non_blocking=True)
+        if self._pinned:
+            event = self._copied[self._current] or torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            event.record()
+            self._copied[self._current] = event
+        self.copies += 1
+        return into
+
+
+# All integers of a step in one buffer, at places that depend on the step's shape alone.
+#
+# A step as it is has a shape of its own; steps that a graph replays are padded to a few shapes, so that every kernel
+# finds its numbers at the same addresses. Padding rows are token 0 at position 0, store their K and V in the spare
+# block, and belong to no tile.
+
+
+_LONG, _INT = 8, 4  # bytes
+_ALIGNED = 16  # bytes: Triton compiles kernels anew for pointers that are not
+_WIDTH = len(Item)
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    rows: int
+    wanted: int
+    items: tuple[int, ...]  # of each height of tile
+    num_slots: int
+    is_padded: bool = False
+
+    @classmethod
+    def of(cls, flat: FlatBatch, plan: TilePlan) -> StepShape:
+        """The step as it is."""
+        return cls(flat.num_rows, len(flat.logits_rows), tuple(map(len, plan.items)), plan.num_slots)
+
+    @classmethod
+    def padded(cls, rows: int, plan: TilePlan, tiles: TileShape) -> StepShape:
+        """For any step of at most `rows` rows with tiles of the same heights: all rows are scored."""
+        items = tuple(most_items(rows, tiles) if len(each) else 0 for each in plan.items)
+        return cls(rows, rows, items, most_slots(rows, tiles), is_padded=True)
+
+    def sizes(self) -> list[int]:
+        """Bytes of tokens, positions, slots, rows to score, the items of each height, and splits."""
+        longs = [self.rows * _LONG] * 3 + [self.wanted * _LONG]
+        return longs + [count * _WIDTH * _INT for count in self.items] + [self.rows * len(Split) * _INT]
+
+    def offsets(self) -> list[int]:
+        """Bytes before each of `sizes`, and before the pool."""
+        return [0, *accumulate(-(-size // _ALIGNED) * _ALIGNED for size in self.sizes())]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """Views of a step's buffer on the device."""
+
+    tokens: Tensor  # (1, rows) int64, as are the next three
+    positions: Tensor  # (1, rows)
+    slots: Tensor  # (rows,)
+    logits_rows: Tensor  # (wanted,)
+    items: tuple[Tensor, ...]  # (items, fields) int32 of each height, as are the next two
+    splits: Tensor  # (rows, fields)
+    pool: Tensor
+    num_slots: int
+    is_padded: bool
+
+
+def size_of(shape: StepShape, pool: int) -> int:
+    """Bytes of a step whose pool has so many integers."""
+    return shape.offsets()[-1] + pool * _INT
+
+
+def fill(buffer: Bytes, shape: StepShape, flat: FlatBatch, plan: TilePlan, spare_slot: int) -> None:
+    """Write a step, padded to the shape. buffer: `size_of` bytes"""
+    *places, pool = shape.offsets()
+    rows = (flat.tokens, 0), (flat.positions, 0), (flat.slots, spare_slot), (flat.logits_rows, 0)
+    for (values, padding), at, stop in zip(rows, places, places[1:], strict=False):
+        into: NDArray[np.int64] = buffer[at:stop].view(np.int64)
+        into[: len(values)] = values
+        into[len(values) :] = padding
+    for values_of, at, stop in zip((*plan.items, plan.splits), places[4:], [*places[5:], pool], strict=True):
+        ints: NDArray[np.int32] = buffer[at:stop].view(np.int32)
+        ints[: values_of.size] = values_of.ravel()
+        ints[values_of.size :] = 0
+    buffer[pool:].view(np.int32)[:] = plan.pool
+
+
+def views(buffer: Tensor, shape: StepShape) -> StepTensors:
+    """The step's tensors in a buffer on the device, of which the pool is all that is left."""
+    *places, pool = shape.offsets()
+    parts = [buffer[at : at + size] for at, size in zip(places, shape.sizes(), strict=True)]
+    longs, ints = [part.view(torch.int64) for part in parts[:4]], [part.view(torch.int32) for part in parts[4:]]
+    return StepTensors(
+        tokens=longs[0][None],
+        positions=longs[1][None],
+        slots=longs[2],
+        logits_rows=longs[3],
+        items=tuple(each.view(-1, _WIDTH) for each in ints[:-1]),
+        splits=ints[-1].view(-1, len(Split)),
+        pool=buffer[pool : len(buffer) // _INT * _INT].view(torch.int32),
+        num_slots=shape.num_slots,
+        is_padded=shape.is_padded,
+    )
+
+
+# Attention by kernels that read K and V through the block tables, without gathering them or building masks of rows
+# and columns.
+#
+# One launch for each height of tile, and one that combines the parts of split tiles. The kernels are Triton's on a
+# GPU; their torch twin has the same arguments.
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Tensors of one attention call."""
+
+    query: Tensor  # (rows, heads, key dim)
+    keys: Tensor  # (slots, kv heads, key dim)
+    values: Tensor  # (slots, kv heads, value dim)
+    output: Tensor  # (rows, heads, value dim)
+    partial: Tensor  # (slots, heads, value dim) float32: softmax-weighted means of parts
+    norms: Tensor  # (slots, heads) float32: base-2 logarithms of the parts' sums of exponentials
+    block_size: int
+
+
+class Kernels(Protocol):
+    def attend(self, operands: Operands, step: StepTensors, items: Tensor, height: int, params: LayerAttention) -> None:
+        """Write the output of the items' rows, or their parts. height: rows of a tile, query heads of a K/V head
+        counted one by one."""
+
+    def combine(self, operands: Operands, step: StepTensors) -> None:
+        """Write the output of rows whose parts were written."""
+
+
+class TiledAttention:
+    """Attention of one step. The step's shape decides what is launched, not its contents: a graph may replay it."""
+
+    def __init__(self, storage: KvStorage, kernels: Kernels, heights: tuple[int, ...], step: StepTensors) -> None:
+        self._storage, self._kernels, self._heights, self._step = storage, kernels, heights, step
+        self.rotary: tuple[Tensor, Tensor] | None = None
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: LayerAttention) -> Tensor:
+        step = self._step
+        keys, values = self._storage.by_layer[layer]
+        keys.index_copy_(0, step.slots, key)
+        values.index_copy_(0, step.slots, value)
+        shape = (*query.shape[:2], value.shape[-1])
+        # Padding rows belong to no tile; what they hold must be finite for models whose rows meet later.
+        output = query.new_zeros(shape) if step.is_padded else query.new_empty(shape)
+        partial = query.new_empty((step.num_slots, *shape[1:]), dtype=torch.float32)
+        norms = query.new_empty((step.num_slots, shape[1]), dtype=torch.float32)
+        operands = Operands(query, keys, values, output, partial, norms, self._storage.block_size)
+        for items, height in zip(step.items, self._heights, strict=True):
+            if len(items):
+                self._kernels.attend(operands, step, items, height, params)
+        if step.num_slots:
+            self._kernels.combine(operands, step)
+        return output

@@ -13,9 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.engine.paged.attention.interface import LayerAttention
-from paceline.engine.paged.attention.step_layout import StepTensors
-from paceline.engine.paged.attention.tiled import Operands
+from paceline.engine.paged.attention.tile_plan import LayerAttention, Operands, StepTensors
 
 _LOG2_E = 1.4426950408889634
 _FIELDS = tl.constexpr(12)  # of an item

@@ -21,16 +21,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import SampledRow
 from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import ModelInfo, Output, SampleRequest, Ticket
-from paceline.engine.stages.history import (
-    Forked,
-    History,
-    Imported,
-    Pruned,
-    Ran,
-    Released,
-    Truncated,
-)
-from paceline.engine.stages.sent import SentRows
+from paceline.engine.stages.history import Forked, History, Imported, Pruned, Ran, Released, SentRows, Truncated
 from paceline.engine.tensors import dists
 from paceline.errors import ConfigError, EngineError, LocalProtocolError, RemoteProtocolError
 from paceline.runtime.stages.head.far_rows import (

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from paceline.core.batching.segment import Batch, SeqId
-from paceline.engine.stages.sent import scored_of
+from paceline.engine.stages.history import scored_of
 from paceline.engine.stages.stage import Stage
 from paceline.errors import EngineError, EngineLost, PacelineError
 from paceline.runtime.stages.process.last_rows import LastRows, Parts

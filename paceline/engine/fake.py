@@ -1,16 +1,15 @@
-"""Seeded table model over bytes: the test double, the simulator's engine, and `--model fake`. No torch.
+"""Engine without a model, for tests, the simulator and `--model fake`.
 
-next = (1 - spread) * base(last two tokens) + spread * own(hash of the whole prefix), so the distributions after two
-prompts are similar, yet a wrong, missing or reordered row of KV changes every later distribution. The model computes
-from its stored rows only, so it cannot use a row that was never written. Knows nothing of language beyond a word list;
-its text is noise with spaces.
+- `engine`: `FakeEngine`, a seeded table model over bytes, and wrappers that perturb or replace its distributions.
+- `bigram_model`: letter statistics of a word list, the base of its distributions.
+- `tokenizer`: one token id per byte.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b, sha256
 
@@ -21,12 +20,174 @@ from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
 from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import SampledRow
-from paceline.engine.base import Engine, LoadedModel, ModelInfo, Output, SampleRequest
-from paceline.engine.fake.bigram_model import BigramModel
-from paceline.engine.fake.tokenizer import EOS, VOCAB, ByteTokenizer
+from paceline.engine.base import NO_FIELDS, Engine, LoadedModel, ModelInfo, Output, SampleRequest, WrappedEngine
 from paceline.engine.sequence_table import SequenceTable
-from paceline.engine.wrappers import WrappedEngine
 from paceline.errors import EngineError
+
+# Letter statistics of a word list: the base distributions of the fake model.
+#
+# Next-byte probabilities after the last two bytes, on a support that keeps the text valid UTF-8 (RFC 3629): inside a
+# character only bytes that can continue it. Knows nothing of sequences or rows.
+
+
+_WORDS = (
+    "the of and to in a is that for it was on are as with at be this have from or one had by but not what all were we "
+    "when your can said there use an each which she do how their if will up other about out many then them these so "
+    "some her would make like him into time has look two more write go see number no way could people my than first "
+    "water been call who its now find long down day did get come made may part over new sound take only little work "
+    "know place year live me back give most very after thing our just name good sentence man think say great where "
+    "help through much before line right too mean old any same tell boy follow came want show also around form three "
+    "small set put end does another well large must big even such because turn here why ask went men read need land "
+    "café über für grün naïve señor père déjà öl straße"
+)
+_SEPARATORS = (
+    (" ", 14.0),
+    (", ", 1.5),
+    (". ", 1.5),
+    (" \N{EN DASH} ", 0.2),
+    ("… ", 0.2),
+)  # separators between words, with their weights
+
+_START = np.array(sorted({*b"abcdefghijklmnopqrstuvwxyz .,-'", 0xC3, 0xE2}), dtype=np.int64)
+_SECOND = {
+    0xC3: (0x9F, 0xA0, 0xA4, 0xA8, 0xA9, 0xAF, 0xB1, 0xB6, 0xBC),
+    0xE2: (0x80,),
+}  # continuation bytes of its accented letters, dash and ellipsis
+_THIRD = {(0xE2, 0x80): (0x93, 0xA6)}  # the dash and the ellipsis
+_NARROW = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF), 0xF4: (0x80, 0x8F)}  # RFC 3629, section 4
+
+
+def _support(recent: tuple[int, ...]) -> NDArray[np.int64]:
+    """Bytes that may follow the last three tokens, ascending."""
+    third, second, last = (-1, -1, *recent)[-3:] if len(recent) < 3 else recent[-3:]
+    if last in _SECOND:
+        return np.array(_SECOND[last], dtype=np.int64)
+    if (second, last) in _THIRD:
+        return np.array(_THIRD[second, last], dtype=np.int64)
+    if 0xC2 <= last <= 0xF4:  # the lead byte of a character that only a prompt can hold
+        low, high = _NARROW.get(last, (0x80, 0xBF))
+        return np.arange(low, high + 1, dtype=np.int64)
+    inside = 0x80 <= last <= 0xBF
+    if inside and (0xE0 <= second <= 0xF4 or (0x80 <= second <= 0xBF and 0xF0 <= third <= 0xF4)):
+        return np.arange(0x80, 0xC0, dtype=np.int64)
+    return _START
+
+
+class BigramModel:
+    """Base distributions of one seed, which weights the words. Results are cached and must not be written to."""
+
+    def __init__(self, seed: int) -> None:
+        words = _WORDS.split()
+        weights = np.random.Generator(np.random.PCG64(seed & (1 << 63) - 1)).gamma(1.0, 1.0, len(words)) + 0.1
+        self._after_two: defaultdict[tuple[int, int], NDArray[np.float64]] = defaultdict(lambda: np.zeros(257))
+        self._after_one: defaultdict[int, NDArray[np.float64]] = defaultdict(lambda: np.zeros(257))
+        for word, weight in zip(words, weights, strict=True):
+            for separator, frequency in _SEPARATORS:
+                text = f" {word}{separator}".encode()
+                for i in range(1, len(text)):
+                    self._after_one[text[i - 1]][text[i]] += weight * frequency
+                    if i > 1 and text[i - 1] != 0x20:  # after a space only the single-byte statistics count
+                        self._after_two[text[i - 2], text[i - 1]][text[i]] += weight * frequency
+        self._cache: dict[tuple[int, ...], tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
+
+    def base(self, recent: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """(support, probabilities) of the next byte after the last tokens, newest last."""
+        entry = self._cache.get(recent)
+        if entry is None:
+            entry = self._cache[recent] = self._computed(recent)
+        return entry
+
+    def may_end(self, recent: tuple[int, ...]) -> bool:
+        """True between characters: an answer must not end inside one."""
+        return self.base(recent)[0] is _START
+
+    def _computed(self, recent: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        support, last = _support(recent), recent[-1]
+        pair = self._after_two.get((recent[-2], last)) if len(recent) > 1 else None
+        single = self._after_one.get(last)
+        if single is None:  # a digit, a capital, the end of text: as at the start of a word
+            single = self._after_one[0x20]
+        probs = np.full(len(support), 0.02 / len(support))
+        for share, counts in ((0.08, single), (0.90, single if pair is None else pair)):
+            counted = counts[support]
+            probs += share * (counted / counted.sum() if counted.sum() else 1.0 / len(support))
+        return support, probs
+
+
+# Tokenizer of the fake model: one id per byte, and one for the end of text. Its chat format is plain text.
+
+
+EOS = 256
+VOCAB = 257
+
+
+def _text(content: object) -> str:
+    """Text of a message's content: a string, None, or OpenAI's list of parts, of which only text parts count."""
+    if isinstance(content, list):
+        return "".join(_text(part.get("text")) for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""
+
+
+class ByteTokenizer:
+    """`TextModel` over UTF-8 bytes."""
+
+    @property
+    def vocab_size(self) -> int:
+        return VOCAB
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return frozenset({EOS})
+
+    @property
+    def fingerprint(self) -> str:
+        return sha256(b"paceline bytes 1").hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", errors="replace"))
+
+    def raw(self, text: str) -> list[int]:
+        return self.encode(text) or [EOS]
+
+    def token_name(self, token: int) -> str:
+        return "<|end|>" if token == EOS else self.decode([token])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(token for token in ids if token < EOS).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes((token,)) if token < EOS else b""
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        template_kwargs: Mapping[str, object] = NO_FIELDS,  # noqa: ARG002  # its format has no variables
+    ) -> list[int]:
+        begun = ""
+        if messages and messages[-1].get("role") == "assistant":
+            *messages, last = messages
+            begun = _text(last.get("content"))
+        lines = "".join(f"{message.get('role', 'user')}: {_text(message.get('content'))}\n" for message in messages)
+        return self.encode(f"{lines}assistant: {begun}")
+
+    def document_prompt(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        document: str,
+        *,
+        template_kwargs: Mapping[str, object] = NO_FIELDS,  # noqa: ARG002
+    ) -> tuple[list[int], list[int], list[int]]:
+        return self.encode("document: "), self.encode(document + "\n"), self.chat(messages)
+
+
+# Seeded table model over bytes: the test double, the simulator's engine, and `--model fake`. No torch.
+#
+# next = (1 - spread) * base(last two tokens) + spread * own(hash of the whole prefix), so the distributions after two
+# prompts are similar, yet a wrong, missing or reordered row of KV changes every later distribution. The model computes
+# from its stored rows only, so it cannot use a row that was never written. Knows nothing of language beyond a word
+# list; its text is noise with spaces.
+
 
 _MASK = (1 << 64) - 1
 SPREAD = 0.15
