@@ -34,10 +34,9 @@ from paceline.model_opening import step_limits as step_limits
 from paceline.model_opening import workflow_units as workflow_units
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import load_embedder
-from paceline.rag.rerank.late_interaction import TokenEncoder
-from paceline.rag.rerank.reranker import Reranker, load_reranker
+from paceline.rag.rerank import Reranker, TokenEncoder, load_reranker
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.web.searxng import SearxngSearch
+from paceline.rag.web.search import SearxngSearch
 from paceline.runtime.asking.gate import CloudAsks
 from paceline.runtime.energy.choice import ChosenMeter, Machine, Powers, choose_meter
 from paceline.runtime.energy.debt_file import DebtFile

@@ -90,7 +90,7 @@ def add(
 
     What cannot be read keeps nothing else from being read: it is listed at the end, and the exit code is 1.
     """
-    from paceline.rag.folders.watching import changes
+    from paceline.rag.folders import changes
 
     with opened(side, store, embedder, config, state_dir) as documents:
         for number, _ in enumerate(changes(_folders(paths)) if watch else [None]):
@@ -199,7 +199,7 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """Remove documents; their text and vectors leave the files. Exit code 1 if one of them was not there."""
-    from paceline.rag.folders.matching import matching
+    from paceline.rag.folders import matching
 
     if every == bool(names):
         raise ConfigError("Give names of documents to remove, or --all alone")
@@ -274,7 +274,7 @@ def add_with_progress(
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-    from paceline.rag.folders.sync import sync_folders
+    from paceline.rag.folders import sync_folders
     from paceline.rag.parsing.kinds import NAMED_KINDS
 
     console = Console(stderr=True)

@@ -19,7 +19,7 @@ from paceline.engine.base import Engine, ModelInfo, ServedModel
 from paceline.errors import EngineLost, PacelineError
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
-from paceline.rag.rerank.reranker import Reranker
+from paceline.rag.rerank import Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.runtime.admission.answers import Admission

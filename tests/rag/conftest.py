@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.rag.minilm import MiniLMEmbedder
+from paceline.rag.embedder import MiniLMEmbedder
 
 
 @pytest.fixture(scope="session")

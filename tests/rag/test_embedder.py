@@ -19,8 +19,7 @@ from transformers import BertConfig, BertModel
 
 from paceline.errors import ConfigError
 from paceline.hub import download
-from paceline.rag.embedder import Embedder, HashEmbedder, load_embedder
-from paceline.rag.minilm import MAX_TOKENS, MiniLMEmbedder, package_directory
+from paceline.rag.embedder import MAX_TOKENS, Embedder, HashEmbedder, MiniLMEmbedder, load_embedder, package_directory
 
 TEXTS = [
     "What is the deposit for the flat in Mill Lane?",

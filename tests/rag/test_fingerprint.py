@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 from paceline.encoder import installed_weights, package_directory
-from paceline.rag.embedder import SentenceTransformerEmbedder
-from paceline.rag.fingerprint import weights_fingerprint
-from paceline.rag.minilm import MiniLMEmbedder
+from paceline.rag.embedder import MiniLMEmbedder, SentenceTransformerEmbedder, weights_fingerprint
 
 WEIGHTS = [torch.arange(10_000.0).view(100, 100), torch.ones(3)]
 

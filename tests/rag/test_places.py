@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from paceline.rag.chunk import split
+from paceline.rag.chunk import definitions, heading_starts, places, split
 from paceline.rag.parsing.kinds import Kind
-from paceline.rag.places import definitions, heading_starts, places
 
 CODE = """import os
 

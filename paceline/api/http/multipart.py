@@ -18,7 +18,7 @@ from starlette.types import Receive
 from paceline.api.http.body import ClientGoneError
 from paceline.errors import RequestError
 from paceline.rag.parsing.kinds import MAX_FILE_BYTES
-from paceline.rag.store.arrivals import Arrival, too_large
+from paceline.rag.store.files import Arrival, too_large
 
 MAX_FIELDS = 16  # besides the file
 MAX_FIELD = 4096  # bytes

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from paceline.api.http.strict_json import encode_json
 from paceline.api.http.validation import Schema, parse
 from paceline.errors import RequestError
-from paceline.rag.store.paging import Paging
+from paceline.rag.store.files import Paging
 from paceline.rag.store.vector_stores import Status
 
 Q = TypeVar("Q", bound=Schema)

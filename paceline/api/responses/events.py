@@ -18,7 +18,7 @@ from paceline.api.generation.links import NO_LINKS, PassageLinks
 from paceline.api.http.errors import Failure
 from paceline.api.responses.reasoning import Reasoning
 from paceline.rag.store.files import FILE_PREFIX
-from paceline.rag.store.filters import AttributesOf
+from paceline.rag.store.vector_stores import AttributesOf
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, TextDelta, WorkflowStep
 
 Json = dict[str, object]

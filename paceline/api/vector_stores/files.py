@@ -23,8 +23,7 @@ from paceline.api.routes import Route
 from paceline.api.vector_stores.search import library_of
 from paceline.api.vector_stores.upload_turns import UploadTurns
 from paceline.errors import RequestError
-from paceline.rag.store.arrivals import Arrival
-from paceline.rag.store.files import StoredFile, missing
+from paceline.rag.store.files import Arrival, StoredFile, missing
 from paceline.rag.store.library import Library
 from paceline.runtime.service import Service
 

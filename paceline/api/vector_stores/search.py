@@ -17,8 +17,8 @@ from paceline.api.http.auth import Identity
 from paceline.api.http.validation import Schema
 from paceline.errors import RequestError
 from paceline.rag.records import DEFAULT_COLLECTION
-from paceline.rag.store.filters import AttributesOf, Comparison, Compound, Filter
 from paceline.rag.store.library import Library
+from paceline.rag.store.vector_stores import AttributesOf, Comparison, Compound, Filter
 from paceline.runtime.service import GenerateRequest, Service
 
 MAX_QUERIES = 8

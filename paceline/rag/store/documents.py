@@ -8,7 +8,10 @@ store on the device: nothing here sends anything anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -19,20 +22,283 @@ from numpy.typing import NDArray
 
 from paceline.core.side import Side
 from paceline.errors import ConfigError, DocumentError
-from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS
+from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split_document
+from paceline.rag.chunk_rows import FROM, read_texts
 from paceline.rag.database import Database, SharedConnection
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
-from paceline.rag.embedder import Embedder, ProgressCallback, no_progress
+from paceline.rag.embedder import Embedder, ProgressCallback, embed_all, no_progress
+from paceline.rag.index.hybrid import FILE, HybridIndex
 from paceline.rag.parsing.folders import FoundFile, find_files, read_files
 from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.pool import ParserPool
 from paceline.rag.parsing.text import parsed_text
-from paceline.rag.records import MANAGED, MIN_SCORE, ZONES, Document, IngestResult, Passage, Progress, Selection, Zone
+from paceline.rag.records import (
+    DEFAULT_COLLECTION,
+    MANAGED,
+    MIN_SCORE,
+    ZONES,
+    Document,
+    IngestResult,
+    Passage,
+    Progress,
+    Selection,
+    Vectors,
+    Zone,
+    titled,
+)
+from paceline.rag.store import document_rows as rows
 from paceline.rag.store.conversion import encrypt_store, finish_encryption
-from paceline.rag.store.document_rows import managed_documents, read_passages
-from paceline.rag.store.document_writer import DocumentWriter
-from paceline.rag.store.passage_search import PassageSearch
+from paceline.rag.store.document_rows import PASSAGE, managed_documents, open_passage, read_passages
 from paceline.sealing.seal import Seal
+
+# Changes of the default collection: chunk and embed parsed documents, then insert, replace, rename or leave each.
+#
+# The text is compared by hash: a known text is not embedded again. Embedding happens outside transactions, so each
+# change checks in its transaction that what it was computed from still holds, and is otherwise computed again.
+
+
+class DocumentWriter:
+    """Adds, removes and re-embeds managed documents, several in a transaction. Safe to use from several threads.
+
+    Leaves the write-ahead log and the index file to the caller.
+    """
+
+    def __init__(
+        self,
+        connection: SharedConnection,
+        embedder: Embedder,
+        document_kv: DocumentKvStore,
+        *,
+        chunk_tokens: int,
+        overlap: int,
+    ) -> None:
+        """`document_kv`: stored KV, from which that of removed texts is deleted."""
+        self._connection = connection
+        self._embedder = embedder
+        self._document_kv = document_kv
+        self._chunk_tokens = chunk_tokens
+        self._overlap = overlap
+
+    def add(
+        self, batch: Sequence[tuple[Parsed, FoundFile | None]], zone: Zone, progress: ProgressCallback
+    ) -> list[IngestResult]:
+        """Add or replace documents in one transaction, in order. The file: where one was read from; None: a text
+        without a file. progress: called with the chunks embedded so far, of all of them.
+        """
+        results: dict[int, IngestResult] = {}
+        while len(results) < len(batch):
+            waiting = [number for number in range(len(batch)) if number not in results]
+            chunks = self._new_chunks([batch[number][0] for number in waiting])
+            texts = [chunk.titled for part in chunks for chunk in part]
+            vectors = embed_all(self._embedder, texts, progress)
+            ends = np.cumsum([len(part) for part in chunks])
+            of_each = np.split(vectors, ends[:-1])
+            forgotten: set[str] = set()
+            with self._connection.writing() as database:
+                database.check_embedder(database.meta())
+                for number, part, own in zip(waiting, chunks, of_each, strict=True):
+                    parsed, file = batch[number]
+                    result, text_hashes = _put(database, parsed, zone, part, own, file)
+                    forgotten |= text_hashes
+                    if result is not None:
+                        results[number] = result
+            self._document_kv.forget(forgotten)
+        return [results[number] for number in range(len(batch))]
+
+    def unchanged(self, files: Iterable[FoundFile], zone: Zone) -> tuple[list[IngestResult], list[FoundFile]]:
+        """Outcomes of the files that have the stamp with which their documents were read, and the other files."""
+        results, others = [], []
+        with self._connection.reading() as database:
+            for file in files:
+                known = rows.find_by_stamp(database, file.source, file.stamp) if file.stamp else None
+                if known is None or known.zone != zone:
+                    others.append(file)
+                else:
+                    results.append(IngestResult(known.name, "unchanged", known.id, known.num_chunks))
+        return results, others
+
+    def _new_chunks(self, documents: Sequence[Parsed]) -> list[list[Chunk]]:
+        """Chunks of each of these documents whose text is not stored and not that of one before it."""
+        with self._connection.reading() as database:
+            known = {parsed.sha256 for parsed in documents if rows.find_by_text(database, parsed.sha256)}
+        found: list[list[Chunk]] = []
+        for parsed in documents:
+            size = {"chunk_tokens": self._chunk_tokens, "overlap": self._overlap}
+            is_new = parsed.sha256 not in known
+            found.append(list(split_document(parsed, self._embedder.count, **size)) if is_new else [])
+            known.add(parsed.sha256)
+        return found
+
+    def remove(self, ids_or_names: Iterable[str]) -> int:
+        """Remove documents and their stored KV. Returns the number removed."""
+        removed, text_hashes = 0, set[str]()
+        with self._connection.writing() as database:
+            for one in ids_or_names:
+                found = rows.remove_documents(
+                    database,
+                    "collection = ? AND (documents.id = ? OR name = ?)",
+                    DEFAULT_COLLECTION,
+                    one,
+                    database.seal.lookup(one),
+                )
+                removed += found.num_documents
+                text_hashes |= found.text_hashes
+        if removed:
+            self._document_kv.forget(text_hashes)
+        return removed
+
+    def reindex(self, progress: ProgressCallback) -> int:
+        """Embed every chunk of every collection again. Returns the number of chunks."""
+        while True:
+            with self._connection.reading() as database:
+                generation = database.meta()["generation"]
+                chunks = list(read_texts(database, "", strict=True))
+            vectors = embed_all(self._embedder, [titled(chunk.title, chunk.text) for chunk in chunks], progress)
+            with self._connection.writing() as database:
+                if database.meta()["generation"] != generation:
+                    continue  # documents were added or removed meanwhile
+                rows.replace_vectors(database, [chunk.chunk_id for chunk in chunks], vectors)
+            return len(chunks)
+
+
+def _put(
+    database: Database,
+    parsed: Parsed,
+    zone: Zone,
+    chunks: Sequence[Chunk],
+    vectors: Vectors,
+    file: FoundFile | None,
+) -> tuple[IngestResult | None, set[str]]:
+    """Write one document inside the caller's transaction; its outcome, and hashes of texts that are gone.
+
+    None, and nothing done, when the document it was a copy of has been removed meanwhile.
+    """
+    source, stamp = (b"", "") if file is None else (file.source, file.stamp)
+    known = rows.find_by_text(database, parsed.sha256)
+    before = rows.find_by_source(database, parsed.name, source)
+    if known and before and known.id == before.id:
+        if known.zone != zone:
+            rows.set_zone(database, known.id, zone)
+        rows.set_stamp(database, known.id, stamp)
+        return IngestResult(known.name, "unchanged", known.id, known.num_chunks), set()
+    if not known and not chunks:
+        return None, set()
+    try:
+        name = before.name if before else _free_name(database, [parsed.name] if file is None else file.names())
+    except ConfigError as error:
+        if file is None:
+            raise
+        return IngestResult(parsed.name, "failed", note=str(error)), set()
+    if known and not before and file is not None and _is_gone(known.source):
+        rows.set_source(database, known, name, source)
+        rows.set_stamp(database, known.id, stamp)
+        return IngestResult(name, "moved", known.id, known.num_chunks, f"it was {known.source}"), set()
+    text_hashes: set[str] = set()
+    if before:
+        text_hashes = rows.remove_documents(database, "documents.id = ?", before.id).text_hashes
+    if known:
+        where = f" from {known.source}" if known.source and known.name == parsed.name else ""
+        note = f"the same text as {known.name}{where}"
+        return IngestResult(name, "duplicate", known.id, known.num_chunks, note), text_hashes
+    document_id = rows.document_id(database, parsed.sha256)
+    document = Document(document_id, name, parsed.sha256, zone, time.time(), len(chunks))
+    rows.insert_document(database, document, chunks, vectors, source=source, stamp=stamp)
+    note = "" if before or name == parsed.name else f"{parsed.name} is the name of another file's document"
+    return IngestResult(name, "replaced" if before else "added", document_id, len(chunks), note), text_hashes
+
+
+def _is_gone(source: str) -> bool:
+    """True if the file that a document was read from is there no more. False for a path that is not shown whole."""
+    return bool(source) and "\ufffd" not in source and not os.path.lexists(source)
+
+
+def _free_name(database: Database, names: Iterable[str]) -> str:
+    """The first name that no managed document has. Raises ConfigError when all are taken."""
+    name = ""
+    for name in names:
+        if not rows.is_name_taken(database, name):
+            return name
+    raise ConfigError(f"{name} is the name of another file's document: remove that first, or rename this one.")
+
+
+# Search over one document store, and the index file that saves building the index at the next start.
+#
+# The index is derived from the rows, which may change under it at any time: each search first takes in what this or
+# another process has committed. Safe to use from several threads; the connection's lock also guards the index.
+
+
+_CANDIDATES = 50  # of each kind of search
+
+
+class PassageSearch:
+    """Passages for a query, by vectors and words. The index refreshes from the rows before each search."""
+
+    def __init__(self, directory: Path, embedder: Embedder, database: Database, connection: SharedConnection) -> None:
+        """`database`: the one that `connection` shares; the index reads it inside the connection's transactions."""
+        self._path = directory / FILE
+        self._embedder = embedder
+        self._connection = connection
+        self._saving = threading.Lock()  # of the file written beside the index file; taken before the connection's lock
+        self._index = HybridIndex(self._path, database, embedder.dimensions)
+
+    def search(
+        self, query: str, k: int, selection: Selection, *, min_score: float, vector: NDArray[np.float32] | None = None
+    ) -> list[Passage]:
+        """As `DocumentStore.search`. The lock is not held while the query is embedded."""
+        if k < 1 or not query.strip():
+            return []
+        with self._connection.reading():
+            self._index.refresh()
+            if not len(self._index.selected(selection)):
+                return []  # without loading a model
+        if vector is None:
+            vector = self._embedder.embed([query])[0]
+        with self._connection.reading() as database:
+            self._index.refresh()
+            selected = self._index.selected(selection)
+            limit = max(_CANDIDATES, 4 * k)
+            while True:
+                candidates, others = self._index.candidates(query, vector, limit, selection, selected)
+                passages = _passages(database, [hit for hit in candidates if hit[1] >= min_score], k)
+                if len(passages) == k or others < min_score:
+                    return passages
+                limit *= 4  # many copies of one text
+
+    def save_index(self) -> bool:
+        """As `DocumentStore.save_index`."""
+        with self._saving:
+            with self._connection.reading() as database:
+                self._index.refresh()
+                image = self._index.image()
+                box = database.seal.index
+            if image is None or not image.write(self._path, box):
+                return True
+            with self._connection.reading():
+                self._index.refresh()
+                return self._index.publish(image)
+
+    def drop_index_file(self) -> None:
+        """As `DocumentStore.drop_index_file`."""
+        with self._connection.locked():
+            self._index.drop_file()
+
+
+def _passages(database: Database, hits: list[tuple[int, float]], k: int) -> list[Passage]:
+    """The first k passages with distinct texts. hits: (chunk id, score), best first."""
+    passages: dict[str, Passage] = {}  # by text without its spacing, so that copies collapse
+    for chunk_id, score in hits:
+        file, collection, document, *row = database.execute(
+            f"SELECT file, collection, documents.id, {PASSAGE} FROM {FROM} WHERE chunks.id = ?", chunk_id
+        ).fetchone()
+        if (opened := open_passage(database, *row)) is None:
+            continue
+        name, title, text, place = opened
+        passage = Passage(name, chunk_id, title, text, min(score, 1.0), file or document, collection, place=place)
+        passages.setdefault(" ".join(text.split()), passage)
+        if len(passages) == k:
+            break
+    return list(passages.values())
+
 
 GROUP_FILES = 64  # in one transaction: an interrupted `add` has lost what was computed of at most so many
 GROUP_CHARACTERS = 2**17  # likewise

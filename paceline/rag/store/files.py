@@ -13,21 +13,198 @@ import errno
 import logging
 import os
 import secrets
+import threading
 import time
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from paceline.errors import ConfigError, RequestError, StorageError, is_full
 from paceline.rag.database import Database, SharedConnection
+from paceline.rag.parsing.kinds import MAX_FILE_BYTES
 from paceline.rag.parsing.parsed import MAX_NAME
-from paceline.rag.store.arrivals import STEP, Arrival, Arrivals
-from paceline.rag.store.paging import Paging, page
-from paceline.sealing.seal import Box, DamagedError
+from paceline.sealing.seal import PLAIN_BOX, Box, DamagedError, FileSealer
 from paceline.secret_files import private_folder
+
+# Uploads on their way: their bytes lie in the folder of uploads and count for their owner before they are written.
+#
+# What an owner's uploads take together, stored or arriving, so never exceeds its limits, however many arrive at once.
+# In a sealed store they are encrypted as they come. Counted in this process: another one that stores uploads in the
+# same folder sees what has been stored.
+
+
+MAX_ARRIVING = 32  # uploads of one owner at once
+STEP = 1 << 20  # bytes reserved at a time, where the owner has room for them
+
+Check = Callable[[str, int, int], None]
+
+
+class Arrivals:
+    """The uploads under way of all owners. Safe to use from several threads."""
+
+    def __init__(self, check: Check) -> None:
+        """check(owner, files, bytes): raises RequestError unless the owner may store so many more."""
+        self._check = check
+        self._lock = threading.Lock()
+        self._uploads: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+
+    def begin(self, owner: str, path: Path, num_bytes: int, key: bytes = b"", box: Box = PLAIN_BOX) -> Arrival:
+        """Reserve a file of at least so many bytes. Raises RequestError for too many, in number (429) or bytes.
+
+        key, box: of the file's seal.
+        """
+        with self._lock:
+            if self._uploads[owner] >= MAX_ARRIVING:
+                raise RequestError(
+                    f"{MAX_ARRIVING} uploads are arriving already: wait for one to end.",
+                    status=429, type="rate_limit_error", code="too_many_uploads",
+                )  # fmt: skip
+            self._check(owner, self._uploads[owner] + 1, self._bytes[owner] + num_bytes)
+            self._uploads[owner] += 1
+            self._bytes[owner] += num_bytes
+        try:
+            return Arrival(self, owner, path, num_bytes, key, box)
+        except BaseException:
+            self.end(owner, num_bytes)
+            raise
+
+    def reserve(self, owner: str, num_bytes: int) -> int:
+        """Reserve so many more bytes, or a whole STEP. Returns their number; raises RequestError without room."""
+        with self._lock:
+            files, held = self._uploads[owner], self._bytes[owner]
+            for wanted in (max(STEP, num_bytes), num_bytes):
+                try:
+                    self._check(owner, files, held + wanted)
+                except RequestError:
+                    if wanted == num_bytes:
+                        raise
+                else:
+                    break
+            self._bytes[owner] += wanted
+        return wanted
+
+    def end(self, owner: str, num_bytes: int) -> None:
+        """Give back what an upload has reserved."""
+        with self._lock:
+            self._uploads[owner] -= 1
+            self._bytes[owner] -= num_bytes
+            self._uploads += Counter()  # forgets owners without any
+            self._bytes += Counter()
+
+
+class Arrival:
+    """One upload, until `close`, which removes its bytes unless they have been renamed."""
+
+    def __init__(self, arrivals: Arrivals, owner: str, path: Path, reserved: int, key: bytes, box: Box) -> None:
+        """Raises StorageError when the file cannot be made."""
+        self.key, self.box = key, box
+        self._sealer = FileSealer(box)
+        self.owner = owner
+        self.path = path
+        self.num_bytes = 0  # of the content
+        self._arrivals = arrivals
+        self._reserved = reserved
+        self._closed = False
+        try:
+            self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+        except OSError as error:
+            raise self._fault(error) from error
+
+    def write(self, data: bytes) -> int:
+        """Append to the file. Raises RequestError beyond MAX_FILE_BYTES (413) or the owner's limits, StorageError."""
+        size = self.num_bytes + len(data)
+        if size > MAX_FILE_BYTES:
+            raise too_large()
+        if size > self._reserved:
+            self._reserved += self._arrivals.reserve(self.owner, size - self._reserved)
+        try:
+            self._file.writelines(self._sealer.add(data))
+        except OSError as error:
+            raise self._fault(error) from error
+        self.num_bytes = size
+        return len(data)
+
+    def seek(self, position: int) -> int:
+        """As the reader of a form calls it at the end of a file: without effect."""
+        return position
+
+    def complete(self) -> None:
+        """Everything has been written: bring it to the disk. Once; raises StorageError."""
+        try:
+            self._file.write(self._sealer.end())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._fault(error) from error
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(OSError):  # what could not be written is removed
+            self._file.close()
+        try:
+            self.path.unlink(missing_ok=True)
+        finally:
+            self._arrivals.end(self.owner, self._reserved)
+
+    def _fault(self, error: OSError) -> StorageError:
+        message = f"The file {self.path} could not be stored: {error.strerror}. Is the disk full?"
+        return StorageError(message, full=is_full(error))
+
+
+def too_large() -> RequestError:
+    """The error (413) for an upload of more than MAX_FILE_BYTES."""
+    return RequestError(
+        f"The file is larger than {MAX_FILE_BYTES} bytes.", status=413, code="request_too_large", param="file"
+    )
+
+
+# Pages of a list that may grow between requests: cursors are ids, the order is that of creation.
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """A page request: the `limit` items that follow `after`, or the last `limit` before `before`, in this order."""
+
+    limit: int = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None  # an item's id
+    before: str | None = None
+
+
+def page(
+    database: Database, source: str, parameters: list[object], paging: Paging, *, key: str = "id"
+) -> tuple[list[tuple[Any, ...]], bool]:
+    """Read a page inside the caller's transaction: rows without their first column, and whether there are more.
+
+    source: a SELECT whose first columns are `seq` and the one named `key`. Raises RequestError for a cursor that is
+    not in the list.
+    """
+    conditions, values = ["1"], list(parameters)
+    for cursor, name, later in ((paging.after, "after", True), (paging.before, "before", False)):
+        if cursor is None:
+            continue
+        row = database.execute(f"SELECT seq FROM ({source}) WHERE {key} = ?", *parameters, cursor).fetchone()
+        if row is None:
+            raise RequestError(f"{name} names {cursor[:64]!r}, which is not in this list.", param=name)
+        conditions.append(f"seq {'>' if later == (paging.order == 'asc') else '<'} ?")
+        values.append(row[0])
+    backwards = paging.before is not None and paging.after is None  # the last rows before the cursor
+    direction = "ASC" if (paging.order == "asc") != backwards else "DESC"
+    rows = database.execute(
+        f"SELECT * FROM ({source}) WHERE {' AND '.join(conditions)} ORDER BY seq {direction} LIMIT ?",
+        *values,
+        paging.limit + 1,
+    ).fetchall()
+    found = [tuple(row[1:]) for row in rows[: paging.limit]]
+    return found[::-1] if backwards else found, len(rows) > paging.limit
+
 
 FOLDER = "files"  # in the folder of the documents
 FILE_PREFIX = "file-"  # of ids; distinguishes uploads from other documents

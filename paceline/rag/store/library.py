@@ -6,23 +6,370 @@ may be called from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import BinaryIO, TypeVar
+from itertools import islice
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
-from paceline.errors import RequestError
+import numpy as np
+
+from paceline.errors import ConfigError, DocumentError, ParserLost, RequestError
+from paceline.rag.chunk import Chunk, split_document
 from paceline.rag.database import Database, SharedConnection
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
+from paceline.rag.embedder import Embedder
 from paceline.rag.index.bm25 import rank_fusion
-from paceline.rag.parsing.pool import ParserBudget
-from paceline.rag.records import Passage, Selection, Zone
-from paceline.rag.store.document_rows import ShownPassage, find_chunks, find_passage, find_text
+from paceline.rag.parsing.parsed import Parsed
+from paceline.rag.parsing.pool import ParserBudget, ParserPool
+from paceline.rag.records import Document, Passage, Selection, Vectors, Zone
+from paceline.rag.store.document_rows import (
+    ShownPassage,
+    find_chunks,
+    find_passage,
+    find_text,
+    insert_document,
+    insert_text,
+    remove_documents,
+)
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.store.file_work import Anywhere, FileWork
-from paceline.rag.store.files import StoredFile, Uploads
-from paceline.rag.store.filters import Attributes, AttributesOf, Filter
-from paceline.rag.store.ingester import Ingester
-from paceline.rag.store.vector_stores import FileBatch, FileSpec, VectorStore, VectorStoreFile, VectorStores
+from paceline.rag.store.files import StoredFile, Uploads, read_file_name
+from paceline.rag.store.vector_stores import (
+    MAX_OWNED_USAGE,
+    Attributes,
+    AttributesOf,
+    FileBatch,
+    FileSpec,
+    Filter,
+    VectorStore,
+    VectorStoreFile,
+    VectorStores,
+    seal_error,
+    total_usage,
+)
+
+# Reading files in, as work of whatever processing units a node has. Knows none of them.
+
+
+class FileWork(Protocol):
+    """Contexts around the two parts of it that compute."""
+
+    def indexing(self) -> AbstractContextManager[None]:
+        """Entered for each turn, by the thread that embeds."""
+
+    def parsing(self) -> AbstractContextManager[None]:
+        """Entered by the thread that waits for a parser, and starts it if it has to."""
+
+
+class Anywhere:
+    """No units are known."""
+
+    def indexing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def parsing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+# Ingestion: read uploaded files into vector stores on a background thread, one file of each owner at a time, in turns.
+#
+# A turn ends with the start of parsing, which happens in other processes, or with a batch of chunks embedded: a long
+# file of one owner delays another owner's by one batch. The queue is the rows `in_progress`, so it survives the
+# process. An interrupted reading is repeated, but at most MAX_STARTS times, since a file that crashes the program or
+# its parser would do so at every start. Chunks and the status `completed` are written in one transaction, and only if
+# the file is still wanted then. Not bounded: the number of owners, of whose files one each is in memory.
+
+
+TURN_CHUNKS = 16  # embedded before the next owner's turn
+MAX_STARTS = 3  # readings of a file that the program or the parser did not survive; then it fails
+RETRY_S = 30.0  # delay after an error that no file caused
+SAVE_S = 5.0  # from a change to the next index file, so that several changes share one
+
+_logger = logging.getLogger("paceline.rag")
+
+
+class _Job(NamedTuple):
+    """One attached file to read."""
+
+    owner: str
+    seq: int  # of the row in `attached`; attaching a file again gives it a new one
+    store: str
+    file: str
+    name: str
+    chunk_tokens: int
+    overlap: int
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A file between two turns."""
+
+    job: _Job
+    turns: Iterator[Future[Parsed] | None]  # each ends with what the next one waits for
+    awaited: Future[Parsed] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.awaited is None or self.awaited.done()
+
+
+class _UnwantedError(Exception):
+    """The file was removed or cancelled meanwhile, or the program is stopping."""
+
+
+class _FullError(Exception):
+    """The file does not fit into the owner's stores; the message is for the user."""
+
+
+class Ingester:
+    """Reads files between `start` and `stop`, and writes the index file some time after changes."""
+
+    def __init__(
+        self,
+        connection: SharedConnection,
+        uploads: Uploads,
+        documents: DocumentStore,
+        document_kv: DocumentKvStore,
+        embedder: Embedder,
+        zone: Zone,
+        work: FileWork,
+        budget: ParserBudget,
+    ) -> None:
+        """`document_kv`: stored KV, from which that of replaced chunks is deleted. budget: of the files' owners."""
+        self._work_on = work
+        self._connection = connection
+        self._document_kv = document_kv
+        self._uploads = uploads
+        self._documents = documents
+        self._embedder = embedder
+        self._zone = zone
+        self._wake = threading.Event()
+        self._stopping = False
+        self._save_at: float | None = None  # when to write the index file, monotonic s; None: it is up to date
+        self._readings: dict[str, _Reading] = {}  # by owner; the one whose turn was last comes last
+        self._parsers = ParserPool(budget=budget)
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="paceline-ingest", daemon=True)
+        self._thread.start()
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Stop, after the batch of chunks being embedded. Interrupted files are read after the next start."""
+        self._stopping = True
+        self._wake.set()
+        self._parsers.close()
+        if self._thread is not None:
+            self._thread.join()
+
+    def notify(self) -> None:
+        """Wake the thread: files may have been attached."""
+        self._wake.set()
+
+    def schedule_save(self) -> None:
+        """Write the index file within SAVE_S, since rows have changed."""
+        if self._save_at is None:
+            self._save_at = time.monotonic() + SAVE_S
+            self._wake.set()
+
+    # ---- internal ---------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        pause: float | None = None  # s
+        while True:
+            due = self._save_at
+            if due is not None and pause is None:
+                pause = max(0.0, due - time.monotonic())
+            self._wake.wait(pause)
+            self._wake.clear()
+            pause = None
+            try:
+                worked = False
+                while not self._stopping and self._turn():
+                    worked = True
+                if not self._readings:
+                    self._parsers.rest()
+                if worked:  # chunks of earlier readings may have been replaced
+                    self._connection.checkpoint()
+                    self.schedule_save()
+                self._save()
+            except Exception:  # such as a full disk
+                _logger.exception("uploaded files could not be read into their stores; trying again in %g s", RETRY_S)
+                pause = RETRY_S
+            if self._stopping:
+                self._abandon()
+                return
+
+    def _save(self) -> None:
+        """Write the index file when it is due or the thread is stopping."""
+        if self._save_at is None or (not self._stopping and time.monotonic() < self._save_at):
+            return
+        self._save_at = None  # first, so that changes from here on schedule another save
+        self._connection.checkpoint()  # again, in case a reader prevented the last one
+        if not self._documents.save_index():
+            self.schedule_save()
+
+    def _turn(self) -> bool:
+        """Begin files of owners of whom none is being read, then take one turn. False: there is none to take now."""
+        while (job := self._next()) is not None:
+            self._readings[job.owner] = _Reading(job, self._work(job))
+        reading = next((reading for reading in self._readings.values() if reading.is_ready), None)
+        if reading is None:
+            return False
+        del self._readings[reading.job.owner]
+        try:
+            with self._work_on.indexing():
+                reading.awaited = next(reading.turns)
+        except StopIteration:
+            return True
+        self._readings[reading.job.owner] = reading
+        return True
+
+    def _next(self) -> _Job | None:
+        """The oldest file of an owner of whom no file is being read."""
+        with self._connection.reading() as database:
+            waiting = database.execute(
+                "SELECT owner, min(attached.seq) FROM attached JOIN vector_stores ON id = store "
+                "WHERE status = 'in_progress' GROUP BY owner"
+            ).fetchall()
+            owner, seq = min((one for one in waiting if one[0] not in self._readings), default=("", None))
+            if seq is None:
+                return None
+            row = database.execute(
+                "SELECT attached.seq, store, file, chunk_tokens, overlap FROM attached WHERE attached.seq = ?",
+                seq,
+            ).fetchone()
+            name = read_file_name(database, row[2])
+        return _Job(owner, row[0], row[1], row[2], name, row[3], row[4])
+
+    def _work(self, job: _Job) -> Iterator[Future[Parsed] | None]:
+        """Read one file, turn by turn, and record the outcome."""
+        if not self._begin(job):
+            return
+        try:
+            yield from self._read(job)
+        except _UnwantedError:
+            pass
+        except _FullError as error:
+            self._fail(job, "invalid_file", str(error))
+        except DocumentError as error:
+            self._fail(job, error.code, str(error))
+        except ParserLost:
+            if not self._stopping:
+                _logger.warning("the parser of %s was killed", job.file)
+                return  # and read it again, unless these were MAX_STARTS
+        except FileNotFoundError:
+            self._fail(job, "server_error", "The bytes of this file are gone: upload it again.")
+        except (ConfigError, RequestError) as error:  # RequestError: the owner's budget is used up
+            self._fail(job, "server_error", str(error))
+        except Exception:
+            _logger.exception("%s could not be read into %s", job.file, job.store)
+            self._fail(job, "server_error", "The server made a mistake while reading this file.")
+        self._forget_starts(job)
+
+    def _begin(self, job: _Job) -> bool:
+        """Record the start of a reading, so that crashes during it are counted. False: too many, give the file up."""
+        with self._connection.writing() as database:
+            row = database.execute("UPDATE attached SET starts = starts + 1 WHERE seq = ? RETURNING starts", job.seq)
+            (starts,) = row.fetchone() or (0,)
+        if starts <= MAX_STARTS:
+            return True
+        message = f"The program or its parser ended {MAX_STARTS} times while it read this file: it is not read again."
+        _logger.error("%s is given up: %s", job.file, message)
+        self._fail(job, "server_error", f"{message} Convert or split it, then upload it anew.")
+        return False
+
+    def _read(self, job: _Job) -> Iterator[Future[Parsed] | None]:
+        parsing = self._parsers.submit(
+            job.name, lambda: self._uploads.open(job.file), self._work_on.parsing, owner=job.owner
+        )
+        parsing.add_done_callback(lambda _: self._wake.set())
+        yield parsing
+        parsed = parsing.result()
+        filled = split_document(parsed, self._embedder.count, chunk_tokens=job.chunk_tokens, overlap=job.overlap)
+        size, usage = len(parsed.text.encode()), 0  # the chunks hold at least the text
+        chunks: list[Chunk] = []
+        vectors: list[Vectors] = [np.empty((0, self._embedder.dimensions), np.float32)]
+        while batch := list(islice(filled, TURN_CHUNKS)):
+            chunks += batch
+            usage += self._usage(batch)
+            self._check(job, max(size, usage))  # before embedding
+            vectors.append(self._embedder.embed([chunk.titled for chunk in batch]))
+            yield None
+        self._store(job, parsed, chunks, np.concatenate(vectors), usage)
+
+    def _usage(self, chunks: list[Chunk]) -> int:
+        """Bytes of texts and vectors."""
+        return sum(4 * self._embedder.dimensions + len(chunk.titled.encode()) for chunk in chunks)
+
+    def _check(self, job: _Job, usage: int) -> None:
+        """Raises _UnwantedError or _FullError where embedding more of this file would be for nothing."""
+        if self._stopping or not self._is_wanted(job):
+            raise _UnwantedError
+        with self._connection.reading() as database:
+            _check_room(database, job, usage)
+
+    def _store(self, job: _Job, parsed: Parsed, chunks: list[Chunk], vectors: Vectors, usage: int) -> None:
+        document_id = f"doc-{secrets.token_hex(12)}"
+        document = Document(document_id, parsed.name, parsed.sha256, self._zone, time.time(), len(chunks))
+        with self._connection.writing() as database:
+            database.check_embedder(database.meta())
+            _check_room(database, job, usage)  # again: another process may read files of this owner too
+            done = database.execute(
+                "UPDATE attached SET status = 'completed', usage_bytes = ? WHERE seq = ? AND status = 'in_progress'",
+                usage, job.seq,
+            ).rowcount  # fmt: skip
+            if not done:
+                raise _UnwantedError
+            removed = remove_documents(database, "collection = ? AND file = ?", job.store, job.file)
+            insert_document(database, document, chunks, vectors, collection=job.store, file=job.file)
+            insert_text(database, document_id, parsed.text)
+        self._document_kv.forget(
+            removed.text_hashes - {self._document_kv.text_hash(chunk.titled, job.store) for chunk in chunks}
+        )
+
+    def _abandon(self) -> None:
+        """Leave what is being read to the next start of the program, which is none of a file's failures."""
+        for reading in self._readings.values():
+            self._forget_starts(reading.job)
+        self._readings.clear()
+
+    def _forget_starts(self, job: _Job) -> None:
+        with self._connection.writing() as database:
+            database.execute("UPDATE attached SET starts = 0 WHERE seq = ?", job.seq)
+
+    def _is_wanted(self, job: _Job) -> bool:
+        with self._connection.reading() as database:
+            row = database.execute("SELECT 1 FROM attached WHERE seq = ? AND status = 'in_progress'", job.seq)
+            return row.fetchone() is not None
+
+    def _fail(self, job: _Job, code: str, message: str) -> None:
+        with self._connection.writing() as database:
+            database.execute(
+                "UPDATE attached SET status = 'failed', error_code = ?, error_message = ? "
+                "WHERE seq = ? AND status = 'in_progress'",
+                code, seal_error(database, job.store, job.file, message), job.seq,
+            )  # fmt: skip
+
+
+def _check_room(database: Database, job: _Job, usage: int) -> None:
+    """Raise _FullError unless the file fits into its owner's stores. usage: bytes of its texts and vectors."""
+    held = total_usage(database, job.owner, excluding=job.seq)
+    if held + usage > MAX_OWNED_USAGE:
+        raise _FullError(
+            f"This file's chunks take {_mib(usage)}, and your vector stores hold {_mib(held)} of "
+            f"{_mib(MAX_OWNED_USAGE)}: take other files out of them, then attach this one again."
+        )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"
+
 
 T = TypeVar("T")
 

@@ -11,21 +11,211 @@ Not handled: robots.txt, pages that scripts write, HTTP/2.
 from __future__ import annotations
 
 import asyncio
+import codecs
+import ipaddress
 import re
+import socket
 import ssl
-from collections.abc import Callable, Collection
-from contextlib import aclosing
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple, cast
 
 import httpx
 
 from paceline import __version__
+from paceline.core.printable import printable
 from paceline.core.strangers import Address, parsed_address
-from paceline.errors import WebError
-from paceline.rag.web.addresses import is_public
-from paceline.rag.web.body import ACCEPTED_ENCODINGS, read_body
-from paceline.rag.web.resolver import Resolver, SystemResolver
-from paceline.rag.web.urls import WEB_PORTS, Target, shown, target_of
+from paceline.errors import DocumentError, ParserLost, WebError
+from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split_document
+from paceline.rag.parsing.parsed import Parsed
+from paceline.rag.parsing.pool import Around, ParserPool
+from paceline.rag.parsing.process import memory_file
+
+# Which IP addresses are public: unicast, and reachable by anyone on the Internet. Pure.
+#
+# The tables are those of IANA's registries of special-purpose addresses (RFC 6890), written down here because Python's
+# `is_global` differs between releases, and calls multicast, NAT64 and 6to4 global. IPv6 is public only within
+# 2000::/3, the part that is assigned for global unicast, so whatever is assigned later is refused until it is added
+# here.
+
+
+_SPECIAL_V4 = tuple(
+    ipaddress.IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private, as are 172.16.0.0/12 and 192.168.0.0/16
+        "100.64.0.0/10",  # of providers (CGNAT); some clouds' metadata
+        "127.0.0.0/8",  # loopback
+        "168.63.129.16/32",  # public by its number, and on each machine of Azure the platform's own service
+        "169.254.0.0/16",  # link-local; most clouds' metadata
+        "172.16.0.0/12",
+        "192.0.0.0/24",  # protocols; Oracle's metadata
+        "192.0.2.0/24",  # documentation, as are 198.51.100.0/24 and 203.0.113.0/24
+        "192.88.99.0/24",  # relays of 6to4
+        "192.168.0.0/16",
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, broadcast
+    )
+)
+_UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
+_SPECIAL_V6 = tuple(
+    ipaddress.IPv6Network(network)
+    for network in (
+        "2001::/23",  # protocols, among them Teredo, which contains IPv4 addresses
+        "2001:db8::/32",  # documentation, as is 3fff::/20
+        "2002::/16",  # 6to4, which contains IPv4 addresses
+        "3fff::/20",
+    )
+)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are the IPv4 address that is reached
+
+
+def is_public(address: Address) -> bool:
+    """True if the address is public. Of NAT64, where resolvers give it for names that have IPv4 only, if that is.
+
+    Not known: a network's own NAT64 prefix, and which public addresses are this machine's or its neighbours'.
+    """
+    if isinstance(address, ipaddress.IPv4Address):
+        return not any(address in network for network in _SPECIAL_V4)
+    if address in _NAT64:
+        return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    return address in _UNICAST_V6 and not any(address in network for network in _SPECIAL_V6)
+
+
+# An HTTP answer's body within a limit of bytes, before and after decompression.
+#
+# httpx would decompress what has arrived whole, a thousandfold of it in memory; here the limit holds while
+# decompressing.
+
+
+ACCEPTED_ENCODINGS = "gzip"
+_GZIP_BITS = 16 + zlib.MAX_WBITS  # of zlib: a gzip header is required
+
+
+async def read_body(response: httpx.Response, name: str, max_bytes: int) -> bytes:
+    """The decoded body. `name`: whose it is, for errors. What follows the first member of a gzip file is left out.
+
+    Raises WebError for one of more than max_bytes, compressed otherwise than with gzip, or damaged; httpx.HTTPError as
+    httpx does.
+    """
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip", "x-gzip", ""):
+        raise WebError(f"{name} is compressed in a way that was not asked for.")
+    inflater = zlib.decompressobj(_GZIP_BITS) if "gzip" in encoding else None
+    parts: list[bytes] = []
+    received = size = 0
+    async with aclosing(cast(AsyncGenerator[bytes, None], response.aiter_raw())) as pieces:
+        async for piece in pieces:
+            received += len(piece)
+            part = piece if inflater is None else _inflated(inflater, piece, name, max_bytes - size + 1)
+            size += len(part)
+            if max(size, received) > max_bytes:
+                raise WebError(f"{name} has more than {max_bytes >> 10} KiB.")
+            parts.append(part)
+            if inflater is not None and inflater.eof:
+                break
+    if inflater is not None and not inflater.eof:
+        raise WebError(f"{name} ends in the middle.")
+    return b"".join(parts)
+
+
+def _inflated(inflater: zlib._Decompress, data: bytes, name: str, room: int) -> bytes:
+    """What the data decompress to, `room` bytes at most."""
+    try:
+        return inflater.decompress(data, room)
+    except zlib.error:
+        raise WebError(f"{name} is compressed and damaged.") from None
+
+
+# Addresses of names, as this machine's resolver gives them.
+
+
+Resolver = Callable[[str, int], Awaitable[Sequence[str]]]  # (host, port) -> addresses; none for an unknown name
+
+
+class SystemResolver:
+    """In threads of its own: a look-up cannot be cancelled, and strangers' name servers may be slow for half a minute,
+    in which others of the program's threads must not be missing.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, "paceline-resolve")
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        """In the order in which they should be tried."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, _addresses, host, port)
+
+
+def _addresses(host: str, port: int) -> list[str]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return [str(address[0]) for *_, address in found]
+
+
+# Which URLs may be fetched, as far as their text tells. Pure; where a name leads, `fetch` finds out.
+#
+# A host is a name or an address in its usual form. The other forms that programs accept for an address (decimal,
+# octal, hexadecimal, with fewer parts, with a zone) are refused: nobody links to them.
+
+
+MAX_URL = 2048  # characters
+WEB_PORTS = frozenset({80, 443})
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
+_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)")  # a host that ends in one is an address to many programs
+_MAX_SHOWN = 200  # characters of a URL in an error
+
+
+class Target(NamedTuple):
+    """A URL that may be fetched if its host has public addresses only."""
+
+    url: httpx.URL  # without fragment
+    host: str  # in lower case, without a final dot; an IPv6 address without brackets
+    port: int
+
+
+def target_of(url: str | httpx.URL, ports: Collection[int] = WEB_PORTS) -> Target:
+    """Raises WebError for a URL that may not be fetched."""
+    if len(str(url)) > MAX_URL:
+        raise WebError(f"{shown(url)} is longer than {MAX_URL} characters.")
+    try:
+        parsed = httpx.URL(url)
+        host = parsed.raw_host.decode("ascii").removesuffix(".")
+    except (httpx.InvalidURL, ValueError):
+        raise WebError(f"{shown(url)} is no valid URL.") from None
+    if parsed.scheme not in _DEFAULT_PORTS:
+        raise WebError(f"{shown(url)} is not fetched: only http and https are.")
+    if parsed.userinfo:
+        raise WebError("A URL with a user name or password is not fetched.")
+    if not _is_usual(host):
+        raise WebError(f"{shown(url)} is not fetched: its host is neither a name nor a usual form of an address.")
+    port = _DEFAULT_PORTS[parsed.scheme] if parsed.port is None else parsed.port
+    if port not in ports:
+        raise WebError(f"{shown(url)} is not fetched: port {port} is not of the web.")
+    return Target(parsed.copy_with(fragment=None), host, port)
+
+
+def _is_usual(host: str) -> bool:
+    if "%" in host:  # a zone, which `parsed_address` would leave out
+        return False
+    return parsed_address(host) is not None or bool(_NAME.fullmatch(host) and not _NUMBER.fullmatch(host))
+
+
+def shown(url: str | httpx.URL) -> str:
+    """A URL as errors show it: on one line, its beginning, without a password."""
+    text = re.sub(r"//[^/?#]*@", "//", str(url))
+    return printable(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…")
+
 
 # The end of a file's name by media type: the kinds of documents that uploads may have, as servers name them.
 SUFFIXES = {
@@ -189,3 +379,72 @@ def _is_untrusted(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__  # httpcore takes the cause away and leaves the context
     return error is not None
+
+
+# A page's text in passages: fetched, parsed by the process that parses uploads, within its limits, and divided.
+
+
+MAX_PASSAGES = 200  # of one page: some 30,000 tokens, more than any prompt takes
+_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+@dataclass(frozen=True, slots=True)
+class WebPage:
+    """A page as read. Its text is a stranger's."""
+
+    url: str  # after redirects
+    title: str  # "" when it has none
+    passages: tuple[Chunk, ...]
+    is_cut: bool  # there was more text than MAX_PASSAGES hold
+
+
+class PageReader:
+    """Reads pages in any number at once; the fetcher and the parsers have their limits. For one event loop."""
+
+    def __init__(
+        self,
+        fetcher: PageFetcher,
+        parsers: ParserPool,
+        count: Callable[[str], int],
+        *,
+        chunk_tokens: int = CHUNK_TOKENS,
+        overlap: int = OVERLAP_TOKENS,
+        max_passages: int = MAX_PASSAGES,
+        around: Around = nullcontext,
+    ) -> None:
+        """parsers: closed by their owner. count: tokens of a text, as of the embedder; called in other threads. around:
+        parsing, see `ParserPool.submit`."""
+        self._around = around
+        self._fetcher = fetcher
+        self._parsers = parsers
+        self._count = count
+        self._chunk_tokens = chunk_tokens
+        self._overlap = overlap
+        self._max_passages = max_passages
+
+    async def read(self, url: str) -> WebPage:
+        """Raises WebError for what cannot be fetched or read."""
+        page = await self._fetcher.fetch(url)
+        try:
+            parsing = self._parsers.submit(page.name, lambda: memory_file(_declared(page)), self._around)
+            parsed = await asyncio.wrap_future(parsing)
+        except (DocumentError, ParserLost) as error:
+            raise WebError(str(error)) from error
+        passages = await asyncio.to_thread(self._passages, parsed)
+        return WebPage(
+            page.url, parsed.title, tuple(passages[: self._max_passages]), len(passages) > self._max_passages
+        )
+
+    def _passages(self, parsed: Parsed) -> list[Chunk]:
+        """One more than are wanted, if there are."""
+        chunks = split_document(parsed, self._count, chunk_tokens=self._chunk_tokens, overlap=self._overlap)
+        return list(islice(chunks, self._max_passages + 1))
+
+
+def _declared(page: Page) -> bytes:
+    """The page's bytes; HTML with the server's character set written before the page's own declaration, as it precedes
+    that in browsers too.
+    """
+    if not page.charset or not page.name.endswith(".html") or page.data.startswith(_MARKS):
+        return page.data
+    return f'<meta charset="{page.charset}">'.encode("ascii") + page.data

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from paceline.core.batching.segment import Segment, SeqId
-from paceline.rag.rerank.reranker import Reranker
+from paceline.rag.rerank import Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.requests import SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker

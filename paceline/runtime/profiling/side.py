@@ -9,7 +9,7 @@ from typing import Final
 import psutil
 
 from paceline.engine.base import LoadedModel
-from paceline.rag.rerank.reranker import Reranker
+from paceline.rag.rerank import Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.executor import StepLimits
 from paceline.runtime.engine_loop.worker import EngineWorker

@@ -18,7 +18,7 @@ from typing import Final, Literal
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.shares import Shares
 from paceline.errors import LinkClosed, LinkError
-from paceline.rag.places import MAX_PLACE
+from paceline.rag.chunk import MAX_PLACE
 from paceline.rag.prompt import MAX_QUERY, passages_text, query_of
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore

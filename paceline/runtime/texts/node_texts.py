@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from paceline.errors import RequestError
-from paceline.rag.rerank.reranker import Reranker
+from paceline.rag.rerank import Reranker
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import EmbedderInfo, Embeddings, Logprobs, Reranked
 from paceline.runtime.sessions.output_text import token_strings

@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from paceline.rag.rerank.cross_encoder import CrossEncoder
-from paceline.rag.rerank.reranker import Reranker
+from paceline.rag.rerank import CrossEncoder, Reranker
 from paceline.runtime.service import Reranked
 from paceline.runtime.units.plain_work import PlainWork
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from paceline.errors import LinkError, PacelineError
 from paceline.rag.records import Passage, Selection, Vectors
-from paceline.rag.rerank.reranker import Reranker
+from paceline.rag.rerank import Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.egress import Egress

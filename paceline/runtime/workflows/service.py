@@ -7,8 +7,7 @@ from functools import partial
 
 from paceline.errors import RequestError
 from paceline.rag.records import Selection
-from paceline.rag.rerank.late_interaction import LateInteraction, TokenEncoder
-from paceline.rag.rerank.reranker import Reranker
+from paceline.rag.rerank import LateInteraction, Reranker, TokenEncoder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.link.connection import Link
 from paceline.runtime.peers import Peers

@@ -11,7 +11,7 @@ import numpy as np
 from paceline.core.side import Side
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
-from paceline.rag.rerank.reranker import best_first
+from paceline.rag.rerank import best_first
 
 MAX_READ: Final = 4  # passages of the answer, of each side's documents and of the web
 

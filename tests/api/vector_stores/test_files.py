@@ -14,7 +14,6 @@ import openai
 import pytest
 
 from paceline.rag.embedder import HashEmbedder
-from paceline.rag.store import arrivals
 from paceline.rag.store import files as files_module
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
@@ -237,7 +236,7 @@ def test_empty_and_binary_files_are_kept_as_they_are(ann: openai.OpenAI) -> None
 def test_a_file_beyond_the_limit_is_refused_and_leaves_nothing(
     raw: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "MAX_FILE_BYTES", 100_000)
+    monkeypatch.setattr(files_module, "MAX_FILE_BYTES", 100_000)
     before = raw.get("/v1/files").json()["data"]
     for size in (100_001, 300_000):  # found when the file is complete; found by content-length
         answer = raw.post("/v1/files", files={"file": ("x", b"x" * size)}, data={"purpose": "batch"})

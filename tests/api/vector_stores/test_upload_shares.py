@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from paceline.api.http.auth import Identity
 from paceline.api.vector_stores.files import FilesEndpoint
-from paceline.rag.store.arrivals import MAX_ARRIVING, Arrival
+from paceline.rag.store.files import MAX_ARRIVING, Arrival
 from tests.api.scripted import WAIT
 from tests.api.vector_stores.test_files import opened
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.rag.folders.matching import matching
+from paceline.rag.folders import matching
 from paceline.rag.records import Document
 
 

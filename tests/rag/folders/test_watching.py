@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from queue import Queue
 
-from paceline.rag.folders.watching import changes
+from paceline.rag.folders import changes
 
 
 def test_changes_are_told_from_the_first_turn_on_until_it_is_stopped(tmp_path: Path) -> None:

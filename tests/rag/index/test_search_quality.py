@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.rag.minilm import MiniLMEmbedder
+from paceline.rag.embedder import MiniLMEmbedder
 from paceline.rag.store.documents import DocumentStore
 
 # Twelve documents in four groups of similar ones, each with a question in other words.

@@ -13,8 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
 from paceline.errors import ConfigError
-from paceline.rag.rerank.cross_encoder import CrossEncoder
-from paceline.rag.rerank.reranker import load_reranker
+from paceline.rag.rerank import CrossEncoder, load_reranker
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(60))]
 POSITIONS = 24

@@ -10,9 +10,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel
 
-from paceline.rag.minilm import MAX_TOKENS, WIDTH, MiniLMEmbedder, package_directory
-from paceline.rag.rerank.late_interaction import NO_TOKENS, LateInteraction
-from paceline.rag.rerank.reranker import best_first, load_reranker
+from paceline.rag.embedder import MAX_TOKENS, WIDTH, MiniLMEmbedder, package_directory
+from paceline.rag.rerank import NO_TOKENS, LateInteraction, best_first, load_reranker
 from tests.rag.index.test_search_quality import CORPUS
 
 TEXTS = {name: text for name, (text, _) in CORPUS.items()}

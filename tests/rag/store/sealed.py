@@ -14,8 +14,8 @@ from paceline.rag.document_kv import DocumentKvStore, KvKey
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.files import Paging
 from paceline.rag.store.library import Library
-from paceline.rag.store.paging import Paging
 from paceline.rag.store.vector_stores import FileSpec
 
 OWNER = "ann"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.rag.store.filters import Comparison, Compound, Filter, Value, matches
+from paceline.rag.store.vector_stores import Comparison, Compound, Filter, Value, matches
 
 KEYS = st.sampled_from("abc")
 VALUES: st.SearchStrategy[Value] = st.one_of(

@@ -20,16 +20,14 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.index.faiss_index import IndexImage, VectorIndex
 from paceline.rag.index.hybrid import FILE
 from paceline.rag.records import Selection, Vectors
-from paceline.rag.store import arrivals as arrivals_module
+from paceline.rag.store import files as arrivals_module
 from paceline.rag.store import files as uploads_module
-from paceline.rag.store import ingester as ingest_module
+from paceline.rag.store import library as ingest_module
 from paceline.rag.store import vector_stores as vector_stores_module
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.store.files import harmless
-from paceline.rag.store.filters import Comparison
+from paceline.rag.store.files import Paging, harmless
 from paceline.rag.store.library import Library
-from paceline.rag.store.paging import Paging
-from paceline.rag.store.vector_stores import Counts, FileSpec
+from paceline.rag.store.vector_stores import Comparison, Counts, FileSpec
 from paceline.sealing.seal import Box
 
 BOAT = "The red boat belongs to Ann Bell."

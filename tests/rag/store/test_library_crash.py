@@ -19,9 +19,8 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Selection, Vectors
 from paceline.rag.store import files as uploads_module
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.store.ingester import MAX_STARTS
-from paceline.rag.store.library import Library
-from paceline.rag.store.paging import Paging
+from paceline.rag.store.files import Paging
+from paceline.rag.store.library import MAX_STARTS, Library
 from paceline.rag.store.vector_stores import FileSpec
 
 OWNER = "ann"

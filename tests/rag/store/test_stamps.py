@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.rag.embedder import HashEmbedder
-from paceline.rag.folders.sync import sync_folders
+from paceline.rag.folders import sync_folders
 from paceline.rag.parsing import folders
 from paceline.rag.parsing.folders import FoundFile, stamp_of
 from paceline.rag.store import documents as documents_module

@@ -17,8 +17,7 @@ from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.pool import BUDGET_S, Around, ParserPool
 from paceline.rag.records import Vectors
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.store.ingester import MAX_STARTS, TURN_CHUNKS
-from paceline.rag.store.library import Library
+from paceline.rag.store.library import MAX_STARTS, TURN_CHUNKS, Library
 from paceline.rag.store.vector_stores import Counts, FileSpec
 from tests.rag.parsing.made import ENDLESS, pdf, shown
 

@@ -14,9 +14,15 @@ import pytest
 from paceline.errors import ConfigError, WebError
 from paceline.rag.prompt import MAX_QUERY
 from paceline.rag.records import Passage
-from paceline.rag.web.search import MAX_SNIPPET, MAX_TITLE, WebResult, WebSearch
-from paceline.rag.web.searxng import MAX_ANSWER_BYTES, SearxngSearch
-from paceline.rag.web.store_search import StoreSearch
+from paceline.rag.web.search import (
+    MAX_ANSWER_BYTES,
+    MAX_SNIPPET,
+    MAX_TITLE,
+    SearxngSearch,
+    StoreSearch,
+    WebResult,
+    WebSearch,
+)
 from tests.rag.web.site import PRIVATE, Site, leading_to, reply, serving, usual_tls
 
 pytestmark = pytest.mark.anyio

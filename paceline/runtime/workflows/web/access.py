@@ -10,8 +10,7 @@ from typing import Final
 
 from paceline.rag.parsing.pool import Around, ParserPool
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.web.fetch import DEFAULTS, FetchLimits, PageFetcher
-from paceline.rag.web.pages import PageReader, WebPage
+from paceline.rag.web.fetch import DEFAULTS, FetchLimits, PageFetcher, PageReader, WebPage
 from paceline.rag.web.search import WebSearch
 from paceline.runtime.workflows.limits import within
 

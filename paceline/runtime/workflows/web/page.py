@@ -14,8 +14,8 @@ from paceline.core.side import Side
 from paceline.errors import PacelineError
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
+from paceline.rag.web.fetch import shown
 from paceline.rag.web.search import MAX_TITLE, WebResult, one_line
-from paceline.rag.web.urls import shown
 from paceline.runtime.workflows.driver import Outcome, Work
 from paceline.runtime.workflows.limits import STAGE_S, within
 from paceline.runtime.workflows.lookup import Lookup, Reading

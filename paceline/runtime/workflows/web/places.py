@@ -15,9 +15,8 @@ from paceline.rag.parsing.pool import Around
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.web.pages import WebPage
-from paceline.rag.web.search import MAX_SNIPPET, MAX_TITLE, WebResult, checked_query, one_line
-from paceline.rag.web.store_search import StoreSearch
+from paceline.rag.web.fetch import WebPage
+from paceline.rag.web.search import MAX_SNIPPET, MAX_TITLE, StoreSearch, WebResult, checked_query, one_line
 from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.egress import Egress
 from paceline.runtime.sessions.remote_search import RemoteSearch
