@@ -30,8 +30,7 @@ from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine, arbitrary
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.tokenizer import SpecialTokens, Tokenizer
-from paceline.runtime.asking.gate import CloudAsks
-from paceline.runtime.asking.limits import AskLimits
+from paceline.runtime.asking import AskLimits, CloudAsks
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node

@@ -25,8 +25,7 @@ from paceline.errors import EngineError
 from paceline.rag.prompt import passages_text, query_of, relevance
 from paceline.rag.records import Passage
 from paceline.runtime.engine_loop.document_prefill import kv_key
-from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
-from paceline.runtime.engine_loop.requests import Rows, SequenceOp
+from paceline.runtime.engine_loop.requests import Rows, SequenceOp, StoredPrefix
 
 from .aggregation.two_process_rig import (
     DeviceSide,

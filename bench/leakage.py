@@ -35,8 +35,7 @@ from paceline.models import DEVICE
 from paceline.rag.embedder import load_embedder
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.asking.gate import CloudAsks
-from paceline.runtime.asking.limits import AskLimits
+from paceline.runtime.asking import AskLimits, CloudAsks
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node

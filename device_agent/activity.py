@@ -18,7 +18,7 @@ from paceline.settings import AgentSettings
 from paceline.settings_sources import resolve
 
 if TYPE_CHECKING:
-    from paceline.runtime.asking.activity import Activity
+    from paceline.runtime.asking import Activity
 
 
 def activity(
@@ -32,8 +32,7 @@ def activity(
     At the device, while the agent runs or not. Each line: when, the key's name as the cloud says it, the outcome,
     tokens of the answer, bytes sent, ids of the documents read (see `paceline docs list`), and the question.
     """
-    from paceline.runtime.asking.activity import FILE, ActivityLog
-    from paceline.runtime.asking.answers import permission
+    from paceline.runtime.asking import FILE, ActivityLog, permission
 
     settings, _ = resolve(AgentSettings, {"state_dir": state_dir}, os.environ, config)
     entries: list[Activity] = []

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from paceline.core.permission import MayAsk
-from paceline.runtime.asking.answers import EnrolmentAnswers
+from paceline.runtime.asking import EnrolmentAnswers
 from paceline.settings import AgentSettings
 
 QUESTION = """

@@ -16,10 +16,7 @@ from paceline.bootstrap import Background, OpenedNode, api_keys_of, door_limits,
 from paceline.core.permission import NOBODY
 from paceline.errors import ConfigError
 from paceline.models import shipped
-from paceline.runtime.asking.activity import ActivityLog
-from paceline.runtime.asking.answers import permission
-from paceline.runtime.asking.gate import CloudAsks
-from paceline.runtime.asking.limits import AskLimits
+from paceline.runtime.asking import ActivityLog, AskLimits, CloudAsks, permission
 from paceline.runtime.link.emulation import Emulation
 from paceline.secret_files import STDIN, given_secret
 from paceline.settings import AgentSettings

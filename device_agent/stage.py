@@ -19,7 +19,7 @@ from paceline.stage_settings import StageSettings
 if TYPE_CHECKING:
     import asyncio
 
-    from paceline.runtime.stages.head.local import StageCredential
+    from paceline.runtime.stages.local import StageCredential
 
 EXAMPLE = "Example: paceline stage --model Qwen/Qwen2.5-7B-Instruct --layers 0:14 --server https://example.org --code -"
 
@@ -50,9 +50,9 @@ async def _run(settings: StageSettings) -> None:
 
     from paceline.engine.stages.stage import load_stage, measure, num_layers
     from paceline.runtime.stages.connecting import split_address
-    from paceline.runtime.stages.head.local import READY
-    from paceline.runtime.stages.process.stage_server import StageServer, resident_bytes
-    from paceline.runtime.stages.process.stage_worker import StageWorker
+    from paceline.runtime.stages.local import READY
+    from paceline.runtime.stages.stage_server import StageServer, resident_bytes
+    from paceline.runtime.stages.stage_worker import StageWorker
     from paceline.wire.stages.messages import StageCost
 
     options = EngineOptions(
@@ -100,7 +100,7 @@ async def _run(settings: StageSettings) -> None:
 
 async def _credential(settings: StageSettings) -> StageCredential:
     """The identity of this stage, from the head that started it or from its enrolment. Raises ConfigError."""
-    from paceline.runtime.stages.head.local import StageCredential
+    from paceline.runtime.stages.local import StageCredential
 
     from .cloud import http_url
     from .credentials import Credentials

@@ -37,19 +37,15 @@ from paceline.rag.embedder import load_embedder
 from paceline.rag.rerank import Reranker, TokenEncoder, load_reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.web.search import SearxngSearch
-from paceline.runtime.asking.gate import CloudAsks
-from paceline.runtime.energy.choice import ChosenMeter, Machine, Powers, choose_meter
-from paceline.runtime.energy.debt_file import DebtFile
-from paceline.runtime.energy.side import SideEnergy
+from paceline.runtime.asking import CloudAsks
+from paceline.runtime.energy import ChosenMeter, DebtFile, Machine, Powers, SideEnergy, choose_meter
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
-from paceline.runtime.served_models.service import ServedModels
+from paceline.runtime.served_models import ServedModels
 from paceline.runtime.tracing import Tracer, tracer_of
-from paceline.runtime.workflows.demand import launch_bytes
-from paceline.runtime.workflows.kept_profiles import Conditions, KeptProfiles
-from paceline.runtime.workflows.machine import describe_machine
-from paceline.runtime.workflows.web.access import WebAccess, WebLimits
+from paceline.runtime.workflows.kept_profiles import Conditions, KeptProfiles, describe_machine, launch_bytes
+from paceline.runtime.workflows.web import WebAccess, WebLimits
 from paceline.sealing.answers import open_answers_seal
 from paceline.sealing.seal import PLAIN, Seal
 from paceline.secret_files import STDIN, secret_lines

@@ -23,9 +23,8 @@ from paceline.node_settings import NodeSettings
 from paceline.runtime.engine_loop.executor import StepLimits
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.node import Node
-from paceline.runtime.served_models.memory import ModelMemory
-from paceline.runtime.served_models.slot import ModelSlot
-from paceline.runtime.units.registry import HostUnit, NodeUnits
+from paceline.runtime.served_models import ModelMemory, ModelSlot
+from paceline.runtime.units import HostUnit, NodeUnits
 
 GPU_STEP_ROWS = 2048
 

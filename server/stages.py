@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.engine.base import AsyncEngine
 from paceline.engine.loader import EngineOptions
 from paceline.errors import ConfigError, StorageError
-from paceline.runtime.stages.head.opening import StagesWanted, open_stages
+from paceline.runtime.stages.opening import StagesWanted, open_stages
 from paceline.settings import ServerSettings
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.signing import Claim, Signer

@@ -13,7 +13,7 @@ from paceline.errors import ConfigError
 from paceline.model_opening import further_models, open_model, opened_model
 from paceline.models import CLOUD, shipped
 from paceline.runtime.node import Node
-from paceline.runtime.served_models.memory import ModelMemory
+from paceline.runtime.served_models import ModelMemory
 from paceline.settings import ServerSettings
 from paceline.settings_sources import resolve
 

@@ -36,8 +36,7 @@ from paceline.rag.prompt import passages_text, relevance
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.connection import Link
-from paceline.runtime.link.emulated_transport import emulated
-from paceline.runtime.link.emulation import Emulation
+from paceline.runtime.link.emulation import Emulation, emulated
 from paceline.runtime.link.transport import Transport, TransportClosed
 from paceline.runtime.node import Node
 from paceline.strategies.registry import STRATEGIES

@@ -24,10 +24,10 @@ import torch
 from paceline.core.batching.segment import Batch
 from paceline.engine.loader import EngineOptions, fingerprint
 from paceline.engine.stages.stage import HiddenArray, Stage, StageOutput, load_stage, num_layers
-from paceline.runtime.stages.channel import Channel
-from paceline.runtime.stages.head.local import READY, StageCredential
-from paceline.runtime.stages.process.stage_server import StageServer
-from paceline.runtime.stages.process.stage_worker import StageWorker
+from paceline.runtime.stages.connecting import Channel
+from paceline.runtime.stages.local import READY, StageCredential
+from paceline.runtime.stages.stage_server import StageServer
+from paceline.runtime.stages.stage_worker import StageWorker
 from paceline.wire.fields import Frame
 from paceline.wire.stages.messages import HiddenRows
 from paceline.wire.stages.pipe import Bulk

@@ -25,9 +25,9 @@ from paceline.models import CLOUD, DEVICE
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
-from paceline.runtime.stages.head.local import READY, StageCredential
-from paceline.runtime.stages.head.members import FixedPlace, Members
-from paceline.runtime.stages.head.pipeline import RemotePipeline
+from paceline.runtime.stages.local import READY, StageCredential
+from paceline.runtime.stages.members import FixedPlace, Members
+from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.strategies.pipeline.options import PipelineOptions
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.signing import Claim

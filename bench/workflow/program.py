@@ -19,9 +19,10 @@ from typing import Any, Final
 from paceline.commands.main import main
 from paceline.core.strangers import Address
 from paceline.rag.web.fetch import PageFetcher
-from paceline.runtime.workflows import lookup, readers, run, service
+from paceline.runtime.workflows import lookup, run, web
+from paceline.runtime.workflows import lookup as lookup_module
+from paceline.runtime.workflows import run as run_module
 from paceline.runtime.workflows.driver import WorkflowDriver
-from paceline.runtime.workflows.web import access, decisions, research
 from paceline.workflow.agents.queries import Queries
 from paceline.workflow.policy import SchedulingPolicy
 
@@ -65,18 +66,18 @@ if __name__ == "__main__":
     # {"policy": fields, "apart": whether zones are refined apart, "script": {question: {agent: [queries]}}}
     given = json.loads(Path(sys.argv.pop(1)).read_text())
     policy = SchedulingPolicy(**given["policy"])
-    setattr(service, WorkflowDriver.__name__, partial(WorkflowDriver, policy=policy))  # both are made there
+    setattr(run_module, WorkflowDriver.__name__, partial(WorkflowDriver, policy=policy))  # both are made there
     if not given["apart"]:
         setattr(run, run.refined_apart.__name__, lambda **_: False)
-    setattr(access, PageFetcher.__name__, partial(PageFetcher, allowed=is_loopback, ports=range(1, 65_536)))
-    for module, name in ((readers, "REWRITE"), (decisions, "PLAN"), (decisions, "LOOK")):
+    setattr(web, PageFetcher.__name__, partial(PageFetcher, allowed=is_loopback, ports=range(1, 65_536)))
+    for module, name in ((lookup_module, "REWRITE"), (web, "PLAN"), (web, "LOOK")):
         agent = getattr(module, name)
         setattr(module, name, replace(agent, parser=scripted(given["script"], agent.stage)))
     for module, name in (
         (run, "REWRITE"),
         (lookup, "REFINE"),
-        (research, "PLAN"),
-        (research, "LOOK"),
+        (web, "PLAN"),
+        (web, "LOOK"),
     ):
         setattr(module, name, replace(getattr(module, name), max_tokens=TOKENS))
     main()

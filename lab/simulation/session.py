@@ -19,8 +19,7 @@ from paceline.core.energy import Energy
 from paceline.core.side import SIDES
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.requests import Rows, SequenceOp
-from paceline.runtime.sessions.driver import Driver, answered, requests
-from paceline.runtime.sessions.egress import Egress
+from paceline.runtime.sessions.driver import Driver, Egress, answered, requests
 from paceline.strategies.base import (
     Branch,
     Cancelled,

@@ -70,7 +70,7 @@ def _measure(settings: NodeSettings, seconds: float, file: ProfileFile) -> None:
 
     from paceline.bootstrap import open_model, open_profiles, open_reranker, open_store, step_limits, workflow_units
     from paceline.models import shipped
-    from paceline.runtime.profiling.side import measure_side
+    from paceline.runtime.profiling import measure_side
 
     console = Console(stderr=True)
     columns = (BarColumn(), TextColumn("{task.percentage:>3.0f} %  {task.description}"))

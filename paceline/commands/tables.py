@@ -80,8 +80,7 @@ def warm(
 
 def list_(side: Side = "cloud", state_dir: StateDir = None, config: Config = None, as_json: Json = False) -> None:
     """List the tables: bases first, then those of owners."""
-    from paceline.runtime.lookup_tables.store import FOLDER
-    from paceline.runtime.lookup_tables.table_files import table_files
+    from paceline.runtime.lookup_tables.store import FOLDER, table_files
 
     files = table_files(_settings(side, state_dir, config).state_dir / FOLDER)
     if as_json:
@@ -107,8 +106,7 @@ def erase(
 
     A running program forgets what it holds of them too, as soon as they ask again, and at the latest when it ends.
     """
-    from paceline.runtime.lookup_tables.store import FOLDER, mark_erased
-    from paceline.runtime.lookup_tables.table_files import remove_table, table_files
+    from paceline.runtime.lookup_tables.store import FOLDER, mark_erased, remove_table, table_files
 
     if not (owners or every or base):
         raise ConfigError("name the owners whose tables are to be erased, or give --all or --base")

@@ -16,21 +16,19 @@ from typing import Self, TypeVar
 
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
 from paceline.engine.base import Engine, ModelInfo, ServedModel
-from paceline.errors import EngineLost, PacelineError
+from paceline.errors import ConfigError, EngineLost, PacelineError
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.rerank import Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
-from paceline.runtime.admission.answers import Admission
-from paceline.runtime.answer_places import AnswerPlaces
-from paceline.runtime.asking.gate import CloudAsks
-from paceline.runtime.energy.side import SideEnergy
+from paceline.runtime.admission import Admission, AnswerPlaces
+from paceline.runtime.asking import CloudAsks
+from paceline.runtime.energy import SAVE_S, SideEnergy
+from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentPrefiller
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
-from paceline.runtime.engine_loop.load import engine_load
-from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.runtime.link.connection import Link
-from paceline.runtime.link.traffic import link_states
+from paceline.runtime.engine_loop.worker import EngineWorker, engine_load
+from paceline.runtime.link.connection import Link, link_states
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
@@ -44,19 +42,57 @@ from paceline.runtime.service import (
     Readiness,
 )
 from paceline.runtime.sessions.client import ClientSession
-from paceline.runtime.texts.node_texts import NodeTexts
+from paceline.runtime.texts import NodeTexts
 from paceline.runtime.tracing import Tracer
-from paceline.runtime.units.registry import NodeUnits
-from paceline.runtime.upkeep import keep_debt, keep_profiles, prefill_documents, watch_removals
+from paceline.runtime.units import NodeUnits
+from paceline.runtime.workflows.kept_profiles import SAVE_S as PROFILES_S
 from paceline.runtime.workflows.kept_profiles import KeptProfiles
-from paceline.runtime.workflows.service import Workflows
-from paceline.runtime.workflows.web.access import WebAccess
+from paceline.runtime.workflows.run import Workflows
+from paceline.runtime.workflows.web import WebAccess
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
 from paceline.workflow.builder import WorkflowName
 
-T = TypeVar("T")
+# What a node does for ever beside its answers.
+
+
 log = logging.getLogger("paceline.node")
+
+
+async def watch_removals(store: DocumentStore, forget: Callable[[int], None]) -> None:
+    """Erase from memory what was learnt of documents that this or another process has removed. forget: told the number
+    of removals so far."""
+    while True:
+        try:
+            forget(await asyncio.to_thread(store.removals))
+        except ConfigError as error:  # the disk; the next request fails for it too
+            log.warning("removed documents cannot be looked for: %s", error)
+        await asyncio.sleep(WATCH_S)
+
+
+async def keep_debt(energy: SideEnergy) -> None:
+    while True:
+        await asyncio.sleep(SAVE_S)
+        await asyncio.to_thread(energy.save)
+
+
+async def keep_profiles(profiles: KeptProfiles) -> None:
+    while True:
+        await asyncio.sleep(PROFILES_S)
+        await profiles.save()
+
+
+async def prefill_documents(prefiller: DocumentPrefiller, is_busy: Callable[[], bool]) -> None:
+    """Prefill the KV of new documents while no answer is being written."""
+    while True:
+        try:
+            await prefiller.prefill_missing(is_busy)
+        except Exception:
+            log.exception("KV of documents could not be computed ahead")
+        await asyncio.sleep(WATCH_S)
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,18 +18,15 @@ from paceline.core.stretches import stretch_of
 from paceline.engine.grammar.compiler import DeferredMask
 from paceline.errors import PacelineError, RemoteProtocolError, RequestError
 from paceline.rag.records import Passage, Selection
-from paceline.runtime.asking.gate import Ask, CloudAsks
+from paceline.runtime.asking import Ask, CloudAsks
 from paceline.runtime.engine_loop.memory import LONG_ANSWER, claim
-from paceline.runtime.link.connection import Link
-from paceline.runtime.link.traffic import LinkLoad, LinkTotals
+from paceline.runtime.link.connection import Link, LinkLoad, LinkTotals
 from paceline.runtime.resources import Background, Resources
 from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
-from paceline.runtime.sessions.prompts import PromptSet, build_prompts, query_with_text
-from paceline.runtime.sessions.relevance_scales import PeerScales
-from paceline.runtime.sessions.remote_search import SearchServer, to_wire
-from paceline.runtime.sessions.remote_text import Admit, TextServer
+from paceline.runtime.sessions.prompts import PeerScales, PromptSet, build_prompts, query_with_text
+from paceline.runtime.sessions.remote import Admit, SearchServer, TextServer, to_wire
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
 from paceline.wire.codec import constraint_from_wire, decode_options, sampling_from_wire

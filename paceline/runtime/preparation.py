@@ -16,18 +16,18 @@ from weakref import WeakKeyDictionary
 from paceline.core.stretches import stretch_of
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage, Selection
-from paceline.runtime.energy.side import SideEnergy
+from paceline.runtime.energy import SideEnergy
 from paceline.runtime.engine_loop.memory import claim, claim_or_refuse
 from paceline.runtime.link.connection import Link
-from paceline.runtime.lookup_tables.document_tables import Lifetime
+from paceline.runtime.lookup_tables.store import Lifetime
 from paceline.runtime.peers import Peers
 from paceline.runtime.resources import Resources, without_drafts
 from paceline.runtime.service import GenerateRequest, SharedPrompt
 from paceline.runtime.sessions.client import ClientSession, PreparedRequest
-from paceline.runtime.sessions.egress import Egress
+from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.output_text import Written
 from paceline.runtime.sessions.prompts import PromptSet, build_prompts, query_with_text, raw_prompt, too_long
-from paceline.runtime.sessions.remote_search import RemoteSearch
+from paceline.runtime.sessions.remote import RemoteSearch
 from paceline.runtime.sessions.routing import (
     ALONE,
     VERIFIED,

@@ -8,36 +8,83 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Final
 
 import msgspec
 
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.sampler import NO_DEFAULTS, Constraint, Mask, SamplingDefaults, SamplingParams
-from paceline.engine.base import Engine, ServedModel
+from paceline.engine.base import Engine, ServedModel, TextModel
+from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.records import Selection
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.compiling import CompilingThreads
-from paceline.runtime.energy.side import SideEnergy
-from paceline.runtime.engine_loop.calibration import PREFIX, Timed, forward_times
-from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller
+from paceline.runtime.energy import SideEnergy
+from paceline.runtime.engine_loop.document_prefill import PREFIX, DocumentPrefiller, Timed, forward_times
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
 from paceline.runtime.engine_loop.memory import claim
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.runtime.lookup_tables.document_tables import DocumentTables, Lifetime, over
-from paceline.runtime.lookup_tables.store import TableStore
+from paceline.runtime.lookup_tables.store import DocumentTables, Lifetime, TableStore, over
 from paceline.runtime.sessions.mask_threads import MaskBesideLoop, MaskThreads
-from paceline.runtime.sessions.relevance_scales import scale_of
+from paceline.runtime.sessions.prompts import scale_of
 from paceline.runtime.tracing import Tracer
-from paceline.runtime.units.plain_work import PlainWork
-from paceline.runtime.units.registry import NodeUnits
+from paceline.runtime.units import NodeUnits, PlainWork
 from paceline.strategies.base import Branch, MachineConfig, Side
 from paceline.strategies.strategy import Strategy
 from paceline.wire.options import Options
+
+# Constraints of requests compiled beside the event loop, in turns of their owners.
+#
+# Compiling takes up to `MAX_COMPILE_S` of a processor, and llguidance lets go of the GIL meanwhile. It has threads of
+# its own, so that it holds up neither answers nor searches, and an owner has one of them at most, so that one who
+# sends costly schemas waits for himself. Not handled: as many such owners as there are threads; others then wait for a
+# turn.
+
+
+THREADS: Final = 4
+
+
+class CompilingThreads:
+    """The compiler of one vocabulary, on threads. All methods belong to one event loop."""
+
+    def __init__(self, tokenizer: TextModel) -> None:
+        self._grammars = GrammarCompiler(tokenizer)
+        self._threads = ThreadPoolExecutor(THREADS, "compiling")
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of the owners who compile or wait
+        self._waiting: defaultdict[str, int] = defaultdict(int)  # requests of each of them
+
+    async def start(self) -> None:
+        """Load the vocabulary now, because that holds the GIL for about a second."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._grammars.warm)
+
+    async def mask(self, constraint: Constraint, owner: str) -> Mask:
+        """A new mask for one answer, at once if the owner has had it compiled.
+
+        Raises RequestError for an unsupported constraint.
+        """
+        known = self._grammars.known(constraint, owner)
+        if known is not None:
+            return known
+        self._waiting[owner] += 1
+        try:
+            async with self._turns[owner]:
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._threads, self._grammars.mask, constraint, owner)
+        finally:
+            self._waiting[owner] -= 1
+            if not self._waiting[owner]:
+                del self._waiting[owner], self._turns[owner]
+
+    async def stop(self) -> None:
+        """End the threads; constraints that wait are given up."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
 
 Background = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]  # runs at most until the node stops
 

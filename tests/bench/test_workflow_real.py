@@ -16,7 +16,7 @@ from bench.workflow_real import (
     Workload,
     _claims,
 )
-from paceline.runtime.units.registry import UnitRegistry
+from paceline.runtime.units import UnitRegistry
 from paceline.workflow.builder import WorkflowBuilder, WorkflowSizes
 from paceline.workflow.events import Added
 from paceline.workflow.profiling.profiles import ProfileStore

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from paceline.core.permission import EVERYBODY, NOBODY, MayAsk
-from paceline.runtime.asking.answers import EnrolmentAnswers, permission
+from paceline.runtime.asking import EnrolmentAnswers, permission
 from paceline.settings import AgentSettings
 
 ROOT = Path(__file__).parents[2]

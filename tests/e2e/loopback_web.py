@@ -10,7 +10,7 @@ from functools import partial
 from paceline.commands.main import main
 from paceline.core.strangers import Address
 from paceline.rag.web.fetch import PageFetcher
-from paceline.runtime.workflows.web import access
+from paceline.runtime.workflows import web
 
 
 def is_loopback(address: Address) -> bool:
@@ -18,7 +18,7 @@ def is_loopback(address: Address) -> bool:
 
 
 if __name__ == "__main__":
-    access.PageFetcher = partial(  # type: ignore[misc, assignment]  # made there
+    web.PageFetcher = partial(  # type: ignore[misc, assignment]  # made there
         PageFetcher, allowed=is_loopback, ports=range(1, 65_536)
     )
     main()

@@ -20,8 +20,8 @@ from paceline.engine.paged.attention.backends import AttentionName
 from paceline.engine.stages.stage import num_layers
 from paceline.models import READER
 from paceline.runtime.identity import PrivateKey
-from paceline.runtime.stages.head.opening import StagesWanted, open_stages
-from paceline.runtime.stages.head.pipeline import RemotePipeline
+from paceline.runtime.stages.opening import StagesWanted, open_stages
+from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.signing import Claim
 from tests.engine import checkpoints

@@ -14,8 +14,7 @@ from paceline.engine.fake import fake_model
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.sessions.prompts import PromptSet, build_prompts
-from paceline.runtime.units.plain_work import PlainWork
-from paceline.runtime.units.registry import NodeUnits
+from paceline.runtime.units import NodeUnits, PlainWork
 from tests.e2e.pair import DEVICE, QUESTION, Pair, running_pair
 from tests.reliability.conftest import Figure
 from tests.reliability.streams import Stream, percentile

@@ -8,8 +8,7 @@ import pytest
 
 from paceline.core.permission import NOBODY, MayAsk
 from paceline.errors import PacelineError, RequestError
-from paceline.runtime.asking.gate import CloudAsks
-from paceline.runtime.asking.limits import AskLimits
+from paceline.runtime.asking import AskLimits, CloudAsks
 from tests.runtime.test_node import REQUEST, collect, nodes
 
 pytestmark = pytest.mark.anyio

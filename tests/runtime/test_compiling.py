@@ -15,8 +15,8 @@ from paceline.engine.base import LoadedModel
 from paceline.engine.fake import VOCAB, ByteTokenizer, FakeEngine
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.errors import RequestError
-from paceline.runtime.compiling import THREADS, CompilingThreads
 from paceline.runtime.node import Node
+from paceline.runtime.resources import THREADS, CompilingThreads
 from paceline.runtime.service import GenerateRequest
 from tests.runtime.test_node import REQUEST, collect, nodes
 

@@ -16,8 +16,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import RequestError
-from paceline.runtime.energy.debt_file import DebtFile
-from paceline.runtime.energy.side import SideEnergy
+from paceline.runtime.energy import DebtFile, SideEnergy
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest
 from paceline.strategies.registry import STRATEGIES

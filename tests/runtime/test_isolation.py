@@ -23,10 +23,9 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.rag.store.vector_stores import FileSpec
-from paceline.runtime import upkeep
+from paceline.runtime import node as node_module
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
-from paceline.runtime.lookup_tables.store import TableStore
-from paceline.runtime.lookup_tables.table_files import table_files
+from paceline.runtime.lookup_tables.store import TableStore, table_files
 from paceline.runtime.node import Node
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import GenerateRequest, GenerationResult
@@ -186,7 +185,7 @@ async def test_joint_answers_teach_no_table_that_outlives_them_on_either_side(
 async def test_what_documents_taught_is_in_memory_only_until_one_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taught: Taught
 ) -> None:
-    monkeypatch.setattr(upkeep, "WATCH_S", 0.01)
+    monkeypatch.setattr(node_module, "WATCH_S", 0.01)
     request = replace(PLAIN, documents=2)
     answered = replace(PLAIN, messages=(*PLAIN.messages, {"role": "assistant", "content": TEXT}, *PLAIN.messages))
     async with pair(tmp_path, fake) as linked:

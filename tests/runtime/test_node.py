@@ -20,9 +20,8 @@ from paceline.engine.base import LoadedModel, Output
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime import answer_places
-from paceline.runtime.asking.gate import CloudAsks
-from paceline.runtime.asking.limits import AskLimits
+from paceline.runtime import admission
+from paceline.runtime.asking import AskLimits, CloudAsks
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
@@ -243,7 +242,7 @@ async def test_the_context_is_never_exceeded_and_never_silently_truncated() -> N
 
 
 async def test_requests_beyond_the_admission_limit_get_429(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_places, "MAX_ANSWERS", 1)
+    monkeypatch.setattr(admission, "MAX_ANSWERS", 1)
     async with nodes(linked=False) as (bench, _):
         first = await bench.cloud.prepare(REQUEST)
         with pytest.raises(RequestError) as refused:

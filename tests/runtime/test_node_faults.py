@@ -18,7 +18,7 @@ from paceline.engine.fake import ByteTokenizer
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime import answer_places
+from paceline.runtime import admission
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions import client as client_module
@@ -176,7 +176,7 @@ async def test_a_link_that_replaces_a_dead_one_resumes_the_session() -> None:
 
 
 async def test_concurrent_requests_are_admitted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_places, "MAX_ANSWERS", 2)
+    monkeypatch.setattr(admission, "MAX_ANSWERS", 2)
     async with nodes(linked=False) as (bench, _):
         give_documents(bench)
         results = await asyncio.gather(*(bench.cloud.prepare(REQUEST) for _ in range(6)), return_exceptions=True)

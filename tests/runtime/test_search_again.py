@@ -18,7 +18,7 @@ from paceline.errors import PacelineError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.asking.limits import AskCounter, AskLimits
+from paceline.runtime.asking import AskCounter, AskLimits
 from paceline.runtime.service import DRAFT_MODES, Generation, GenerationResult
 from paceline.runtime.sessions.output_text import AnswerText, Written
 from paceline.runtime.sessions.prompts import query_with_text

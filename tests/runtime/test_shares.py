@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
-from paceline.runtime import answer_places
+from paceline.runtime import admission
 from paceline.runtime import peers as peers_module
 from tests.runtime.test_node import REQUEST, collect, nodes
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_key_with_all_the_answers_it_can_have_leaves_some_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_places, "MAX_ANSWERS", 18)
+    monkeypatch.setattr(admission, "MAX_ANSWERS", 18)
     greedy, other = replace(REQUEST, owner="greedy"), replace(REQUEST, owner="other")
     async with nodes(linked=False) as (bench, _), AsyncExitStack() as stack:
         for _ in range(16):
@@ -38,8 +38,8 @@ async def test_a_key_with_all_the_answers_it_can_have_leaves_some_to_another(mon
 
 
 async def test_a_request_waits_a_little_for_a_place_that_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_places, "MAX_ANSWERS", 1)
-    monkeypatch.setattr(answer_places, "ROOM_S", 60.0)
+    monkeypatch.setattr(admission, "MAX_ANSWERS", 1)
+    monkeypatch.setattr(admission, "ROOM_S", 60.0)
     async with nodes(linked=False) as (bench, _):
         node = bench.cloud
         held = await node.prepare(REQUEST)
@@ -52,14 +52,14 @@ async def test_a_request_waits_a_little_for_a_place_that_is_given_back(monkeypat
         waiting[1].cancel()
         await asyncio.gather(waiting[1], return_exceptions=True)
         assert not node._places._line._calls, "who has left is not called"
-        monkeypatch.setattr(answer_places, "ROOM_S", 0.0)
+        monkeypatch.setattr(admission, "ROOM_S", 0.0)
         with pytest.raises(RequestError, match="1 answers of 1 at most"):
             await node.wait_for_room(REQUEST.owner)
         await again.aclose()
 
 
 async def test_where_no_key_is_required_nothing_is_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_places, "MAX_ANSWERS", 18)
+    monkeypatch.setattr(admission, "MAX_ANSWERS", 18)
     async with nodes(linked=False) as (bench, _), AsyncExitStack() as stack:
         for _ in range(18):
             stack.push_async_callback((await bench.cloud.prepare(replace(REQUEST, owner=""))).aclose)

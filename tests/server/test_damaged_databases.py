@@ -15,7 +15,7 @@ from paceline.commands.main import build
 from paceline.errors import PacelineError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.asking.activity import ActivityLog
+from paceline.runtime.asking import ActivityLog
 from server.devices import Registry
 from server.keys import Keys
 

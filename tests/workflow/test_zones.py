@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.simulation.workflows import Ran, WorkflowSimulation
-from paceline.runtime.units.registry import UnitRegistry
+from paceline.runtime.units import UnitRegistry
 from paceline.workflow.builder import PUBLIC, WORKFLOWS, WorkflowBuilder, WorkflowName, WorkflowSizes
 from paceline.workflow.graph import StageGraph
 from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint

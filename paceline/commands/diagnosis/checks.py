@@ -246,7 +246,7 @@ def _cores(cores: frozenset[int]) -> str:
 
 def cloud_may_ask(settings: AgentSettings) -> Found:
     """Say who among the cloud's clients may have this device read private documents."""
-    from paceline.runtime.asking.answers import permission
+    from paceline.runtime.asking import permission
 
     may_ask, origin = permission(settings)
     most = ((settings.cloud_asks_per_minute, "a minute"), (settings.cloud_asks_per_hour, "an hour"))

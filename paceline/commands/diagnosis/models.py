@@ -69,7 +69,7 @@ def _at_hub(wanted: str) -> Found:
 def _look(settings: NodeSettings, wanted: str, directory: Path) -> Found:
     from paceline.engine.loader import choose_device, describe_model
     from paceline.hub.facts import facts_of
-    from paceline.runtime.served_models.memory import OVERHEAD
+    from paceline.runtime.served_models import OVERHEAD
 
     described, facts = describe_model(directory, name=wanted), facts_of(directory)
     if facts.kind not in ("chat", "reader"):

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Segment
@@ -20,9 +21,7 @@ from paceline.rag.document_kv import DocumentKvStore, KvKey
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
-from paceline.runtime.engine_loop.requests import Rows, SequenceOp
-from paceline.runtime.engine_loop.sequence_records import Sequences
+from paceline.runtime.engine_loop.requests import Rows, SequenceOp, Sequences, StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
 
 log = logging.getLogger("paceline.node")
@@ -191,3 +190,47 @@ class DocumentPrefiller:
         # The KV of a document that is removed during the write must not remain.
         if self._documents.holds(chunk_id) and self._files.put(key, rows) and not self._documents.holds(chunk_id):
             self._files.forget([key.text])
+
+
+# Forward times measured at start, so that the draft budget is known from the first step of the first answer.
+#
+# Replaced gradually by live measurements (`core.drafting.online_stats`).
+
+
+_calibration_log = logging.getLogger("paceline.engine")
+
+PREFIX: Final = 16  # rows before the timed ones
+ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
+REPEATS: Final = 3  # forwards per row count; the first is a warm-up and not reported
+MAX_S: Final = 1.5  # in all, so that a slow engine does not delay the start; checked between two row counts
+_TOKEN: Final = 1
+
+Timed = tuple[int, float]
+
+
+async def forward_times(worker: EngineWorker) -> list[Timed]:
+    """Measure (rows, seconds) of forwards of one sequence, in order of rows; fewer on a slow engine, none on an
+    EngineError.
+
+    Runs on the loop of the worker, which should be idle.
+    """
+    loop = asyncio.get_running_loop()
+    seq = worker.allocate()
+    times: list[Timed] = []
+    started = loop.time()
+    try:
+        await worker.compute(Segment(seq, 0, (_TOKEN,) * PREFIX))
+        for rows in ROWS:
+            for repeat in range(REPEATS):
+                submitted = loop.time()
+                await worker.compute(Segment(seq, PREFIX, (_TOKEN,) * rows, logits="all"))
+                if repeat:
+                    times.append((rows, loop.time() - submitted))
+                worker.control(SequenceOp.truncate(seq, PREFIX))
+            if loop.time() - started > MAX_S:
+                break
+    except EngineError as error:
+        _calibration_log.info("forwards could not be timed: %s", error)
+    finally:
+        worker.control(SequenceOp.release(seq))
+    return times

@@ -6,20 +6,241 @@ Run by `worker.EngineWorker` on a thread in real time, by `lab.simulation` in vi
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from paceline.core.batching.pending import RECOMPUTED, Group
+from paceline.core.batching.pending import RECOMPUTED, Group, Memory
 from paceline.core.batching.scheduler import ScheduledSegment, Scheduler, SchedulerOutput, alternating
-from paceline.core.batching.segment import Batch, SeqId, StepSize
+from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
 from paceline.core.energy import StepMeter
-from paceline.engine.base import AsyncEngine, Engine, Logits, SequenceEngine, runner_of
+from paceline.core.sampling.row import RowSampling, RowTree
+from paceline.engine.base import (
+    AsyncEngine,
+    BatchRunner,
+    Engine,
+    Logits,
+    Output,
+    SampleRequest,
+    SamplesAhead,
+    SequenceEngine,
+    Ticket,
+    runner_of,
+)
 from paceline.errors import EngineError, EngineLost
-from paceline.runtime.engine_loop.answers import Answers, Done, answers_of, done_of, rows_ahead
-from paceline.runtime.engine_loop.engine_memory import EngineMemory
-from paceline.runtime.engine_loop.in_flight import InFlight
-from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, SequenceOp
+from paceline.runtime.engine_loop.requests import (
+    Answer,
+    ForwardRequest,
+    PrefixReuse,
+    Rows,
+    SequenceOp,
+    SequenceRecords,
+    Sequences,
+)
+
+# Answers to forward requests that have run: rows sampled in one pass of a step, or their distributions.
+
 
 log = logging.getLogger("paceline.engine")
+
+Answered = tuple[Answer, Rows | EngineError]
+Answers = list[Answered]
+Done = tuple[Answer, SampleRequest | tuple[Logits, ...] | EngineError]  # what to answer: sampled, or distributions
+
+
+def done_of(request: ForwardRequest, parts: tuple[Logits, ...]) -> list[Done]:
+    """What to answer to a request that has run; nothing while other branches of its join have not.
+
+    parts: results of its chunks, in order.
+    """
+    if request.join is not None:
+        if request.scored is not None:
+            return [(request.answer, EngineError("rows of a mixture were pruned while they were computed"))]
+        joined = request.join.add(request.branch, parts)
+        return [] if joined is None else [(request.join.answer, joined)]
+    if request.sampling is None or not parts:
+        return [(request.answer, parts)]
+    sampling = request.sampling
+    if request.scored is not None:
+        sampling = tuple(sampling[row] for row in request.scored)
+    rows = sampling[-sum(map(len, parts)) :]  # rows of a cached prefix are not computed
+    tree = _tree_of(request.segment) if request.path_only and request.scored is None else None
+    return [(request.answer, SampleRequest((parts,), rows, tree=tree))]
+
+
+def _tree_of(segment: Segment) -> RowTree | None:
+    if segment.parents is None:
+        return None
+    row_of = {name: row for row, name in enumerate(segment.node_ids)}
+    return RowTree(tuple(row_of.get(parent, -1) for parent in segment.parents), segment.tokens)
+
+
+def rows_ahead(request: ForwardRequest | None, chunk: ScheduledSegment) -> tuple[RowSampling, ...] | None:
+    """How the wanted rows of a chunk will be sampled; None: not alone, or not at all."""
+    if request is None or request.sampling is None or request.join is not None or not chunk.final:
+        return None
+    count = len(chunk.segment.logits_rows())
+    return request.sampling[-count:] if 0 < count <= len(request.sampling) else None
+
+
+def answers_of(engine: SequenceEngine, done: Sequence[Done]) -> Answers:
+    """Rows of the forwards that are complete: sampled in one pass, or as distributions."""
+    rows = iter(_sample(engine, [wanted for _, wanted in done if isinstance(wanted, SampleRequest)]))
+    answers: Answers = []
+    for answer, wanted in done:
+        if isinstance(wanted, SampleRequest):
+            answers.append((answer, next(rows)))
+        else:
+            answers.append((answer, wanted if isinstance(wanted, EngineError) else _dists(wanted)))
+    return answers
+
+
+def _sample(engine: SequenceEngine, requests: Sequence[SampleRequest]) -> Sequence[Rows | EngineError]:
+    """A fault, such as logits that are not numbers, fails its own request only."""
+    try:
+        return engine.sample(requests) if requests else ()
+    except Exception as fault:
+        if len(requests) > 1:
+            return [found for request in requests for found in _sample(engine, [request])]
+        log.exception("rows could not be sampled")
+        return [EngineError(f"the model's scores are unusable: {fault}")]
+
+
+def _dists(parts: tuple[Logits, ...]) -> Rows | EngineError:
+    try:
+        return tuple(dist for part in parts for dist in part.dists())
+    except Exception as fault:  # a GPU reports late what went wrong in the forward
+        log.exception("distributions could not be read")
+        return EngineError(f"the model's scores are unusable: {fault}")
+
+
+# The engine's memory as the scheduler uses it: what is free, how a sequence begins, and preemption.
+
+
+class EngineMemory(Memory):
+    """Memory of one engine. Without a bound nothing is ever preempted, and nothing is recorded.
+
+    sequences: change them here, never on the engine itself. running: sequences that hold rows, for the scheduler.
+    """
+
+    def __init__(self, engine: SequenceEngine) -> None:
+        self._engine = engine
+        self._capacity = engine.free_rows()
+        self._records = SequenceRecords(engine) if self._capacity is not None else None
+        self.sequences: Sequences = self._records or engine
+        self.prefixes = PrefixReuse(self.sequences)
+        self.running: Collection[SeqId] = ()
+
+    def submitted(self, batch: Batch) -> None:
+        """The engine runs this batch, which holds nothing that is computed again."""
+        if self._records is not None and batch.segments:
+            self._records.submitted(batch)
+
+    # ---- as the scheduler uses it -----------------------------------------------------------------------------------
+    def free_rows(self) -> int | None:
+        """Rows that may be written if every sequence had its own copy of what it shares: the scheduler's accounts
+        assume that a sequence frees all of its rows."""
+        free = self._engine.free_rows()
+        if free is None or self._capacity is None:
+            return None
+        size, length = self._engine.block_size, self._engine.length
+        used = sum(-(-length(seq) // size) * size for seq in self.running)
+        return min(free, self._capacity - used)
+
+    def held(self, seq: SeqId) -> int:
+        return self._engine.length(seq)
+
+    def begin(self, key: int, segment: Segment) -> int | None:
+        if key != RECOMPUTED:
+            return self.prefixes.begin(key, segment)
+        assert self._records is not None, "rows are recomputed, but nothing is ever preempted"
+        try:
+            return self._records.begin_again(segment)
+        except EngineError as error:
+            log.warning("rows of a preempted sequence are all computed again: %s", error)
+            return 0
+
+    def preempt(self, seqs: Sequence[SeqId]) -> None:
+        assert self._records is not None, "without a bound nothing is preempted"
+        self.prefixes.export()
+        for seq in seqs:
+            self.prefixes.interrupt(seq)
+            self._records.preempt(seq)
+
+    def rows_of(self, seq: SeqId) -> Sequence[Segment]:
+        return self._records.rows_of(seq) if self._records is not None else ()
+
+    def check(self) -> None:
+        self._engine.check()
+        if self._records is not None:
+            self._records.check()
+
+
+# Batches of one engine that are under way.
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One batch: the chunks that the scheduler has chosen."""
+
+    ticket: Ticket
+    chunks: tuple[ScheduledSegment, ...]
+
+
+class InFlight:
+    """Oldest first."""
+
+    def __init__(self, runner: BatchRunner) -> None:
+        self._runner = runner
+        self._steps: deque[Step] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
+    @property
+    def depth(self) -> int:
+        return self._runner.depth
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._steps) < self.depth
+
+    @property
+    def is_ready(self) -> bool:
+        """The oldest batch has run."""
+        return bool(self._steps) and self._runner.is_ready(self._steps[0].ticket)
+
+    def submit(
+        self,
+        chunks: tuple[ScheduledSegment, ...],
+        rows_of: Callable[[ScheduledSegment], tuple[RowSampling, ...] | None],
+    ) -> None:
+        """rows_of: how the wanted rows of a chunk will be sampled, where that is known. Raises EngineError for a batch
+        that the engine refuses."""
+        ticket = self._runner.submit(Batch(tuple(chunk.segment for chunk in chunks)))
+        self._steps.append(Step(ticket, chunks))
+        if isinstance(self._runner, SamplesAhead):
+            self._runner.sample_ahead(ticket, [rows_of(chunk) for chunk in chunks])
+
+    def pop(self) -> Step:
+        return self._steps.popleft()
+
+    def collect(self, step: Step) -> Output:
+        return self._runner.collect(step.ticket)
+
+    def horizon(self, seq: SeqId) -> int | None:
+        """The greatest id of the sequence's rows under way; None: no row of a tree is."""
+        found: int | None = None
+        for step in self._steps:
+            for chunk in step.chunks:
+                if chunk.segment.seq == seq and chunk.segment.parents is not None:
+                    found = chunk.segment.node_ids[-1]
+        return found
+
+    def keys(self, seq: SeqId, from_row: int) -> list[int]:
+        """Of segments under way with rows from `from_row` on alone."""
+        chunks = (chunk for step in self._steps for chunk in step.chunks if chunk.segment.seq == seq)
+        return [chunk.key for chunk in chunks if chunk.segment.start >= from_row]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,300 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from paceline.core.aggregation.weights import BranchMixture
+from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.pending import Group
-from paceline.core.batching.segment import Segment, SeqId
+from paceline.core.batching.scheduler import ScheduledSegment
+from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.energy import NONE, Energy
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
-from paceline.engine.base import Logits, SampleRequest
+from paceline.engine.base import Logits, SampleRequest, SequenceEngine
+from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
-from paceline.runtime.engine_loop.sequence_records import Sequences
+
+# What every sequence of an engine holds, so that its rows can be computed again after a preemption.
+
+
+class Sequences(Protocol):
+    """The part of `Engine` that begins and changes sequences between two forwards."""
+
+    def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int: ...
+
+    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None: ...
+
+    def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix: ...
+
+    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None: ...
+
+    def truncate(self, seq: SeqId, length: int) -> None: ...
+
+    def release(self, seq: SeqId) -> None: ...
+
+    def length(self, seq: SeqId) -> int: ...
+
+
+@dataclass(slots=True)
+class _Record:
+    tokens: list[int] = field(default_factory=list)  # of the committed rows that the table knows
+    salt: str | None = None  # owner within which its rows are shared; None: they are not
+    stored: KvPrefix | None = None  # rows that it may begin with
+    later: list[int] = field(default_factory=list)  # tokens of rows that were committed since
+    tree: Segment | None = None  # open rows behind them
+
+
+class SequenceRecords:
+    """The sequences of an engine, as if none were ever preempted. Every batch must be reported by `submitted`.
+
+    A preempted sequence is changed here alone: what the engine computes later is what is then left of it. One that is
+    being computed again must be preempted once more before it changes. Cannot fork.
+
+    Most answers only grow, and are never preempted: their chains, and trees of which a path is kept at once, are noted
+    as tokens, and the table learns of them when a sequence is changed otherwise or looked at.
+    """
+
+    def __init__(self, engine: SequenceEngine) -> None:
+        self._engine = engine
+        self._table = SequenceTable(vocab_size=engine.info.vocab_size, max_positions=engine.info.max_positions)
+        self._records: dict[SeqId, _Record] = {}
+
+    def submitted(self, batch: Batch) -> None:
+        """The engine writes these rows, for the first time."""
+        for segment in batch.segments:
+            record = self._records.get(segment.seq)
+            if record is None:
+                record = self._records[segment.seq] = _Record()
+            if record.tree is not None or not self._table.is_settled(segment.seq):
+                self._settle(segment.seq)
+                self._write(record, segment)
+            elif segment.parents is None:
+                record.later += segment.tokens
+            else:
+                record.tree = segment
+
+    # ---- preemption -------------------------------------------------------------------------------------------------
+    def preempt(self, seq: SeqId) -> None:
+        """Release the engine's rows of a sequence. One without rows is as if it had never begun."""
+        self._engine.release(seq)
+        if not self.length(seq):
+            self.release(seq)
+
+    def rows_of(self, seq: SeqId) -> tuple[Segment, ...]:
+        """Segments that write all rows of a sequence: the committed ones as a chain, then the open tree."""
+        self._settle(seq)
+        tree, record = self._table.tree(seq), self._records.get(seq)
+        tokens = tuple(record.tokens) if record is not None else ()
+        chain = (Segment(seq, 0, tokens, None, "none"),) if tokens else ()
+        if not tree.tokens:
+            return chain
+        return (*chain, Segment(seq, len(tokens), tree.tokens, tree.parent_ids, "none", tree.ids))
+
+    def begin_again(self, chain: Segment) -> int:
+        """Begin a preempted sequence with rows that need not be computed; return how many. Raises EngineError."""
+        record = self._records[chain.seq]
+        stored = record.stored
+        if stored is not None and stored.tokens != chain.tokens[:-1][: len(stored.tokens)]:
+            stored = None  # it has been truncated since
+        if record.salt is not None:
+            return self._engine.begin(chain.seq, chain.tokens, record.salt, stored)
+        if stored is None:
+            return 0
+        self._engine.import_kv(chain.seq, stored)
+        return len(stored.tokens)
+
+    # ---- as of an engine --------------------------------------------------------------------------------------------
+    def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
+        rows = self._engine.begin(seq, tokens, salt, stored)
+        self._begun(seq, tokens[:rows], salt, stored)
+        return rows
+
+    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
+        self._engine.import_kv(seq, rows)
+        self._begun(seq, rows.tokens, None, rows)
+
+    def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
+        """Raises EngineError for a preempted sequence, too."""
+        return self._engine.export_kv(seq, tokens)
+
+    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
+        if self._is_resident(seq):
+            self._engine.prune(seq, keep, live, horizon)
+        record = self._records[seq]
+        if record.tree is not None and horizon is None and not live:
+            token_of = dict(zip(record.tree.node_ids, record.tree.tokens, strict=True))
+            record.later += [token_of[name] for name in keep]
+            record.tree = None
+        else:
+            self._settle(seq)
+            record.tokens += self._table.prune(seq, keep, live, horizon).committed
+
+    def truncate(self, seq: SeqId, length: int) -> None:
+        if self._is_resident(seq):
+            self._engine.truncate(seq, length)
+        self._settle(seq)
+        self._table.truncate(seq, length)
+        del self._records[seq].tokens[length:]
+
+    def release(self, seq: SeqId) -> None:
+        self._engine.release(seq)
+        self._table.release(seq)
+        self._records.pop(seq, None)
+
+    def length(self, seq: SeqId) -> int:
+        record, known = self._records.get(seq), self._table.length(seq)
+        if record is None:
+            return known
+        return known + len(record.later) + (0 if record.tree is None else len(record.tree.tokens))
+
+    def check(self) -> None:
+        for seq in self._records:
+            self._settle(seq)
+        for seq, length in self._table.lengths().items():
+            assert len(self._records[seq].tokens) + self._table.num_open_rows(seq) == length, (seq, length)
+
+    def _settle(self, seq: SeqId) -> None:
+        """Tell the table what has only been noted of a sequence."""
+        record = self._records.get(seq)
+        if record is None:
+            return
+        if record.later:
+            chain = Segment(seq, self._table.length(seq), tuple(record.later), None, "none")
+            record.later.clear()
+            self._write(record, chain)
+        if record.tree is not None:
+            tree, record.tree = record.tree, None
+            self._write(record, tree)
+
+    def _write(self, record: _Record, segment: Segment) -> None:
+        (placed,) = self._table.place(Batch((segment,)))
+        self._table.written((placed,))
+        record.tokens += placed.tokens[: placed.committed]
+
+    def _begun(self, seq: SeqId, tokens: Sequence[int], salt: str | None, stored: KvPrefix | None) -> None:
+        self._records[seq] = _Record(list(tokens), salt, stored)
+        self._table.adopt(seq, tokens)
+
+    def _is_resident(self, seq: SeqId) -> bool:
+        return self._engine.length(seq) == self.length(seq)
+
+
+# Prefixes of prompts that need not be computed: cached by the engine, or KV of documents that the caller has stored.
+#
+# Runs on the engine's thread, between `StepExecutor` and the engine. Knows no files: the caller provides and stores
+# rows.
+
+
+log = logging.getLogger("paceline.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPrefix:
+    """Preamble and document at the start of a prompt."""
+
+    tokens: tuple[int, ...]
+    rows: KvPrefix | None = None  # stored KV
+    keep: Callable[[KvPrefix], None] | None = None  # receives computed KV on the engine's thread; must not wait
+
+    def begins(self, segment: Segment) -> bool:
+        """True if the segment starts with this prefix and has rows left to compute."""
+        rows = len(self.tokens)
+        whole = segment.start == 0 and segment.parents is None and segment.logits != "all"
+        return whole and rows < len(segment.tokens) and segment.tokens[:rows] == self.tokens
+
+
+class Prompt(Protocol):
+    """A request for a forward, as far as its beginning matters."""
+
+    segment: Segment
+    prefix: StoredPrefix | None
+    salt: str | None  # owner within which rows are shared; None: they are not
+    cached_rows: int  # set when the sequence begins
+
+
+class PrefixReuse:
+    """Prefixes of the requests of one `StepExecutor`, by their keys."""
+
+    def __init__(self, sequences: Sequences) -> None:
+        self._sequences = sequences
+        self._prompts: dict[int, Prompt] = {}  # that may begin with rows that need not be computed
+        self._computing: dict[tuple[str, tuple[int, ...]], int] = {}  # salt and tokens of prompts in progress
+        self._keeping: dict[int, StoredPrefix] = {}
+        self._computed: list[tuple[SeqId, StoredPrefix]] = []
+        self.adopted = 0  # rows not computed
+
+    def add(self, key: int, prompt: Prompt) -> None:
+        """Register a segment, whatever it is."""
+        segment, prefix = prompt.segment, prompt.prefix
+        if segment.start or segment.parents is not None or segment.logits == "all" or len(segment.tokens) < 2:
+            return
+        stored = prefix is not None and prefix.begins(segment)
+        if prompt.salt is not None or (stored and prefix is not None and prefix.rows is not None):
+            self._prompts[key] = prompt
+        if stored and prefix is not None and prefix.rows is None and prefix.keep is not None:
+            self._keeping[key] = prefix
+
+    def begin(self, key: int, segment: Segment) -> int | None:
+        """Start the sequence of a prompt; the number of its rows that need not be computed.
+
+        segment: as it is scheduled; a prompt that has been shortened since `add` is computed whole. None while the same
+        prompt of the same owner is being computed: its rows are shared once they are there.
+        """
+        prompt = self._prompts.get(key)
+        if prompt is None or len(segment.tokens) < len(prompt.segment.tokens):
+            return 0
+        prefix = prompt.prefix
+        if prompt.salt is not None and self._computing.setdefault((prompt.salt, segment.tokens), key) != key:
+            return None
+        stored = prefix.rows if prefix is not None and prefix.begins(segment) else None
+        try:
+            if prompt.salt is not None:
+                rows = self._sequences.begin(segment.seq, segment.tokens, prompt.salt, stored)
+            elif stored is not None:
+                self._sequences.import_kv(segment.seq, stored)
+                rows = len(stored.tokens)
+            else:
+                rows = 0
+        except EngineError as error:
+            log.warning("rows of a prompt are computed again: %s", error)
+            rows = 0
+        self.adopted += rows
+        prompt.cached_rows = rows
+        return rows
+
+    def done(self, chunk: ScheduledSegment) -> None:
+        """Called when the last chunk of a request has run."""
+        if (prefix := self._keeping.pop(chunk.key, None)) is not None:
+            self._computed.append((chunk.segment.seq, prefix))
+
+    def export(self) -> None:
+        """Export the prefixes computed since the last call. After the answers are sent, before any sequence changes."""
+        for seq, prefix in self._computed:
+            try:
+                if prefix.keep is not None:
+                    prefix.keep(self._sequences.export_kv(seq, prefix.tokens))
+            except Exception as error:  # the answer does not depend on storing
+                log.warning("the rows of a document cannot be kept: %s", error)
+        self._computed.clear()
+
+    def interrupt(self, seq: SeqId) -> None:
+        """A sequence loses its rows: other prompts no longer wait for them."""
+        for ident, key in list(self._computing.items()):
+            if self._prompts[key].segment.seq == seq:
+                del self._computing[ident]
+
+    def forget(self, key: int) -> None:
+        prompt = self._prompts.pop(key, None)
+        self._keeping.pop(key, None)
+        if prompt is not None and prompt.salt is not None:
+            ident = prompt.salt, prompt.segment.tokens
+            if self._computing.get(ident) == key:
+                del self._computing[ident]
+
 
 Rows = tuple[Dist, ...] | tuple[SampledRow, ...]
 Answer = Callable[[Rows | EngineError], None]

@@ -22,11 +22,10 @@ from paceline.core.sampling.dist import Dist
 from paceline.engine.base import AsyncEngine, Engine
 from paceline.engine.heap import trim_heap
 from paceline.errors import EngineError
-from paceline.runtime.cores import pin
-from paceline.runtime.engine_loop.answers import Answered, Answers
-from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, TICK_S, StepExecutor, StepLimits
-from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
-from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, Rows, SequenceOp
+from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, TICK_S, Answered, Answers, StepExecutor, StepLimits
+from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, Rows, SequenceOp, StoredPrefix
+from paceline.runtime.service import Load
+from paceline.runtime.units import pin
 
 log = logging.getLogger("paceline.engine")
 
@@ -263,3 +262,20 @@ class EngineWorker:
         except AssertionError:
             log.exception("the engine's invariants do not hold: please report this")
         trim_heap()
+
+
+# What an engine has done and what waits for it, as the metrics show it.
+
+
+def engine_load(worker: EngineWorker) -> Load:
+    """The fields that tell of the engine. May be called on any thread."""
+    steps = worker.steps
+    return Load(
+        steps=steps.steps,
+        rows=steps.rows,
+        cached_rows=steps.adopted,
+        preemptions=steps.preemptions,
+        kv_rows=worker.capacity,
+        kv_free_rows=steps.free_rows,
+        waiting=len(steps.short),
+    )

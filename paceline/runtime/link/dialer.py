@@ -15,10 +15,8 @@ from ssl import SSLContext
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from paceline.errors import LinkClosed
-from paceline.runtime.link.connection import Link, SessionHandler
-from paceline.runtime.link.emulated_transport import emulated
-from paceline.runtime.link.emulation import Emulation
-from paceline.runtime.link.keys import Authenticator, KeyKeeper, KeyStore
+from paceline.runtime.link.connection import Authenticator, KeyKeeper, KeyStore, Link, SessionHandler
+from paceline.runtime.link.emulation import Emulation, emulated
 from paceline.runtime.link.transport import UVICORN_LINK_OPTIONS, ServerTransport, Transport, dial, is_secret
 from paceline.wire.close_codes import FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
 from paceline.wire.identity.handshake import CloudHandshake, DeviceHandshake

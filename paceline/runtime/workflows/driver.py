@@ -11,7 +11,7 @@ from itertools import count
 from typing import Protocol
 
 from paceline.errors import PacelineError
-from paceline.runtime.units.registry import UnitRegistry
+from paceline.runtime.units import UnitRegistry
 from paceline.workflow.events import (
     Added,
     Cancel,

@@ -11,14 +11,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
+import os
+import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
+import psutil
+
+from paceline.engine.base import ModelInfo
 from paceline.errors import ConfigError
+from paceline.rag.embedder import DEFAULT
 from paceline.secret_files import private_folder, read_private, write_private
 from paceline.workflow.profiling.learning import Demand, LearningProfiles
+from paceline.workflow.units import WorkflowModels
 
 FILE: Final = "profiles.json"
 FORMAT: Final = 1
@@ -162,3 +170,71 @@ def difference(stored: Conditions, here: Conditions) -> str:
     return " and ".join(f"another {name}" for name, value in asdict(stored).items() if value != ours[name]).replace(
         "another threads", "another number of threads"
     )
+
+
+# The machine, in words that are equal where profiles of its units may be believed.
+
+
+CPU_INFO: Final = Path("/proc/cpuinfo")
+
+
+def describe_machine(gpu: str | None = None) -> str:
+    """Processor, cores that this process may use, GiB of memory, and the GPU."""
+    cores = len(os.sched_getaffinity(0))
+    gib = round(psutil.virtual_memory().total / 2**30)
+    return ", ".join(
+        [f"{processor()}, {cores} core{'s' if cores > 1 else ''}, {gib} GiB", *([] if gpu is None else [gpu])]
+    )
+
+
+def processor() -> str:
+    try:
+        lines = CPU_INFO.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() == "model name"]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+# Bytes that a launch moves between memory and processor, estimated from sizes: nothing here is measured.
+#
+# A decoded token reads the weights once and the keys and values before it; a prompt reads the weights once a step.
+# Caches of the processor are not counted, so small models ask for more than their memory sees. Where a size is not
+# known (the fake engine, a search, other embedders than MiniLM), the launch counts for nothing: no slowdown is learnt
+# of it.
+
+
+NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+MINILM_BYTES: Final = 90_852_864.0  # 22.7 million numbers of 4 bytes, read once for a batch
+BATCH: Final = 16  # texts of a batch of the encoder
+CONTEXT: Final = 256  # cached rows that a decoded token reads, as assumed
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchBytes:
+    """By operation, kind of unit and shape, as `LearningProfiles` asks."""
+
+    weights: float  # bytes of the model; 0: unknown
+    kv_row: float  # bytes of a row of keys and values
+    step_rows: int  # rows of a prompt that a step computes
+    encoder: float  # bytes of the embedder; 0: unknown
+    models: WorkflowModels = field(default_factory=WorkflowModels)
+
+    def __call__(self, operation: str, kind: str, shape: int) -> float:  # noqa: ARG002
+        model, _, phase = operation.partition("/")
+        if model in (self.models.embed, self.models.rerank):
+            return self.encoder * math.ceil(shape / BATCH)
+        if model not in (self.models.agent, self.models.chat) or not self.weights:
+            return 0.0
+        if phase == "prefill":
+            return math.ceil(shape / self.step_rows) * self.weights + shape * self.kv_row
+        return shape * (self.weights + CONTEXT * self.kv_row)
+
+
+def launch_bytes(info: ModelInfo, step_rows: int, embedder: str | None) -> LaunchBytes:
+    """embedder: its name; None: this side has none."""
+    number = NUMBER_BYTES.get(info.dtype, 4)
+    shape = info.shape
+    row = 0.0 if shape is None else 2.0 * shape.layers * shape.hidden * shape.kv_share * number
+    encoder = MINILM_BYTES if embedder == DEFAULT else 0.0
+    return LaunchBytes(float(info.num_weights * number), row, step_rows, encoder)

@@ -7,26 +7,252 @@ sent; the answer reads the best of both, and what else the public text says is d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
+import numpy as np
+
+from paceline.core.side import Side
 from paceline.errors import PacelineError
 from paceline.rag.prompt import passages_text
-from paceline.rag.records import Vectors
-from paceline.runtime.units.registry import UnitRegistry
+from paceline.rag.records import Passage, Vectors
+from paceline.rag.rerank import best_first
+from paceline.runtime.units import UnitRegistry
 from paceline.runtime.workflows.agent_text import CHARACTERS, AgentText, Noting, Reader
 from paceline.runtime.workflows.driver import Outcome, Work
-from paceline.runtime.workflows.limits import STAGE_S, within
-from paceline.runtime.workflows.readers import ReadsLater, Refining
-from paceline.runtime.workflows.shortlist import Found, Shortlist, best_of
-from paceline.workflow.agents.records import Evidence, Prompt
-from paceline.workflow.agents.refine import REFINE
+from paceline.workflow.agents.agent import AgentParser
+from paceline.workflow.agents.queries import Queries
+from paceline.workflow.agents.records import Evidence, Origin, Prompt, SourcePassage
+from paceline.workflow.agents.refine import MAX_STATEMENTS, REFINE, RefineInputs, most_statements
 from paceline.workflow.agents.registry import AnyAgent
+from paceline.workflow.agents.rewrite import REWRITE, RewriteInputs
+from paceline.workflow.agents.statements import Refined
 from paceline.workflow.builder import INSTRUCTIONS, PUBLIC
 from paceline.workflow.events import Launch
 from paceline.workflow.graph import SubStage
+
+# Time limits of stages: one that takes longer counts as failed, and the workflow goes on without it.
+
+
+T = TypeVar("T")
+STAGE_S: Final = 60.0  # longest time of an agent's text, and of a launch of any other stage before the answer
+
+
+async def within(seconds: float, work: Awaitable[T]) -> T:
+    """What the work gives. Raises PacelineError where it takes longer; it is cancelled then, though what a thread has
+    begun goes on there to its end."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise PacelineError(f"no end within {seconds:g} s") from None
+
+
+# Which of what a workflow has found is read: the best of a search, and the answer's list.
+
+
+MAX_READ: Final = 4  # passages of the answer, of each side's documents and of the web
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A passage, and whose it is."""
+
+    passage: Passage
+    side: Side
+    private: bool
+    web: bool = False  # it is what a search of the web has found, a page or a passage of the cloud's documents
+
+
+class Claims:
+    """Passages of a workflow's lookups, each once: those of one side that say the same are one, whatever found them."""
+
+    def __init__(self) -> None:
+        self._taken: set[tuple[Side, str]] = set()
+
+    def take(self, found: Sequence[Found]) -> list[Found]:
+        """Those that were not taken before."""
+        said = {(each.side, " ".join(passages_text(each.passage).split())): each for each in found}
+        new = {key: each for key, each in said.items() if key not in self._taken}
+        self._taken |= set(new)
+        return list(new.values())
+
+
+@dataclass(slots=True)
+class Shortlist:
+    """Passages that are reranked together, a part at a time. searches: that find them and have not ended."""
+
+    searches: int = 1
+    found: list[Found] = field(default_factory=list)
+    _scores: dict[int, float] = field(default_factory=dict)  # by place in `found`
+
+    def take(self, found: Sequence[Found]) -> bool:
+        """A search has found these. Whether it was the last one."""
+        self.found += found
+        self.searches -= 1
+        return self.searches <= 0
+
+    def score(self, first: int, scores: Sequence[float]) -> None:
+        self._scores |= dict(enumerate(map(float, scores), first))
+
+    @property
+    def is_ranked(self) -> bool:
+        """Nothing more will be found, and all that was has a score."""
+        return self.searches <= 0 and len(self._scores) == len(self.found)
+
+    @property
+    def scores(self) -> list[float]:
+        """Of all that was found. Valid when it is ranked."""
+        return [self._scores[place] for place in range(len(self.found))]
+
+
+def best_of(lists: Sequence[Shortlist], count: int) -> list[Found]:
+    """The best so many of ranked shortlists, best first."""
+    found = [each for ranked in lists for each in ranked.found]
+    scores = np.array([score for ranked in lists for score in ranked.scores])
+    return [found[place] for place in best_first(scores)[:count]]
+
+
+def reading_list(found: Sequence[Found], side: Side) -> tuple[tuple[Passage, ...], tuple[Passage, ...]]:
+    """Passages of this side and of the other one, the best of each origin by their scores, in the order they were
+    found."""
+    origins: dict[tuple[bool, bool], list[int]] = {}
+    for place, each in enumerate(found):
+        origins.setdefault((each.side != side, each.web), []).append(place)
+    kept = sorted(
+        place
+        for places in origins.values()
+        for place in sorted(places, key=lambda at: (-found[at].passage.score, at))[:MAX_READ]
+    )
+    own = tuple(found[place].passage for place in kept if found[place].side == side)
+    return own, tuple(found[place].passage for place in kept if found[place].side != side)
+
+
+# What becomes of the agents' texts: sub-questions are looked up, statements take their passages' place.
+
+
+class ReadsLater(Protocol):
+    def read_later(self, found: Sequence[Found]) -> None:
+        """Passages that the answer is to read."""
+
+
+class LooksUp(Protocol):
+    def look_up(self, question: str) -> list[tuple[SubStage, Work]]:
+        """Sub-stages that search for a sub-question."""
+
+
+class SubQuestions:
+    """Looks each sub-question up as soon as it is written. The question itself is looked up in any case."""
+
+    def __init__(self, workflow: LooksUp, question: str) -> None:
+        self._workflow = workflow
+        self._question = question
+        self._inputs = RewriteInputs(question)  # not the conversation: what is written leaves this side
+        self._parser: AgentParser[str, Queries] = REWRITE.parser(self._inputs)
+        self._found: list[str] = []
+
+    private = False  # the user's own words alone
+    is_wanted = True
+    share = 1.0
+
+    def messages(self) -> Prompt:
+        return REWRITE.messages(self._inputs)
+
+    def restart(self) -> None:
+        self._parser = REWRITE.parser(self._inputs)
+
+    def read(self, text: str) -> Outcome:
+        return replace(self._look_up(self._parser.feed(text)), finished=self._parser.done)
+
+    def end(self, fault: str | None) -> tuple[Outcome, str]:
+        last = self._look_up(self._parser.end())
+        return last, fault or "; ".join(self._found) or "no sub-question: the question itself is looked up"
+
+    def _look_up(self, questions: Sequence[str]) -> Outcome:
+        new = [question for question in questions if question not in (self._question, *self._found)]
+        self._found += new
+        return Outcome(added=[work for question in new for work in self._workflow.look_up(question)])
+
+
+class Refining:
+    """Statements are read instead of the passages that they cite; without any, the passages are.
+
+    is_wanted: whether any of its passages is read.
+    """
+
+    def __init__(self, question: str, heard: Callable[[Sequence[Evidence]], None] = lambda _: None) -> None:
+        """heard: called with what was refined, or with the passages where nothing was."""
+        self.is_wanted = True
+        self._question = question
+        self._heard = heard
+        self._statements: dict[SourcePassage, list[str]] = {}  # by passage that they cite; empty: they are read whole
+        self._found: dict[SourcePassage, Found] = {}
+        self._inputs = RefineInputs(question, ())
+        self._parser: AgentParser[Evidence, Refined] = REFINE.parser(self._inputs)
+
+    def begin(self, found: Sequence[Found]) -> None:
+        """What the text is to read, best first."""
+        self._found = {_source(each): each for each in found}
+        self._inputs = RefineInputs(self._question, tuple(self._found))
+        self._parser = REFINE.parser(self._inputs)
+
+    @property
+    def private(self) -> bool:
+        return any(found.private for found in self._found.values())
+
+    @property
+    def share(self) -> float:
+        return most_statements(len(self._found)) / MAX_STATEMENTS
+
+    def has_any(self, passages: Sequence[Found]) -> bool:
+        return any(found in passages for found in self._found.values())
+
+    def evidence(self, wanted: Sequence[Found]) -> list[Found]:
+        """What is read of its passages, of those that are wanted. Valid when the text has ended."""
+        if not self._statements:
+            return [found for found in self._found.values() if found in wanted]
+        cited = ((self._found[source], texts) for source, texts in self._statements.items())
+        return [_refined(found, texts) for found, texts in cited if found in wanted]
+
+    def messages(self) -> Prompt:
+        return REFINE.messages(self._inputs)
+
+    def restart(self) -> None:
+        self._parser = REFINE.parser(self._inputs)
+
+    def read(self, text: str) -> Outcome:
+        self._parser.feed(text)
+        return Outcome(finished=self._parser.done)
+
+    def end(self, fault: str | None) -> tuple[Outcome, str]:
+        self._parser.end()
+        refined = self._parser.result()
+        cited = self._statements
+        failed = refined.fallback or fault is not None
+        self._heard([Evidence.of(source) for source in self._found] if failed else refined.evidence)
+        for evidence in () if failed else refined.evidence:
+            for source in evidence.sources:
+                cited.setdefault(source, []).append(evidence.text)
+        if not self.is_wanted:
+            return Outcome(), fault or "not read: other passages of this search are better"
+        told = f"{sum(map(len, cited.values()))} statements of {len(cited)} passages" if cited else "no statement"
+        return Outcome(), fault or (told if cited else f"{told}: the passages are read whole")
+
+
+def _source(found: Found) -> SourcePassage:
+    passage = found.passage
+    side: Origin = "web" if found.web else found.side
+    return SourcePassage(passage.text, side, found.private, passage.title, passage.file_id, passage.url)
+
+
+def _refined(found: Found, statements: Sequence[str]) -> Found:
+    return replace(found, passage=replace(found.passage, text=" ".join(statements)))
+
 
 ALL: Final = ""  # zone of a text that may read private passages
 

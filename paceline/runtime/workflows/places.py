@@ -10,9 +10,9 @@ from paceline.rag.records import Passage, Selection, Vectors
 from paceline.rag.rerank import Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.link.connection import Link
-from paceline.runtime.sessions.egress import Egress
-from paceline.runtime.sessions.remote_search import RemoteSearch
-from paceline.runtime.workflows.shortlist import Found
+from paceline.runtime.sessions.driver import Egress
+from paceline.runtime.sessions.remote import RemoteSearch
+from paceline.runtime.workflows.lookup import Found
 from paceline.strategies.base import Side, other
 
 CANDIDATES = 8  # passages of a search that are reranked: 60 ms each on a core

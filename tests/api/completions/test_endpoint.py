@@ -19,7 +19,7 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Output
 from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
-from paceline.runtime import answer_places
+from paceline.runtime import admission
 from tests.api.generation.test_request import fault
 from tests.api.real import MAX_POSITIONS, serving_node
 from tests.api.scripted import WAIT, client_of
@@ -281,7 +281,7 @@ def test_a_refused_prompt_is_not_scored(tmp_path: Path, max_tokens: int, more: d
 
 
 def test_a_prompt_that_is_not_admitted_is_not_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_places, "MAX_ANSWERS", 2)
+    monkeypatch.setattr(admission, "MAX_ANSWERS", 2)
     with serving_node(tmp_path, engine := CountingEngine()) as (url, _), client_of(url) as http:
         fault(http.post(ROUTE, json=asked(prompt=[PROMPT] * 3, echo=True, logprobs=1)), 429)
         assert http.get("/readyz").json()["answers"] == 0

@@ -18,7 +18,7 @@ from paceline.api.embeddings.endpoint import MAX_INPUTS, EmbeddingsEndpoint
 from paceline.api.embeddings.openai_ids import OpenAIIds
 from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
-from paceline.runtime.texts import embeddings as embedding
+from paceline.runtime import texts as embedding
 from tests.api.generation.test_request import fault
 from tests.api.real import serving_node
 from tests.api.scripted import client_of

@@ -11,7 +11,7 @@ import pytest
 from paceline.api.http.limits.admission import MAX_ACTIVE
 from paceline.api.http.server import MAX_CONNECTIONS, MAX_FILES
 from paceline.errors import RequestError
-from paceline.runtime.answer_places import MAX_ANSWERS
+from paceline.runtime.admission import MAX_ANSWERS
 from paceline.runtime.service import TextDelta
 from tests.api.conftest import BODY
 from tests.api.scripted import WAIT, Script, ScriptedService, Signal, done, serving

@@ -13,13 +13,21 @@ import pytest
 
 from paceline.core.permission import EVERYBODY, NOBODY, MayAsk
 from paceline.errors import ConfigError, PacelineError
-from paceline.runtime.asking import activity as activity_module
-from paceline.runtime.asking import gate as gate_module
-from paceline.runtime.asking.activity import FILE, Activity, ActivityLog, Question, Refusal
-from paceline.runtime.asking.answers import EnrolmentAnswers, permission
-from paceline.runtime.asking.gate import CloudAsks
-from paceline.runtime.asking.limits import AskCounter, AskLimits
-from paceline.runtime.sessions.egress import Egress
+from paceline.runtime import asking as activity_module
+from paceline.runtime import asking as gate_module
+from paceline.runtime.asking import (
+    FILE,
+    Activity,
+    ActivityLog,
+    AskCounter,
+    AskLimits,
+    CloudAsks,
+    EnrolmentAnswers,
+    Question,
+    Refusal,
+    permission,
+)
+from paceline.runtime.sessions.driver import Egress
 from paceline.settings import AgentSettings
 from paceline.wire.messages import ChatMessage, OpenSession, Targets
 from tests.wire.samples import SAMPLING, opening

@@ -9,8 +9,7 @@ import pytest
 
 from paceline.core.energy import PowerMeter
 from paceline.errors import PacelineError
-from paceline.runtime.energy.debt_file import DebtFile
-from paceline.runtime.energy.side import SideEnergy
+from paceline.runtime.energy import DebtFile, SideEnergy
 from paceline.wire.options import Options
 from paceline.wire.verify_messages import VerifyOptions
 

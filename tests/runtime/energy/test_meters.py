@@ -12,10 +12,7 @@ import pytest
 from paceline.core.energy import CounterMeter, Energy, MeterUnreadable
 from paceline.core.offloading import ModelShape
 from paceline.errors import ConfigError
-from paceline.runtime.energy.battery import LOOK_S, Battery
-from paceline.runtime.energy.choice import Machine, Powers, choose_meter
-from paceline.runtime.energy.nvml import Nvml
-from paceline.runtime.energy.rapl import Rapl
+from paceline.runtime.energy import LOOK_S, Battery, Machine, Nvml, Powers, Rapl, choose_meter
 
 RANGE = 262_143_328_850  # µJ, of a real package
 

@@ -11,7 +11,7 @@ from paceline.core.drafting.budget import OnlineStats
 from paceline.engine.base import Engine, Output, WrappedEngine
 from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.calibration import PREFIX, REPEATS, ROWS, Timed, forward_times
+from paceline.runtime.engine_loop.document_prefill import PREFIX, REPEATS, ROWS, Timed, forward_times
 from paceline.runtime.engine_loop.worker import EngineWorker
 
 
@@ -52,7 +52,7 @@ def test_each_row_count_is_timed_and_no_sequence_is_left() -> None:
 
 
 def test_a_slow_engine_is_timed_for_fewer_row_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.runtime.engine_loop.calibration.MAX_S", 0.0)
+    monkeypatch.setattr("paceline.runtime.engine_loop.document_prefill.MAX_S", 0.0)
     assert [rows for rows, _ in timed(FakeEngine())] == [1] * (REPEATS - 1)
 
 

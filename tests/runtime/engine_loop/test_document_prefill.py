@@ -22,11 +22,10 @@ from paceline.errors import EngineError
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime import upkeep
+from paceline.runtime import node as node_module
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller, kv_key
 from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
-from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
-from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
+from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp, StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.connection import Link
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
@@ -316,7 +315,7 @@ async def test_a_running_node_fills_its_store(
         return computed
 
     monkeypatch.setattr(DocumentPrefiller, "prefill_missing", prefill)
-    monkeypatch.setattr(upkeep, "WATCH_S", 0.0)
+    monkeypatch.setattr(node_module, "WATCH_S", 0.0)
     async with pair(tmp_path, make) as linked:
         for event in filled.values():
             await event.wait()

@@ -15,8 +15,7 @@ from paceline.engine.base import DenseLogits, Output, SampleRequest
 from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
-from paceline.runtime.engine_loop.prefix_reuse import StoredPrefix
-from paceline.runtime.engine_loop.requests import ForwardRequest, Rows, SequenceOp
+from paceline.runtime.engine_loop.requests import ForwardRequest, Rows, SequenceOp, StoredPrefix
 
 Result = tuple[Dist, ...] | EngineError
 PROMPT = tuple(b"a prompt that is longer than a step may be")

@@ -12,7 +12,7 @@ import pytest
 from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
 from paceline.engine.base import Engine, Output, WrappedEngine
 from paceline.engine.fake import FakeEngine
-from paceline.runtime.engine_loop.answers import Answers
+from paceline.runtime.engine_loop.executor import Answers
 from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 

@@ -11,9 +11,8 @@ import pytest
 from paceline.errors import ConfigError, LinkClosed, LocalProtocolError
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.link import connection
-from paceline.runtime.link.connection import Link
+from paceline.runtime.link.connection import KeyKeeper, Link
 from paceline.runtime.link.dialer import Dialer, back_off
-from paceline.runtime.link.keys import KeyKeeper
 from paceline.runtime.link.transport import TransportClosed, is_secret
 from paceline.wire.close_codes import MAX_DELAY_S, CloseCode
 from paceline.wire.codec import encode

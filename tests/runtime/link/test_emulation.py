@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.runtime.link.emulated_transport import emulated
-from paceline.runtime.link.emulation import Emulation
+from paceline.runtime.link.emulation import Emulation, emulated
 from paceline.runtime.link.transport import TransportClosed
 
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

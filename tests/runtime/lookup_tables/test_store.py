@@ -16,8 +16,7 @@ from paceline.core.drafting.lookup_table import BIGRAM_KEYS
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.loader import load_model
 from paceline.errors import ConfigError
-from paceline.runtime.lookup_tables.store import TableStore, mark_erased
-from paceline.runtime.lookup_tables.table_files import table_files
+from paceline.runtime.lookup_tables.store import TableStore, mark_erased, table_files
 from paceline.runtime.lookup_tables.warmup import read_dialogues, warm
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.runtime.lookup_tables.store import TableStore
-from paceline.runtime.lookup_tables.table_files import read_table, table_files
+from paceline.runtime.lookup_tables.store import TableStore, read_table, table_files
 from paceline.sealing.seal import PLAIN, Seal, StoreSeal
 
 VOCAB = 300
@@ -116,7 +115,7 @@ WRITER = """
 import select, sys
 from pathlib import Path
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.runtime.lookup_tables.table_files import encode_table, write_table
+from paceline.runtime.lookup_tables.store import encode_table, write_table
 from paceline.sealing.seal import PLAIN, StoreSeal
 path = Path(sys.argv[1])
 seal = StoreSeal.of(sys.argv[2], bytes(32)) or PLAIN

@@ -12,15 +12,8 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.executor import StepLimits
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.runtime.profiling.loads import Load
-from paceline.runtime.profiling.measurement import Measurement
-from paceline.runtime.profiling.operations import (
-    EngineLanes,
-    Operation,
-    engine_operations,
-    host_operations,
-)
-from paceline.runtime.units.registry import UnitRegistry
+from paceline.runtime.profiling import EngineLanes, Load, Measurement, Operation, engine_operations, host_operations
+from paceline.runtime.units import UnitRegistry
 from paceline.workflow.regression import Slowdown
 
 pytestmark = pytest.mark.anyio

@@ -8,8 +8,7 @@ import os
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.runtime.profiling.loads import CopyingProcesses, OtherLaunches
-from paceline.runtime.profiling.operations import Operation
+from paceline.runtime.profiling import CopyingProcesses, Operation, OtherLaunches
 
 pytestmark = pytest.mark.anyio
 

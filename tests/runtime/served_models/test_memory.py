@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from paceline.errors import EngineError
-from paceline.runtime.served_models.memory import ModelMemory
+from paceline.runtime.served_models import ModelMemory
 from tests.runtime.served_models.loaded_on_demand import OnDemand
 
 pytestmark = pytest.mark.anyio

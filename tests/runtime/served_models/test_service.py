@@ -11,8 +11,7 @@ import pytest
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import fake_model
 from paceline.runtime.node import Node
-from paceline.runtime.served_models.memory import ModelMemory
-from paceline.runtime.served_models.service import ServedModels
+from paceline.runtime.served_models import ModelMemory, ServedModels
 from paceline.runtime.service import GenerateRequest, Generation, GenerationResult
 from tests.runtime.served_models.loaded_on_demand import OnDemand
 

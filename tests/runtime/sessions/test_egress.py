@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.runtime.sessions.egress import Egress
+from paceline.runtime.sessions.driver import Egress
 from paceline.wire.codec import encode
 from paceline.wire.messages import CloseSession, Targets
 from tests.runtime.test_node import REQUEST, collect, nodes

@@ -16,8 +16,7 @@ from paceline.core.sampling.sampler import Constraint, Mask, T
 from paceline.engine.fake import fake_model
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.service import GenerateRequest
-from paceline.runtime.sessions.mask_threads import MOST_OF_ONE, THREADS, MaskBesideLoop, MaskThreads
-from paceline.runtime.sessions.suspension import run_apart
+from paceline.runtime.sessions.mask_threads import MOST_OF_ONE, THREADS, MaskBesideLoop, MaskThreads, run_apart
 from paceline.strategies.registry import STRATEGIES
 from tests.runtime.test_node import REQUEST, Bench, collect, nodes
 

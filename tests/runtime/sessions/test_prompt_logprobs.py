@@ -16,8 +16,8 @@ from paceline.engine.base import Output
 from paceline.engine.fake import EOS, VOCAB, ByteTokenizer, FakeEngine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.runtime.sessions import prompt_logprobs as scoring
-from paceline.runtime.sessions.prompt_logprobs import PromptScorer
+from paceline.runtime.sessions import output_text as scoring
+from paceline.runtime.sessions.output_text import PromptScorer
 
 PROMPT = tuple(b"The bicycle stands where the road ends, and nobody has asked for it. " * 4)
 

@@ -9,8 +9,7 @@ import pytest
 from paceline.core.aggregation.weights import log_weight
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.records import Passage
-from paceline.runtime.sessions.prompts import PromptSet
-from paceline.runtime.sessions.relevance_scales import difference, scale_of
+from paceline.runtime.sessions.prompts import PromptSet, difference, scale_of
 from paceline.settings import NodeSettings
 from paceline.strategies.base import Branch
 from paceline.wire.identity_messages import RelevanceScale

@@ -13,9 +13,9 @@ from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.link.dialer import Link
 from paceline.runtime.service import GenerationResult
-from paceline.runtime.sessions import remote_search as search_module
-from paceline.runtime.sessions.egress import Egress
-from paceline.runtime.sessions.remote_search import MAX_BYTES, RemoteSearch, SearchServer, to_wire
+from paceline.runtime.sessions import remote as search_module
+from paceline.runtime.sessions.driver import Egress
+from paceline.runtime.sessions.remote import MAX_BYTES, RemoteSearch, SearchServer, to_wire
 from paceline.wire.messages import CloseSession, OpenSession, RetrievedPassages
 from tests.runtime.test_node import REQUEST, Bench, collect, nodes
 

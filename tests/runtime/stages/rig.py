@@ -15,10 +15,10 @@ from paceline.core.sampling.sampler import NO_DEFAULTS
 from paceline.engine.loader import EngineOptions, fingerprint
 from paceline.engine.stages.stage import load_stage, num_layers
 from paceline.runtime.identity import PrivateKey
-from paceline.runtime.stages.head.members import FixedPlace, Members, Place, Standing
-from paceline.runtime.stages.head.pipeline import RemotePipeline
-from paceline.runtime.stages.process.stage_server import StageServer
-from paceline.runtime.stages.process.stage_worker import StageWorker
+from paceline.runtime.stages.members import FixedPlace, Members, Place, Standing
+from paceline.runtime.stages.pipeline import RemotePipeline
+from paceline.runtime.stages.stage_server import StageServer
+from paceline.runtime.stages.stage_worker import StageWorker
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.signing import Claim
 

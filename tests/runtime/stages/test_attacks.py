@@ -17,9 +17,9 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.loader import EngineOptions
 from paceline.errors import ConfigError
 from paceline.runtime.identity import PrivateKey, verify
+from paceline.runtime.stages import stage_server
 from paceline.runtime.stages.connecting import dialling_context
-from paceline.runtime.stages.head.members import FixedPlace
-from paceline.runtime.stages.process import stage_server
+from paceline.runtime.stages.members import FixedPlace
 from paceline.wire.stages.handshake import DiallerHandshake
 from paceline.wire.stages.messages import Codec, StageChallenge
 from paceline.wire.stages.pipe import Pipe

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from paceline.runtime.stages.channel import Channel
+from paceline.runtime.stages.connecting import Channel
 from paceline.wire.fields import Frame
 from paceline.wire.stages.messages import Answered, Codec, HiddenRows, StagePing
 from paceline.wire.stages.pipe import Bulk, Pipe

@@ -20,14 +20,11 @@ from paceline.engine.base import Engine, SampleRequest
 from paceline.engine.loader import EngineOptions, load_engine
 from paceline.errors import ConfigError, EngineError, LinkClosed
 from paceline.runtime.identity import PrivateKey
-from paceline.runtime.stages import connecting
-from paceline.runtime.stages.channel import Channel
-from paceline.runtime.stages.connecting import dial_stage
-from paceline.runtime.stages.head import members, recovery
-from paceline.runtime.stages.head.local import LocalPlace
-from paceline.runtime.stages.head.members import FixedPlace, Member, Members
-from paceline.runtime.stages.process import stage_worker
-from paceline.runtime.stages.process.stage_server import failure_of
+from paceline.runtime.stages import connecting, members, stage_head, stage_worker
+from paceline.runtime.stages.connecting import Channel, dial_stage
+from paceline.runtime.stages.local import LocalPlace
+from paceline.runtime.stages.members import FixedPlace, Member, Members
+from paceline.runtime.stages.stage_server import failure_of
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.signing import Claim
 from paceline.wire.stages.messages import About, Answered, Codec, Describe, Failed, NeighbourLost, StagePing
@@ -100,7 +97,7 @@ def test_rows_that_were_scored_and_not_sampled_are_computed_again(whole: Engine)
 def test_without_anybody_answers_fail_within_seconds_and_the_stage_may_come_back(
     whole: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(stage_head, "PATIENCE_S", 0.5)
     with rig(DEMO, even_spans(6, 2), options=OPTIONS) as made:
         pipeline = made.pipeline
         begin(made)
@@ -267,7 +264,7 @@ def test_a_link_that_is_lost_while_the_stages_are_being_linked_is_made_again(
 
 
 def test_a_stage_that_comes_back_with_other_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(stage_head, "PATIENCE_S", 0.5)
     with rig(DEMO, even_spans(6, 2), options=OPTIONS) as made:
         lost = made.stages[1]
         lost.break_off()
@@ -298,8 +295,8 @@ class CannotStart(NeverAgain):
 
 
 def test_answers_do_not_wait_for_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "PATIENCE_S", 0.5)  # `START_PATIENCE_S` is longer than a test may take
-    monkeypatch.setattr(recovery, "START_PATIENCE_S", 3600.0)
+    monkeypatch.setattr(stage_head, "PATIENCE_S", 0.5)  # `START_PATIENCE_S` is longer than a test may take
+    monkeypatch.setattr(stage_head, "START_PATIENCE_S", 3600.0)
     key = PrivateKey.generate()
     stages = [Stage(DEMO, span, key.public_key, OPTIONS, name=f"s{span}") for span in even_spans(6, 2)]
     try:
@@ -351,7 +348,7 @@ def test_a_stage_answers_a_request_that_it_cannot_carry_out(monkeypatch: pytest.
 
 def test_a_stage_whose_key_is_revoked_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "STANDING_S", 0.02)
-    monkeypatch.setattr(recovery, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(stage_head, "PATIENCE_S", 0.5)
     keys: dict[str, bytes] = {}
 
     async def standing(name: str, key: bytes) -> CloseCode | None:

@@ -15,8 +15,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.rag.parsing.pool import ParserPool
 from paceline.rag.parsing.process import memory_file
 from paceline.runtime.service import GenerateRequest
-from paceline.runtime.units.plain_work import PlainWork
-from paceline.runtime.units.registry import HostUnit, UnitRegistry
+from paceline.runtime.units import HostUnit, PlainWork, UnitRegistry
 from tests.runtime.test_node import nodes
 
 pytestmark = pytest.mark.anyio

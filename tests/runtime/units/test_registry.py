@@ -10,8 +10,8 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.rag.compute_threads import ComputeThreads
-from paceline.runtime.units.registry import MAX_LEFT, HostUnit, UnitRegistry
-from paceline.runtime.workflows.limits import within
+from paceline.runtime.units import MAX_LEFT, HostUnit, UnitRegistry
+from paceline.runtime.workflows.lookup import within
 
 pytestmark = pytest.mark.anyio
 CORE = min(os.sched_getaffinity(0))

@@ -13,16 +13,14 @@ import pytest
 from paceline.errors import LinkError, PacelineError
 from paceline.rag.records import Passage
 from paceline.runtime.service import GenerateRequest, GenerationResult
-from paceline.runtime.sessions import remote_text
-from paceline.runtime.sessions.egress import Egress
-from paceline.runtime.sessions.remote_text import MAX_TEXTS_OF_ONE, RemoteText, TextServer
-from paceline.runtime.units.registry import CLOUD, ENGINE, UnitRegistry
-from paceline.runtime.workflows.agent_text import AgentText
-from paceline.runtime.workflows.cloud_texts import CloudUnits, cloud_texts
+from paceline.runtime.sessions import remote
+from paceline.runtime.sessions.driver import Egress
+from paceline.runtime.sessions.remote import MAX_TEXTS_OF_ONE, RemoteText, TextServer
+from paceline.runtime.units import CLOUD, ENGINE, UnitRegistry
+from paceline.runtime.workflows.agent_text import AgentText, CloudUnits, cloud_texts
 from paceline.runtime.workflows.driver import WorkflowDriver
-from paceline.runtime.workflows.readers import Refining
+from paceline.runtime.workflows.lookup import Found, Refining
 from paceline.runtime.workflows.run import WorkflowRun
-from paceline.runtime.workflows.shortlist import Found
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import WRITE, OpenSession, WrittenText
 from paceline.workflow.events import Launch
@@ -253,7 +251,7 @@ async def test_a_prompt_with_private_text_is_not_sent_even_where_a_launch_says_s
 async def test_what_the_cloud_does_not_write_is_written_here_and_nothing_is_missing(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_text, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(remote, "PATIENCE_S", 0.3)
     there = {
         "refused": Models(fault="rewrite"),
         "mute": Models(hold="rewrite", rewrite=()),

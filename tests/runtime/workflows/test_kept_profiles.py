@@ -11,8 +11,15 @@ import pytest
 from paceline.core.offloading import ModelShape
 from paceline.engine.base import ModelInfo
 from paceline.errors import ConfigError
-from paceline.runtime.workflows.demand import MINILM_BYTES, launch_bytes
-from paceline.runtime.workflows.kept_profiles import FILE, Conditions, KeptProfiles, ProfileFile, StoredProfiles
+from paceline.runtime.workflows.kept_profiles import (
+    FILE,
+    MINILM_BYTES,
+    Conditions,
+    KeptProfiles,
+    ProfileFile,
+    StoredProfiles,
+    launch_bytes,
+)
 from paceline.workflow.activity import Overlap
 from paceline.workflow.profiling.learning import LearningProfiles
 from paceline.workflow.profiling.profiles import OperationProfile, ShapePoint

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import PacelineError, RequestError
-from paceline.runtime import answer_places
+from paceline.runtime import admission
 from paceline.runtime.service import GenerationResult
-from paceline.runtime.units.registry import UnitRegistry
+from paceline.runtime.units import UnitRegistry
 from paceline.runtime.workflows.driver import Outcome, WorkflowDriver
 from paceline.runtime.workflows.run import WorkflowRun
 from paceline.workflow.builder import WorkflowBuilder, WorkflowSizes
@@ -86,7 +86,7 @@ async def test_a_conversation_that_is_too_long_is_refused_before_anything_runs()
 
 
 async def test_a_workflow_that_waits_takes_a_place_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_places, "MAX_ANSWERS", 1)
+    monkeypatch.setattr(admission, "MAX_ANSWERS", 1)
     async with nodes(linked=False) as (bench, _):
         asked = replace(REQUEST, workflow="fast", strategy="auto")
         waiting = await bench.device.prepare(asked)

@@ -15,10 +15,10 @@ from paceline.rag.chunk import Chunk
 from paceline.rag.web.fetch import WebPage
 from paceline.rag.web.search import WebResult
 from paceline.runtime.service import GenerateRequest, GenerationResult
-from paceline.runtime.units.registry import UnitRegistry
+from paceline.runtime.units import UnitRegistry
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.run import WorkflowRun
-from paceline.runtime.workflows.web.access import WebLimits
+from paceline.runtime.workflows.web import WebLimits
 from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces, _all
 
 pytestmark = pytest.mark.anyio

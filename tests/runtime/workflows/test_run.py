@@ -14,10 +14,10 @@ import pytest
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage, Vectors
 from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation, GenerationResult, TextDelta
-from paceline.runtime.units.registry import LANES, HostUnit, UnitRegistry
+from paceline.runtime.units import LANES, HostUnit, UnitRegistry
 from paceline.runtime.workflows.driver import WorkflowDriver
+from paceline.runtime.workflows.lookup import Found
 from paceline.runtime.workflows.run import WorkflowRun
-from paceline.runtime.workflows.shortlist import Found
 from tests.runtime.test_node import REQUEST, nodes
 
 pytestmark = pytest.mark.anyio

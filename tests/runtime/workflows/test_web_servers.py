@@ -22,7 +22,7 @@ from paceline.rag.web.fetch import FetchLimits
 from paceline.rag.web.search import SearxngSearch
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult
-from paceline.runtime.workflows.web.access import WebAccess, WebLimits
+from paceline.runtime.workflows.web import WebAccess, WebLimits
 from tests.rag.web.site import PRIVATE, PUBLIC, Names, Site, fetcher, leading_to, reply, serving, usual_tls
 from tests.runtime.test_node import REQUEST
 from tests.runtime.workflows.test_run import INSTRUCTIONS, Models

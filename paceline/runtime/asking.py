@@ -1,0 +1,576 @@
+"""Sessions that a cloud opens at a device, which read its private documents: who may, how often, and what was read.
+
+- `gate`: admits or refuses an opening, and follows the session to its end
+- `limits`: how many are admitted in a minute and in an hour
+- `activity`: the log of all of them, for the device's owner
+- `answers`: what the owner answered at enrolment, and the permission that follows from it and the settings
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import sqlite3
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from paceline.core.permission import NOBODY, MayAsk
+from paceline.core.printable import printable
+from paceline.errors import PacelineError
+from paceline.rag.prompt import query_of
+from paceline.runtime.sessions.driver import Egress
+from paceline.settings import AgentSettings
+from paceline.sqlite import connect, prepare, speaking, transaction
+from paceline.wire.messages import OpenSession, SessionMessage, Targets
+
+# The log of what a cloud asked a device, for the device's owner: questions, documents read, bytes sent, outcome.
+#
+# A SQLite file that other processes may read at any time. An entry is on disk before a document is read for it, so
+# that no crash hides a reading. Holds no text of documents. Bounded: entries older than `MAX_AGE_S` go, and beyond
+# `MAX_ENTRIES` the oldest; refused questions have a bound of their own, so that a flood of them pushes out no entry of
+# a reading. Methods block for a disk access and may be called from any thread.
+
+
+FILE = "asking.sqlite"
+MAX_AGE_S = 90 * 86_400.0
+MAX_ENTRIES = 20_000  # of readings, and as many of refusals; an entry has 2 KiB at most
+MAX_QUESTION = 1000  # characters
+REFUSED = "refused: "
+_TRIM_EVERY = 256  # entries between two deletions of old ones
+_VERSION = 1  # PRAGMA user_version
+_SCHEMA = (
+    """CREATE TABLE questions (
+        id INTEGER PRIMARY KEY,
+        began REAL NOT NULL,  -- s since 1970
+        asker TEXT NOT NULL,  -- name of the key, as the cloud says
+        question TEXT NOT NULL,
+        privacy TEXT NOT NULL,
+        refused INTEGER NOT NULL,
+        times INTEGER NOT NULL,  -- refusals for one reason and key within a minute are one entry
+        documents TEXT NOT NULL,  -- ids, as JSON
+        sent TEXT NOT NULL,  -- bytes by kind of message, as JSON
+        tokens INTEGER NOT NULL,
+        outcome TEXT  -- NULL: under way
+    )""",
+    "CREATE INDEX questions_began ON questions (refused, began)",
+    "CREATE TABLE answers (cloud TEXT PRIMARY KEY, may_ask TEXT NOT NULL) WITHOUT ROWID",  # see `EnrolmentAnswers`
+)
+_COLUMNS = "id, began, asker, question, privacy, refused, times, documents, sent, tokens, outcome"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question as the cloud asked it."""
+
+    asker: str
+    text: str
+    privacy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Refusals of one kind, the first of them in full."""
+
+    question: Question
+    reason: str
+    times: int
+    entry: int | None = None  # the entry to which they are added; None: a new one
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """An entry of the log."""
+
+    began: float  # s since 1970
+    asker: str
+    question: str
+    privacy: str
+    refused: bool
+    times: int
+    documents: tuple[str, ...]  # ids, as `paceline docs list` shows them
+    sent: Mapping[str, int]  # bytes to the cloud by kind of message
+    tokens: int  # of the answer, as far as this device knows it
+    outcome: str | None  # None: under way
+
+
+def open_file(path: Path) -> sqlite3.Connection:
+    """Raises ConfigError for a file of another format, and as `paceline.sqlite.connect`."""
+    rows = connect(path)
+    try:
+        prepare(rows, path, _VERSION, _SCHEMA, "remove the file: what was asked is forgotten, and who may ask")
+    except BaseException:
+        rows.close()
+        raise
+    return rows
+
+
+class ActivityLog:
+    """The log in a state directory. Raises ConfigError when its file cannot be used."""
+
+    def __init__(self, state_dir: Path, *, now: Callable[[], float] = time.time) -> None:
+        self.path = state_dir / FILE
+        self._now = now
+        self._lock = threading.Lock()
+        self._written = 0
+        with self._speaking():
+            self._rows = open_file(self.path)
+
+    def close(self) -> None:
+        with self._lock:
+            self._rows.close()
+
+    # ---- writing ----------------------------------------------------------------------------------------------------
+    def recover(self) -> None:
+        """Mark the entries that an earlier run of the program left under way."""
+        self._write("UPDATE questions SET outcome = 'the program ended' WHERE outcome IS NULL")
+
+    def begin(self, question: Question) -> int:
+        """Write an entry for a question whose documents are about to be read. Returns its id."""
+        with self._changing():
+            return self._insert(question, None)
+
+    def refuse(self, refusals: Sequence[Refusal]) -> list[int]:
+        """Write refusals: new entries, or more times for those that have one. Returns their entries."""
+        with self._changing():
+            return [self._refuse(refusal) for refusal in refusals]
+
+    def _refuse(self, refusal: Refusal) -> int:
+        entry, more = refusal.entry, refusal.times
+        if entry is None:
+            entry, more = self._insert(refusal.question, REFUSED + refusal.reason), refusal.times - 1
+        if more:
+            self._rows.execute("UPDATE questions SET times = times + ? WHERE id = ?", (more, entry))
+        return entry
+
+    def read(self, entry: int, documents: Sequence[str]) -> None:
+        """Note the ids of the documents that an answer reads."""
+        self._write("UPDATE questions SET documents = ? WHERE id = ?", json.dumps(list(documents)), entry)
+
+    def end(self, entry: int, outcome: str, sent: Mapping[str, int], tokens: int) -> None:
+        self._write(
+            "UPDATE questions SET outcome = ?, sent = ?, tokens = ? WHERE id = ?",
+            outcome,
+            json.dumps(dict(sent)),
+            tokens,
+            entry,
+        )
+
+    def _insert(self, question: Question, outcome: str | None) -> int:
+        if self._written % _TRIM_EVERY == 0:
+            self._trim()
+        self._written += 1
+        done = self._rows.execute(
+            "INSERT INTO questions (began, asker, question, privacy, refused, times, documents, sent, tokens, outcome) "
+            "VALUES (?, ?, ?, ?, ?, 1, '[]', '{}', 0, ?)",
+            (
+                self._now(),
+                printable(question.asker),
+                printable(question.text)[:MAX_QUESTION],
+                question.privacy,
+                outcome is not None,
+                outcome,
+            ),
+        )
+        assert done.lastrowid is not None, "an insertion has an id"
+        return done.lastrowid
+
+    def _trim(self) -> None:
+        self._rows.execute("DELETE FROM questions WHERE began < ?", (self._now() - MAX_AGE_S,))
+        for refused in (False, True):
+            self._rows.execute(
+                "DELETE FROM questions WHERE refused = ? AND id <= (SELECT id FROM questions WHERE refused = ? "
+                "ORDER BY id DESC LIMIT 1 OFFSET ?)",
+                (refused, refused, MAX_ENTRIES - _TRIM_EVERY),
+            )
+
+    def _write(self, statement: str, *values: object) -> None:
+        with self._lock, self._speaking():
+            self._rows.execute(statement, values)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+    def recent(self, count: int) -> list[Activity]:
+        """The newest entries, oldest first."""
+        with self._lock, self._speaking():
+            rows = self._rows.execute(f"SELECT {_COLUMNS} FROM questions ORDER BY id DESC LIMIT ?", (count,)).fetchall()
+        return [_activity(row) for row in reversed(rows)]
+
+    def admitted_since(self, moment: float) -> list[float]:
+        """Times of the questions admitted since then, in s since 1970."""
+        with self._lock, self._speaking():
+            found = self._rows.execute(
+                "SELECT began FROM questions WHERE refused = FALSE AND began > ? ORDER BY began", (moment,)
+            )
+            return [began for (began,) in found]
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._lock, self._speaking(), transaction(self._rows):
+            yield
+
+    def _speaking(self) -> AbstractContextManager[None]:
+        return speaking(self.path, "an activity log")
+
+
+def _activity(row: tuple[int, float, str, str, str, int, int, str, str, int, str | None]) -> Activity:
+    _, began, asker, question, privacy, refused, times, documents, sent, tokens, outcome = row
+    return Activity(
+        began,
+        asker,
+        question,
+        privacy,
+        bool(refused),
+        times,
+        tuple(json.loads(documents)),
+        json.loads(sent),
+        tokens,
+        outcome,
+    )
+
+
+# What a device's owner answered at enrolment: who among a cloud's clients may ask. Kept beside the activity log.
+#
+# A setting comes before the answer. Without either nobody may ask.
+
+
+class EnrolmentAnswers:
+    """The answers in a state directory, by cloud. Raises ConfigError when their file cannot be used."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.path = state_dir / FILE
+
+    def get(self, cloud: str) -> MayAsk | None:
+        """The answer for this cloud, by its URL; None where there is none. Creates no file."""
+        if not self.path.exists():
+            return None
+        with self._speaking(), closing(open_file(self.path)) as rows:
+            found = rows.execute("SELECT may_ask FROM answers WHERE cloud = ?", (_place(cloud),)).fetchone()
+        return None if found is None else MayAsk.parse(found[0])
+
+    def put(self, cloud: str, may_ask: MayAsk) -> None:
+        with self._speaking(), closing(open_file(self.path)) as rows:
+            rows.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (_place(cloud), str(may_ask)))
+
+    def _speaking(self) -> AbstractContextManager[None]:
+        return speaking(self.path, "an activity log")
+
+
+def permission(settings: AgentSettings) -> tuple[MayAsk, str]:
+    """Who may ask this device, and where that was said. Raises ConfigError for answers that cannot be read."""
+    if settings.cloud_may_ask is not None:
+        return MayAsk.parse(settings.cloud_may_ask), "as set"
+    answered = None if settings.cloud is None else EnrolmentAnswers(settings.state_dir).get(settings.cloud)
+    return (NOBODY, "the default") if answered is None else (answered, "as answered at enrolment")
+
+
+def _place(cloud: str) -> str:
+    """The cloud's host, port and path: the same for http and ws."""
+    url = urlsplit(cloud)
+    return url.netloc.lower() + url.path.rstrip("/")
+
+
+# How many questions of the cloud a device answers in a minute and in an hour. Pure: the time is an argument.
+
+
+MINUTE_S = 60.0
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class AskLimits:
+    """0: none."""
+
+    per_minute: int = 60  # a person whose front end asks four times a message
+    per_hour: int = 1200
+
+
+class AskCounter:
+    """Counts admitted questions over the last minute and hour."""
+
+    def __init__(self, limits: AskLimits, earlier: Iterable[float] = ()) -> None:
+        """earlier: times of questions that were admitted before, so that a restart does not renew the budget."""
+        self._limits = limits
+        self._times = deque(sorted(earlier))
+
+    def take(self, now: float) -> str | None:
+        """Count one more question at this time, in s; or why it is one too many, as the end of a sentence."""
+        while self._times and self._times[0] <= now - HOUR_S:
+            self._times.popleft()
+        per_minute, per_hour = self._limits.per_minute, self._limits.per_hour
+        if 0 < per_hour <= len(self._times):
+            minutes = max(1, round((self._times[-per_hour] + HOUR_S - now) / 60))
+            return f"its budget of {per_hour} questions an hour is used up for {minutes} min"
+        if 0 < per_minute <= sum(time > now - MINUTE_S for time in self._times):
+            return f"it answers no more than {per_minute} questions of the cloud a minute"
+        self._times.append(now)
+        return None
+
+
+# Refused questions on their way to the activity log: those of one minute, reason and key become one entry.
+#
+# A cloud may send thousands a second. What is kept of them, and the disk accesses, do not grow with their number.
+
+
+log = logging.getLogger("paceline.asking")
+
+MAX_KINDS = 16  # a minute; further ones share an entry
+_OTHERS = "for further reasons, or of further keys"
+
+_Kind = tuple[int, str, str]  # minute, reason, key
+
+
+class Refusals:
+    """`add` belongs to the event loop; what is pending is written on the writer's thread, all at once."""
+
+    def __init__(self, activity: ActivityLog, submit: Callable[[Callable[[], None]], object]) -> None:
+        """submit: runs a function on the writer's thread, after those before it."""
+        self._activity = activity
+        self._submit = submit
+        self._lock = threading.Lock()  # of the two below
+        self._pending: dict[_Kind, Refusal] = {}
+        self._submitted = False  # a writing of them
+        self._kinds: set[_Kind] = set()  # of the newest minute; the event loop's
+        self._entries: dict[_Kind, int] = {}  # of the newest minute; the writer's
+
+    def add(self, question: Question, reason: str, now: float) -> None:
+        """Note one refusal. now: s."""
+        kind = int(now // MINUTE_S), reason, question.asker
+        self._kinds = {each for each in self._kinds if each[0] == kind[0]}
+        if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
+            reason = _OTHERS
+            kind = kind[0], reason, ""
+        self._kinds.add(kind)
+        with self._lock:
+            waiting = self._pending.get(kind)
+            times = 1 if waiting is None else waiting.times + 1
+            self._pending[kind] = replace(waiting or Refusal(question, reason, 0), times=times)
+            submits, self._submitted = not self._submitted, True
+        if submits:
+            self._submit(self._write)
+
+    def _write(self) -> None:
+        with self._lock:
+            pending, self._pending, self._submitted = self._pending, {}, False
+        refusals = [replace(refusal, entry=self._entries.get(kind)) for kind, refusal in pending.items()]
+        newest = max(minute for minute, _, _ in pending)
+        try:
+            written = dict(zip(pending, self._activity.refuse(refusals), strict=True))
+        except PacelineError as error:
+            log.error("the activity log is not complete: %s", error)
+            return
+        self._entries = {kind: entry for kind, entry in (self._entries | written).items() if kind[0] == newest}
+
+
+# Admission of sessions that a cloud opens at a device, each of which reads private documents.
+#
+# A cloud may be curious, or somebody else's by now. So an opening is admitted only if the device's owner allows its
+# asker, if it asks for nothing that a client could not, and within a rate and a budget. Every one is in the activity
+# log, on disk before a document is read.
+
+
+MAX_BIASES = 300  # token ids in `logit_bias`, as for a client
+ROLES = frozenset({"system", "user", "assistant", "tool"})  # of a conversation that the HTTP API has read
+MAX_REMEMBERED = 64  # answers that may be joined again
+REJOIN_S = 180.0  # for which they may; a paused answer waits for a minute
+MAX_REJOINS = 1000  # of one question, which cost none of the budget of questions
+MAX_TARGETS = 131_072  # of one answer, as in an opening
+MAX_OUTCOME = 300  # characters
+
+
+class CloudAsks:
+    """The gate of one device. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        may_ask: MayAsk = NOBODY,
+        limits: AskLimits | None = None,
+        activity: ActivityLog | None = None,
+        *,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """activity: closed with this gate; None: nothing is kept, for tests and benches."""
+        self.may_ask = may_ask
+        self._activity = activity
+        self._now = now
+        earlier: Sequence[float] = ()
+        if activity is not None:
+            activity.recover()
+            earlier = activity.admitted_since(now() - HOUR_S)
+        self._counter = AskCounter(limits or AskLimits(), earlier)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="paceline-activity")  # entries in their order
+        self._open: dict[bytes, Ask] = {}  # under way, by answer: the newest session of each
+        self._left: OrderedDict[bytes, tuple[float, _Part]] = OrderedDict()  # (until, part) by answer
+        self._refusals = None if activity is None else Refusals(activity, self._writer.submit)
+
+    async def close(self) -> None:
+        """Write what is left to write."""
+        await asyncio.to_thread(self._writer.shutdown)
+        if self._activity is not None:
+            await asyncio.to_thread(self._activity.close)
+
+    def admit(self, opening: OpenSession, query: str | None = None) -> Ask:
+        """Admit an opening. query: what is searched for, if that is not the question alone. Raises PacelineError with
+        the reason for a refusal, which `refuse` logs."""
+        if not self.may_ask.allows(opening.asker):
+            raise PacelineError(self.may_ask.refusal())
+        if len(opening.sampling.logit_bias) > MAX_BIASES or any(each.role not in ROLES for each in opening.messages):
+            raise PacelineError("no client could ask this")
+        answer, targets = _answer_of(opening), tuple(opening.targets)
+        part = self._part(answer, targets)
+        if targets and part is None:
+            raise PacelineError("it has no part in the beginning of this answer")
+        question = question_of(opening)
+        question = question if query is None else replace(question, text=query)
+        if part is not None and (targets or opening.epoch) and part.question == question:
+            if part.rejoins >= MAX_REJOINS:
+                raise PacelineError(f"it has joined this answer {MAX_REJOINS} times again")
+            part.rejoins += 1
+            part.known(targets)
+        else:  # a further search of an answer is a question of its own
+            if (reason := self._counter.take(self._now())) is not None:
+                raise PacelineError(reason)
+            part = _Part(question, list(targets))
+        ask = self._open[answer] = Ask(self, answer, part)
+        return ask
+
+    def _part(self, answer: bytes, targets: tuple[int, ...]) -> _Part | None:
+        """What is known of an answer that this device has taken part in, if the targets begin so.
+
+        No client can choose how an answer begins. What follows was written while the device was away.
+        """
+        until, part = self._left.get(answer, (0.0, None))
+        if (ask := self._open.get(answer)) is not None:  # its closing is still to be read
+            part = ask.part
+        elif self._now() >= until:
+            part = None
+        shared = 0 if part is None else min(len(part.targets), len(targets))
+        return part if part is not None and part.targets[:shared] == list(targets[:shared]) else None
+
+    # ---- the log ----------------------------------------------------------------------------------------------------
+    def refuse(self, opening: OpenSession, reason: str) -> None:
+        """Log a refusal."""
+        log.debug("a question of the cloud's is refused: %s", reason)  # a cloud may send thousands
+        if self._refusals is not None:
+            self._refusals.add(question_of(opening), reason, self._now())
+
+    async def begun(self, question: Question) -> int | None:
+        """The entry of an admitted question, once it is on disk. Raises PacelineError when it cannot be written."""
+        if self._activity is None:
+            return None
+        return await asyncio.get_running_loop().run_in_executor(self._writer, self._activity.begin, question)
+
+    def later(self, write: Callable[[ActivityLog], None]) -> None:
+        """Write to the log, after what was written before."""
+        if self._activity is not None:
+            self._writer.submit(_attempt, write, self._activity)
+
+    def left(self, answer: bytes, ask: Ask) -> None:
+        """Remember an answer that has ended here, so that this device may take part again."""
+        if self._open.get(answer) is not ask:
+            return  # it has been joined again
+        del self._open[answer]
+        self._left[answer] = self._now() + REJOIN_S, ask.part
+        self._left.move_to_end(answer)
+        while len(self._left) > MAX_REMEMBERED:
+            self._left.popitem(last=False)
+
+
+@dataclass(slots=True)
+class _Part:
+    """This device's part in an answer to one question, over all sessions in which it was joined: one entry of the
+    log."""
+
+    question: Question
+    targets: list[int]  # tokens of the answer, as far as this device knows them
+    rejoins: int = 0
+    entry: int | None = None  # once it is on disk
+    writing: asyncio.Future[int | None] | None = None  # of the entry
+    documents: set[str] = field(default_factory=set)  # ids of those read
+    sent: Counter[str] = field(default_factory=Counter)  # bytes by kind of message, of sessions that have ended
+
+    def known(self, targets: Sequence[int]) -> None:
+        """The answer goes on like this."""
+        self.targets += targets[len(self.targets) :]
+
+
+class Ask:
+    """A session of an admitted question, until it has ended."""
+
+    def __init__(self, gate: CloudAsks, answer: bytes, part: _Part) -> None:
+        self._gate = gate
+        self._answer = answer
+        self.part = part
+        self._end: Callable[[ActivityLog], None] | None = None
+
+    async def begin(self) -> None:
+        """Log the question, before documents are read for it. Raises PacelineError when that is impossible."""
+        part = self.part
+        if part.writing is None:
+            part.writing = asyncio.ensure_future(self._gate.begun(part.question))
+        try:
+            part.entry = await asyncio.shield(part.writing)
+        except PacelineError:
+            part.writing = None
+            raise
+        if self._end is not None:  # meanwhile
+            self._gate.later(self._end)
+
+    def reads(self, documents: Iterable[str]) -> None:
+        """Log the ids of the documents that the answer reads."""
+        self.part.documents.update(documents)
+        entry, ids = self.part.entry, sorted(self.part.documents)
+        if entry is not None:
+            self._gate.later(lambda activity: activity.read(entry, ids))
+
+    def observe(self, message: SessionMessage) -> None:
+        """Follow the targets, of which this device may be told again when it joins the answer again."""
+        known = len(self.part.targets)
+        if isinstance(message, Targets) and not message.sources and message.start <= known < MAX_TARGETS:
+            self.part.targets += message.tokens[known - message.start :]
+
+    def end(self, outcome: str, egress: Egress) -> None:
+        """Log how the session has ended."""
+        if self._end is not None:
+            return
+        part = self.part
+        part.sent.update(egress.kinds())
+        sent, tokens = dict(part.sent), len(part.targets)
+        times = f"; joined again ({part.rejoins})" if part.rejoins else ""
+
+        def write(activity: ActivityLog) -> None:
+            if part.entry is not None:
+                activity.end(part.entry, printable(outcome)[:MAX_OUTCOME] + times, sent, tokens)
+
+        self._end = write
+        self._gate.left(self._answer, self)
+        if part.entry is not None:
+            self._gate.later(write)
+
+
+def question_of(opening: OpenSession) -> Question:
+    """The question of an opening: what is searched for, since the last message alone may refer to earlier ones."""
+    messages = [{"role": message.role, "content": message.content} for message in opening.messages]
+    return Question(opening.asker, query_of(messages), opening.privacy)
+
+
+def _answer_of(opening: OpenSession) -> bytes:
+    """A digest of everything that an answer depends on, equal whenever the answer is opened again."""
+    fixed = msgspec.structs.replace(opening, session=0, epoch=0, targets=[])
+    return hashlib.sha256(msgspec.msgpack.encode(fixed)).digest()
+
+
+def _attempt(write: Callable[[ActivityLog], None], activity: ActivityLog) -> None:
+    try:
+        write(activity)
+    except PacelineError as error:
+        log.error("the activity log is not complete: %s", error)

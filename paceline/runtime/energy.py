@@ -1,0 +1,428 @@
+"""Energy of this machine: the meters it offers, which of them is used, and what the device remembers of its budget.
+
+- `rapl`, `nvml`, `battery`: what hardware and system measure
+- `choice`: the meter of a side, found at start-up or named by a setting
+- `debt_file`: the energy spent beyond the budget, kept in the state directory
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.core.energy import (
+    CounterMeter,
+    MeterName,
+    MeterUnreadable,
+    MeterWithSubstitute,
+    PowerMeter,
+    Reading,
+    StepMeter,
+    WorkloadMeter,
+)
+from paceline.core.offloading import EnergyDebt, EnergyQueue, ModelShape, Unit
+from paceline.errors import ConfigError, PacelineError
+from paceline.secret_files import private_folder, read_private, write_private
+from paceline.wire.options import Options
+
+# Power of a machine that runs on its battery, from Linux's power supply class.
+#
+# Measured: everything, the screen too. Nothing while it charges or the mains feed it. Batteries show a new value every
+# few seconds. Source: https://www.kernel.org/doc/html/latest/power/power_supply_class.html
+
+
+POWER_SUPPLY: Final = Path("/sys/class/power_supply")
+LOOK_S: Final = 1.0  # reading one may take milliseconds
+_MICRO: Final = 1e-6
+_JOULES: Final = 3600.0 * _MICRO  # in a microwatt-hour
+
+
+class Battery:
+    """All batteries together. Raises MeterUnreadable where there are none, or they tell neither power nor energy."""
+
+    def __init__(self, clock: Callable[[], float], folder: Path = POWER_SUPPLY) -> None:
+        """clock: s, any origin."""
+        self._clock = clock
+        self._batteries = [each for each in sorted(folder.glob("*")) if _is_of_machine(each)]
+        if not self._batteries:
+            raise MeterUnreadable("this machine has no battery")
+        if not all(_tells(each) for each in self._batteries):
+            raise MeterUnreadable("its battery tells neither power_now nor energy_now")
+        self._looked: float | None = None
+        self._shown: float | MeterUnreadable = MeterUnreadable("not looked yet")
+        self._energy: tuple[float, float] | None = None  # when it last changed, and what it was then, J
+        self.description = "battery, " + ", ".join(each.name for each in self._batteries)
+
+    def watts(self) -> float:
+        """Power now, as of the last second. Raises MeterUnreadable."""
+        now = self._clock()
+        if self._looked is None or now - self._looked >= LOOK_S:
+            self._looked = now
+            try:
+                self._shown = self._look(now)
+            except MeterUnreadable as error:
+                self._shown = error
+        if isinstance(self._shown, MeterUnreadable):
+            raise self._shown
+        return self._shown
+
+    def _look(self, now: float) -> float:
+        states = {_word(each, "status") for each in self._batteries}
+        if "Charging" in states or "Discharging" not in states:
+            self._energy = None
+            raise MeterUnreadable("the machine does not run on its battery")
+        powers = [_power(each) for each in self._batteries]
+        if None not in powers:
+            return sum(power for power in powers if power is not None)
+        return self._slope(now, sum(_number(each, "energy_now") or 0.0 for each in self._batteries) * _JOULES)
+
+    def _slope(self, now: float, left: float) -> float:
+        """Mean power between the last two changes of the energy left."""
+        last = self._energy
+        if last is None or left > last[1]:
+            self._energy = now, left
+        elif left < last[1] and now > last[0]:
+            self._energy = now, left
+            return (last[1] - left) / (now - last[0])
+        elif isinstance(self._shown, float):
+            return self._shown  # it has not changed since
+        raise MeterUnreadable("its battery has not shown a change yet")
+
+
+def _is_of_machine(battery: Path) -> bool:
+    """Those of mice and telephones have the scope Device."""
+    return _word(battery, "type") == "Battery" and _word(battery, "scope") != "Device"
+
+
+def _tells(battery: Path) -> bool:
+    return _power(battery) is not None or _number(battery, "energy_now") is not None
+
+
+def _power(battery: Path) -> float | None:
+    """W; some drivers show it as a negative number."""
+    power = _number(battery, "power_now")
+    if power is not None:
+        return abs(power) * _MICRO
+    current, voltage = _number(battery, "current_now"), _number(battery, "voltage_now")
+    return None if current is None or voltage is None else abs(current * _MICRO) * voltage * _MICRO
+
+
+def _number(folder: Path, name: str) -> float | None:
+    try:
+        return float(int((folder / name).read_text("ascii")))
+    except (OSError, ValueError):
+        return None
+
+
+def _word(folder: Path, name: str) -> str:
+    try:
+        return (folder / name).read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+# Energy of one of NVIDIA's GPUs, from its own counter (Volta and later), through the library `nvidia-ml-py`.
+#
+# The counter is refreshed some ten times a second: it is right over many steps, not for one. Measured: the whole
+# board, idle power and other programs' work included. Not handled: a part of a GPU (MIG), which has no counter.
+
+
+_MILLI: Final = 1e-3
+
+
+class Nvml:
+    """Raises MeterUnreadable without the library, its driver, that GPU or its counter."""
+
+    def __init__(self, uuid: str | None = None, load: Callable[[], Any] = lambda: importlib.import_module("pynvml")):
+        """uuid: of the GPU, as CUDA tells it, since the two number GPUs differently; None: the first one. load: the
+        library, which ships no types and need not be installed."""
+        try:
+            self._nvml = load()
+        except ImportError:
+            raise MeterUnreadable("the library nvidia-ml-py is not installed: `pip install 'paceline[nvml]'`") from None
+        try:
+            self._nvml.nvmlInit()
+            name = None if uuid is None else uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+            by_index, by_uuid = self._nvml.nvmlDeviceGetHandleByIndex, self._nvml.nvmlDeviceGetHandleByUUID
+            self._gpu = by_index(0) if name is None else by_uuid(name)
+            self.description = f"NVML, {_text(self._nvml.nvmlDeviceGetName(self._gpu))}"
+        except self._nvml.NVMLError as error:
+            raise MeterUnreadable(f"NVML cannot be used: {error}") from None
+        self.read()
+
+    def read(self) -> Sequence[Reading]:
+        """Joules since the driver was loaded. Raises MeterUnreadable."""
+        try:
+            return [Reading(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) * _MILLI)]
+        except self._nvml.NVMLError as error:
+            raise MeterUnreadable(f"NVML shows no energy: {error}") from None
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+
+
+# Energy of processors, from the counters of Linux's powercap (RAPL, of Intel and AMD).
+#
+# Measured: processor packages and, where the machine tells it apart, their memory; not disks, radio, screen, fans or a
+# GPU. Zones: https://www.kernel.org/doc/html/latest/power/powercap/powercap.html
+
+
+POWERCAP: Final = Path("/sys/class/powercap")
+_PACKAGE: Final = re.compile(r"intel-rapl:\d+")
+_PART: Final = re.compile(r"intel-rapl:\d+:\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    name: str  # as the kernel calls it: "package-0", "dram"
+    counter: Path
+    span: float  # J, after which it begins anew
+
+    def read(self) -> Reading:
+        """Raises MeterUnreadable."""
+        return Reading(_counter(self.counter) * _MICRO, self.span)
+
+
+class Rapl:
+    """The counters that do not overlap: packages, and memory beside them.
+
+    Raises MeterUnreadable where there are none, or where they cannot be read.
+    """
+
+    def __init__(self, folder: Path = POWERCAP) -> None:
+        try:
+            names = sorted(each.name for each in folder.iterdir())
+        except OSError:
+            raise MeterUnreadable("this machine has no RAPL counters") from None
+        found = [_zone(folder / name) for name in names if _PACKAGE.fullmatch(name)]
+        parts = [_zone(folder / name) for name in names if _PART.fullmatch(name)]
+        # `psys` counts the whole platform, packages included; other parts of a package are in it.
+        self.zones = [each for each in found if each.name.startswith("package")]
+        if not self.zones:
+            raise MeterUnreadable("this machine has no RAPL counters")
+        self.zones += [each for each in parts if each.name == "dram"]
+        self.read()
+
+    def read(self) -> Sequence[Reading]:
+        """Raises MeterUnreadable."""
+        return [zone.read() for zone in self.zones]
+
+    @property
+    def description(self) -> str:
+        return "RAPL, " + ", ".join(zone.name for zone in self.zones)
+
+
+def _zone(folder: Path) -> Zone:
+    try:
+        name = (folder / "name").read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        name = ""
+    return Zone(name, folder / "energy_uj", _counter(folder / "max_energy_range_uj") * _MICRO)
+
+
+def _counter(file: Path) -> float:
+    try:
+        return float(int(file.read_text("ascii")))
+    except PermissionError:
+        raise MeterUnreadable(
+            f"{file} can be read by root alone: let this user's group read it (`chmod g+r`, `chgrp`)"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise MeterUnreadable(f"{file} cannot be read: {error}") from None
+
+
+# The meter of a side: what this machine measures, else what a model of it says; found at start-up, or named.
+
+
+_GIGA: Final = 1e9
+
+log = logging.getLogger("paceline.energy")
+
+
+@dataclass(frozen=True, slots=True)
+class Powers:
+    """What the owner of a machine states of it."""
+
+    compute_w: float = 12.0  # while the engine runs (GELATO, Table I)
+    send_w: float = 0.2  # while sending (23 dBm, likewise)
+    gflops: float | None = None  # 10^9 operations a second of the engine; None: not stated
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where meters are looked for."""
+
+    gpu: bool = False  # the engine runs on one
+    gpu_uuid: str | None = None  # as CUDA tells it; None: the first one
+    shape: ModelShape | None = None  # of the model; None: not known
+    rapl: Callable[[], Rapl] = Rapl
+    nvml: Callable[[str | None], Nvml] = Nvml
+    clock: Callable[[], float] = time.monotonic
+    battery: Callable[[Callable[[], float]], Battery] = Battery
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenMeter:
+    meter: StepMeter | None  # never raises; None: energy is neither measured nor modelled
+    text: str  # what it is, and why no better one, a sentence without its full stop
+    tried: tuple[str, ...] = field(default=())  # why others are not used
+
+
+def choose_meter(name: MeterName, powers: Powers, machine: Machine) -> ChosenMeter:
+    """auto: the GPU's counter where the engine runs on one, else the processors', else the battery, else a model.
+
+    Raises ConfigError for a meter that is named and is not to be had.
+    """
+    if name == "off":
+        return ChosenMeter(None, "off: energy is neither measured nor modelled")
+    model, model_text = _modelled(name, powers, machine)
+    if name in ("power", "workload"):
+        return ChosenMeter(model, model_text)
+    order = (("nvml",) if machine.gpu else ("rapl", "battery")) if name == "auto" else (name,)
+    tried: list[str] = []
+    for each in order:
+        try:
+            meter, text = _measuring(each, machine)
+        except MeterUnreadable as error:
+            if name != "auto":
+                raise ConfigError(f"energy_meter = {name} cannot be used: {error}. Use auto, or power.") from None
+            tried.append(str(error))
+            continue
+        return ChosenMeter(MeterWithSubstitute(meter, model, _Failed(each, model_text)), f"measured: {text}")
+    return ChosenMeter(model, f"{model_text}; not measured: {'; '.join(tried)}", tuple(tried))
+
+
+class _Failed:
+    """Says that a meter has ceased to work."""
+
+    def __init__(self, name: str, instead: str) -> None:
+        self._name, self._instead = name, instead
+
+    def __call__(self, why: str) -> None:
+        log.warning("energy is not measured by %s for now (%s); %s", self._name, why, self._instead)
+
+
+def _measuring(name: str, machine: Machine) -> tuple[StepMeter, str]:
+    """Raises MeterUnreadable."""
+    if name == "rapl":
+        rapl = machine.rapl()
+        return CounterMeter("rapl", rapl.read), rapl.description
+    if name == "nvml":
+        nvml = machine.nvml(machine.gpu_uuid)
+        return CounterMeter("nvml", nvml.read), nvml.description
+    battery = machine.battery(machine.clock)
+    return PowerMeter("battery", battery.watts, machine.clock, measured=True), battery.description
+
+
+def _modelled(name: MeterName, powers: Powers, machine: Machine) -> tuple[StepMeter, str]:
+    """By operations where the speed is stated, else by seconds."""
+    watts, gflops, shape = powers.compute_w, powers.gflops, machine.shape
+    if name == "workload" and (gflops is None or shape is None):
+        what = "compute_gflops is not set" if gflops is None else "the shape of this model is not known"
+        raise ConfigError(f"energy_meter = workload cannot be used: {what}. Use power, or auto.")
+    if name != "power" and gflops is not None and shape is not None:
+        text = f"modelled: {watts:g} W at {gflops:g} GFLOP/s (compute_watts, compute_gflops)"
+        return WorkloadMeter("workload", shape, flops_per_s=gflops * _GIGA, watts=watts), text
+    text = f"modelled: {watts:g} W while the engine computes (compute_watts)"
+    return PowerMeter("power", lambda: watts, machine.clock, measured=False), text
+
+
+# The energy that a device has spent beyond its budget, kept in its state directory over restarts.
+#
+# Written whole or not at all, every half minute in which it has changed, and at the end. What a crash loses is the
+# drafting of half a minute. Not handled: two agents on one state directory; the later one's value stays.
+
+
+FILE: Final = "energy.json"
+FORMAT: Final = 1
+SAVE_S: Final = 30.0
+
+
+class DebtFile:
+    """Methods may be called on any thread, one at a time."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.path = state_dir / FILE
+        self.debt = EnergyDebt(self._read())
+        self._saved = self.debt.joules
+
+    def save(self) -> None:
+        """Write the debt if it has changed. A disk that takes nothing costs a line in the log."""
+        joules = self.debt.joules
+        if joules == self._saved:
+            return
+        content = json.dumps({"format": FORMAT, "spent_beyond_budget_j": joules}).encode()
+        try:
+            private_folder(self.path.parent)
+            write_private(self.path, content)
+        except (OSError, ConfigError) as error:
+            log.warning("the energy spent beyond the budget cannot be kept in %s: %s", self.path, error)
+            return
+        self._saved = joules
+
+    def _read(self) -> float:
+        try:
+            content = read_private(self.path, otherwise="remove it")
+            if content is None:
+                return 0.0
+            found = json.loads(content)
+            if found["format"] != FORMAT:
+                raise ValueError("another format")
+            joules = float(found["spent_beyond_budget_j"])
+            if not 0.0 <= joules < math.inf:
+                raise ValueError("no amount of energy")
+        except (ConfigError, ValueError, KeyError, TypeError) as error:
+            log.warning("%s is damaged (%s): what was spent beyond the energy budget is forgotten", self.path, error)
+            return 0.0
+        return joules
+
+
+# Energy of one side of the program: its meter, its radio's power, its budget, and the debt to that budget.
+
+
+@dataclass(slots=True)
+class SideEnergy:
+    """By default of a side that knows nothing of its energy."""
+
+    meter: StepMeter | None = None
+    send_w: float = 0.0  # while sending
+    budget: tuple[float, Unit] | None = None  # the owner's, of drafting; None: none
+    kept: DebtFile | None = None  # None: the debt ends with the program
+    debt: EnergyDebt = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.debt = EnergyDebt() if self.kept is None else self.kept.debt
+
+    def queue(self, options: Options) -> EnergyQueue | None:
+        """The device's one debt under the budget of an answer: the request's or the owner's, the stricter of both. Of
+        budgets in different units the owner's holds. None: no budget.
+
+        Raises PacelineError for a request's budget where nothing is known of this side's energy.
+        """
+        asked = options.energy_budget
+        own = None if self.budget is None else self._queue(*self.budget)
+        if asked is None:
+            return own
+        if self.meter is None:
+            raise PacelineError("it neither measures nor models its energy (energy_meter is off)")
+        joules, per = asked
+        if own is None:
+            return self._queue(joules, per)
+        return own.limited(joules, per)
+
+    def _queue(self, joules: float, per: Unit) -> EnergyQueue:
+        return EnergyQueue(joules, per=per, weight=None, debt=self.debt)
+
+    def save(self) -> None:
+        """Keep the debt for the next start. Writes the disk."""
+        if self.kept is not None:
+            self.kept.save()

@@ -1,0 +1,486 @@
+"""Several models behind one `Service`: one node for each that is loaded, with documents, keys and admission in common.
+
+slot     one model: loaded at the first call, kept while it is used, unloaded
+loads    what their engines have done, together
+memory   which are unloaded, and when
+service  the `Service` over all of them
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from paceline.engine.base import ModelInfo
+from paceline.engine.heap import trim_heap
+from paceline.errors import EngineError, EngineLost, PacelineError, RequestError
+from paceline.rag.store.library import Library
+from paceline.runtime.node import Node
+from paceline.runtime.service import (
+    EmbedderInfo,
+    Embeddings,
+    GenerateEvent,
+    GenerateRequest,
+    Generation,
+    LinkState,
+    Load,
+    Logprobs,
+    ModelState,
+    ModelStatus,
+    Readiness,
+    Reranked,
+)
+from paceline.strategies.base import Side
+from paceline.workflow.builder import WorkflowName
+
+# Sums of what several engines have done. Pure.
+
+
+_COUNTED: Final = ("steps", "rows", "cached_rows", "preemptions")  # since the start; never fewer
+_HELD: Final = ("answers", "waiting")
+
+
+def total(first: Load, others: Iterable[Load]) -> Load:
+    """Of all engines; links are the first's, and memory has no bound where one engine's has none."""
+    loads = (first, *others)
+    counts = {name: sum(getattr(load, name) for load in loads) for name in (*_COUNTED, *_HELD)}
+    return replace(
+        first,
+        **counts,
+        kv_rows=_bounded(load.kv_rows for load in loads),
+        kv_free_rows=_bounded(load.kv_free_rows for load in loads),
+    )
+
+
+def _bounded(rows: Iterable[int | None]) -> int | None:
+    known = list(rows)
+    return None if None in known else sum(each for each in known if each is not None)
+
+
+def ended(load: Load) -> Load:
+    """What stays counted of an engine that is no more."""
+    return Load(**{name: getattr(load, name) for name in _COUNTED}, kv_rows=0, kv_free_rows=0)
+
+
+# One model that is loaded when it is first asked for, and can be unloaded while nobody uses it.
+
+
+log = logging.getLogger("paceline.models")
+
+Open = Callable[["ModelSlot"], Awaitable[AbstractAsyncContextManager[Node]]]
+"""Loads the model of a slot into a node, which the slot enters and leaves. Raises PacelineError."""
+
+
+@dataclass(eq=False)
+class _Life:
+    """The model from one loading to its unloading."""
+
+    opened: asyncio.Future[Node]
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    def fail(self, error: PacelineError) -> None:
+        """Tell those who wait for the loading, if any do."""
+        if not self.opened.done():
+            self.opened.set_exception(error)
+            self.opened.exception()  # nobody may be waiting any more
+
+
+class ModelSlot:
+    """Belongs to the loop of the server. Its node lives in a task of its own, so that a client that leaves while the
+    model is being loaded takes nothing with it."""
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        open_node: Open,
+        *,
+        is_joint: bool = False,
+        weights: int = 0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """info: what is known before it is loaded. is_joint: see `ModelStatus`. weights: bytes of them on the disk.
+        now: s."""
+        self.info = info
+        self.is_joint = is_joint
+        self.weights = weights
+        self.lost = asyncio.Event()  # its engine cannot be used any more
+        self._open = open_node
+        self._now = now
+        self._users = 0
+        self._used_at = now()
+        self._life: _Life | None = None
+        self._ending: asyncio.Task[None] | None = None  # of an earlier life
+        self._past = Load(kv_rows=0, kv_free_rows=0)  # of earlier lives
+
+    @property
+    def node(self) -> Node | None:
+        """None where it is not loaded."""
+        return self._life.opened.result() if self._life is not None and self.state == "loaded" else None
+
+    @property
+    def state(self) -> ModelState:
+        if self._life is None:
+            return "unloaded"
+        return "loaded" if self._life.opened.done() else "loading"
+
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds since it was last used; None where it is not loaded, and while it is used."""
+        return self._now() - self._used_at if self.state == "loaded" and not self._users else None
+
+    def load(self) -> Load:
+        """What its engine has done since the start of the program."""
+        return self._past if self.node is None else total(self.node.load(), [self._past])
+
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[Node]:
+        """The node, which stays as long as this context. Raises RequestError for a model that cannot be loaded."""
+        node = await self.take()
+        try:
+            yield node
+        finally:
+            self.give_back()
+
+    async def take(self) -> Node:
+        """As `used`, until `give_back`."""
+        if self._life is None:
+            self._life = _Life(asyncio.get_running_loop().create_future())
+            self._life.task = asyncio.create_task(self._live(self._life, self._ending))
+        self._users += 1
+        try:
+            return await asyncio.shield(self._life.opened)
+        except PacelineError as error:
+            self.give_back()
+            raise _unavailable(self.info.name, str(error)) from error
+        except BaseException:  # the client has left
+            self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        self._users -= 1
+        assert self._users >= 0, self.info.name
+        self._used_at = self._now()
+
+    async def unload(self) -> bool:
+        """Unload it; False where it is being used or is not loaded."""
+        if self.idle_s is None:
+            return False
+        await self.close()
+        log.info("%s is unloaded", self.info.name)
+        return True
+
+    async def close(self) -> None:
+        """Unload it in any case; its answers fail."""
+        if self._life is not None:
+            await self._end(self._life)
+        elif self._ending is not None:
+            await asyncio.wait([self._ending])
+        # A model's modules refer to each other in circles, and glibc keeps what is freed. Nothing here may hold the
+        # node by now.
+        await asyncio.to_thread(_give_back_memory)
+
+    async def _end(self, life: _Life) -> None:
+        assert life.task is not None
+        self._past = ended(self.load())
+        self._life, self._ending = None, life.task
+        life.stop.set()
+        if not life.opened.done():
+            life.task.cancel()
+        await asyncio.wait([life.task])
+        life.fail(EngineError("the program ends"))
+
+    async def _live(self, life: _Life, earlier: asyncio.Task[None] | None) -> None:
+        try:
+            if earlier is not None:
+                await asyncio.wait([earlier])  # two of the same would need memory twice
+            began = self._now()
+            async with await self._open(self) as node:
+                self.info = node.models()[0]
+                log.info("%s is loaded, %.1f s", self.info.name, self._now() - began)
+                life.opened.set_result(node)
+                await self._until_stopped(life, node)
+        except Exception as error:
+            if life.opened.done() or not isinstance(error, PacelineError):
+                log.exception("%s cannot be loaded, or not be unloaded", self.info.name)
+            life.fail(error if isinstance(error, PacelineError) else EngineError(str(error)))
+        finally:
+            if self._life is life:
+                self._life = None
+
+    async def _until_stopped(self, life: _Life, node: Node) -> None:
+        lost = asyncio.create_task(node.until_lost())
+        stopped = asyncio.create_task(life.stop.wait())
+        try:
+            await asyncio.wait((lost, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                self.lost.set()
+            await stopped
+        finally:
+            lost.cancel()
+            stopped.cancel()
+
+
+def _unavailable(name: str, why: str) -> RequestError:
+    return RequestError(
+        f"The model {name} cannot be loaded now: {why}",
+        status=503,
+        type="server_error",
+        code="model_unavailable",
+        param="model",
+    )
+
+
+def _give_back_memory() -> None:
+    gc.collect()
+    trim_heap()
+    if "torch" in sys.modules:  # else there is nothing of it to give back
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+# Which models are unloaded, and when: those that were idle for long, and the longest idle ones where memory is short.
+#
+# A model that is being used is never among them.
+
+
+OVERHEAD: Final = 1.25  # of what a model takes, to the size of its weights
+SHORT: Final = 1 / 16  # of all memory: with less left, idle models go
+
+
+class ModelMemory:
+    """The models that are loaded on demand. Belongs to the loop of the server."""
+
+    def __init__(self, *, idle_s: float, free: Callable[[], int], total: int) -> None:
+        """idle_s: after which a model is unloaded. free, total: bytes of the memory that models are loaded into."""
+        self.slots: list[ModelSlot] = []
+        self._idle_s = idle_s
+        self._free = free
+        self._total = total
+        self._loading = asyncio.Lock()
+
+    async def unload_idle(self) -> None:
+        """Unload what is due now."""
+        for slot in self.slots:
+            if slot.idle_s is not None and slot.idle_s >= self._idle_s:
+                await slot.unload()
+        while self._free() < SHORT * self._total and (longest := self._longest_idle()) is not None:
+            await longest.unload()
+
+    @asynccontextmanager
+    async def room_for(self, slot: ModelSlot) -> AsyncIterator[None]:
+        """Memory to load this model, one at a time; others that are idle are unloaded for it. Raises EngineError where
+        that is not enough."""
+        async with self._loading:
+            needed = int(OVERHEAD * slot.weights)
+            while self._free() < needed and (longest := self._longest_idle()) is not None:
+                await longest.unload()
+            if (free := self._free()) < needed:
+                loaded = ", ".join(each.info.name for each in self.slots if each.state == "loaded")
+                beside = f" beside {loaded}, in use now: try again later" if loaded else ""
+                raise EngineError(
+                    f"it needs {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free{beside}."
+                )
+            yield
+
+    def _longest_idle(self) -> ModelSlot | None:
+        idle = [(slot.idle_s, number) for number, slot in enumerate(self.slots) if slot.idle_s is not None]
+        return self.slots[max(idle)[1]] if idle else None
+
+
+# The `Service` over a node that is always there and further models that are loaded on demand.
+#
+# Documents, admission, embedder and links are the first node's. A link joins the first models of both sides, whose
+# tokenizers are the same; a further model with that tokenizer asks the peer's first model likewise, another writes
+# alone.
+
+
+T = TypeVar("T")
+
+WATCH_S: Final = 1.0  # between looks at what is idle
+
+
+class ServedModels:
+    """Use as an async context manager inside that of the first node, on the loop that serves it."""
+
+    def __init__(self, first: Node, memory: ModelMemory) -> None:
+        """memory: with the further models, which have names of their own."""
+        self._first = first
+        self._slots = {slot.info.name: slot for slot in memory.slots}
+        assert len(self._slots) == len(memory.slots) and first.models()[0].name not in self._slots, "names are unique"
+        self._memory = memory
+        self._unloading: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._unloading = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._unloading is not None:
+            self._unloading.cancel()
+            await asyncio.wait([self._unloading])
+        for slot in self._slots.values():
+            await slot.close()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            try:
+                await self._memory.unload_idle()
+            except Exception:  # of one model: the others are still looked after
+                log.exception("idle models could not be unloaded")
+
+    @asynccontextmanager
+    async def _node(self, model: str) -> AsyncIterator[Node]:
+        slot = self._slots.get(model)
+        if slot is None:
+            yield self._first
+            return
+        async with slot.used() as node:
+            yield node
+
+    async def until_lost(self) -> None:
+        """Wait until the engine of one of the models cannot be used any more."""
+        waits = [asyncio.create_task(lost.wait()) for lost in (self._first.worker.lost, *self._losses())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    @property
+    def lost(self) -> EngineLost | None:
+        """Why one of them cannot be used any more; None while all can."""
+        further = (slot.node.lost for slot in self._slots.values() if slot.node is not None)
+        return self._first.lost or next(filter(None, further), None)
+
+    def _losses(self) -> Iterator[asyncio.Event]:
+        return (slot.lost for slot in self._slots.values())
+
+    # ---- of each model ----------------------------------------------------------------------------------------------
+    def models(self) -> Sequence[ModelInfo]:
+        return (*self._first.models(), *(slot.info for slot in self._slots.values()))
+
+    def model_status(self, name: str) -> ModelStatus:
+        slot = self._slots.get(name)
+        return self._first.model_status(name) if slot is None else ModelStatus(slot.state, slot.is_joint)
+
+    async def tokenize(self, text: str, model: str) -> tuple[int, ...]:
+        async with self._node(model) as node:
+            return await node.tokenize(text)
+
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]], model: str) -> tuple[int, ...]:
+        async with self._node(model) as node:
+            return await node.tokenize_chat(messages)
+
+    async def token_bytes(self, tokens: Sequence[int], model: str) -> tuple[bytes, ...]:
+        async with self._node(model) as node:
+            return await node.token_bytes(tokens)
+
+    async def check(self, request: GenerateRequest, *, room: int) -> None:
+        async with self._node(request.model) as node:
+            await node.check(request, room=room)
+
+    async def score(self, prompt: Sequence[int], top: int, model: str) -> Sequence[Logprobs]:
+        async with self._node(model) as node:
+            return await node.score(prompt, top)
+
+    async def prepare(self, request: GenerateRequest) -> Generation:
+        slot = self._slots.get(request.model)
+        if slot is None:
+            return await self._first.prepare(request)
+        await self.wait_for_room(request.owner)  # a model is not loaded for what is refused anyway
+        node = await slot.take()
+        try:
+            return _Kept(await node.prepare(request), slot.give_back)
+        except BaseException:
+            slot.give_back()
+            raise
+
+    def load(self) -> Load:
+        return total(self._first.load(), (slot.load() for slot in self._slots.values()))
+
+    # ---- of the first, for all --------------------------------------------------------------------------------------
+    @property
+    def side(self) -> Side:
+        return self._first.side
+
+    @property
+    def library(self) -> Library | None:
+        return self._first.library
+
+    async def find(self, work: Callable[[], T]) -> T:
+        return await self._first.find(work)
+
+    def strategies(self) -> Sequence[str]:
+        return self._first.strategies()
+
+    def workflows(self) -> Sequence[WorkflowName]:
+        return self._first.workflows()
+
+    def embedders(self) -> Sequence[EmbedderInfo]:
+        return self._first.embedders()
+
+    async def embed(self, texts: Sequence[str]) -> Embeddings:
+        return await self._first.embed(texts)
+
+    def rerankers(self) -> Sequence[str]:
+        return self._first.rerankers()
+
+    async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
+        return await self._first.rerank(query, passages)
+
+    async def wait_for_room(self, owner: str) -> None:
+        await self._first.wait_for_room(owner)
+
+    def readiness(self) -> Readiness:
+        known = self._first.readiness()
+        loaded = [slot.info.name for slot in self._slots.values() if slot.state == "loaded"]
+        return replace(known, detail={**known.detail, "also_loaded": ", ".join(loaded)})
+
+    def links(self) -> Sequence[LinkState]:
+        return self._first.links()
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A generation whose model stays loaded until it has ended."""
+
+    generation: Generation
+    release: Callable[[], None]
+    _released: bool = field(default=False, init=False)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.generation.prompt_tokens
+
+    async def run(self) -> AsyncIterator[GenerateEvent]:
+        try:
+            async with aclosing(self.generation.run()) as events:  # type: ignore[type-var]  # every one is a generator
+                async for event in events:
+                    yield event
+        finally:
+            self._end()
+
+    async def aclose(self) -> None:
+        try:
+            await self.generation.aclose()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._released:
+            self._released = True
+            self.release()

@@ -1,0 +1,417 @@
+"""Texts of a device's workflows that the cloud's model writes: those of agents that read nothing private.
+
+The device opens a session with `WRITE` as the strategy and an agent's prompt as its messages; the cloud sends the text
+as it is written, and closes. At the cloud the text is an answer of an owner that is the device, so it has the device's
+places, turns and memory. Not handled: a text that goes on after its link was lost; the device writes it itself then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Literal, cast
+
+from paceline.core.printable import printable
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.shares import Shares
+from paceline.errors import LinkClosed, LinkError, PacelineError
+from paceline.rag.chunk import MAX_PLACE
+from paceline.rag.prompt import MAX_QUERY, passages_text, query_of
+from paceline.rag.records import Passage
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.link.connection import Link
+from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation, GenerationResult, TextDelta
+from paceline.runtime.sessions.driver import Egress
+from paceline.runtime.units import PlainWork
+from paceline.strategies.base import FinishReason
+from paceline.strategies.strategy import Privacy
+from paceline.wire.codec import encode_options, sampling_from_wire, sampling_to_wire
+from paceline.wire.messages import (
+    SEARCH,
+    WRITE,
+    ChatMessage,
+    CloseSession,
+    OpenSession,
+    RetrievedPassage,
+    RetrievedPassages,
+    SessionFrame,
+    WrittenText,
+)
+from paceline.wire.options import DEFAULT_OPTIONS
+
+# The cloud's passages for an answer that the device writes alone: the privacy level `answer-private`.
+#
+# The device sends the query: the last question verbatim, preceded by the previous one where it refers to that, 1,000
+# characters at most (`rag.prompt.query_of`). The cloud sends public passages. The rest of the conversation, the answer
+# and all results computed from private documents stay on the device. The session generates no text: it is opened with
+# `SEARCH` as the strategy and without messages, answered with `RetrievedPassages`, and closed.
+
+
+log = logging.getLogger("paceline.session")
+
+TIMEOUT_S: Final = 5.0  # for the cloud's reply
+LISTEN_S: Final = 0.25  # between two looks at the link meanwhile
+MAX_SILENCE_S: Final = 1.5  # of the link: a cloud that searches for long is heard
+CACHE_S: Final = 10.0  # for which an outcome is reused for the same query
+MAX_CACHED: Final = 256  # outcomes
+MAX_SEARCHES: Final = 32  # at once, of all devices: they share the thread pool
+MAX_NAME, MAX_TEXT = 1024, 16_384  # characters of a passage's document name and text
+MAX_BYTES: Final = 1 << 19  # of all passages in one message
+
+
+def to_wire(passages: Sequence[Passage]) -> list[RetrievedPassage]:
+    """Passages as sent to a device: the text that a prompt contains, and as many of the first as fit a frame."""
+    found: list[RetrievedPassage] = []
+    room = MAX_BYTES
+    for passage in passages:
+        name, text = passage.document[:MAX_NAME], passages_text(passage)[:MAX_TEXT]
+        place = passage.place[:MAX_PLACE]
+        room -= len(name.encode()) + len(text.encode()) + len(place.encode())
+        if room < 0:
+            break
+        found.append(RetrievedPassage(name, text, passage.score, place, passage.chunk_id))
+    return found
+
+
+def search_opening(session: int, query: str, count: int) -> OpenSession:
+    """The opening of a search: all that a device sends at this privacy level."""
+    return OpenSession(
+        session=session,
+        strategy=SEARCH,
+        messages=[],
+        query=query,
+        sampling=sampling_to_wire(SamplingParams()),
+        max_tokens=0,
+        top_k_documents=count,
+        privacy="answer-private",
+        options=encode_options(DEFAULT_OPTIONS),
+        targets=[],
+        epoch=0,
+        constraint=None,
+        asker="",
+    )
+
+
+class RemoteSearch:
+    """Searches of a device. Recent outcomes are cached, because one answer may be prepared several times."""
+
+    def __init__(self) -> None:
+        # (link, owner, query, count) -> (expiry, passages or the reason why there are none)
+        self._cache: dict[tuple[Link, str, str, int], tuple[float, tuple[Passage, ...] | str]] = {}
+
+    async def for_answer(
+        self, request: GenerateRequest, link: Link | None, egress: Egress, *, expected: bool
+    ) -> Sequence[Passage] | None:
+        """Passages of the cloud for an answer at `answer-private`, none at other levels; None where the cloud cannot be
+        searched. expected: a cloud is configured for this device."""
+        if request.privacy != "answer-private" or request.prompt is not None or request.documents == 0:
+            return ()
+        try:
+            if link is not None:
+                return await self.passages(link, query_of(request.messages), request.documents, egress, request.owner)
+        except LinkError as error:
+            log.info("the cloud's documents are not read: %s", error)
+        return None if expected or link is not None else ()
+
+    async def passages(
+        self, link: Link, query: str, count: int, egress: Egress, owner: str = ""
+    ) -> tuple[Passage, ...]:
+        """Search the cloud for at most `count` passages; `egress` counts the bytes sent.
+
+        Raises LinkError where the cloud refuses, is lost or mute, or takes longer than TIMEOUT_S.
+        """
+        loop = asyncio.get_running_loop()
+        self._cache = {key: entry for key, entry in self._cache.items() if entry[0] > loop.time()}
+        key = link, owner, query, count
+        if key not in self._cache:
+            outcome: tuple[Passage, ...] | str
+            try:
+                outcome = await _search(link, query, count, egress)
+            except LinkError as error:
+                outcome = str(error)
+            if len(self._cache) < MAX_CACHED:
+                self._cache[key] = loop.time() + CACHE_S, outcome
+                loop.call_later(CACHE_S, self._cache.pop, key, None)  # the cloud may have removed it meanwhile
+        else:
+            outcome = self._cache[key][1]
+        if isinstance(outcome, str):
+            raise LinkClosed(outcome)
+        return outcome
+
+
+async def _search(link: Link, query: str, count: int, egress: Egress) -> tuple[Passage, ...]:
+    answered: asyncio.Future[tuple[Passage, ...]] = asyncio.get_running_loop().create_future()
+
+    def received(message: SessionFrame) -> None:
+        if answered.done():
+            return
+        match message:
+            case RetrievedPassages(_, passages):
+                answered.set_result(tuple(map(_passage, passages[:count])))
+            case CloseSession(_, reason):
+                answered.set_exception(LinkClosed(reason))
+            case _:
+                pass
+
+    def link_lost(_: asyncio.Future[Literal[True]]) -> None:
+        if not answered.done():
+            answered.set_exception(LinkClosed("the link was lost"))
+
+    number = link.open_session(received)
+    lost = asyncio.ensure_future(link.closed.wait())
+    lost.add_done_callback(link_lost)
+    try:
+        opening = search_opening(number, query, count)
+        egress.sent(opening, link.send(opening))
+        async with asyncio.timeout(TIMEOUT_S):
+            while not answered.done():
+                await asyncio.wait({answered}, timeout=LISTEN_S)
+                if not answered.done() and link.listen() > MAX_SILENCE_S + (link.rtt or 0.0):
+                    raise TimeoutError
+            return answered.result()
+    except TimeoutError:
+        raise LinkClosed("nothing was heard in time") from None
+    finally:
+        answered.cancel()  # no caller waits for it any more
+        lost.cancel()
+        egress.sent(CloseSession(number, ""), link.detach(number))
+
+
+class SearchServer:
+    """Searches that devices request from the cloud."""
+
+    def __init__(self) -> None:
+        self._shares = Shares(MAX_SEARCHES)  # of devices; an abandoned search runs to its end
+
+    async def answer(
+        self,
+        link: Link,
+        peer: str,
+        opening: OpenSession,
+        store: DocumentStore | None,
+        work: PlainWork,
+        *,
+        max_passages: int,
+    ) -> None:
+        """Search and reply; without a store no passage is found."""
+        egress, session = Egress(), opening.session
+        found, reason = RetrievedPassages(session, []), "stop"
+        if store is not None and not self._shares.take(peer):
+            reason = "refused: it is busy"
+        elif store is not None:
+            query, count = opening.query[:MAX_QUERY], min(opening.top_k_documents, max_passages)
+            try:
+                found = RetrievedPassages(session, to_wire(await work.search(partial(store.search, query, count))))
+            except Exception:  # the device must receive a reply in any case
+                log.exception("a device's search failed")
+                reason = "refused: its documents cannot be searched"
+            finally:
+                self._shares.give_back(peer)
+        close = CloseSession(session, reason)
+        with suppress(LinkClosed):
+            for message in (found, close) if reason == "stop" else (close,):
+                egress.sent(message, link.send(message))
+        log.info("sent to the other side for a search: %s", egress or "nothing, it has gone")
+
+
+def _passage(found: RetrievedPassage) -> Passage:
+    """A passage of no store on this side, so that its KV is not stored."""
+    score = min(max(found.score, -1.0), 1.0)
+    return Passage(found.document, found.chunk or -1, "", found.text, score, collection="", place=found.place)
+
+
+# Texts of a device's workflows that the cloud's model writes: those of agents that read nothing private.
+#
+# The device opens a session with `WRITE` as the strategy and an agent's prompt as its messages; the cloud sends the
+# text as it is written, and closes. At the cloud the text is an answer of an owner that is the device, so it has the
+# device's places, turns and memory. Not handled: a text that goes on after its link was lost; the device writes it
+# itself then.
+
+
+ALONE: Final = "autoregressive"  # how the cloud writes them
+LEVELS: Final[tuple[Privacy, ...]] = ("open", "document-private")  # of privacy at which a device may ask for them
+MAX_TOKENS: Final = 512  # of a text; agents write 160 at most
+MAX_CHARACTERS: Final = 64  # that a token may have, on average over a text
+MAX_TEXTS, MAX_TEXTS_OF_ONE = 256, 32  # at once, of all devices and of one
+PIECE: Final = 16_384  # characters of a message
+PATIENCE_S: Final = 10.0  # for the next piece of a text, the first one included
+
+Admit = Callable[[GenerateRequest], Awaitable[Generation]]
+
+
+@dataclass(slots=True)
+class RemoteText:
+    """One text, at the device. `run` raises LinkError where the cloud refuses, is lost or mute, or sends nonsense."""
+
+    link: Link
+    messages: Sequence[Mapping[str, str]]
+    max_tokens: int
+    privacy: Privacy
+    cache_key: bytes
+    egress: Egress
+    _events: asyncio.Queue[SessionFrame] = field(default_factory=asyncio.Queue)
+    _session: int | None = None
+
+    async def run(self) -> AsyncIterator[GenerateEvent]:
+        tokens = characters = 0
+        try:
+            self._open()
+            while True:
+                message = await self._next()
+                if isinstance(message, CloseSession):
+                    if message.reason not in ("stop", "length"):
+                        raise LinkClosed(f"the cloud does not write it ({printable(message.reason)[:200]})")
+                    reason = cast(FinishReason, message.reason)
+                    yield GenerationResult(reason, 0, tokens, WRITE, "an agent's text that the cloud's model writes")
+                    return
+                if not isinstance(message, WrittenText):
+                    continue
+                tokens += message.tokens
+                characters += len(message.text)
+                if tokens > self.max_tokens or characters > MAX_CHARACTERS * self.max_tokens:
+                    raise LinkClosed("the cloud writes more than it was asked for")
+                yield TextDelta(message.text, message.tokens)
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            number, self._session = self._session, None
+            self.egress.sent(CloseSession(number, ""), self.link.detach(number))
+
+    def _open(self) -> None:
+        self._session = self.link.open_session(self._received)
+        opening = OpenSession(
+            session=self._session,
+            strategy=WRITE,
+            messages=[ChatMessage(message["role"], message["content"]) for message in self.messages],
+            query="",
+            sampling=sampling_to_wire(SamplingParams(temperature=0.0, seed=0)),
+            max_tokens=self.max_tokens,
+            top_k_documents=0,
+            privacy=self.privacy,
+            options=encode_options(DEFAULT_OPTIONS),
+            targets=[],
+            epoch=0,
+            constraint=None,
+            asker="",
+            cache_key=self.cache_key,
+        )
+        self.egress.sent(opening, self.link.send(opening))
+
+    def _received(self, message: SessionFrame) -> None:
+        if self._events.qsize() > 4 * self.max_tokens:  # nobody reads it, or it is nonsense
+            message = CloseSession(message.session, "too many messages")
+        self._events.put_nowait(message)
+
+    async def _next(self) -> SessionFrame:
+        """The next message of the session. Raises LinkClosed where none comes."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PATIENCE_S
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LISTEN_S):
+                    return await self._events.get()
+            if self.link.closed.is_set():
+                raise LinkClosed("the link was lost")
+            silent = self.link.listen() > MAX_SILENCE_S + (self.link.rtt or 0.0)
+            if silent or loop.time() > until:
+                raise LinkClosed("nothing was heard of the cloud in time")
+
+
+class TextServer:
+    """Writes texts for devices, at the cloud. Belongs to the event loop."""
+
+    def __init__(self, admit: Admit) -> None:
+        """admit: prepares an answer of this side, where there is room for one."""
+        self._admit = admit
+        self._shares = Shares(MAX_TEXTS, most=MAX_TEXTS_OF_ONE)
+        self._writing: dict[asyncio.Task[None], Link] = {}
+
+    def open(self, link: Link, peer: str, opening: OpenSession) -> None:
+        """A device asks for a text. It ends with the session, and with the link."""
+        if not self._shares.take(peer):
+            link.send(CloseSession(opening.session, "refused: it is busy"))
+            return
+        writing = asyncio.create_task(self._write(link, peer, opening))
+        self._writing[writing] = link
+        link.attach(opening.session, lambda message: writing.cancel() if isinstance(message, CloseSession) else None)
+
+        def ended(_: object) -> None:
+            self._writing.pop(writing)
+            self._shares.give_back(peer)
+
+        writing.add_done_callback(ended)
+
+    def link_lost(self, link: Link) -> None:
+        for writing in [writing for writing, its_link in self._writing.items() if its_link is link]:
+            writing.cancel()
+
+    async def close(self) -> None:
+        """End all, at shutdown."""
+        writing = list(self._writing)
+        for each in writing:
+            each.cancel()
+        await asyncio.gather(*writing, return_exceptions=True)
+
+    async def _write(self, link: Link, peer: str, opening: OpenSession) -> None:
+        egress, session = Egress(), opening.session
+
+        def send(message: SessionFrame) -> None:
+            egress.sent(message, link.send(message))
+
+        try:
+            try:
+                reason = await self._text(_request(opening, peer), session, send)
+            except PacelineError as refusal:
+                reason = f"refused: {refusal}"[:1024]
+            except Exception:  # the device must receive a reply in any case
+                log.exception("a text could not be written for a device")
+                reason = "refused: it cannot be written here"
+            with suppress(LinkClosed):
+                send(CloseSession(session, reason))
+        finally:
+            log.info("written for a workflow of %s: %s", peer, egress or "nothing, it has gone")
+
+    async def _text(self, request: GenerateRequest, session: int, send: Callable[[SessionFrame], None]) -> str:
+        """Send a text piece by piece. Returns why it ended."""
+        generation, tokens = await self._admit(request), 0
+        try:
+            async with aclosing(cast(AsyncGenerator[GenerateEvent], generation.run())) as events:
+                async for event in events:
+                    if isinstance(event, GenerationResult):
+                        send(WrittenText(session, "", max(0, event.completion_tokens - tokens)))
+                        return event.reason
+                    tokens += event.tokens
+                    send(WrittenText(session, event.text[:PIECE], event.tokens))
+        finally:
+            await generation.aclose()
+        raise PacelineError("its text has no end")
+
+
+def _request(opening: OpenSession, peer: str) -> GenerateRequest:
+    """The answer of this side that the text is. Raises PacelineError for what no device's workflow asks for."""
+    if opening.privacy not in LEVELS:
+        raise PacelineError(f"the privacy level '{printable(opening.privacy)[:40]}' lets no text be written elsewhere")
+    if not 0 < opening.max_tokens <= MAX_TOKENS:
+        raise PacelineError(f"a text has 1 to {MAX_TOKENS} tokens")
+    if opening.targets or opening.constraint is not None or opening.top_k_documents:
+        raise PacelineError("an agent's text has no beginning, no constraint and no documents")
+    return GenerateRequest(
+        messages=tuple({"role": message.role, "content": message.content} for message in opening.messages),
+        sampling=sampling_from_wire(opening.sampling),
+        max_tokens=opening.max_tokens,
+        strategy=ALONE,
+        any_device=False,
+        documents=0,
+        privacy=opening.privacy,
+        owner=f"peer:{peer}",  # a peer's clients share its turns in the engine's steps
+        guest_key=opening.cache_key.hex() or secrets.token_hex(16),
+        passages=(),
+        trace=opening.trace,
+    )

@@ -1,0 +1,481 @@
+"""What a head waits for: batches that are under way, and requests to single stages. Guarded by the head's condition."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar, cast
+
+from paceline.core.batching.segment import Batch
+from paceline.core.sampling.row import RowSampling
+from paceline.core.spans import ModelSize, Span, StageSpeed, describe_plan, plan_spans
+from paceline.engine.base import Ticket
+from paceline.errors import ConfigError, EngineError, LinkClosed, PacelineError
+from paceline.runtime.stages.connecting import Admit, Channel, dial_stage
+from paceline.wire.close_codes import CloseCode, sentence
+from paceline.wire.fields import Frame
+from paceline.wire.signing import Signer
+from paceline.wire.stages.messages import (
+    About,
+    Answered,
+    Assign,
+    Codec,
+    Describe,
+    Failed,
+    ImportRows,
+    KvRows,
+    LoadSpan,
+    NeighbourLost,
+    ScoreRows,
+    StageHave,
+    StagePing,
+)
+from paceline.wire.stages.pipe import Bulk, Pipe
+from paceline.wire.stages.rows import ROW_FORMATS, RowFormat
+from paceline.wire.stages.sampling import BatchDone, Sampled
+
+# The stages of one pipeline as their head sees them: dialled, told their layers, put in a row.
+#
+# A member that has loaded the same layers as another, or none, is a spare. Runs on the pipeline's loop.
+
+
+log = logging.getLogger("paceline.stages")
+A = TypeVar("A", bound=Frame)
+
+FROM_STAGE = Codec(StagePing, About, Answered, Failed, StageHave, NeighbourLost, BatchDone, Sampled)
+BULK = Codec(KvRows, ScoreRows)
+STANDING_S = 1.0  # between looks whether members may stay
+DESCRIBE_S = 120.0  # it may have to measure
+LOAD_S = 600.0
+ASSIGN_S = 10.0
+
+
+Standing = Callable[[str, bytes], Awaitable[CloseCode | None]]  # of a name and its key: why it may not stay
+
+
+class Place(Protocol):
+    """Where a stage is to be found, and how it is started if that is this machine."""
+
+    @property
+    def is_started_here(self) -> bool:
+        """It is a process of this machine, that can be started again."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Its process could not be started when that was last tried."""
+
+    async def address(self) -> str:
+        """HOST:PORT; starts its process if that does not run. Raises LinkClosed."""
+
+    async def stop(self) -> None:
+        """End its process, if it was started here."""
+
+    async def kill(self) -> None:
+        """Likewise, at once: it does not answer."""
+
+    def __str__(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPlace:
+    where: str
+
+    @property
+    def is_started_here(self) -> bool:
+        return False
+
+    @property
+    def has_failed(self) -> bool:
+        return False
+
+    async def address(self) -> str:
+        return self.where
+
+    async def stop(self) -> None:
+        return
+
+    async def kill(self) -> None:
+        return
+
+    def __str__(self) -> str:
+        return self.where
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    place: Place
+    channel: Channel | None = None
+    key: bytes = b""
+    name: str = ""
+    address: str = ""
+    about: About | None = None
+    is_mute: bool = False  # its last connection ended because nothing was heard
+    answers: dict[int, asyncio.Future[Frame]] = field(default_factory=dict)
+
+    @property
+    def is_up(self) -> bool:
+        return self.channel is not None and not self.channel.closed
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """Layers it has loaded."""
+        about = self.about
+        return None if about is None or about.first == about.stop else (about.first, about.stop)
+
+    async def ask(self, message: Frame, seconds: float, kind: type[A]) -> A:
+        """The answer to a request, of this kind. Raises LinkClosed for a stage that is lost meanwhile, fails, takes too
+        long, or answers something else."""
+        if self.channel is None or self.channel.closed:
+            raise LinkClosed(f"the stage at {self.place} is gone")
+        number = cast(int, message.request)  # type: ignore[attr-defined]  # every message that is answered has it
+        answer = self.answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.channel.send(message)
+            async with asyncio.timeout(seconds):
+                found: Frame = await answer
+        except TimeoutError:
+            raise LinkClosed(f"the stage at {self.place} did not answer within {seconds:.0f} s") from None
+        finally:
+            self.answers.pop(number, None)
+        if isinstance(found, Failed):
+            raise LinkClosed(f"the stage at {self.place} failed: {found.reason}")
+        if not isinstance(found, kind):
+            raise LinkClosed(f"the stage at {self.place} answered something else")
+        return found
+
+    def heard(self, message: Frame) -> bool:
+        """True if it answers a request of `ask`."""
+        number = getattr(message, "request", None)
+        answer = None if number is None else self.answers.get(number)
+        if answer is None:
+            return False
+        if not answer.done():
+            answer.set_result(message)
+        return True
+
+    def lost(self, reason: str) -> None:
+        for answer in self.answers.values():
+            if not answer.done():
+                answer.set_exception(LinkClosed(f"the stage at {self.place} is gone: {reason}"))
+        self.channel = None
+
+
+class Members:
+    """`heard` and `lost` are called on the loop: with a member's messages; with its end in words, and the seconds since
+    it was heard."""
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        *,
+        key: Signer,
+        admit: Admit,
+        fingerprint: str,
+        format: RowFormat | None,
+        heard: Callable[[Member, Frame | Bulk], None],
+        lost: Callable[[Member, str, float], None],
+        standing: Standing | None = None,
+    ) -> None:
+        """fingerprint: of the model that the head serves. format: of hidden rows; None: the model's own. standing: of
+        members that were not started here; None: whoever was let in may stay."""
+        self.members = [Member(place) for place in places]
+        self.order: list[Member] = []  # the pipeline, first stage first
+        self.spans: list[tuple[int, int]] = []  # their layers
+        self.plan: list[Span] = []
+        self._key, self._admit = key, admit
+        self._fingerprint, self._format = fingerprint, format
+        self._heard, self._lost, self._standing = heard, lost, standing
+        self._kind: tuple[str, int, int] | None = None  # number format, block size, and vocabulary of the row
+        self._requests = 0
+        self._jobs: set[asyncio.Task[None]] = set()
+        self.epoch = 0
+        self.is_hopeful = False  # a lost stage is being started here, or its layers are loaded elsewhere
+
+    def number(self) -> int:
+        """Of a request: odd, so that it is none of the engine's."""
+        self._requests += 2
+        return self._requests + 1
+
+    # ---- connecting -------------------------------------------------------------------------------------------------
+    async def connect(self, member: Member, *, measured: bool = False) -> None:
+        """measured: the stage is to measure what layers cost, unless it was told its own. Raises LinkClosed."""
+        if member.is_up:
+            return
+        if member.is_mute:
+            await member.place.kill()
+            member.is_mute = False
+        address = await member.place.address()
+        try:
+            channel, name, key = await dial_stage(
+                address, self._key, "head", self._admit, lambda: Pipe(FROM_STAGE, BULK)
+            )
+        except LinkClosed:
+            await member.place.kill()  # it runs and does not answer: the next attempt starts another
+            raise
+        member.channel, member.name, member.key, member.address = channel, name, key, address
+        job = asyncio.create_task(self._listen(member, channel))
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+        member.about = await member.ask(Describe(self.number(), measured), DESCRIBE_S, About)
+        self._check(member)
+
+    async def _listen(self, member: Member, channel: Channel) -> None:
+        def received(message: Frame | Bulk) -> None:
+            if member.channel is channel and (isinstance(message, Bulk) or not member.heard(message)):
+                self._heard(member, message)
+
+        reason = await channel.run(received)
+        if member.channel is channel:
+            member.is_mute = channel.is_mute
+            member.lost(reason)
+            self._lost(member, reason, channel.silence_s)
+
+    def _check(self, member: Member) -> None:
+        assert member.about is not None
+        if member.about.model != self._fingerprint:
+            self.close_one(member)
+            raise LinkClosed(f"the stage at {member.place} has another model")
+
+    def _check_kind(self, member: Member) -> None:
+        """Texts depend on the number format, and the memory that is counted on the size of blocks."""
+        if member.about is not None and self._kind is not None and _kind_of(member.about) != self._kind:
+            self.close_one(member)
+            raise LinkClosed(
+                f"the stage at {member.place} has numbers in {member.about.dtype or 'no format'} and blocks of "
+                f"{member.about.block_size} rows, the others have {self._kind[0]} and {self._kind[1]}"
+            )
+
+    def close_one(self, member: Member) -> None:
+        if member.channel is not None:
+            member.channel.close()
+
+    # ---- the row ----------------------------------------------------------------------------------------------------
+    async def begin(self) -> None:
+        """Connect to all, plan, load and link. Raises ConfigError."""
+        try:
+            found = await asyncio.gather(
+                *(self.connect(member, measured=True) for member in self.members), return_exceptions=True
+            )
+            for each in found:
+                if isinstance(each, BaseException):
+                    raise each
+            if all(member.span is None for member in self.members):
+                await self._load_planned()
+            self.order = self._row()
+            self.spans = [member.span for member in self.order if member.span is not None]
+            self._kind = next((_kind_of(member.about) for member in self.order if member.about is not None), None)
+            await self.link()
+        except LinkClosed as error:
+            raise ConfigError(f"The stages cannot be used: {error}.") from error
+
+    async def _load_planned(self) -> None:
+        abouts = [member.about for member in self.members if member.about is not None]
+        costs = [about.cost for about in abouts if about.cost is not None]
+        if len(costs) < len(self.members):
+            raise LinkClosed("a stage has not measured its speed")
+        cost = costs[0]
+        here = sum(member.place.is_started_here for member in self.members)
+        speeds = [
+            StageSpeed(each.layer_s, each.head_s, each.free_bytes // (here if member.place.is_started_here else 1))
+            for member, each in zip(self.members, costs, strict=True)
+        ]
+        size = ModelSize(abouts[0].layers, cost.layer_bytes, cost.embedding_bytes, cost.head_bytes)
+        self.plan = plan_spans(size, speeds)
+        for line in describe_plan(self.plan):
+            log.info("%s", line)
+        await asyncio.gather(*(self.load(*pair) for pair in zip(self.members, self.plan, strict=True)))
+
+    async def load(self, member: Member, span: Span | tuple[int, int]) -> None:
+        first, stop = (span.first, span.stop) if isinstance(span, Span) else span
+        member.about = await member.ask(LoadSpan(self.number(), first, stop), LOAD_S, About)
+        self._check(member)
+
+    def _row(self) -> list[Member]:
+        """Members that have all layers, in order. Raises ConfigError."""
+        by_first: dict[int, Member] = {}
+        for member in self.members:
+            if member.span is not None:
+                by_first.setdefault(member.span[0], member)
+        row: list[Member] = []
+        reached = 0
+        while reached in by_first:
+            member = by_first[reached]
+            assert member.span is not None and member.about is not None
+            row.append(member)
+            reached = member.span[1]
+        layers = row[0].about.layers if row and row[0].about is not None else 0
+        if not row or reached != layers:
+            spans = ", ".join(f"{m.span[0]}:{m.span[1]}" for m in self.members if m.span is not None) or "none"
+            raise ConfigError(
+                f"The stages do not have all {layers or ''} layers of the model: they have {spans}. Each stage must "
+                "begin where another ends, from layer 0 to the last."
+            )
+        return row
+
+    async def link(self) -> None:
+        """Assign their places to all. Every stage is empty afterwards. Raises LinkClosed."""
+        self.epoch += 1
+        form = self.format
+        requests = []
+        for place, member in enumerate(self.order):
+            before = self.order[place - 1] if place else None
+            behind = self.order[place + 1] if place + 1 < len(self.order) else None
+            message = Assign(
+                self.number(),
+                self.epoch,
+                form,
+                None if before is None else before.key,
+                None if behind is None else behind.address,
+                None if behind is None else behind.key,
+            )
+            requests.append(member.ask(message, ASSIGN_S, Answered))
+        jobs = [asyncio.ensure_future(request) for request in requests]
+        try:
+            await asyncio.gather(*jobs)
+        finally:  # when one is lost, nobody waits for its neighbours
+            self.is_hopeful = False
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    @property
+    def format(self) -> RowFormat:
+        about = self.order[0].about
+        assert about is not None
+        if self._format is not None:
+            return self._format
+        return about.dtype if about.dtype in ROW_FORMATS else "float32"
+
+    async def replace_lost(self) -> None:
+        """Connect again to lost members of the row, or put spares in their place. Raises LinkClosed."""
+        for place, (member, span) in enumerate(zip(self.order, self.spans, strict=True)):
+            if member.is_up and member.span == span:
+                continue
+            found = member if member.is_up else self._spare(span) or member
+            try:
+                self.is_hopeful |= found.place.is_started_here and not found.place.has_failed
+                await self.connect(found)
+                if found.span != span:
+                    self.is_hopeful = True
+                    await self.load(found, span)
+                self._check_kind(found)
+            except PacelineError as error:
+                self.is_hopeful = False
+                raise LinkClosed(
+                    f"stage {place + 1} of {len(self.order)}, layers {span[0]}:{span[1]}: {error}"
+                ) from error
+            if found is not member:
+                log.warning("the stage at %s takes the place of that at %s", found.place, member.place)
+            self.order[place] = found
+
+    def _spare(self, span: tuple[int, int]) -> Member | None:
+        """One that has loaded these layers, else one that has loaded none."""
+        free = [member for member in self.members if member.is_up and member not in self.order]
+        same = [member for member in free if member.span == span]
+        none = [member for member in free if member.span is None]
+        return next(iter(same + none), None)
+
+    async def watch(self) -> None:
+        """Break the links of members whose keys hold no longer. Until cancelled."""
+        while self._standing is not None:
+            await asyncio.sleep(STANDING_S)
+            for member in self.members:
+                channel = member.channel
+                if channel is None or member.place.is_started_here:
+                    continue
+                refusal = await self._standing(member.name, member.key)
+                if refusal is not None:
+                    channel.close(sentence(refusal, ""))
+
+    async def close(self) -> None:
+        for member in self.members:
+            self.close_one(member)
+        await asyncio.gather(*(member.place.stop() for member in self.members))
+
+
+def _kind_of(about: About) -> tuple[str, int, int]:
+    return about.dtype, about.block_size, about.vocab_size
+
+
+# What a head waits for: batches that are under way, and requests to single stages. Guarded by the head's condition.
+
+
+AheadRows = tuple[RowSampling, ...] | None
+
+
+@dataclass(slots=True, eq=False)
+class BatchUnderWay:
+    ticket: Ticket
+    asked: Batch
+    ahead: Sequence[AheadRows] = ()  # how its rows will be sampled, by segment
+    done: BatchDone | None = None
+    error: EngineError | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.done is not None or self.error is not None
+
+
+@dataclass(slots=True, eq=False)
+class StageRequest:
+    """A question to one stage, asked again after a loss."""
+
+    place: int  # of the stage; -1: the last
+    message: Frame
+    payload: tuple[Frame, bytes] | None = None
+    answer: Frame | Bulk | None = None
+    error: EngineError | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.answer is None and self.error is None
+
+    @property
+    def is_again(self) -> bool:
+        """To be asked again after a loss: not answered yet, or of rows that an emptied stage holds no more, while
+        other stages have not answered."""
+        return self.is_open or (self.error is None and isinstance(self.message, ImportRows))
+
+
+@dataclass(slots=True)
+class UnderWay:
+    batches: deque[BatchUnderWay] = field(default_factory=deque)  # oldest first
+    requests: dict[int, StageRequest] = field(default_factory=dict)
+
+    def batch(self, ticket: int) -> BatchUnderWay | None:
+        return next((each for each in self.batches if each.ticket == ticket), None)
+
+    def done(self, message: BatchDone) -> None:
+        """A batch has run. One that has run before was computed again."""
+        under = self.batch(message.ticket)
+        if under is None or under.is_ready:
+            return
+        if message.error is not None:
+            under.error = EngineError(message.error)
+            return
+        count = len(under.asked.segments)
+        if not len(message.kept) == len(message.sizes) == len(message.sampled) == count:
+            under.error = EngineError("the last stage answered with other rows")
+            return
+        under.done = message
+
+    def answer(self, number: int, found: Frame | Bulk | EngineError) -> None:
+        request = self.requests.get(number)
+        if request is None:
+            return
+        if isinstance(found, EngineError):
+            request.error = found
+        else:
+            request.answer = found
+
+    def fail(self, reason: str) -> None:
+        """Everything that is not answered yet."""
+        for under in self.batches:
+            if not under.is_ready:
+                under.error = EngineError(reason)
+        for request in self.requests.values():
+            if request.is_open:
+                request.error = EngineError(reason)

@@ -1,0 +1,491 @@
+"""A pipeline of stages in other processes as one asynchronous engine: its head.
+
+Every stage gets every command on its own link, in one order; hidden rows go from stage to stage. The engine's thread
+calls; a thread of the pipeline's own runs its connections. When a stage is lost, the others are emptied, and all are
+sent what they must hold and what was under way (`engine.stages.history`), so that callers see nothing but a pause. When
+nobody can take its place, what was under way fails, with a sentence; later batches fail until the stage is back.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from paceline.core.batching.block_manager import CARRIERS, KvPrefix
+from paceline.core.batching.segment import Batch, SeqId
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.row import RowSampling, SampledRow
+from paceline.core.sampling.sampler import SamplingDefaults
+from paceline.engine.base import Logits, ModelInfo, Output, SampleRequest, Ticket
+from paceline.engine.stages.history import Forked, History, Imported, Pruned, Ran, Released, SentRows, Truncated
+from paceline.engine.tensors import dists
+from paceline.errors import ConfigError, EngineError, LocalProtocolError, RemoteProtocolError
+from paceline.runtime.stages.members import AheadRows, BatchUnderWay, Members, StageRequest
+from paceline.runtime.stages.stage_head import StageHead
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.fields import Frame
+from paceline.wire.stages.messages import (
+    MAX_MESSAGE_BYTES,
+    About,
+    CheckRows,
+    ExportRows,
+    FetchScores,
+    ImportRows,
+    KvRows,
+    ScoreRows,
+    StageHave,
+)
+from paceline.wire.stages.pipe import Bulk
+from paceline.wire.stages.sampling import (
+    Mixture,
+    SampleAhead,
+    Sampled,
+    SampledToken,
+    SampleRows,
+    Wanted,
+    WantedRow,
+    mixture_to_wire,
+    row_to_wire,
+    sampled_from_wire,
+)
+
+# Scores of rows that stay at the last stage: handles of them at the head, and tokens that were sampled there.
+
+
+_ROW_BYTES = 512  # of a wanted row without its mask, prompt and counts
+
+
+class Fetch(Protocol):
+    def __call__(self, ticket: int, segment: int, first: int, stop: int) -> tuple[Dist, ...]:
+        """Distributions of rows that the last stage keeps. Waits. Raises EngineError."""
+
+
+class BatchHandle:
+    """As long as this object lives, the last stage keeps the scores of the batch."""
+
+    __slots__ = ("__weakref__", "ticket")
+
+    def __init__(self, ticket: int) -> None:
+        self.ticket = ticket
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FarLogits:
+    """`Logits` of one segment at the last stage."""
+
+    batch: BatchHandle
+    segment: int
+    size: int
+    fetch: Fetch
+    rows: tuple[RowSampling, ...] = ()  # how they were sampled as soon as they were computed; (): they were not
+    sampled: tuple[SampledRow, ...] = ()
+
+    def __len__(self) -> int:
+        return self.size
+
+    def dists(self) -> tuple[Dist, ...]:
+        return self.fetch(self.batch.ticket, self.segment, 0, self.size)
+
+    def dist(self, row: int) -> Dist:
+        return self.fetch(self.batch.ticket, self.segment, row, row + 1)[0]
+
+
+def far_output(under: BatchUnderWay, handle: BatchHandle, fetch: Fetch) -> Output:
+    """The result of a batch that has run."""
+    done = under.done
+    assert done is not None
+    parts: list[Logits] = []
+    kept = [None if rows is None else tuple(rows) for rows in done.kept]
+    for number, size in enumerate(done.sizes):
+        rows = under.ahead[number] if number < len(under.ahead) else None
+        tokens = done.sampled[number]
+        if rows is None or tokens is None:
+            parts.append(FarLogits(handle, number, size, fetch))
+            continue
+        scored = kept[number]
+        rows = rows if scored is None else tuple(rows[row] for row in scored)
+        parts.append(FarLogits(handle, number, size, fetch, rows, tuple(map(sampled_from_wire, tokens))))
+    return Output(tuple(parts), tuple(kept))
+
+
+def sampled_already(request: SampleRequest) -> tuple[SampledRow, ...] | None:
+    """The answer, if it came with the batch."""
+    if request.mixture is not None or len(request.branches) != 1:
+        return None
+    parts = [part for part in request.branches[0] if len(part)]
+    if len(parts) != 1 or not isinstance(part := parts[0], FarLogits) or len(part.sampled) != len(request.rows):
+        return None
+    same = all(a is b for a, b in zip(part.rows, request.rows, strict=True))
+    return part.sampled if same else None
+
+
+def wanted_of(request: SampleRequest) -> Wanted | None:
+    """None for rows that are not all at the last stage."""
+    branches: list[list[tuple[int, int]]] = []
+    for parts in request.branches:
+        places: list[tuple[int, int]] = []
+        for part in parts:
+            if not isinstance(part, FarLogits):
+                return None
+            if len(part):
+                places.append((part.batch.ticket, part.segment))
+        branches.append(places)
+    mixture: Mixture | None = None if request.mixture is None else mixture_to_wire(request.mixture)
+    return Wanted(branches, list(map(row_to_wire, request.rows)), mixture)
+
+
+def in_parts(wanted: Sequence[Wanted]) -> list[list[Wanted]]:
+    """As few messages as their sizes allow: masks of large vocabularies take tens of kilobytes a row."""
+    parts: list[list[Wanted]] = []
+    room = 0
+    for each in wanted:
+        size = sum(map(_size_of, each.rows))
+        if not parts or size > room:
+            parts.append([])
+            room = MAX_MESSAGE_BYTES // 2
+        parts[-1].append(each)
+        room -= size
+    return parts
+
+
+def _size_of(row: WantedRow) -> int:
+    return _ROW_BYTES + len(row.allowed or b"") + len(row.prompt or b"") + 12 * len(row.counts)
+
+
+def answer_of(request: SampleRequest, rows: Sequence[SampledToken]) -> tuple[SampledRow, ...]:
+    """Raises RemoteProtocolError for what cannot be the answer."""
+    found = tuple(map(sampled_from_wire, rows))
+    mixture = request.mixture
+    if mixture is None or not mixture.heads:
+        return found
+    extra = len(request.rows) - len(mixture.tokens)
+    count = len(mixture.tokens)
+    return found[:extra] + tuple(
+        SampledRow(row.token, row.top, row.branch_probs, row.head, row.branch_heads, _dists(request, count - index))
+        for index, row in enumerate(found[extra:])
+    )
+
+
+def _dists(request: SampleRequest, from_end: int) -> Callable[[], tuple[Dist, ...]]:
+    def read() -> tuple[Dist, ...]:
+        return tuple(_row_from_end(branch, from_end) for branch in request.branches)
+
+    return read
+
+
+def _row_from_end(parts: Sequence[object], from_end: int) -> Dist:
+    left = from_end
+    for part in reversed(parts):
+        assert isinstance(part, FarLogits)
+        if left <= len(part):
+            return part.dist(len(part) - left)
+        left -= len(part)
+    raise IndexError(f"no row {from_end} from the end")
+
+
+# KV prefixes as bulk messages.
+
+
+def kv_to_wire(request: int, rows: KvPrefix) -> tuple[KvRows, bytes]:
+    shapes = [tuple(map(int, array.shape)) for array in (rows.keys, rows.values)]
+    header = KvRows(request, rows.dtype, shapes[0], shapes[1])  # type: ignore[arg-type]  # `KvPrefix` has checked them
+    return header, rows.keys.tobytes() + rows.values.tobytes()
+
+
+def kv_from_wire(header: KvRows, payload: bytes | bytearray, model: str, tokens: Sequence[int]) -> KvPrefix:
+    """Raises RemoteProtocolError for bytes that are not of these shapes."""
+    carrier = CARRIERS.get(header.dtype)
+    sizes = [math.prod(shape) for shape in (header.key_shape, header.value_shape)]
+    if carrier is None or len(payload) != sum(sizes) * carrier.itemsize:
+        raise _bad(f"{len(payload)} bytes for {header.key_shape} and {header.value_shape} of {header.dtype}")
+    both = np.frombuffer(payload, carrier)
+    keys, values = both[: sizes[0]].reshape(header.key_shape), both[sizes[0] :].reshape(header.value_shape)
+    try:
+        return KvPrefix(model, header.dtype, tuple(tokens), keys, values)
+    except ValueError as error:
+        raise _bad(str(error)) from error
+
+
+def _bad(what: str) -> RemoteProtocolError:
+    return RemoteProtocolError(what, close_code=CloseCode.BAD_FRAME)
+
+
+# A pipeline of stages in other processes as one asynchronous engine: its head.
+#
+# Every stage gets every command on its own link, in one order; hidden rows go from stage to stage. The engine's thread
+# calls; a thread of the pipeline's own runs its connections. When a stage is lost, the others are emptied, and all are
+# sent what they must hold and what was under way (`engine.stages.history`), so that callers see nothing but a pause.
+# When nobody can take its place, what was under way fails, with a sentence; later batches fail until the stage is
+# back.
+
+
+class RemotePipeline:
+    """The engine contract. Prefixes are imported but not shared between sequences.
+
+    `close` ends its thread and its connections.
+    """
+
+    def __init__(self, make: Callable[..., Members], name: str, sampling: SamplingDefaults) -> None:
+        """make: of the callbacks `heard` and `lost`. Waits until the stages are ready. Raises ConfigError."""
+        self._last_ticket = 0
+        self._head = head = StageHead(make)
+        self._changed = head.changed
+        try:
+            abouts = [member.about for member in head.members.order if member.about is not None]
+            self._info = _info_of(abouts, name, sampling)
+        except ConfigError:
+            head.close()
+            raise
+        self._block_size = abouts[0].block_size
+        self._layers = [about.stop - about.first for about in abouts]
+        self._sent = SentRows(
+            vocab_size=self._info.vocab_size,
+            max_positions=self._info.max_positions,
+            capacity=min(about.capacity for about in abouts),
+            block_size=self._block_size,
+        )
+        with self._changed:
+            head.begin(History(self._info.vocab_size, self._info.max_positions), self._lose_all, self._measure)
+
+    def close(self) -> None:
+        self._head.close()
+
+    @property
+    def members(self) -> Members:
+        return self._head.members
+
+    @property
+    def losses(self) -> int:
+        """Times that a stage, or a link between two, was lost so far."""
+        return self._head.losses
+
+    def _lose_all(self) -> None:
+        """No stage holds any row."""
+        self._sent.failed.update(self._sent.table.lengths())
+
+    def _measure(self) -> None:
+        """A stage that was replaced may have another memory than before."""
+        abouts = [member.about for member in self.members.order if member.about is not None]
+        self._sent.set_capacity(min(about.capacity for about in abouts))
+
+    # ---- batches ----------------------------------------------------------------------------------------------------
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def depth(self) -> int:
+        """One batch more than stages: it waits at the first one."""
+        return len(self._layers) + 1
+
+    def submit(self, batch: Batch) -> Ticket:
+        with self._changed:
+            self._head.flush()
+            if self._head.gone is not None:
+                raise EngineError(self._head.gone)
+            self._sent.table.written(self._sent.place(batch))
+            self._last_ticket += 1
+            ticket = Ticket(self._last_ticket)
+            self._head.under_way.batches.append(BatchUnderWay(ticket, batch))
+            self._head.record(Ran(batch, ticket))
+        return ticket
+
+    def sample_ahead(self, ticket: Ticket, rows: Sequence[AheadRows]) -> None:
+        """See `base.SamplesAhead`."""
+        if not any(rows):
+            return
+        with self._changed:
+            under = self._head.under_way.batch(ticket)
+            if under is None or not self._head.up:
+                return
+            message = SampleAhead(ticket, [None if each is None else list(map(row_to_wire, each)) for each in rows])
+            with suppress(LocalProtocolError):  # with masks of hundreds of rows it may be too large: asked later
+                self._head.send(-1, message)
+                under.ahead = rows
+
+    def is_ready(self, ticket: Ticket) -> bool:
+        with self._changed:
+            under_way = self._head.under_way.batches
+            return bool(under_way) and under_way[0].ticket == ticket and under_way[0].is_ready
+
+    def collect(self, ticket: Ticket) -> Output:
+        with self._changed:
+            while not self._head.under_way.batches[0].is_ready:
+                self._changed.wait()
+            under = self._head.under_way.batches.popleft()
+            self._head.history.came(ticket)
+            assert under.ticket == ticket, f"batch {under.ticket} comes before {ticket}"
+            try:
+                if under.error is not None:
+                    raise under.error
+                self._sent.check_result(under.asked)
+            except EngineError:
+                self._sent.fail(under.asked)
+                self._head.history.settle(under.ticket)
+                raise
+        return self._output(under)
+
+    def _output(self, under: BatchUnderWay) -> Output:
+        handle = BatchHandle(under.ticket)
+        weakref.finalize(handle, self._head.forgotten.append, int(under.ticket)).atexit = False
+        return far_output(under, handle, self._fetch)
+
+    def notify(self, callback: Callable[[], None]) -> None:
+        self._head.callbacks.append(callback)
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
+        """Those that did not come with their batches are asked for in one round trip."""
+        answers = [sampled_already(request) for request in requests]
+        wanted = {
+            place: asked
+            for place, (request, answer) in enumerate(zip(requests, answers, strict=True))
+            if answer is None and (asked := wanted_of(request)) is not None
+        }
+        if wanted:
+            found: list[list[SampledToken]] = []
+            parts = in_parts(list(wanted.values()))
+            questions = [StageRequest(-1, SampleRows(self._head.number(), part)) for part in parts]
+            for part, answer in zip(parts, self._head.ask_all(questions), strict=True):
+                if not isinstance(answer, Sampled) or len(answer.rows) != len(part):
+                    raise EngineError("the last stage answered something else")
+                found += answer.rows
+            for place, rows in zip(wanted, found, strict=True):
+                answers[place] = answer_of(requests[place], rows)
+        return [
+            request.by_reference() if answer is None else answer
+            for request, answer in zip(requests, answers, strict=True)
+        ]
+
+    def _fetch(self, ticket: int, segment: int, first: int, stop: int) -> tuple[Dist, ...]:
+        if first == stop:
+            return ()
+        found = self._head.ask(StageRequest(-1, FetchScores(self._head.number(), ticket, segment, first, stop)))
+        if not isinstance(found, Bulk) or not isinstance(found.header, ScoreRows):
+            raise EngineError("the last stage answered something else")
+        shape = stop - first, self._info.vocab_size
+        if len(found.payload) != 4 * shape[0] * shape[1]:
+            raise EngineError("the last stage answered with other rows")
+        return dists(torch.from_numpy(np.frombuffer(found.payload, "<f4").reshape(shape).copy()))
+
+    # ---- changes ----------------------------------------------------------------------------------------------------
+    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
+        with self._changed:
+            sent = self._sent.table.last_id(seq)
+            self._sent.table.prune(seq, keep, live, horizon)
+            last = None if horizon is None else max(horizon, sent)
+            self._head.record(Pruned(seq, tuple(keep), tuple(live), last))
+
+    def truncate(self, seq: SeqId, length: int) -> None:
+        with self._changed:
+            self._sent.table.truncate(seq, length)
+            self._head.record(Truncated(seq, length))
+
+    def fork(self, seq: SeqId, into: SeqId) -> None:
+        with self._changed:
+            self._sent.table.fork(seq, into)
+            if seq in self._sent.failed:
+                self._sent.failed.add(into)
+            self._head.record(Forked(seq, into))
+
+    def release(self, seq: SeqId) -> None:
+        with self._changed:
+            self._head.flush()
+            if seq in self._sent.table or seq in self._sent.failed:
+                self._sent.release(seq)
+                self._head.record(Released(seq))
+
+    def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:  # noqa: ARG002  # shares nothing
+        if seq in self._sent.table:
+            raise EngineError(f"sequence {seq} exists already")
+        if stored is None or not len(stored.tokens) < len(tokens):
+            return 0
+        self.import_kv(seq, stored)
+        return len(stored.tokens)
+
+    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
+        """Waits for everything under way, because stages check the rows."""
+        if rows.model != self._info.fingerprint or len(rows.keys) != sum(self._layers):
+            raise EngineError("these rows are of another model")
+        with self._changed:
+            self._sent.table.adopt(seq, rows.tokens)
+        try:
+            requests = []
+            first = 0
+            for place, layers in enumerate(self._layers):
+                span = slice(first, first + layers)
+                part = KvPrefix(rows.model, rows.dtype, rows.tokens, rows.keys[span], rows.values[span])
+                number = self._head.number()
+                message = ImportRows(number, seq, list(rows.tokens))
+                requests.append(StageRequest(place, message, kv_to_wire(number, part)))
+                first += layers
+            self._head.ask_all(requests, Imported(seq, rows.tokens))
+        except EngineError:
+            self.release(seq)
+            raise
+
+    def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
+        """Waits for everything under way."""
+        with self._changed:
+            self._sent.table.export(seq, len(tokens))
+        found = self._head.ask_all(
+            [
+                StageRequest(place, ExportRows(self._head.number(), seq, list(tokens)))
+                for place in range(len(self._layers))
+            ]
+        )
+        try:
+            parts = [_kv_of(each, self._info.fingerprint, tokens) for each in found]
+        except RemoteProtocolError as error:
+            raise EngineError(f"a stage exported other rows: {error}") from error
+        keys, values = (np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "values"))
+        return KvPrefix(self._info.fingerprint, parts[0].dtype, tuple(tokens), keys, values)
+
+    # ---- memory -----------------------------------------------------------------------------------------------------
+    def length(self, seq: SeqId) -> int:
+        return self._sent.table.length(seq)
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    def free_rows(self) -> int:
+        """As if forks shared nothing."""
+        return self._sent.free_rows()
+
+    def check(self) -> None:
+        """Waits for everything under way. Passes while no stage can be asked."""
+        with self._changed:
+            self._head.flush()
+            self._head.history.check()
+            if self._head.gone is not None:
+                return
+            lost = set(self._sent.failed)
+            lengths = {seq: rows for seq, rows in self._sent.table.lengths().items() if rows and seq not in lost}
+        found = self._head.ask_all(
+            [StageRequest(place, CheckRows(self._head.number())) for place in range(len(self._layers))]
+        )
+        for each in found:
+            assert isinstance(each, StageHave)
+            held = {SeqId(seq): rows for seq, rows in each.lengths if seq not in lost}
+            assert held == lengths, f"a stage has other rows than were sent: {held}, {lengths}"
+
+
+def _kv_of(found: Frame | Bulk, model: str, tokens: Sequence[int]) -> KvPrefix:
+    if not isinstance(found, Bulk) or not isinstance(found.header, KvRows):
+        raise EngineError("a stage answered something else")
+    return kv_from_wire(found.header, found.payload, model, tokens)
+
+
+def _info_of(abouts: Sequence[About], name: str, sampling: SamplingDefaults) -> ModelInfo:
+    """Raises ConfigError for stages that differ."""
+    first = abouts[0]
+    if len({(about.model, about.block_size, about.dtype) for about in abouts}) != 1:
+        raise ConfigError("The stages of a pipeline must have one model, number format and block size.")
+    return ModelInfo(name, first.model, first.vocab_size, first.max_positions, first.dtype, "paged", sampling)

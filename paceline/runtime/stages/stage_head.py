@@ -1,0 +1,373 @@
+"""The head of a pipeline on its own thread: what is sent to the stages, what comes, and what happens when one is lost.
+
+The engine's thread calls the first half, with `changed` held where it says so; the pipeline's loop runs the second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from paceline.engine.stages.history import Entry, Forked, History, Imported, Pruned, Ran, Released, Truncated
+from paceline.errors import ConfigError, EngineError, LinkClosed, LocalProtocolError
+from paceline.runtime.stages.members import Member, Members, StageRequest, UnderWay
+from paceline.wire.fields import Frame
+from paceline.wire.stages.messages import (
+    Answered,
+    Failed,
+    Forget,
+    ForkRows,
+    KvRows,
+    NeighbourLost,
+    PruneRows,
+    ReleaseRows,
+    ScoreRows,
+    StageHave,
+    TruncateRows,
+    batch_to_wire,
+)
+from paceline.wire.stages.pipe import Bulk
+from paceline.wire.stages.sampling import BatchDone, Sampled
+
+# Making a pipeline whole again after a loss, and giving up on it in time.
+
+
+log = logging.getLogger("paceline.stages")
+
+PATIENCE_S = 4.0  # since a lost stage was heard, before answers fail
+NOTICE_S = 1.0  # at least, of those since the loss was noticed
+START_PATIENCE_S = 90.0  # for a process of this machine to be started again, or a spare to load its layers
+PAUSE_S = 0.25  # between attempts
+
+
+class Recovery:
+    """Belongs to the pipeline's loop. Callers that wait hold `changed` meanwhile."""
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        members: Members,
+        rebuild: Callable[[], None],
+        give_up: Callable[[str], None],
+    ) -> None:
+        """rebuild: called with `changed` held once all stages are in their places, and empty. give_up: called with a
+        sentence when answers should wait no longer; attempts go on."""
+        self.is_torn = False  # a link between two stages was lost while they were being linked
+        self._changed, self._members = changed, members
+        self._rebuild, self._give_up = rebuild, give_up
+        self._why = ""  # the pipeline is not whole, in words
+        self._lost_at = 0.0  # time of the loop; when the lost stage was heard last
+        self._broken = asyncio.Event()
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.is_torn and all(member.is_up for member in self._members.order)
+
+    def lost(self, reason: str, silence_s: float = 0.0) -> None:
+        """A stage of a whole pipeline, of which nothing had been heard for so long."""
+        self._why = reason
+        self._lost_at = asyncio.get_running_loop().time() - min(silence_s, max(0.0, PATIENCE_S - NOTICE_S))
+
+    def begin(self) -> None:
+        self._broken.set()
+
+    async def run(self) -> None:
+        """For ever: wait for a loss, and make the pipeline whole again. Answers fail meanwhile, if that takes long."""
+        while True:
+            await self._broken.wait()
+            watch = asyncio.create_task(self._watch())
+            try:
+                await asyncio.sleep(PAUSE_S / 5)  # its neighbours may have noticed before this end has
+                while not await self._attempt():
+                    await asyncio.sleep(PAUSE_S)
+            finally:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+
+    async def _attempt(self) -> bool:
+        """Put the stages in a row. True if the pipeline is whole."""
+        try:
+            await self._members.replace_lost()
+            self.is_torn = False
+            await self._members.link()
+            with self._changed:
+                if not self.is_whole:
+                    return False  # lost meanwhile
+                self._broken.clear()
+                self._rebuild()
+        except Exception as error:
+            if not isinstance(error, LinkClosed):  # whoever waits must hear of it: the loop goes on
+                log.exception("the stages could not be put in a row")
+            if str(error) != self._why:
+                log.info("not whole yet: %s", error)
+            self._why = str(error) or type(error).__name__
+            return False
+        log.info("the pipeline is whole again after %.1f s", asyncio.get_running_loop().time() - self._lost_at)
+        return True
+
+    async def _watch(self) -> None:
+        """Give up once nobody can be expected to make the pipeline whole soon. Whoever waits fails then, not when the
+        attempt that is under way ends; who asks later is told what the latest attempt has met with."""
+        told: str | None = None
+        while True:
+            waited = asyncio.get_running_loop().time() - self._lost_at
+            patience = START_PATIENCE_S if self._members.is_hopeful else PATIENCE_S
+            if waited >= patience and told != self._why:
+                told = self._why
+                self._give_up(told)
+            await asyncio.sleep(PAUSE_S / 2)
+
+
+# The head of a pipeline on its own thread: what is sent to the stages, what comes, and what happens when one is lost.
+#
+# The engine's thread calls the first half, with `changed` held where it says so; the pipeline's loop runs the second.
+
+
+AGAIN = 1 << 52  # tickets of batches that are computed again and whose results nobody needs
+
+
+class StageHead:
+    """`changed` guards `up`, `gone`, `under_way` and `history`."""
+
+    def __init__(self, make: Callable[..., Members]) -> None:
+        """make: of the callbacks `heard` and `lost`. Waits until the stages are ready. Raises ConfigError."""
+        self.changed = threading.Condition()
+        self.up = False  # the pipeline is whole
+        self.gone: str | None = None  # why no batch can run now
+        self.losses = 0
+        self.under_way = UnderWay()
+        self.forgotten: deque[int] = deque()  # tickets of batches whose handles are gone
+        self.callbacks: list[Callable[[], None]] = []  # when a batch is ready
+        self.history = History(0, 0)  # nothing is sent before `begin`
+        self._on_gone: Callable[[], None] = lambda: None
+        self._on_whole: Callable[[], None] = lambda: None
+        self._last_request = 0
+        self._closing = False
+        self._make = make
+        self._members: Members | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._recovery: Recovery | None = None
+        self._ends: asyncio.Event | None = None
+        started: list[BaseException | None] = []
+        self._thread = threading.Thread(target=self._run, args=(started,), name="paceline-stages", daemon=True)
+        self._thread.start()
+        with self.changed:
+            while not started:
+                self.changed.wait()
+        if started[0] is not None:
+            self._thread.join()
+            raise started[0]
+
+    def begin(self, history: History, on_gone: Callable[[], None], on_whole: Callable[[], None]) -> None:
+        """With `changed` held, before anything is sent. on_gone: no stage holds any row any more. on_whole: a stage may
+        have been replaced by another. Both are called with `changed` held."""
+        self.history, self._on_gone, self._on_whole = history, on_gone, on_whole
+
+    def close(self) -> None:
+        with self.changed:
+            if self._closing:
+                return
+            self._closing = True
+        assert self._loop is not None and self._ends is not None
+        self._loop.call_soon_threadsafe(self._ends.set)
+        self._thread.join()
+
+    @property
+    def members(self) -> Members:
+        assert self._members is not None
+        return self._members
+
+    # ---- to the stages ----------------------------------------------------------------------------------------------
+    def record(self, entry: Entry) -> None:
+        """With the condition held."""
+        self.history.sent(entry)
+        if self.up:
+            self._send_entry(entry)
+
+    def _send_entry(self, entry: Entry, ticket: int | None = None) -> None:
+        message: Frame
+        match entry:
+            case Ran(batch=batch, ticket=own):
+                number = own if own is not None else ticket
+                assert number is not None
+                message = batch_to_wire(number, batch)
+            case Pruned(seq=seq, keep=keep, live=live, horizon=horizon):
+                message = PruneRows(seq, list(keep), list(live), horizon)
+            case Truncated(seq=seq, length=length):
+                message = TruncateRows(seq, length)
+            case Forked(seq=seq, into=into):
+                message = ForkRows(seq, into)
+            case Released(seq=seq):
+                message = ReleaseRows(seq)
+            case Imported():
+                raise AssertionError("rows are imported by a request")
+        for place in range(len(self.members.order)):
+            self.send(place, message)
+
+    def send(self, place: int, message: Frame, payload: tuple[Frame, bytes] | None = None) -> None:
+        channel = self.members.order[place].channel
+        if channel is not None:
+            channel.send(message)
+            if payload is not None:
+                channel.send_bulk(*payload)
+
+    def _send_request(self, request: StageRequest) -> None:
+        try:
+            self.send(request.place, request.message, request.payload)
+        except LocalProtocolError as error:  # too large; whoever waits hears of it
+            request.error = EngineError(str(error))
+
+    def flush(self) -> None:
+        """Tell the last stage what it need not keep. With the condition held."""
+        tickets: list[int] = []
+        while self.forgotten:
+            tickets.append(self.forgotten.popleft())
+        for ticket in tickets:
+            self.history.settle(ticket)
+        if tickets and self.up:
+            self.send(-1, Forget(tickets))
+
+    def number(self) -> int:
+        with self.changed:
+            self._last_request += 2
+            return self._last_request
+
+    def ask(self, request: StageRequest) -> Frame | Bulk:
+        return self.ask_all([request])[0]
+
+    def ask_all(self, requests: Sequence[StageRequest], done: Entry | None = None) -> list[Frame | Bulk]:
+        """Answers of stages, asked again after a loss. Raises EngineError for a stage that failed to answer.
+
+        done: what is to be remembered as done once all have answered, and no loss can come between.
+        """
+        with self.changed:
+            if self.gone is not None:
+                raise EngineError(self.gone)
+            numbers = [request.message.request for request in requests]  # type: ignore[attr-defined]  # all have it
+            self.under_way.requests.update(zip(numbers, requests, strict=True))
+            if self.up:
+                for request in requests:
+                    self._send_request(request)
+            while any(request.is_open for request in requests):
+                self.changed.wait()
+            for number in numbers:
+                self.under_way.requests.pop(number, None)
+            if done is not None and all(request.error is None for request in requests):
+                self.history.sent(done)
+        answers: list[Frame | Bulk] = []
+        for request in requests:
+            if request.error is not None:
+                raise request.error
+            assert request.answer is not None
+            answers.append(request.answer)
+        return answers
+
+    # ---- on the pipeline's loop -------------------------------------------------------------------------------------
+    def _run(self, started: list[BaseException | None]) -> None:
+        asyncio.run(self._live(started))
+
+    async def _live(self, started: list[BaseException | None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ends = asyncio.Event()
+        self._members = self._make(heard=self._heard, lost=self._lost)
+        self._recovery = Recovery(self.changed, self._members, self._rebuild, self._give_up)
+        error: BaseException | None = None
+        try:
+            await self._members.begin()
+        except Exception as fault:
+            error = fault if isinstance(fault, ConfigError) else ConfigError(f"The stages cannot be used: {fault}.")
+        with self.changed:
+            self.up = error is None and self._recovery.is_whole
+            if error is None and not self.up:
+                self._recovery.lost("a stage was lost at the start")
+                self._recovery.begin()
+            started.append(error)
+            self.changed.notify_all()
+        ending = asyncio.create_task(self._ends.wait())
+        jobs: list[asyncio.Task[object]] = [ending]
+        jobs += [asyncio.create_task(job) for job in (self._recovery.run(), self._members.watch())]
+        try:
+            if error is None:  # a stage that is being started may take minutes, and the program may end meanwhile
+                await ending
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+            await self._members.close()
+
+    def _heard(self, member: Member, message: Frame | Bulk) -> None:
+        if isinstance(message, Bulk):
+            assert member.channel is not None
+            member.channel.taken()  # whoever asked for it waits
+        with self.changed:
+            match message:
+                case BatchDone(epoch=epoch):
+                    if epoch == self.members.epoch:
+                        self.under_way.done(message)
+                case NeighbourLost(epoch=epoch, reason=reason):
+                    if epoch == self.members.epoch:
+                        assert self._recovery is not None
+                        self._recovery.is_torn = True
+                        self._fall(f"{member.place} has lost {reason}")
+                    return
+                case Bulk(header=KvRows(request=number) | ScoreRows(request=number)):
+                    self.under_way.answer(number, message)
+                case Answered(request=number) | StageHave(request=number) | Sampled(request=number):
+                    self.under_way.answer(number, message)
+                case Failed(request=number, reason=reason):
+                    self.under_way.answer(number, EngineError(reason))
+                case _:
+                    return
+            self.changed.notify_all()
+        if isinstance(message, BatchDone):
+            for callback in self.callbacks:
+                callback()
+
+    def _lost(self, member: Member, reason: str, silence_s: float) -> None:
+        with self.changed:
+            if member in self.members.order and not self._closing:
+                self._fall(f"the stage at {member.place} is gone: {reason}", silence_s)
+
+    def _fall(self, reason: str, silence_s: float = 0.0) -> None:
+        """With the condition held: nothing more is sent until the pipeline is whole again."""
+        assert self._recovery is not None
+        if self.up:
+            log.warning("%s", reason)
+            self.losses += 1
+            self._recovery.lost(reason, silence_s)
+        self.up = False
+        self._recovery.begin()
+
+    def _rebuild(self) -> None:
+        """Send what the stages must hold, what was under way, and what was asked. With the condition held."""
+        self._on_whole()
+        self.flush()
+        again = AGAIN
+        rows = 0
+        for entry in self.history.replay():
+            again += 1
+            rows += entry.batch.num_rows if isinstance(entry, Ran) else 0
+            self._send_entry(entry, again)
+        for request in self.under_way.requests.values():
+            if request.is_again:
+                request.answer = None
+                self._send_request(request)
+        self.up, self.gone = True, None
+        log.info("%d rows are computed again", rows)
+        self.changed.notify_all()
+
+    def _give_up(self, reason: str) -> None:
+        """Fail what is under way, and what comes, until the stages are back."""
+        with self.changed:
+            if self.gone is None:
+                log.error("answers fail until the pipeline is whole: %s", reason)
+            self.gone = f"the model cannot run now: {reason}"
+            self.under_way.fail(self.gone)
+            self.history.clear()
+            self._on_gone()
+            self.changed.notify_all()
+        for callback in self.callbacks:
+            callback()

@@ -1,0 +1,511 @@
+"""The thread of a stage's process that owns its span of layers: runs what the head has sent, in order.
+
+A prune overtakes the batches before it that have not begun, unless another change of its sequence is among them; rows
+are sampled as soon as they are there. Nothing else leaves the order in which the head has sent it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from paceline.core.batching.segment import Batch, SeqId
+from paceline.core.sampling.row import RowSampling
+from paceline.engine.base import Logits, SampleRequest
+from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
+from paceline.engine.stages.history import scored_of
+from paceline.engine.stages.stage import Stage
+from paceline.errors import EngineError, EngineLost, PacelineError
+from paceline.runtime.stages.pipeline import kv_from_wire, kv_to_wire
+from paceline.wire.fields import Frame
+from paceline.wire.stages.messages import (
+    MAX_SENTENCE,
+    Answered,
+    CheckRows,
+    ExportRows,
+    Failed,
+    FetchScores,
+    Forget,
+    ForkRows,
+    HiddenRows,
+    ImportRows,
+    KvRows,
+    PruneRows,
+    ReleaseRows,
+    RunBatch,
+    ScoreRows,
+    StageHave,
+    TruncateRows,
+    batch_from_wire,
+    kept_of,
+    without_others,
+)
+from paceline.wire.stages.pipe import MAX_BULK_BYTES, Bulk
+from paceline.wire.stages.rows import RowFormat, pack_rows, unpack_rows
+from paceline.wire.stages.sampling import (
+    BatchDone,
+    SampleAhead,
+    Sampled,
+    SampledToken,
+    SampleRows,
+    Wanted,
+    mixture_from_wire,
+    row_from_wire,
+    sampled_to_wire,
+)
+
+# Where the results of a stage go, as its worker sees it.
+
+
+class Outlet(Protocol):
+    """Where results go. Called on the worker's thread; without effect once the other end is gone."""
+
+    def to_head(self, message: Frame) -> None: ...
+
+    def to_head_in_bulk(self, header: KvRows | ScoreRows, payload: bytes) -> None: ...
+
+    def to_next(self, header: HiddenRows, payload: bytes) -> None:
+        """Waits while the pipe to the next stage is full."""
+
+    def lost(self, error: EngineLost) -> None:
+        """The device is unusable: the process must end."""
+
+
+# The rows that the last stage has scored, until the head forgets them; sampled there.
+
+
+log = logging.getLogger("paceline.stage")
+
+Parts = list[tuple[Logits | None, tuple[int, ...] | None]]  # by segment: logits, and which of the wanted rows
+
+
+class LastRows:
+    """`clear`, `tell` and `has` may be called on any thread, the others on the worker's."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, list[Logits | None]] = {}  # by ticket, of each segment
+        self._ahead: dict[int, SampleAhead] = {}
+        self._forgotten: set[int] = set()  # tickets of batches that are to run yet
+        self._lock = threading.Lock()  # of these three
+        self._sampler = DeviceSampler()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._rows.clear()
+            self._ahead.clear()
+            self._forgotten.clear()
+
+    def tell(self, message: SampleAhead | Forget) -> None:
+        with self._lock:
+            if isinstance(message, SampleAhead):
+                self._ahead[message.ticket] = message
+                return
+            for ticket in message.tickets:
+                if self._rows.pop(ticket, None) is None:
+                    self._forgotten.add(ticket)
+                self._ahead.pop(ticket, None)
+
+    def failed(self, ticket: int) -> None:
+        with self._lock:
+            self._ahead.pop(ticket, None)
+            self._forgotten.discard(ticket)
+
+    @staticmethod
+    def tickets(asked: SampleRows | FetchScores) -> set[int]:
+        if isinstance(asked, FetchScores):
+            return {asked.ticket}
+        return {ticket for wanted in asked.wanted for parts in wanted.branches for ticket, _ in parts}
+
+    def has(self, asked: SampleRows | FetchScores) -> bool:
+        with self._lock:
+            return self.tickets(asked) <= self._rows.keys()
+
+    # ---- on the worker's thread -------------------------------------------------------------------------------------
+    def done(self, epoch: int, ticket: int, parts: Parts) -> BatchDone:
+        """Keep the rows of a batch that has run, and sample those of which it is known how."""
+        with self._lock:
+            ahead = self._ahead.pop(ticket, None)
+            if ticket in self._forgotten:
+                self._forgotten.discard(ticket)
+            else:
+                self._rows[ticket] = [logits for logits, _ in parts]
+        kept = [None if rows is None else list(rows) for _, rows in parts]
+        sizes = [0 if logits is None else len(logits) for logits, _ in parts]
+        sampled: list[list[SampledToken] | None] = [None] * len(parts)
+        if ahead is not None and len(ahead.rows) == len(parts):
+            try:
+                self._sample_ahead(ahead, parts, sampled)
+            except EngineLost:
+                raise
+            except Exception as error:  # asked for, it is answered with the error
+                log.warning("rows could not be sampled as soon as they were computed: %s", error)
+        return BatchDone(epoch, ticket, kept, sizes, sampled, None)
+
+    def _sample_ahead(self, ahead: SampleAhead, parts: Parts, sampled: list[list[SampledToken] | None]) -> None:
+        places: list[int] = []
+        requests: list[SampleRequest] = []
+        for place, (wanted, (logits, kept)) in enumerate(zip(ahead.rows, parts, strict=True)):
+            if wanted is None or not logits:
+                continue
+            rows: list[RowSampling] = [row_from_wire(row) for row in wanted]
+            rows = rows if kept is None else [rows[row] for row in kept]
+            if len(rows) == len(logits):
+                places.append(place)
+                requests.append(SampleRequest(((logits,),), tuple(rows)))
+        for place, found in zip(places, self._sampler(requests) if requests else (), strict=True):
+            sampled[place] = [sampled_to_wire(row) for row in found]
+
+    def answer(self, asked: SampleRows | FetchScores, stage: Stage, outlet: Outlet) -> None:
+        try:
+            if isinstance(asked, SampleRows):
+                found = self._sampler([self._request(wanted) for wanted in asked.wanted])
+                rows = [[sampled_to_wire(row) for row in answer] for answer in found]
+                outlet.to_head(Sampled(asked.request, rows))
+            else:
+                outlet.to_head_in_bulk(*self._scores(asked, stage.info.vocab_size))
+        except EngineLost:
+            raise
+        except Exception as error:
+            outlet.to_head(Failed(asked.request, str(error)[:MAX_SENTENCE] or type(error).__name__))
+
+    def _request(self, wanted: Wanted) -> SampleRequest:
+        branches = tuple(tuple(self._logits(*part) for part in parts) for parts in wanted.branches)
+        mixture = None if wanted.mixture is None else mixture_from_wire(wanted.mixture)
+        return SampleRequest(branches, tuple(map(row_from_wire, wanted.rows)), mixture)
+
+    def _logits(self, ticket: int, segment: int) -> Logits:
+        with self._lock:
+            rows = self._rows.get(ticket)
+        logits = rows[segment] if rows is not None and segment < len(rows) else None
+        if logits is None:
+            raise EngineError(f"the scores of batch {ticket} are not kept any more")
+        return logits
+
+    def _scores(self, asked: FetchScores, vocab_size: int) -> tuple[ScoreRows, bytes]:
+        logits = self._logits(asked.ticket, asked.segment)
+        assert isinstance(logits, DeviceLogits)
+        if not asked.first <= asked.stop <= len(logits):
+            raise EngineError(f"rows {asked.first} to {asked.stop} of {len(logits)}")
+        scores = logits.scores[logits.first + asked.first : logits.first + asked.stop]
+        found = scores.float().cpu().numpy().astype(np.dtype("<f4"))
+        return ScoreRows(asked.request, len(found), vocab_size), found.tobytes()
+
+
+# Changes of a stage's sequences, and requests about them, on the worker's thread.
+#
+# known: sequences that may hold rows, kept up to date.
+
+
+Change = PruneRows | TruncateRows | ForkRows | ReleaseRows
+Taken = Callable[[], None]  # to be called once a bulk message has been taken, on any thread
+
+
+def change_rows(stage: Stage, known: set[SeqId], change: Change) -> None:
+    """A change of a sequence that was lost with a failed step is of no consequence."""
+    seq = SeqId(change.seq)
+    try:
+        match change:
+            case PruneRows():
+                known.add(seq)  # it may have overtaken all of the sequence
+                stage.prune(seq, change.keep, change.live, change.horizon)
+            case TruncateRows():
+                stage.truncate(seq, change.length)
+            case ForkRows():
+                stage.fork(seq, SeqId(change.into))
+                known.add(SeqId(change.into))
+            case ReleaseRows():
+                stage.release(seq)
+                known.discard(seq)
+    except EngineError as error:
+        log.warning("a sequence could not be changed: %s", error)
+
+
+def export_rows(stage: Stage, asked: ExportRows, outlet: Outlet) -> None:
+    try:
+        rows = stage.export_kv(SeqId(asked.seq), asked.tokens)
+    except EngineError as error:
+        outlet.to_head(Failed(asked.request, str(error)[:MAX_SENTENCE]))
+        return
+    outlet.to_head_in_bulk(*kv_to_wire(asked.request, rows))
+
+
+def import_rows(stage: Stage, known: set[SeqId], asked: ImportRows, given: tuple[Bulk, Taken], outlet: Outlet) -> None:
+    bulk, taken = given
+    try:
+        assert isinstance(bulk.header, KvRows)
+        stage.import_kv(SeqId(asked.seq), kv_from_wire(bulk.header, bulk.payload, stage.kv_model, asked.tokens))
+        known.add(SeqId(asked.seq))
+    except PacelineError as error:
+        outlet.to_head(Failed(asked.request, str(error)[:MAX_SENTENCE]))
+    else:
+        outlet.to_head(Answered(asked.request))
+    finally:
+        taken()
+
+
+def check_rows(stage: Stage, known: set[SeqId], asked: CheckRows, outlet: Outlet) -> None:
+    try:
+        stage.check()
+    except AssertionError as error:
+        outlet.to_head(Failed(asked.request, f"the invariants do not hold: {error}"[:MAX_SENTENCE]))
+        return
+    lengths = [(int(seq), stage.length(seq)) for seq in sorted(known) if stage.length(seq)]
+    outlet.to_head(StageHave(asked.request, lengths))
+
+
+# The thread of a stage's process that owns its span of layers: runs what the head has sent, in order.
+#
+# A prune overtakes the batches before it that have not begun, unless another change of its sequence is among them;
+# rows are sampled as soon as they are there. Nothing else leaves the order in which the head has sent it.
+
+
+Ordered = Change | RunBatch | ExportRows | ImportRows | CheckRows
+Urgent = SampleRows | FetchScores
+
+
+class StageWorker(threading.Thread):
+    """Between `start` and `stop`. All methods but `run` may be called on any thread."""
+
+    def __init__(self, load: Callable[[int, int], Stage], outlet: Outlet) -> None:
+        super().__init__(name="paceline-stage", daemon=True)
+        self.stage: Stage | None = None
+        self._load, self._outlet = load, outlet
+        self._changed = threading.Condition()
+        self._calls: deque[Callable[[], None]] = deque()  # before everything else
+        self._ordered: deque[Ordered] = deque()
+        self._changing: Counter[int] = Counter()  # changes among them, by sequence
+        self._overtaking: deque[PruneRows] = deque()
+        self._urgent: deque[Urgent] = deque()
+        self._hidden: dict[int, tuple[Bulk, Taken]] = {}  # by ticket
+        self._kv: dict[int, tuple[Bulk, Taken]] = {}  # by request
+        self._last = LastRows()
+        self._known: set[SeqId] = set()  # sequences that may hold rows
+        self._epoch = 0
+        self._format: RowFormat = "float32"
+        self._width = 0
+        self._is_first = self._is_last = False
+        self._stopping = False
+
+    # ---- on any thread ----------------------------------------------------------------------------------------------
+    def call(self, act: Callable[[], None]) -> None:
+        """Run on the worker's thread before anything else that waits."""
+        with self._changed:
+            self._calls.append(act)
+            self._changed.notify()
+
+    def assign(self, epoch: int, format: RowFormat, width: int, *, is_first: bool, is_last: bool) -> None:
+        """Drop everything, and begin anew as this stage of a pipeline. What is being computed is dropped too."""
+        with self._changed:
+            for _, taken in (*self._hidden.values(), *self._kv.values()):
+                taken()
+            for waiting in (self._ordered, self._changing, self._overtaking, self._urgent, self._hidden, self._kv):
+                waiting.clear()
+            self._last.clear()
+            self._epoch, self._format, self._width = epoch, format, width
+            self._is_first, self._is_last = is_first, is_last
+            self._calls.append(self._release_all)
+            self._changed.notify()
+
+    def put(self, message: Frame) -> None:
+        """A command of the head, in its order."""
+        with self._changed:
+            match message:
+                case PruneRows(horizon=horizon, seq=seq) if horizon is not None and not self._changing[seq]:
+                    self._overtaking.append(message)
+                case PruneRows() | TruncateRows() | ForkRows() | ReleaseRows() | ImportRows():
+                    self._changing[_changed(message)] += 1
+                    self._ordered.append(message)
+                case RunBatch() | ExportRows() | CheckRows():
+                    self._ordered.append(message)
+                case SampleAhead() | Forget():
+                    self._last.tell(message)
+                case SampleRows() | FetchScores():
+                    self._urgent.append(message)
+                case _:
+                    raise TypeError(f"no command: {type(message).__name__}")
+            self._changed.notify()
+
+    def put_hidden(self, bulk: Bulk, taken: Taken) -> None:
+        """Hidden rows of the stage before. Those of another epoch are dropped."""
+        assert isinstance(bulk.header, HiddenRows)
+        with self._changed:
+            if bulk.header.epoch == self._epoch and bulk.header.ticket not in self._hidden:
+                self._hidden[bulk.header.ticket] = bulk, taken
+                self._changed.notify()
+                return
+        taken()
+
+    def put_kv(self, bulk: Bulk, taken: Taken) -> None:
+        """Rows of an import that has been put. Others are dropped: their import was, with an assignment."""
+        assert isinstance(bulk.header, KvRows)
+        request = bulk.header.request
+        with self._changed:
+            if any(isinstance(item, ImportRows) and item.request == request for item in self._ordered):
+                self._kv[request] = bulk, taken
+                self._changed.notify()
+                return
+        taken()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    # ---- on the thread ----------------------------------------------------------------------------------------------
+    def run(self) -> None:
+        while True:
+            with self._changed:
+                while (act := self._next()) is None:
+                    self._changed.wait()
+            if self._stopping:
+                return
+            try:
+                act()
+            except EngineLost as error:
+                self._outlet.lost(error)
+                return
+            except Exception:  # the thread must survive
+                log.exception("a command could not be carried out")
+
+    def _next(self) -> Callable[[], None] | None:
+        """What to do now; None: wait."""
+        if self._stopping:
+            return lambda: None
+        if self._calls:
+            return self._calls.popleft()
+        if self._overtaking:
+            prune = self._overtaking.popleft()
+            return lambda: change_rows(self._stage(), self._known, prune)
+        for number, asked in enumerate(self._urgent):
+            if self._last.has(asked) or not self._is_coming(asked):
+                del self._urgent[number]
+                return lambda: self._last.answer(asked, self._stage(), self._outlet)
+        if not self._ordered:
+            return None
+        first = self._ordered[0]
+        if isinstance(first, RunBatch) and not self._is_first and first.ticket not in self._hidden:
+            return None
+        if isinstance(first, ImportRows) and first.request not in self._kv:
+            return None
+        self._ordered.popleft()
+        epoch = self._epoch
+        match first:
+            case RunBatch():
+                found = self._hidden.pop(first.ticket, None)
+                return lambda: self._run(first, found, epoch)
+            case ImportRows():
+                self._settled(first)
+                rows = self._kv.pop(first.request)
+                return self._answered(
+                    first.request, lambda: import_rows(self._stage(), self._known, first, rows, self._outlet)
+                )
+            case ExportRows():
+                return self._answered(first.request, lambda: export_rows(self._stage(), first, self._outlet))
+            case CheckRows():
+                return self._answered(
+                    first.request, lambda: check_rows(self._stage(), self._known, first, self._outlet)
+                )
+            case _:
+                self._settled(first)
+                return lambda: change_rows(self._stage(), self._known, first)
+
+    def _answered(self, request: int, act: Callable[[], None]) -> Callable[[], None]:
+        """act, and a failure of this request whatever it raises: the head waits for an answer."""
+
+        def acting() -> None:
+            try:
+                act()
+            except EngineLost:
+                raise
+            except Exception as error:
+                log.exception("a request could not be answered")
+                reason = str(error)[:MAX_SENTENCE] or type(error).__name__
+                self._outlet.to_head(Failed(request, reason))
+
+        return acting
+
+    def _is_coming(self, asked: Urgent) -> bool:
+        """Batches that are to run yet hold what is asked for."""
+        waiting = {item.ticket for item in self._ordered if isinstance(item, RunBatch)}
+        return bool(waiting & LastRows.tickets(asked))
+
+    def _settled(self, message: Change | ImportRows) -> None:
+        seq = _changed(message)
+        self._changing[seq] -= 1
+        if not self._changing[seq]:
+            del self._changing[seq]
+
+    def _stage(self) -> Stage:
+        if self.stage is None:
+            raise EngineError("no layers are loaded")
+        return self.stage
+
+    def load(self, first: int, stop: int) -> Stage:
+        """On the worker's thread."""
+        if self.stage is None or (self.stage.first, self.stage.stop) != (first, stop):
+            self.stage = None  # so that both are never in memory
+            self.stage = self._load(first, stop)
+        return self.stage
+
+    def _release_all(self) -> None:
+        for seq in self._known:
+            self._stage().release(seq)
+        self._known.clear()
+
+    # ---- batches ----------------------------------------------------------------------------------------------------
+    def _run(self, message: RunBatch, given: tuple[Bulk, Taken] | None, epoch: int) -> None:
+        error: str | None = None
+        payload = b""
+        done: Parts | None = None
+        left = asked = Batch(())
+        try:
+            left = asked = batch_from_wire(message)
+            hidden = None
+            if given is not None:
+                bulk, _ = given
+                header = bulk.header
+                assert isinstance(header, HiddenRows)
+                if header.error is not None:
+                    raise EngineError(header.error)
+                left = without_others(asked, header.kept)
+                hidden = unpack_rows(bulk.payload, self._format, left.num_rows, self._width)
+            self._known.update(segment.seq for segment in left.segments)
+            result = self._stage().forward(left, hidden)
+            if result.output is not None:
+                done = scored_of(asked, left, result.output)
+            else:
+                assert result.hidden is not None
+                left = result.batch
+                payload = pack_rows(result.hidden, self._format)
+                if len(payload) > MAX_BULK_BYTES:
+                    raise EngineError(f"{left.num_rows} rows are too many for the link; give fewer with --step-rows")
+        except EngineLost:
+            raise
+        except PacelineError as fault:
+            error = str(fault)[:MAX_SENTENCE]
+        except Exception as fault:
+            log.exception("a step failed")
+            error = f"a stage failed: {fault}"[:MAX_SENTENCE]
+        finally:
+            if given is not None:
+                given[1]()
+        if epoch != self._epoch:
+            return  # nobody waits for it any more
+        if not self._is_last:
+            kept = [[] for _ in asked.segments] if error else kept_of(asked, left)
+            self._outlet.to_next(HiddenRows(epoch, message.ticket, kept, error), b"" if error else payload)
+        elif done is None:
+            self._last.failed(message.ticket)
+            self._outlet.to_head(BatchDone(epoch, message.ticket, [], [], [], error))
+        else:
+            self._outlet.to_head(self._last.done(epoch, message.ticket, done))
+
+
+def _changed(message: Change | ImportRows) -> int:
+    """The sequence that a later prune must not overtake."""
+    return message.into if isinstance(message, ForkRows) else message.seq

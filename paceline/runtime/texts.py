@@ -1,0 +1,166 @@
+"""Services of a node for texts that it does not answer.
+
+node_texts   these methods of `Service`
+embeddings   vectors
+reranking    relevance of passages to a query
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from paceline.errors import RequestError
+from paceline.rag.embedder import Embedder
+from paceline.rag.records import Vectors
+from paceline.rag.rerank import CrossEncoder, Reranker
+from paceline.runtime.resources import Resources
+from paceline.runtime.service import EmbedderInfo, Embeddings, Logprobs, Reranked
+from paceline.runtime.sessions.output_text import PromptScorer, token_strings
+from paceline.runtime.units import PlainWork
+from paceline.runtime.workflows.run import own_reranker
+
+# Text embeddings for clients, by the embedder of the document index.
+#
+# Computed off the event loop a few texts at a time: other requests take turns between two parts, and a cancelled
+# request costs at most the part under way.
+
+
+PART_TEXTS = 32
+MAX_TOKENS = 8192  # of one text, as in OpenAI's API; an embedder may truncate it further
+
+
+class TextEmbedder:
+    """Embeds one part at a time, because embedders use the cores that the engine needs."""
+
+    def __init__(self, embedder: Embedder, work: PlainWork) -> None:
+        self._embedder = embedder
+        self._work = work
+        self._turn = asyncio.Lock()
+
+    async def embed(self, texts: Sequence[str]) -> Embeddings:
+        """Embed texts. Raises RequestError (400) for a text that is too long, before any is embedded."""
+        tokens: list[int] = []
+        for start in range(0, len(texts), PART_TEXTS):
+            async with self._turn:
+                tokens += await asyncio.to_thread(self._count_tokens, texts[start : start + PART_TEXTS], start)
+        parts: list[Vectors] = [np.empty((0, self._embedder.dimensions), np.float32)]
+        for start in range(0, len(texts), PART_TEXTS):
+            async with self._turn:
+                part = texts[start : start + PART_TEXTS]
+                parts.append(await self._work.embed(len(part), partial(self._embedder.embed, part)))
+        return Embeddings(np.concatenate(parts), sum(tokens))
+
+    def _count_tokens(self, texts: Sequence[str], first: int) -> list[int]:
+        counts = [self._embedder.count(text) for text in texts]
+        for index, count in enumerate(counts, first):
+            if count > MAX_TOKENS:
+                raise RequestError(
+                    f"This model's maximum context length is {MAX_TOKENS} tokens. However, input {index} resulted in "
+                    f"{count} tokens. Please reduce its length.",
+                    code="context_length_exceeded",
+                    param="input",
+                )
+        return counts
+
+
+# Relevance of passages for clients, by the reranker of this side's workflows, a few passages at a time: other requests
+# take turns between two parts, and a cancelled request costs at most the part under way.
+
+
+PART_PASSAGES = 8  # half a second of late interaction on one core, for passages of 160 tokens
+
+
+class PassageReranker:
+    """Scores one part at a time, because rerankers use the cores that the engine needs."""
+
+    def __init__(self, reranker: Reranker, work: PlainWork, count: Callable[[str], int]) -> None:
+        """count: tokens of a text."""
+        self._reranker = reranker
+        self._work = work
+        self._count = count
+        self._turn = asyncio.Lock()
+
+    @property
+    def name(self) -> str:
+        return self._reranker.name
+
+    async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
+        scores: list[float] = []
+        for start in range(0, len(passages), PART_PASSAGES):
+            part = passages[start : start + PART_PASSAGES]
+            async with self._turn:
+                found = await self._work.rerank(len(part), partial(self._reranker.score, query, part))
+            scores += map(float, found)
+        if isinstance(self._reranker, CrossEncoder):  # logits; clients compare with thresholds from 0 to 1
+            scores = [_probability(score) for score in scores]
+        tokens = await asyncio.to_thread(lambda: sum(map(self._count, [query, *passages])))
+        return Reranked(tuple(scores), tokens)
+
+
+def _probability(logit: float) -> float:
+    return 1 / (1 + math.exp(-logit)) if logit > 0 else math.exp(logit) / (1 + math.exp(logit))
+
+
+# Services of a node for texts that it does not answer: tokens, log-probabilities, searches, vectors, relevance.
+
+
+T = TypeVar("T")
+
+
+class NodeTexts:
+    """These methods of `Service`, for the one model of a node. Belongs to its loop."""
+
+    def __init__(self, resources: Resources, reranker: Reranker | None) -> None:
+        """reranker: None for the one of the store's own embedder, if it has one."""
+        self.relevance = resources.relevance  # the scale of this side's; None: it keeps no documents
+        self._work = resources.work
+        self._tokenizer = resources.tokenizer
+        self._scorer = PromptScorer(resources.worker, resources.tokenizer, resources.vocab_size)
+        self._embedder: TextEmbedder | None = None
+        self._info: tuple[EmbedderInfo, ...] = ()
+        self._reranker: PassageReranker | None = None
+        if resources.store is None:
+            return
+        embedder = resources.store.embedder
+        self._embedder = TextEmbedder(embedder, resources.work)
+        self._info = (EmbedderInfo(embedder.served_name, embedder.dimensions, embedder.max_tokens),)
+        found = reranker or own_reranker(resources.store)
+        if found is not None:
+            self._reranker = PassageReranker(found, resources.work, embedder.count)
+
+    async def tokenize(self, text: str, model: str = "") -> tuple[int, ...]:  # noqa: ARG002
+        return tuple(await asyncio.to_thread(self._tokenizer.raw, text))
+
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]], model: str = "") -> tuple[int, ...]:  # noqa: ARG002
+        return tuple(await asyncio.to_thread(self._tokenizer.chat, messages))
+
+    async def token_bytes(self, tokens: Sequence[int], model: str = "") -> tuple[bytes, ...]:  # noqa: ARG002
+        return await asyncio.to_thread(token_strings, self._tokenizer, tokens)
+
+    async def score(self, prompt: Sequence[int], top: int, model: str = "") -> Sequence[Logprobs]:  # noqa: ARG002
+        return await self._scorer.score(prompt, top)
+
+    async def find(self, work: Callable[[], T]) -> T:
+        return await self._work.search(work)
+
+    def embedders(self) -> Sequence[EmbedderInfo]:
+        return self._info
+
+    async def embed(self, texts: Sequence[str]) -> Embeddings:
+        if self._embedder is None:
+            raise RequestError("This side keeps no documents and has no embedder.", status=404, param="model")
+        return await self._embedder.embed(texts)
+
+    def rerankers(self) -> Sequence[str]:
+        return () if self._reranker is None else (self._reranker.name,)
+
+    async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
+        if self._reranker is None:
+            raise RequestError("This side has no reranker: start it with --reranker.", status=404, param="model")
+        return await self._reranker.rerank(query, passages)
