@@ -37,7 +37,7 @@ from paceline.runtime.node import Node
 from paceline.runtime.service import DRAFT_MODES, DraftMode, GenerateRequest, GenerationResult, TextDelta
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
-from paceline.wire.identity_messages import Introduction
+from paceline.wire.messages import Introduction
 
 from .aggregation.two_process_rig import StreamTransport
 from .report import Claim, Options, Report

@@ -42,12 +42,12 @@ from paceline.runtime.node import Node
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import encode_options, sampling_to_wire
 from paceline.wire.dist_codec import decode_head
-from paceline.wire.identity_messages import Introduction
 from paceline.wire.messages import (
     ChatMessage,
     CloseSession,
     Drafts,
     EvidenceWeight,
+    Introduction,
     OpenSession,
     RetrievedPassages,
     SessionFrame,

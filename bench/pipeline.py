@@ -18,7 +18,7 @@ from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.strategies.base import Branch, MachineConfig
-from paceline.strategies.pipeline.options import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions
+from paceline.strategies.pipeline.growth import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions
 from paceline.strategies.registry import STRATEGIES
 
 from .drafting.workloads import demo_pair

@@ -37,7 +37,7 @@ from paceline.commands.processes import Children
 from paceline.core.side import SIDES, Side
 from paceline.models import CLOUD
 from paceline.workflow.builder import PUBLIC
-from paceline.workflow.policy import SchedulingPolicy
+from paceline.workflow.placement import SchedulingPolicy
 
 from .bootstrap import Estimate, ratio_of, worst_of
 from .findings import claimed

@@ -12,8 +12,8 @@ from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import device_handshake
 from paceline.runtime.link.dialer import Dialer, Link, back_off
 from paceline.runtime.link.emulation import Emulation
-from paceline.wire.identity.handshake import DeviceHandshake
-from paceline.wire.identity_messages import Introduction
+from paceline.wire.identity import DeviceHandshake
+from paceline.wire.messages import Introduction
 
 from .credentials import CloudKeys, Credential, Credentials
 from .enrolment import exchange

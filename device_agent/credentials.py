@@ -13,8 +13,7 @@ from pathlib import Path
 from paceline.errors import ConfigError, other_format
 from paceline.runtime.identity import PrivateKey
 from paceline.secret_files import private_folder, read_private, write_private
-from paceline.wire.fields import KEY_BYTES
-from paceline.wire.identity_messages import MAX_KEYS
+from paceline.wire.messages import KEY_BYTES, MAX_KEYS
 
 FILE = "credentials.json"
 FORMAT = 1

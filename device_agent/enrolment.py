@@ -17,8 +17,7 @@ from paceline.errors import ConfigError, LinkClosed
 from paceline.local_users import is_loopback
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.runtime.link.transport import unreachable
-from paceline.wire.fields import NONCE_BYTES
-from paceline.wire.identity.enrolment import (
+from paceline.wire.identity import (
     BY_CODE,
     BY_DEVICE,
     CodeSecrets,
@@ -28,7 +27,7 @@ from paceline.wire.identity.enrolment import (
     code_secrets,
     request_bytes,
 )
-from paceline.wire.messages import VERSION
+from paceline.wire.messages import NONCE_BYTES, VERSION
 
 from .credentials import Credential
 

@@ -24,9 +24,8 @@ from paceline.runtime.link.transport import dial, unreachable
 from paceline.secret_files import STDIN
 from paceline.settings import AgentSettings, NodeSettings
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.identity.enrolment import CODE, normalised
-from paceline.wire.identity_messages import Introduction
-from paceline.wire.messages import VERSION
+from paceline.wire.identity import CODE, normalised
+from paceline.wire.messages import VERSION, Introduction
 
 from .cloud import http_url, link_url
 from .credentials import Credential, Credentials

@@ -20,7 +20,7 @@ from paceline.runtime.asking import ActivityLog, AskLimits, CloudAsks, permissio
 from paceline.runtime.link.emulation import Emulation
 from paceline.secret_files import STDIN, given_secret
 from paceline.settings import AgentSettings
-from paceline.wire.identity_messages import Introduction
+from paceline.wire.messages import Introduction
 
 from .cloud import Cloud
 from .credentials import Credentials

@@ -19,34 +19,42 @@ from paceline.wire import messages, options
 from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
 from paceline.wire.codec import MAX_OPTIONS_BYTES
 from paceline.wire.dist_codec import LOWEST_EXPONENT, MANTISSA_BITS, ONE
-from paceline.wire.fields import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, NONCE_BYTES
-from paceline.wire.identity.enrolment import (
+from paceline.wire.effects import DOMAIN
+from paceline.wire.identity import (
     ALPHABET,
     BY_CODE,
     BY_DEVICE,
     BY_SERVER,
+    CHALLENGE,
     CODE_SALT,
     GROUP_LETTERS,
     GROUPS,
+    KEPT,
+    PAUSE_S,
+    POSSESSION,
+    PROOF,
+    RENEWAL,
     SCRYPT_COST,
+    WELCOME,
 )
-from paceline.wire.identity.handshake import CHALLENGE, PROOF, WELCOME
-from paceline.wire.identity.renewal import KEPT, PAUSE_S, POSSESSION, RENEWAL
-from paceline.wire.identity_messages import Introduction, RelevanceScale
-from paceline.wire.lifecycle import NEXT, LinkState, Role
-from paceline.wire.link import HANDSHAKE_S, HEARTBEAT_S, MAX_MISSED
+from paceline.wire.link import HANDSHAKE_S, HEARTBEAT_S, MAX_MISSED, MAX_SESSIONS, NEXT, LinkState, Role
 from paceline.wire.messages import (
     CONTROL_MESSAGES,
+    MAX_CONTROL_BYTES,
+    MAX_FRAME_BYTES,
+    NONCE_BYTES,
     STRATEGY_MESSAGES,
     SUBPROTOCOL,
     VERSION,
+    Introduction,
+    RelevanceScale,
     SessionFrame,
     SessionMessage,
 )
-from paceline.wire.payloads.compact import FIRST_OF_ARRAY
-from paceline.wire.payloads.tree_codec import (
+from paceline.wire.payloads import (
     COUNT_GROUP,
     DISTANCE_GROUP,
+    FIRST_OF_ARRAY,
     ID_GROUP,
     LEVEL_BITS,
     MAX_NODES,
@@ -54,8 +62,6 @@ from paceline.wire.payloads.tree_codec import (
     TOKEN_BITS,
     WIDTH_BITS,
 )
-from paceline.wire.sessions import MAX_SESSIONS
-from paceline.wire.signing import DOMAIN
 from paceline.wire.verify_messages import VERIFY_MESSAGES
 
 MESSAGES = (*CONTROL_MESSAGES, *STRATEGY_MESSAGES, *VERIFY_MESSAGES)

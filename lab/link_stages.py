@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from paceline.wire.signing import DOMAIN
+from paceline.wire.effects import DOMAIN
 from paceline.wire.stages import messages, sampling
-from paceline.wire.stages.handshake import CHALLENGE, PROOF
 from paceline.wire.stages.messages import MAX_MESSAGE_BYTES, MAX_ROWS, STAGE_VERSION
-from paceline.wire.stages.pipe import CHUNK_BYTES, LENGTH_BYTES, MAX_BULK_BYTES, MAX_WAITING, WINDOW_BYTES
+from paceline.wire.stages.pipe import (
+    CHALLENGE,
+    CHUNK_BYTES,
+    LENGTH_BYTES,
+    MAX_BULK_BYTES,
+    MAX_WAITING,
+    PROOF,
+    WINDOW_BYTES,
+)
 
 SECTIONS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Handshake, on every connection": (

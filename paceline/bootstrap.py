@@ -51,7 +51,7 @@ from paceline.sealing.seal import PLAIN, Seal
 from paceline.secret_files import STDIN, secret_lines
 from paceline.settings import AgentSettings, NodeSettings
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.identity_messages import Introduction
+from paceline.wire.messages import Introduction
 
 _log = logging.getLogger("paceline")
 

@@ -20,7 +20,8 @@ from typing import Literal
 from paceline.errors import ConfigError, RequestError
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.identity.enrolment import (
+from paceline.wire.effects import Claim, Signer
+from paceline.wire.identity import (
     ALPHABET,
     BY_CODE,
     BY_DEVICE,
@@ -31,7 +32,6 @@ from paceline.wire.identity.enrolment import (
     answer_mac,
     code_secrets,
 )
-from paceline.wire.signing import Claim, Signer
 
 from .state import StateFile
 

@@ -1,6 +1,6 @@
 """`POST /v1/devices/enrol`: a device that proves a one-time code has its public key enrolled, and is told the server's.
 
-Needs no API key: the code authenticates. The code itself is never sent; see `paceline.wire.identity.enrolment`.
+Needs no API key: the code authenticates. The code itself is never sent; see `paceline.wire.identity`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from paceline.api.http.body import read_body
 from paceline.api.http.strict_json import decode_object, encode_json
 from paceline.api.routes import Route
 from paceline.errors import RequestError
-from paceline.wire.fields import KEY_BYTES, NONCE_BYTES, SIGNATURE_BYTES
-from paceline.wire.identity.enrolment import ALPHABET, GROUP_LETTERS, EnrolmentRequest
-from paceline.wire.messages import VERSION
-from paceline.wire.signing import Signer
+from paceline.wire.effects import Signer
+from paceline.wire.identity import ALPHABET, GROUP_LETTERS, EnrolmentRequest
+from paceline.wire.messages import KEY_BYTES, NONCE_BYTES, SIGNATURE_BYTES, VERSION
 
 from .devices import Registry
 

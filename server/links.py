@@ -20,8 +20,8 @@ from paceline.runtime.identity import cloud_handshake
 from paceline.runtime.link.dialer import Link, serve_websocket
 from paceline.runtime.link.emulation import Emulation
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.identity_messages import Introduction
-from paceline.wire.signing import Claim, Signer
+from paceline.wire.effects import Claim, Signer
+from paceline.wire.messages import Introduction
 
 from .devices import Registry
 

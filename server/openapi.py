@@ -22,7 +22,7 @@ from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node
-from paceline.wire.identity_messages import Introduction
+from paceline.wire.messages import Introduction
 
 from .app import create_server
 from .devices import Registry

@@ -14,7 +14,7 @@ from paceline.errors import ConfigError, StorageError
 from paceline.runtime.stages.opening import StagesWanted, open_stages
 from paceline.settings import ServerSettings
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.signing import Claim, Signer
+from paceline.wire.effects import Claim, Signer
 
 from .devices import Registry
 

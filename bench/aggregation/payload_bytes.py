@@ -17,7 +17,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.wire.codec import encode
 from paceline.wire.dist_codec import encode_head
 from paceline.wire.messages import Drafts
-from paceline.wire.payloads.tree_codec import FOLLOWS, EncodedNodes, pack_nodes
+from paceline.wire.payloads import FOLLOWS, EncodedNodes, pack_nodes
 
 VOCAB = 151_936
 CASES: tuple[tuple[str, AggregatorName, SamplingParams], ...] = (

@@ -40,7 +40,7 @@ from paceline.runtime.link.emulation import Emulation, emulated
 from paceline.runtime.link.transport import Transport, TransportClosed
 from paceline.runtime.node import Node
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.identity_messages import Introduction
+from paceline.wire.messages import Introduction
 
 POSITIONS = 2048
 GRACE_S = 10.0  # for the cloud's process to exit by itself

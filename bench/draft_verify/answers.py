@@ -14,8 +14,7 @@ from paceline.core.side import SIDES
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import SessionFrame
-from paceline.wire.payloads.draft_places import decode_places
-from paceline.wire.payloads.varints import decode_tokens
+from paceline.wire.payloads import decode_places, decode_tokens
 from paceline.wire.verify_messages import DraftChain, Verdict
 
 from .paired_engines import ENTRY_BITS, VOCAB, PairedEngine, Payload, nats_of

@@ -28,7 +28,7 @@ from paceline.runtime.stages.connecting import Channel
 from paceline.runtime.stages.local import READY, StageCredential
 from paceline.runtime.stages.stage_server import StageServer
 from paceline.runtime.stages.stage_worker import StageWorker
-from paceline.wire.fields import Frame
+from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import HiddenRows
 from paceline.wire.stages.pipe import Bulk
 

@@ -21,7 +21,7 @@ import psutil
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import CLOUD, DEVICE
-from paceline.strategies.pipeline.options import NAIVE, PIPEDEC, PRUNED, PipelineOptions
+from paceline.strategies.pipeline.growth import NAIVE, PIPEDEC, PRUNED, PipelineOptions
 
 from ..enlarged_demo import QWEN_05B, enlarge
 from ..random_model import Shape

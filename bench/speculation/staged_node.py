@@ -28,9 +28,9 @@ from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelt
 from paceline.runtime.stages.local import READY, StageCredential
 from paceline.runtime.stages.members import FixedPlace, Members
 from paceline.runtime.stages.pipeline import RemotePipeline
-from paceline.strategies.pipeline.options import PipelineOptions
+from paceline.strategies.pipeline.growth import PipelineOptions
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.signing import Claim
+from paceline.wire.effects import Claim
 
 
 @dataclass(frozen=True, slots=True)

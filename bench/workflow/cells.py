@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.simulation.workflows import WorkflowSimulation
-from paceline.workflow.builder import WorkflowName
-from paceline.workflow.policy import SchedulingPolicy
-from paceline.workflow.profiling.profiles import ProfileStore
+from paceline.workflow.builder import WorkflowName, WorkflowTemplate, templates
+from paceline.workflow.placement import SchedulingPolicy
+from paceline.workflow.profiling import ProfileStore
 from paceline.workflow.scheduler import WorkflowScheduler
-from paceline.workflow.templates import WorkflowTemplate, templates
 
 from .lengths import DataSet, lengths_of
 from .phones import FAMILIES, OPERATIONS, PHONES, Efficiency, fitted_profiles, true_profiles, units

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint
-from paceline.workflow.regression import Slowdown, fit_slowdown
-from paceline.workflow.units import ProcessingUnit
+from paceline.workflow.activity import Slowdown, fit_slowdown
+from paceline.workflow.graph import ProcessingUnit
+from paceline.workflow.profiling import OperationProfile, ProfileStore, ShapePoint
 
 BATCHES: Final = (1, 2, 4, 8, 16, 32)  # chunks
 PREFILLS: Final = (16, 32, 64, 128, 256, 512)  # tokens

@@ -23,8 +23,8 @@ from paceline.runtime.workflows import lookup, run, web
 from paceline.runtime.workflows import lookup as lookup_module
 from paceline.runtime.workflows import run as run_module
 from paceline.runtime.workflows.driver import WorkflowDriver
-from paceline.workflow.agents.queries import Queries
-from paceline.workflow.policy import SchedulingPolicy
+from paceline.workflow.agents.roles import Queries
+from paceline.workflow.placement import SchedulingPolicy
 
 TOKENS: Final = 32  # of a text of an agent, at most
 EVERY: Final = 24  # characters of a text until its next decision

@@ -12,8 +12,7 @@ from typing import Final
 
 from lab.simulation.workflows import Outcome
 from paceline.workflow.builder import WorkflowBuilder, WorkflowName, WorkflowSizes
-from paceline.workflow.events import Launch
-from paceline.workflow.graph import SubStage
+from paceline.workflow.graph import Launch, SubStage
 
 from .lengths import Lengths
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from paceline.workflow.policy import SchedulingPolicy
+from paceline.workflow.placement import SchedulingPolicy
 
 MODELS: Final = ("embed", "rerank", "agent", "chat")
 OURS: Final = "ours"

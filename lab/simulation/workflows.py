@@ -11,22 +11,23 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from paceline.workflow.activity import Activity, Running
-from paceline.workflow.events import (
+from paceline.workflow.graph import (
     Added,
     Cancel,
     Ended,
     Failed,
     Launch,
+    ProcessingUnit,
     RequestDone,
     Resized,
+    SubStage,
+    SubStageId,
     Unrunnable,
     WorkflowEffect,
     WorkflowEvent,
 )
-from paceline.workflow.graph import SubStage, SubStageId
-from paceline.workflow.profiling.profiles import ProfileStore
+from paceline.workflow.profiling import ProfileStore
 from paceline.workflow.scheduler import WorkflowScheduler
-from paceline.workflow.units import ProcessingUnit
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from rich.table import Table
 
 from paceline.errors import ConfigError
 from paceline.runtime.workflows.kept_profiles import StoredProfiles
-from paceline.workflow.profiling.contention import LOWEST
-from paceline.workflow.profiling.profiles import OperationProfile
+from paceline.workflow.profiling import LOWEST, OperationProfile
 
 WIDTH = 120  # of a table that is written into a file
 

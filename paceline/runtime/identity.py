@@ -9,10 +9,9 @@ from typing import Self
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from paceline.wire.fields import NONCE_BYTES
-from paceline.wire.identity.handshake import CloudHandshake, DeviceHandshake
-from paceline.wire.identity_messages import Introduction
-from paceline.wire.signing import Signer
+from paceline.wire.effects import Signer
+from paceline.wire.identity import CloudHandshake, DeviceHandshake
+from paceline.wire.messages import NONCE_BYTES, Introduction
 
 
 class PrivateKey:

@@ -38,9 +38,16 @@ from paceline.runtime.workflows.kept_profiles import CONTEXT, KeptProfiles, Stor
 from paceline.runtime.workflows.places import CANDIDATES
 from paceline.runtime.workflows.run import own_reranker
 from paceline.strategies.base import Side
-from paceline.workflow.profiling.contention import ENOUGH, KEPT, LOWEST, ContentionSamples
-from paceline.workflow.profiling.learning import Demand, LearningProfiles
-from paceline.workflow.profiling.profiles import OperationProfile, ShapePoint
+from paceline.workflow.profiling import (
+    ENOUGH,
+    KEPT,
+    LOWEST,
+    ContentionSamples,
+    Demand,
+    LearningProfiles,
+    OperationProfile,
+    ShapePoint,
+)
 
 # Launches to be measured: prompts and tokens on the engine's lanes; embedding, reranking and search on a host thread.
 #

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, TypeVar
 from paceline.configuration.units import TASKS, Task
 from paceline.core.side import Zone
 from paceline.rag.compute_threads import compute_here
-from paceline.workflow.units import ProcessingUnit, WorkflowModels
+from paceline.workflow.graph import ProcessingUnit, WorkflowModels
 
 # Cores of this machine that a thread may be kept on, where the system supports that.
 

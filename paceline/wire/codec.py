@@ -17,15 +17,19 @@ import msgspec
 
 from paceline.core.sampling.sampler import Constraint, SamplingParams, usable_temperature
 from paceline.errors import LocalProtocolError, RemoteProtocolError
-from paceline.wire import messages
+from paceline.wire import messages, payloads
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.fields import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, Frame, Part
-from paceline.wire.identity_messages import Hello, Introduction
 from paceline.wire.messages import (
     CONTROL_MESSAGES,
+    MAX_CONTROL_BYTES,
+    MAX_FRAME_BYTES,
     STRATEGY_MESSAGES,
+    Frame,
+    Hello,
+    Introduction,
     Message,
     OpenSession,
+    Part,
     Ping,
     Pong,
     RetrievedPassages,
@@ -35,7 +39,6 @@ from paceline.wire.messages import (
     not_finite,
 )
 from paceline.wire.options import Options
-from paceline.wire.payloads import compact
 
 MAX_OPTIONS_BYTES = 4096
 
@@ -74,11 +77,11 @@ class _Registry:
 
     def decode_compact(self, data: bytes) -> SessionMessage:
         """Decode the short form. Raises RemoteProtocolError."""
-        code = compact.code_of(data)
+        code = payloads.code_of(data)
         kind = None if code is None else self._compact.get(code)
         if kind is None:
             raise _bad(f"no message has the code {code}")
-        session, epoch, numbers, rest = compact.unpack(data, kind.compact_numbers)
+        session, epoch, numbers, rest = payloads.unpack(data, kind.compact_numbers)
         try:
             fields = kind.from_compact(numbers, rest)
             return msgspec.convert([kind.__struct_config__.tag, session, epoch, *fields], kind)
@@ -130,7 +133,7 @@ def decode(data: bytes, *, vocab_size: int | None = None) -> Message:
     if len(data) > MAX_FRAME_BYTES:
         raise RemoteProtocolError(f"a frame has {len(data)} bytes", close_code=CloseCode.TOO_LARGE)
     try:
-        message = _registry.decode_compact(data) if compact.code_of(data) else _registry.decoder.decode(data)
+        message = _registry.decode_compact(data) if payloads.code_of(data) else _registry.decoder.decode(data)
     except msgspec.ValidationError as error:
         raise _bad(_with_field_name(str(error), data)) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -148,7 +151,7 @@ def _compact(message: Message) -> bytes | None:
     if not isinstance(message, SessionMessage) or message.compact_code is None:
         return None
     parts = message.to_compact()
-    return None if parts is None else compact.pack(message.compact_code, message.session, message.epoch, *parts)
+    return None if parts is None else payloads.pack(message.compact_code, message.session, message.epoch, *parts)
 
 
 def peek_version(data: bytes) -> int | None:

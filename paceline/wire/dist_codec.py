@@ -26,7 +26,7 @@ from paceline.core.sampling.dist import (
 from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.messages import DistPayload
-from paceline.wire.payloads.varints import from_varints, to_varints
+from paceline.wire.payloads import from_varints, to_varints
 
 __all__ = [
     "LOWEST_EXPONENT",

@@ -10,27 +10,207 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from enum import Enum
 
 from paceline.core.estimation import Bandwidth
-from paceline.errors import LinkClosed, LocalProtocolError, RemoteProtocolError
+from paceline.errors import LinkClosed, LinkError, LocalProtocolError, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode, sentence
 from paceline.wire.codec import decode, encode, peek_version
 from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, SettleKey, Transmit, WakeAt
-from paceline.wire.identity.handshake import CloudHandshake, DeviceHandshake, Handshake
-from paceline.wire.identity.renewal import Renewal, renewal_of
-from paceline.wire.identity_messages import Challenge, Hello, Introduction, KeyKept, NewKey, Proof, RenewKey, Welcome
-from paceline.wire.lifecycle import NEXT, LinkState, Role, Trigger, trigger_of
+from paceline.wire.identity import CloudHandshake, DeviceHandshake, Handshake, Renewal, renewal_of
 from paceline.wire.messages import (
     VERSION,
+    Challenge,
     CloseSession,
     Drain,
+    Hello,
+    Introduction,
+    KeyKept,
     Message,
+    NewKey,
     OpenSession,
     Ping,
     Pong,
+    Proof,
+    RenewKey,
     SessionFrame,
+    Welcome,
 )
-from paceline.wire.sessions import SessionTable
+
+# Transition table of a link's lifecycle; a transition that is not in it is not allowed. Drawn in openapi/link.md.
+
+
+class Role(Enum):
+    DEVICE = "device"
+    CLOUD = "cloud"
+
+
+class LinkState(Enum):
+    OPENING = "opening"
+    CHALLENGED = "challenged"
+    AUTHENTICATING = "authenticating"
+    READY = "ready"
+    DRAINING = "draining"  # open sessions continue, new ones are refused
+    CLOSED = "closed"
+
+
+class Trigger(Enum):
+    HELLO = "hello"
+    CHALLENGE = "challenge"
+    PROOF = "proof"
+    ADMITTED = "admitted"
+    WELCOME = "welcome"
+    RENEWAL = "renewal of the key"
+    SESSION = "session message"
+    HEARTBEAT = "ping or pong"
+    DRAIN = "drain, sent or received"
+    IDLE = "last session ended"  # on the side that asked to drain
+    CLOSE = "refused, lost or closed"
+
+
+NEXT: dict[Role, dict[tuple[LinkState, Trigger], LinkState]] = {
+    Role.DEVICE: {
+        (LinkState.OPENING, Trigger.CHALLENGE): LinkState.CHALLENGED,
+        (LinkState.OPENING, Trigger.CLOSE): LinkState.CLOSED,
+        (LinkState.CHALLENGED, Trigger.WELCOME): LinkState.READY,
+        (LinkState.CHALLENGED, Trigger.CLOSE): LinkState.CLOSED,
+        (LinkState.READY, Trigger.SESSION): LinkState.READY,
+        (LinkState.READY, Trigger.HEARTBEAT): LinkState.READY,
+        (LinkState.READY, Trigger.RENEWAL): LinkState.READY,
+        (LinkState.READY, Trigger.DRAIN): LinkState.DRAINING,
+        (LinkState.READY, Trigger.CLOSE): LinkState.CLOSED,
+        (LinkState.DRAINING, Trigger.SESSION): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.HEARTBEAT): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.RENEWAL): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.DRAIN): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.IDLE): LinkState.CLOSED,
+        (LinkState.DRAINING, Trigger.CLOSE): LinkState.CLOSED,
+    },
+    Role.CLOUD: {
+        (LinkState.OPENING, Trigger.HELLO): LinkState.CHALLENGED,
+        (LinkState.OPENING, Trigger.CLOSE): LinkState.CLOSED,
+        (LinkState.CHALLENGED, Trigger.PROOF): LinkState.AUTHENTICATING,
+        (LinkState.CHALLENGED, Trigger.CLOSE): LinkState.CLOSED,
+        (LinkState.AUTHENTICATING, Trigger.ADMITTED): LinkState.READY,
+        (LinkState.AUTHENTICATING, Trigger.CLOSE): LinkState.CLOSED,
+        (LinkState.READY, Trigger.SESSION): LinkState.READY,
+        (LinkState.READY, Trigger.HEARTBEAT): LinkState.READY,
+        (LinkState.READY, Trigger.RENEWAL): LinkState.READY,
+        (LinkState.READY, Trigger.DRAIN): LinkState.DRAINING,
+        (LinkState.READY, Trigger.CLOSE): LinkState.CLOSED,
+        (LinkState.DRAINING, Trigger.SESSION): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.HEARTBEAT): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.RENEWAL): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.DRAIN): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.IDLE): LinkState.CLOSED,
+        (LinkState.DRAINING, Trigger.CLOSE): LinkState.CLOSED,
+    },
+}
+
+TRIGGERS: dict[type[Message], Trigger] = {
+    Hello: Trigger.HELLO,
+    Challenge: Trigger.CHALLENGE,
+    Proof: Trigger.PROOF,
+    Welcome: Trigger.WELCOME,
+    RenewKey: Trigger.RENEWAL,
+    NewKey: Trigger.RENEWAL,
+    KeyKept: Trigger.RENEWAL,
+    Ping: Trigger.HEARTBEAT,
+    Pong: Trigger.HEARTBEAT,
+    Drain: Trigger.DRAIN,
+}
+
+
+def trigger_of(message: Message) -> Trigger:
+    """Lifecycle trigger of a message from the peer."""
+    return Trigger.SESSION if isinstance(message, SessionFrame) else TRIGGERS[type(message)]
+
+
+# Open sessions of a connection and allocation of their numbers.
+#
+# Numbers are even on the cloud, odd on the device, and increase: a number above the highest was never opened, one
+# below it that is not open has ended or was left out. Ended sessions take no memory.
+#
+# A new number is above all that this side has seen, its own and the peer's (Lamport 1978). So both sides agree in
+# which order sessions came, and serve them in that order where they compete: see `core.batching.groups`.
+
+
+MAX_SESSIONS = 256  # open at once, of each opener
+MAX_SKIPPED = 1 << 20  # numbers that an opener may leave out at once: else its peer would soon have none left
+
+
+class SessionTable:
+    """own_parity: parity of the numbers this side allocates."""
+
+    def __init__(self, own_parity: int) -> None:
+        self._own_parity = own_parity
+        self._open: set[int] = set()
+        self._highest = {0: -2, 1: -1}  # by parity
+        self._allocated = self._highest[own_parity]
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, session: int) -> bool:
+        return session in self._open
+
+    def allocate(self) -> int:
+        """Allocate a number of this side. Sessions must be opened in the order of their numbers."""
+        seen = max(self._allocated, *self._highest.values())
+        self._allocated = seen + 1 + (seen + 1 - self._own_parity) % 2
+        return self._allocated
+
+    def open_own(self, session: int) -> None:
+        """Open a session of this side. Raises LocalProtocolError for a number that is not this side's or not new,
+        LinkError when too many are open."""
+        if session % 2 != self._own_parity or session <= self._highest[self._own_parity]:
+            raise LocalProtocolError(f"session {session} cannot be opened: take the numbers in order")
+        if self._count(self._own_parity) >= MAX_SESSIONS:
+            raise LinkError(f"{MAX_SESSIONS} sessions are open on this link already")
+        self._highest[self._own_parity] = session
+        self._allocated = max(session, self._allocated)
+        self._open.add(session)
+
+    def open_by_peer(self, session: int, *, refuse: bool) -> str | None:
+        """Open a session of the peer; the reason if it is refused. Raises RemoteProtocolError for a number that is not
+        the peer's, not new, or far from all before."""
+        parity = 1 - self._own_parity
+        if session % 2 != parity or session <= self._highest[parity]:
+            raise RemoteProtocolError(f"session {session} opened again or by the wrong side", close_code=_CODE)
+        if session > max(self._allocated, *self._highest.values()) + MAX_SKIPPED:
+            raise RemoteProtocolError(f"session {session} leaves out too many numbers", close_code=_CODE)
+        self._highest[parity] = session
+        if refuse:
+            return "one side is going away"
+        if self._count(parity) >= MAX_SESSIONS:
+            return f"{MAX_SESSIONS} sessions are open on this link already"
+        self._open.add(session)
+        return None
+
+    def close(self, session: int) -> None:
+        self._open.discard(session)
+
+    def sendable(self, session: int) -> bool:
+        """True if the session is open; False: it has ended. Raises LocalProtocolError if it was never opened."""
+        if not self._known(session):
+            raise LocalProtocolError(f"session {session} was never opened")
+        return session in self._open
+
+    def receivable(self, session: int) -> bool:
+        """True if the session is open; False: it has ended. Raises RemoteProtocolError if it was never opened."""
+        if not self._known(session):
+            raise RemoteProtocolError(f"session {session} was never opened", close_code=_CODE)
+        return session in self._open
+
+    def _known(self, session: int) -> bool:
+        return session <= self._highest[session % 2]
+
+    def _count(self, parity: int) -> int:
+        return sum(session % 2 == parity for session in self._open)
+
+
+_CODE = CloseCode.BAD_SESSION
+
 
 __all__ = ["LinkMachine", "LinkState", "Role"]
 

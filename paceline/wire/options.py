@@ -12,7 +12,7 @@ import msgspec
 from paceline.core.offloading import Unit
 from paceline.core.side import Side
 from paceline.core.stretches import MAX_STRETCH
-from paceline.wire.fields import Name, Part
+from paceline.wire.messages import Name, Part
 
 
 class DraftLimits(Part, frozen=True):

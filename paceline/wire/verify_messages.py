@@ -9,12 +9,9 @@ import msgspec
 
 from paceline.core.offloading import Objective, Unit
 from paceline.core.verification import VerifierName
-from paceline.wire.fields import MAX_FRAME_BYTES, Count, Token
-from paceline.wire.messages import DistPayload, SessionMessage, bad_tokens
+from paceline.wire.messages import MAX_FRAME_BYTES, Count, DistPayload, SessionMessage, Token, bad_tokens
 from paceline.wire.options import Options
-from paceline.wire.payloads.draft_codec import PROB_BYTES
-from paceline.wire.payloads.draft_places import MAX_PLACE_BYTES, decode_places
-from paceline.wire.payloads.varints import decode_tokens
+from paceline.wire.payloads import MAX_PLACE_BYTES, PROB_BYTES, decode_places, decode_tokens
 
 Joules = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
 MAX_CHAIN = 256  # drafted tokens below one prefix of targets

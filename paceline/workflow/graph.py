@@ -7,9 +7,12 @@ already written. Knows nothing of units and time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NewType
+
+from paceline.core.side import Zone
 
 SubStageId = NewType("SubStageId", int)
 MORE: Final = 4  # items that an open-ended sub-stage is expected to have at least, until it ends
@@ -241,3 +244,203 @@ class StageGraph:
                 found.add(node)
                 waiting += [need.on for need in self._needs[node]]
         return found
+
+
+# Processing units, what a sub-stage can run on, and the models that they hold.
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowModels:
+    """Names of models, as in units and profiles. `host` is what runs without a model: splitting and search."""
+
+    embed: str = "embed"
+    rerank: str = "rerank"
+    agent: str = "agent"  # rewrites, plans, refines
+    chat: str = "chat"
+    host: str = "host"
+    web: str = "web"
+    far: str = "far"  # the other side's documents
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessingUnit:
+    """A processor, or a peer, that runs one launch at a time.
+
+    Units with the same `memory` share its bandwidth. Seconds to load a model are not modelled: a unit has its models.
+    """
+
+    name: str  # units that one stage may use as one have the same first word
+    kind: str  # cpu, gpu, npu, ...: units of a kind share profiles
+    models: frozenset[str]
+    zone: Zone = "device"
+    memory: str = "device"
+    latency_s: float = 0.0  # s, to a launch and back; 0 where memory is shared
+    bytes_per_s: float = math.inf
+
+    def transfer_s(self, size: float) -> float:
+        """Seconds that moving inputs of so many bytes there, and the result back, takes."""
+        return self.latency_s + size / self.bytes_per_s
+
+    def may_run(self, model: str, *, private: bool) -> bool:
+        """Whether it holds the model and, of private inputs, is in the device's zone."""
+        return model in self.models and (self.zone == "device" or not private)
+
+
+class UnitPool:
+    """All units, in a fixed order; the first ones are the default. Units can be lost and come back."""
+
+    def __init__(self, units: Sequence[ProcessingUnit]) -> None:
+        self._units = {unit.name: unit for unit in units}
+        if len(self._units) < len(units):
+            raise ValueError("two processing units have one name")
+        self._lost: set[str] = set()
+
+    def __iter__(self) -> Iterator[ProcessingUnit]:
+        return (unit for name, unit in self._units.items() if name not in self._lost)
+
+    def __getitem__(self, name: str) -> ProcessingUnit:
+        return self._units[name]
+
+    def lose(self, name: str) -> None:
+        self._lost.add(self._units[name].name)
+
+    def restore(self, name: str) -> None:
+        self._lost.discard(name)
+
+    def move(self, name: str, latency_s: float, bytes_per_s: float) -> None:
+        """What moving data there takes has changed."""
+        self._units[name] = replace(self._units[name], latency_s=latency_s, bytes_per_s=bytes_per_s)
+
+    def able(self, model: str, *, private: bool, lost: bool = False) -> list[ProcessingUnit]:
+        """Units that may run the model on such inputs. lost: those too that are lost now."""
+        return [unit for unit in (self._units.values() if lost else self) if unit.may_run(model, private=private)]
+
+
+# Facts that the scheduler is told, each with the time, and what it wants done.
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Sub-stages appear: a workflow begins, or an agent has decided."""
+
+    now: float  # s
+    sub_stages: Sequence[SubStage]
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """The number of items of a sub-stage that has not begun is known now."""
+
+    now: float
+    sub_stage: SubStageId
+    items: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A launch is done. finished: the open-ended sub-stage it belongs to ends with it."""
+
+    now: float
+    launch: int
+    finished: bool = False
+    items: int | None = None  # that were done: fewer where a text ends, more where it could not be cut; None: all
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A launch has come to nothing, because of a fault or of a `Cancel`; its unit is free again."""
+
+    now: float
+    launch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Sub-stages are wanted no more."""
+
+    now: float
+    sub_stages: Sequence[SubStageId]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLost:
+    """A unit is gone, and its launch with it."""
+
+    now: float
+    unit: str
+    also: Sequence[str] = ()  # units that are gone with it: nothing that ran on one begins anew on another of them
+
+
+@dataclass(frozen=True, slots=True)
+class UnitBack:
+    now: float
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitMoved:
+    """Moving data to a unit and back takes another time from now on."""
+
+    now: float
+    unit: str
+    latency_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OtherBegan:
+    """Work of no workflow begins on a unit, beside what is launched there: nobody schedules it, and it slows others."""
+
+    now: float
+    id: int  # given by whoever tells of it
+    unit: str
+    operation: str
+    items: int
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEnded:
+    now: float
+    id: int
+    items: int | None = None  # that there were; None: all; 0: nothing can be learnt from it
+
+
+WorkflowEvent = Added | Resized | Ended | Failed | Dropped | UnitLost | UnitBack | UnitMoved | OtherBegan | OtherEnded
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run items `first` to `first + count` of a sub-stage on a unit, in a launch of that shape."""
+
+    id: int
+    sub_stage: SubStageId
+    unit: str
+    shape: int
+    first: int
+    count: int
+    forced: bool = False  # beyond the bandwidth limit, because nothing else ran
+    criticality: float = 0.0  # s of the workflow from its sub-stage on, as predicted; 0: not known
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """A launch is wanted no more; `Failed` or `Ended` shall follow."""
+
+    launch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDone:
+    """All sub-stages of a request that were added are finished. Once, unless more are added."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unrunnable:
+    """No unit may run it: none that its inputs may go to holds the model. Its workflow cannot end."""
+
+    sub_stage: SubStageId
+
+
+WorkflowEffect = Launch | Cancel | RequestDone | Unrunnable

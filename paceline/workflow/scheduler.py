@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from paceline.workflow.activity import Activity, Running
-from paceline.workflow.criticality import Predictions, continued, criticality, future_of, predicted_seconds
-from paceline.workflow.events import (
+from paceline.workflow.activity import Activity, Other, Running
+from paceline.workflow.builder import WorkflowTemplate
+from paceline.workflow.graph import (
     Added,
     Cancel,
     Dropped,
@@ -28,23 +28,106 @@ from paceline.workflow.events import (
     Launch,
     OtherBegan,
     OtherEnded,
+    ProcessingUnit,
     RequestDone,
     Resized,
+    StageGraph,
+    SubStage,
+    SubStageId,
     UnitBack,
     UnitLost,
     UnitMoved,
+    UnitPool,
     Unrunnable,
     WorkflowEffect,
     WorkflowEvent,
 )
-from paceline.workflow.graph import StageGraph, SubStage, SubStageId
-from paceline.workflow.other_work import OtherWork
-from paceline.workflow.placement import CriticalLaunch, Placement, Placer, Work
-from paceline.workflow.policy import SchedulingPolicy
-from paceline.workflow.profiling.profiles import ProfileStore
-from paceline.workflow.templates import WorkflowTemplate
-from paceline.workflow.turns import OwnerTurns
-from paceline.workflow.units import ProcessingUnit, UnitPool
+from paceline.workflow.placement import (
+    CriticalLaunch,
+    Placement,
+    Placer,
+    Predictions,
+    SchedulingPolicy,
+    Work,
+    continued,
+    criticality,
+    future_of,
+    predicted_seconds,
+)
+from paceline.workflow.profiling import ProfileStore
+
+# Work of no workflow on the scheduler's units: plain requests' searches, embeddings and answers.
+#
+# Nobody schedules it, so it may run beside a launch on the same unit. It asks for bandwidth as a launch does, so
+# launches are predicted to take longer while it runs, and what it takes is learnt as of launches.
+
+
+class OtherWork:
+    def __init__(self, activity: Activity, units: UnitPool, profiles: ProfileStore) -> None:
+        self._activity = activity
+        self._units = units
+        self._profiles = profiles
+        self._began: dict[int, OtherBegan] = {}
+
+    def begin(self, event: OtherBegan) -> None:
+        """Raises KeyError for a unit that there is none of."""
+        unit = self._units[event.unit]
+        profile = self._profiles.get(event.operation, unit.kind)
+        bandwidth = 0.0 if profile is None else profile.bandwidth(event.items)
+        self._activity.add_other(event.id, Other(memory=unit.memory, bandwidth=bandwidth, began=event.now))
+        self._began[event.id] = event
+
+    def end(self, event: OtherEnded) -> None:
+        """What never began is ignored."""
+        began = self._began.pop(event.id, None)
+        if began is None:
+            return
+        other = self._activity.remove_other(event.id)
+        items = began.items if event.items is None else event.items
+        if items > 0:
+            seconds, kind = event.now - began.now, self._units[began.unit].kind
+            self._profiles.learn(began.operation, kind, items, seconds, other.overlap(event.now))
+
+
+# Turns of owners on the units: whoever asks for more workflows at once than others gets no more of the units for it.
+#
+# Start-time fair queueing over the predicted seconds of launches: each owner has a clock of what it was given, and
+# those that are behind come first. One that comes anew begins with the clock of whoever is furthest behind, so nobody
+# saves up turns. Alone, an owner's sub-stages go by their criticality, as without this. Not handled: a launch under
+# way is not ended for another owner.
+
+
+class OwnerTurns:
+    def __init__(self) -> None:
+        self._given: dict[str, float] = {}  # owners with unfinished sub-stages -> s
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def see(self, owners: set[str]) -> None:
+        """Owners that have unfinished sub-stages now; others are forgotten."""
+        kept = {owner: given for owner, given in self._given.items() if owner in owners}
+        least = min(kept.values(), default=0.0)
+        self._given = kept | dict.fromkeys(owners - set(kept), least)
+
+    def give(self, owner: str, seconds: float) -> None:
+        """A launch of that owner has begun, which takes so long."""
+        self._given[owner] = self._given.get(owner, 0.0) + seconds
+
+    def ordered(self, nodes: Sequence[SubStage], ranks: Mapping[SubStageId, float]) -> list[SubStage]:
+        """Each owner's first one, then each owner's second one, and so on; of one place, who was given least first.
+
+        nodes: each owner's in its own order.
+        """
+        if len(self._given) < 2:
+            return list(nodes)
+        places: dict[str, int] = {}
+        keys: dict[SubStageId, tuple[int, float, float]] = {}
+        for node in nodes:
+            place = places[node.owner] = places.get(node.owner, -1) + 1
+            keys[node.id] = place, self._given.get(node.owner, 0.0), -ranks[node.id]
+        return sorted(nodes, key=lambda node: keys[node.id])
+
 
 MAX_FAILURES = 2  # of a sub-stage on a unit, then it is not tried there again
 

@@ -15,8 +15,7 @@ from bench.draft_verify.paired_engines import ENTROPIES, ENTRY_BITS, WHOLE_BITS,
 from bench.draft_verify.ways import CLOUD_DECODING, co_located, dssd, static, waiting
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.errors import ConfigError
-from paceline.wire.payloads.draft_places import encode_places
-from paceline.wire.payloads.varints import encode_tokens
+from paceline.wire.payloads import encode_places, encode_tokens
 from paceline.wire.verify_messages import DraftChain, Verdict
 
 

@@ -18,8 +18,8 @@ from bench.workflow_real import (
 )
 from paceline.runtime.units import UnitRegistry
 from paceline.workflow.builder import WorkflowBuilder, WorkflowSizes
-from paceline.workflow.events import Added
-from paceline.workflow.profiling.profiles import ProfileStore
+from paceline.workflow.graph import Added
+from paceline.workflow.profiling import ProfileStore
 from paceline.workflow.scheduler import WorkflowScheduler
 
 

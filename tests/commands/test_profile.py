@@ -12,9 +12,8 @@ from typer.testing import CliRunner, Result
 from paceline.commands.main import build
 from paceline.errors import ConfigError
 from paceline.runtime.workflows.kept_profiles import FILE, Conditions, ProfileFile, StoredProfiles
-from paceline.workflow.profiling.learning import LearningProfiles
-from paceline.workflow.profiling.profiles import OperationProfile, ShapePoint
-from paceline.workflow.regression import Slowdown
+from paceline.workflow.activity import Slowdown
+from paceline.workflow.profiling import LearningProfiles, OperationProfile, ShapePoint
 
 PROFILE = OperationProfile(
     [ShapePoint(1, 0.01, 3.0), ShapePoint(16, 0.128, 3.5)], Slowdown((3.0, 6.0, 9.0, 12.0), (1.0, 1.25, 1.25, 1.25))

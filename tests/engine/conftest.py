@@ -23,7 +23,7 @@ from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages.opening import StagesWanted, open_stages
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.signing import Claim
+from paceline.wire.effects import Claim
 from tests.engine import checkpoints
 from tests.engine.blocking import Blocking
 from tests.engine.checkpoints import ARCHITECTURES

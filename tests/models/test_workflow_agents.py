@@ -8,11 +8,18 @@ import pytest
 
 from lab.demo_pair import Pair
 from paceline.models import CLOUD, DEVICE, SAMPLES
-from paceline.workflow.agents.answer import ANSWER, AnswerInputs, answer_document
-from paceline.workflow.agents.plan import PLAN, PlanInputs
 from paceline.workflow.agents.records import Evidence, SourcePassage
-from paceline.workflow.agents.refine import REFINE, RefineInputs
-from paceline.workflow.agents.rewrite import REWRITE, RewriteInputs
+from paceline.workflow.agents.roles import (
+    ANSWER,
+    PLAN,
+    REFINE,
+    REWRITE,
+    AnswerInputs,
+    PlanInputs,
+    RefineInputs,
+    RewriteInputs,
+    answer_document,
+)
 
 LIBRARY, WEDDING, _ = (entry["question"] for entry in json.loads((SAMPLES / "questions.json").read_text()))
 SOURCES = tuple(

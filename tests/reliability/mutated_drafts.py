@@ -13,12 +13,17 @@ from typing import Any
 
 from paceline.core.verification import POINTS
 from paceline.errors import RemoteProtocolError
-from paceline.wire.fields import Frame
-from paceline.wire.messages import Targets
-from paceline.wire.payloads.draft_codec import PROB_BYTES
-from paceline.wire.payloads.draft_places import encode_places
-from paceline.wire.payloads.tree_codec import FOLLOWS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
-from paceline.wire.payloads.varints import encode_tokens
+from paceline.wire.messages import Frame, Targets
+from paceline.wire.payloads import (
+    FOLLOWS,
+    PROB_BYTES,
+    YOURS,
+    EncodedNodes,
+    encode_places,
+    encode_tokens,
+    pack_nodes,
+    unpack_nodes,
+)
 from paceline.wire.verify_messages import MAX_CHAIN, DraftsWithDists
 
 

@@ -15,7 +15,6 @@ import msgspec
 import msgspec.inspect as schema
 
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.fields import Frame
 from paceline.wire.messages import (
     ANSWERED_BY,
     SEARCH,
@@ -23,13 +22,13 @@ from paceline.wire.messages import (
     ChatMessage,
     Constraint,
     Drafts,
+    Frame,
     OpenSession,
     Sampling,
     Targets,
 )
 from paceline.wire.options import Options
-from paceline.wire.payloads.draft_places import encode_places
-from paceline.wire.payloads.varints import encode_tokens
+from paceline.wire.payloads import encode_places, encode_tokens
 from paceline.wire.verify_messages import MAX_CHAIN, DraftsWithDists, Verdict
 from tests.reliability.mutated_drafts import Aim, DraftValues
 

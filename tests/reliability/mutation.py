@@ -20,11 +20,9 @@ from typing import Any, Final
 import msgspec
 
 from paceline.errors import RemoteProtocolError
+from paceline.wire import payloads
 from paceline.wire.codec import decode, registered
-from paceline.wire.fields import MAX_FRAME_BYTES, Frame
-from paceline.wire.identity_messages import IDENTITY_MESSAGES
-from paceline.wire.messages import DistPayload, Drafts, SessionMessage
-from paceline.wire.payloads import compact
+from paceline.wire.messages import IDENTITY_MESSAGES, MAX_FRAME_BYTES, DistPayload, Drafts, Frame, SessionMessage
 from tests.reliability.mutated_drafts import Aim
 from tests.reliability.mutated_fields import REPLACED, FieldValues
 
@@ -95,7 +93,7 @@ class Mutator:
             fields[-1] = [DistPayload(*each) for each in fields[-1]]
         made = kind(*fields)  # unchecked, as an attacker's are
         parts = made.to_compact()
-        short = None if parts is None else compact.pack(kind.compact_code, made.session, made.epoch, *parts)
+        short = None if parts is None else payloads.pack(kind.compact_code, made.session, made.epoch, *parts)
         return short or _encode(message)
 
     def _broken(self, kind: type[Frame], message: list[Any]) -> bytes:

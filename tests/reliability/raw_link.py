@@ -17,8 +17,19 @@ from paceline.errors import LinkClosed, RemoteProtocolError
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.transport import ServerTransport, Transport, TransportClosed, dial
 from paceline.wire.codec import decode, encode
-from paceline.wire.identity_messages import Challenge, Hello, Introduction, NewKey, Proof, Welcome
-from paceline.wire.messages import SUBPROTOCOL, Drain, OpenSession, Ping, Pong
+from paceline.wire.messages import (
+    SUBPROTOCOL,
+    Challenge,
+    Drain,
+    Hello,
+    Introduction,
+    NewKey,
+    OpenSession,
+    Ping,
+    Pong,
+    Proof,
+    Welcome,
+)
 from server.app import create_server
 from server.devices import Registry
 from server.links import Links

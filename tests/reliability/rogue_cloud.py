@@ -18,11 +18,11 @@ from paceline.runtime.identity import PrivateKey
 from paceline.runtime.link.connection import Link
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import encode_options
-from paceline.wire.identity_messages import Introduction
 from paceline.wire.messages import (
     ChatMessage,
     CloseSession,
     EvidenceWeight,
+    Introduction,
     OpenSession,
     Sampling,
     SessionFrame,

@@ -15,8 +15,8 @@ from paceline.runtime.identity import device_handshake
 from paceline.runtime.link.transport import Transport, TransportClosed, dial
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.effects import Effect, Transmit
-from paceline.wire.identity_messages import Introduction
 from paceline.wire.link import LinkMachine, LinkState
+from paceline.wire.messages import Introduction
 from server.devices import Registry
 
 

@@ -9,9 +9,8 @@ import pytest
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode, decode_options
-from paceline.wire.fields import Frame
-from paceline.wire.messages import CONTROL_MESSAGES, STRATEGY_MESSAGES, OpenSession, SessionMessage
-from paceline.wire.payloads.compact import FIRST_OF_ARRAY
+from paceline.wire.messages import CONTROL_MESSAGES, STRATEGY_MESSAGES, Frame, OpenSession, SessionMessage
+from paceline.wire.payloads import FIRST_OF_ARRAY
 from paceline.wire.verify_messages import VERIFY_MESSAGES
 from tests.reliability.mutated_drafts import Aim
 from tests.reliability.mutation import KINDS, Mutator, is_legal

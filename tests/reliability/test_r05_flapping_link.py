@@ -19,7 +19,7 @@ from paceline.commands.processes import Children, command, free_port
 from paceline.engine.fake import fake_model
 from paceline.runtime.link.connection import Link
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.identity_messages import Introduction
+from paceline.wire.messages import Introduction
 from server.devices import Registry
 from tests.e2e.pair import DEVICE, QUESTION, running_pair
 from tests.reliability.conftest import Figure

@@ -15,9 +15,8 @@ from paceline.runtime.identity import PrivateKey, device_handshake
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode
 from paceline.wire.effects import Disconnected
-from paceline.wire.identity_messages import Challenge, Introduction, Welcome
 from paceline.wire.link import LinkMachine
-from paceline.wire.messages import VERSION
+from paceline.wire.messages import VERSION, Challenge, Introduction, Welcome
 from tests.reliability.conftest import Figure
 from tests.server.test_links import connected, site
 from tests.wire.identities import DEVICE, frame_of

@@ -26,8 +26,7 @@ from paceline.engine.fake import fake_model
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import encode
-from paceline.wire.identity_messages import Introduction, KeyKept, RenewKey
-from paceline.wire.messages import ANSWERED_BY, CloseSession, OpenSession
+from paceline.wire.messages import ANSWERED_BY, CloseSession, Introduction, KeyKept, OpenSession, RenewKey
 from tests.reliability.conftest import Figure
 from tests.reliability.honest import ALONE, Honest, ask_strictly, client_of
 from tests.reliability.mutated_drafts import Aim

@@ -13,8 +13,7 @@ import pytest
 from device_agent.cloud import link_url
 from paceline.runtime.link.transport import TransportClosed, dial
 from paceline.wire.codec import decode, encode
-from paceline.wire.identity_messages import Welcome
-from paceline.wire.messages import Ping
+from paceline.wire.messages import Ping, Welcome
 from tests.reliability.conftest import Figure
 from tests.reliability.real_server import RealServer
 from tests.reliability.rogue_device import RogueLink, enrolled

@@ -20,14 +20,7 @@ from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.link.transport import TransportClosed
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.identity.enrolment import (
-    ALPHABET,
-    BY_DEVICE,
-    GROUP_LETTERS,
-    GROUPS,
-    code_secrets,
-    request_bytes,
-)
+from paceline.wire.identity import ALPHABET, BY_DEVICE, GROUP_LETTERS, GROUPS, code_secrets, request_bytes
 from paceline.wire.messages import VERSION
 from server.devices import MAX_TRIES
 from tests.reliability.conftest import Figure

@@ -20,8 +20,7 @@ from paceline.engine.fake import fake_model
 from paceline.errors import LinkClosed
 from paceline.runtime.link.connection import Link
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.identity_messages import Introduction
-from paceline.wire.messages import CloseSession, EvidenceWeight, OpenSession, SessionFrame, Targets
+from paceline.wire.messages import CloseSession, EvidenceWeight, Introduction, OpenSession, SessionFrame, Targets
 from tests.reliability.conftest import Figure
 
 pytestmark = pytest.mark.anyio

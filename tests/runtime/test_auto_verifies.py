@@ -12,7 +12,7 @@ import pytest
 from paceline.engine.fake import FakeEngine
 from paceline.runtime.resources import Resources
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.identity_messages import Introduction
+from paceline.wire.messages import Introduction
 from tests.runtime.test_node import REQUEST, collect, nodes
 from tests.wire.identities import CLOUD
 

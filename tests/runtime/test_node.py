@@ -28,7 +28,7 @@ from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelt
 from paceline.runtime.sessions.client import ClientSession
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.identity_messages import Introduction
+from paceline.wire.messages import Introduction
 from tests.runtime.link.test_connection import Pipe, pipes
 from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
 

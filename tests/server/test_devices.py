@@ -27,15 +27,7 @@ from paceline.api.http.auth import Keyring
 from paceline.errors import ConfigError, RequestError, StorageError
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.identity.enrolment import (
-    ALPHABET,
-    EnrolmentRequest,
-    answer_bytes,
-    answer_mac,
-    code_secrets,
-    normalised,
-)
-from paceline.wire.identity.handshake import Claim
+from paceline.wire.identity import ALPHABET, Claim, EnrolmentRequest, answer_bytes, answer_mac, code_secrets, normalised
 from server.commands import register
 from server.devices import CODE_LIFE_S, MAX_TRIES, EnrolmentAnswer, Registry
 from server.enrolment import PATH

@@ -13,7 +13,7 @@ import pytest
 from device_agent.credentials import Credential, Credentials
 from paceline.errors import ConfigError
 from paceline.runtime.identity import PrivateKey
-from paceline.wire.identity.enrolment import code_secrets
+from paceline.wire.identity import code_secrets
 from server.identity import server_key
 from tests.server.test_devices import SERVER, mode
 

@@ -13,7 +13,7 @@ from device_agent.credentials import CloudKeys, Credentials
 from paceline.errors import ConfigError
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.identity.handshake import Claim
+from paceline.wire.identity import Claim
 from server import links
 from tests.server.test_links import Site, logged, site
 

@@ -24,10 +24,9 @@ from paceline.runtime.identity import PrivateKey, device_handshake, verify
 from paceline.runtime.link.dialer import Link
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode
-from paceline.wire.identity.handshake import Claim
-from paceline.wire.identity_messages import Challenge, Welcome
+from paceline.wire.identity import Claim
 from paceline.wire.link import LinkMachine
-from paceline.wire.messages import SUBPROTOCOL
+from paceline.wire.messages import SUBPROTOCOL, Challenge, Welcome
 from server import links
 from server.app import create_server
 from server.devices import Registry

@@ -9,8 +9,8 @@ from pathlib import Path
 from device_agent.enrolment import _request
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.identity.enrolment import code_secrets
-from paceline.wire.signing import Claim
+from paceline.wire.effects import Claim
+from paceline.wire.identity import code_secrets
 from server.devices import FILE, Registry, Role
 
 DAY_S = 86_400.0

@@ -41,7 +41,7 @@ from paceline.strategies.strategy import Strategy
 from paceline.wire.dist_codec import encode_head
 from paceline.wire.messages import Drafts, EvidenceWeight, Handover, SessionMessage, SyncState, Targets
 from paceline.wire.options import AggregateOptions, DraftLimits, Options
-from paceline.wire.payloads.tree_codec import EncodedNodes, pack_nodes
+from paceline.wire.payloads import EncodedNodes, pack_nodes
 
 VOCAB = 257
 EOS = frozenset({256})

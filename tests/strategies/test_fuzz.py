@@ -58,7 +58,7 @@ from paceline.wire.messages import (
     Targets,
 )
 from paceline.wire.options import AggregateOptions, DraftLimits
-from paceline.wire.payloads.tree_codec import FOLLOWS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
+from paceline.wire.payloads import FOLLOWS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
 from tests.strategies.cases import EOS, VOCAB
 
 NUM_RUNS = 1200

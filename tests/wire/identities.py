@@ -9,9 +9,9 @@ import msgspec
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Authenticate, Effect, Transmit
-from paceline.wire.identity.handshake import Claim, CloudHandshake, DeviceHandshake
-from paceline.wire.identity_messages import Introduction
+from paceline.wire.identity import Claim, CloudHandshake, DeviceHandshake
 from paceline.wire.link import LinkMachine
+from paceline.wire.messages import Introduction
 
 SERVER = PrivateKey(bytes([1] * 32))
 LAPTOP = PrivateKey(bytes([2] * 32))

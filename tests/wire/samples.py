@@ -7,10 +7,12 @@ import numpy as np
 from paceline.core.sampling.dist import Dist
 from paceline.wire.codec import encode_introduction, encode_options
 from paceline.wire.dist_codec import encode_dist
-from paceline.wire.fields import KEY_BYTES, NONCE_BYTES, SIGNATURE_BYTES
-from paceline.wire.identity_messages import Challenge, Hello, KeyKept, NewKey, Proof, RenewKey, Welcome
 from paceline.wire.messages import (
+    KEY_BYTES,
+    NONCE_BYTES,
+    SIGNATURE_BYTES,
     VERSION,
+    Challenge,
     ChatMessage,
     CloseSession,
     Constraint,
@@ -19,20 +21,26 @@ from paceline.wire.messages import (
     Drain,
     EvidenceWeight,
     Handover,
+    Hello,
+    KeyKept,
     Message,
+    NewKey,
     OpenSession,
     Ping,
     Pong,
+    Proof,
+    RenewKey,
     RetrievedPassage,
     RetrievedPassages,
     Sampling,
     SpeedReport,
     SyncState,
     Targets,
+    Welcome,
     WrittenText,
 )
 from paceline.wire.options import AggregateOptions
-from paceline.wire.payloads.tree_codec import EncodedNodes, pack_nodes
+from paceline.wire.payloads import EncodedNodes, pack_nodes
 from tests.wire.identities import CLOUD, DEVICE
 
 SIGNATURE = bytes(SIGNATURE_BYTES)

@@ -23,8 +23,9 @@ from paceline.wire.codec import (
     sampling_from_wire,
     sampling_to_wire,
 )
-from paceline.wire.fields import MAX_CONTROL_BYTES, MAX_FRAME_BYTES
 from paceline.wire.messages import (
+    MAX_CONTROL_BYTES,
+    MAX_FRAME_BYTES,
     ChatMessage,
     DistPayload,
     Message,

@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.registry import STRATEGIES
+from paceline.wire import payloads
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import DistPayload, Drafts, Targets
-from paceline.wire.payloads import compact
-from paceline.wire.payloads.draft_places import decode_places, encode_places
-from paceline.wire.payloads.tree_codec import EncodedNodes, pack_nodes
-from paceline.wire.payloads.varints import encode_tokens
+from paceline.wire.payloads import EncodedNodes, decode_places, encode_places, encode_tokens, pack_nodes
 from paceline.wire.verify_messages import MAX_CHAIN, DraftChain
 
 assert STRATEGIES, "its messages are registered"
@@ -146,7 +144,7 @@ def test_their_faults_are_told(data: bytes, fault: str) -> None:
 
 def test_a_last_number_is_refused_where_there_is_none() -> None:
     with pytest.raises(RemoteProtocolError, match="no last number"):
-        compact.unpack(b"\x0a\x01", 0)
+        payloads.unpack(b"\x0a\x01", 0)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from paceline.core.sampling.dist import Dist
 from paceline.errors import RemoteProtocolError
+from paceline.wire import payloads
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.dist_codec import ONE, decode_dist, encode_dist, quantize
 from paceline.wire.messages import DistPayload
-from paceline.wire.payloads import varints
 
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -158,14 +158,14 @@ def test_few_ids_are_written_and_read_as_many_are(values: list[int], data: bytes
 
     def read(data: bytes) -> list[int] | str:
         try:
-            return varints.from_varints(data).tolist()
+            return payloads.from_varints(data).tolist()
         except RemoteProtocolError as error:
             return str(error)
 
     numbers = np.array(values, dtype=np.uint64)
-    few = varints.to_varints(numbers), read(data)
+    few = payloads.to_varints(numbers), read(data)
     written = few[0]
     assert read(written) == values
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(varints, "_FEW", 0)
-        assert (written, few[1]) == (varints.to_varints(numbers), read(data))
+        patch.setattr(payloads, "_FEW", 0)
+        assert (written, few[1]) == (payloads.to_varints(numbers), read(data))

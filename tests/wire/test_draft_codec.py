@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from paceline.core.sampling.dist import Dist
 from paceline.core.verification import POINTS, draft_dist
 from paceline.errors import RemoteProtocolError
-from paceline.wire.payloads.draft_codec import decode_draft_dist, decode_probs, encode_draft_dist, encode_prob
-from paceline.wire.payloads.draft_places import encode_places
+from paceline.wire.payloads import decode_draft_dist, decode_probs, encode_draft_dist, encode_places, encode_prob
 from paceline.wire.verify_messages import MAX_DIST_BYTES, DraftsWithDists
 
 VOCAB = 152_000

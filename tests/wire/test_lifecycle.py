@@ -8,10 +8,8 @@ from paceline.errors import LinkClosed, LocalProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import encode
 from paceline.wire.effects import Authenticate, Disconnected, Transmit
-from paceline.wire.identity_messages import Challenge, Welcome
-from paceline.wire.lifecycle import NEXT, LinkState, Role, Trigger, trigger_of
-from paceline.wire.link import LinkMachine
-from paceline.wire.messages import CONTROL_MESSAGES, STRATEGY_MESSAGES
+from paceline.wire.link import NEXT, LinkMachine, LinkState, Role, Trigger, trigger_of
+from paceline.wire.messages import CONTROL_MESSAGES, STRATEGY_MESSAGES, Challenge, Welcome
 from tests.wire.identities import LAPTOP, cloud_end, device_end, frame_of
 from tests.wire.samples import PROOF, every_message, opening
 

@@ -10,11 +10,9 @@ from paceline.runtime.identity import verify
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
 from paceline.wire.effects import Connected, Deliver, Disconnected, Effect, Transmit, WakeAt
-from paceline.wire.identity.handshake import CloudHandshake
-from paceline.wire.identity_messages import Challenge, Hello, Introduction
-from paceline.wire.link import HEARTBEAT_S, LinkMachine, LinkState, Role
-from paceline.wire.messages import VERSION, CloseSession, Message, Ping, Pong
-from paceline.wire.sessions import MAX_SESSIONS
+from paceline.wire.identity import CloudHandshake
+from paceline.wire.link import HEARTBEAT_S, MAX_SESSIONS, LinkMachine, LinkState, Role
+from paceline.wire.messages import VERSION, Challenge, CloseSession, Hello, Introduction, Message, Ping, Pong
 from tests.wire.identities import (
     CLOUD,
     DEVICE,

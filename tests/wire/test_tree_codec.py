@@ -15,8 +15,7 @@ from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.dist_codec import decode_head, encode_head, quantize
 from paceline.wire.messages import DistPayload
-from paceline.wire.payloads.bits import BitWriter
-from paceline.wire.payloads.tree_codec import FOLLOWS, MAX_NODES, YOURS, EncodedNodes, pack_nodes, unpack_nodes
+from paceline.wire.payloads import FOLLOWS, MAX_NODES, YOURS, BitWriter, EncodedNodes, pack_nodes, unpack_nodes
 
 VOCAB = 151_936
 untimed = settings(deadline=None)

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lab.simulation.workflows import Outcome, WorkflowSimulation
-from paceline.workflow.graph import Dependency, SubStage, SubStageId
-from paceline.workflow.policy import SchedulingPolicy
-from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint
-from paceline.workflow.regression import Slowdown
+from paceline.workflow.activity import Slowdown
+from paceline.workflow.graph import Dependency, ProcessingUnit, SubStage, SubStageId
+from paceline.workflow.placement import SchedulingPolicy
+from paceline.workflow.profiling import OperationProfile, ProfileStore, ShapePoint
 from paceline.workflow.scheduler import WorkflowScheduler
-from paceline.workflow.units import ProcessingUnit
 
 RISING = Slowdown((46.0, 77.0, 110.0), (1.0, 1.3, 2.0))
 PLAIN = SchedulingPolicy(control=False, future_weight=0.0)

@@ -10,13 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.workflow.activity import Activity, Overlap, Running
-from paceline.workflow.events import Launch
-from paceline.workflow.graph import SubStageId
-from paceline.workflow.profiling.contention import BINS, KEPT, ContentionSamples
-from paceline.workflow.profiling.learning import OPERATIONS, SHAPES, WINDOW, LearningProfiles
-from paceline.workflow.profiling.profiles import OperationProfile, ShapePoint
-from paceline.workflow.regression import Slowdown
+from paceline.workflow.activity import Activity, Overlap, Running, Slowdown
+from paceline.workflow.graph import Launch, SubStageId
+from paceline.workflow.profiling import (
+    BINS,
+    KEPT,
+    OPERATIONS,
+    SHAPES,
+    WINDOW,
+    ContentionSamples,
+    LearningProfiles,
+    OperationProfile,
+    ShapePoint,
+)
 
 PROFILED = {("chat/decode", "engine"): OperationProfile([ShapePoint(1, 0.02, 8.0), ShapePoint(16, 0.32, 8.0)])}
 ANY = st.floats(allow_nan=True, allow_infinity=True)

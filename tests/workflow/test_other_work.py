@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.workflow.events import Added, Ended, Launch, OtherBegan, OtherEnded
-from paceline.workflow.profiling.learning import LearningProfiles
-from paceline.workflow.profiling.profiles import OperationProfile, ShapePoint
+from paceline.workflow.graph import Added, Ended, Launch, OtherBegan, OtherEnded
+from paceline.workflow.profiling import LearningProfiles, OperationProfile, ShapePoint
 from paceline.workflow.scheduler import WorkflowScheduler
 from tests.workflow.made import RISING, task, unit
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.workflow.partition import best_shape, seconds_for, shapes_to_try
-from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint
-from paceline.workflow.regression import Slowdown, fit_slowdown, nonnegative_least_squares
+from paceline.workflow.activity import Slowdown, fit_slowdown, nonnegative_least_squares
+from paceline.workflow.placement import best_shape, seconds_for, shapes_to_try
+from paceline.workflow.profiling import OperationProfile, ProfileStore, ShapePoint
 
 CURVE = OperationProfile([ShapePoint(1, 0.05, 10.0), ShapePoint(4, 0.08, 20.0), ShapePoint(8, 0.2, 30.0)])
 

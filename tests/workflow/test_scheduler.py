@@ -12,23 +12,24 @@ import pytest
 
 from lab.simulation.workflows import Ran, WorkflowSimulation
 from paceline.workflow.builder import WORKFLOWS, WorkflowBuilder, WorkflowName, WorkflowSizes
-from paceline.workflow.events import (
+from paceline.workflow.graph import (
     Added,
     Cancel,
     Dropped,
     Ended,
     Failed,
     Launch,
+    ProcessingUnit,
     RequestDone,
+    SubStage,
+    SubStageId,
     UnitBack,
     UnitLost,
     Unrunnable,
 )
-from paceline.workflow.graph import SubStage, SubStageId
-from paceline.workflow.policy import SchedulingPolicy
-from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.placement import SchedulingPolicy
+from paceline.workflow.profiling import OperationProfile, ProfileStore, ShapePoint
 from paceline.workflow.scheduler import WorkflowScheduler
-from paceline.workflow.units import ProcessingUnit
 from tests.workflow.made import PLAIN, RISING, Known, simulate, single_launch_graph, task, unit
 
 POLICIES = [

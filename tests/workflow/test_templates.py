@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.workflow.events import Added, Ended, Launch
-from paceline.workflow.graph import Dependency, SubStageId
-from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.builder import DAMPING, MAX_DEPTH, PRIOR_WEIGHT, WorkflowTemplate
+from paceline.workflow.graph import Added, Dependency, Ended, Launch, SubStageId
+from paceline.workflow.profiling import OperationProfile, ProfileStore, ShapePoint
 from paceline.workflow.scheduler import WorkflowScheduler
-from paceline.workflow.templates import DAMPING, MAX_DEPTH, PRIOR_WEIGHT, WorkflowTemplate
 from tests.workflow.made import task, unit
 
 

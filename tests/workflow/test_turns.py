@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from paceline.workflow.events import Added, Ended, Launch
-from paceline.workflow.graph import SubStage
-from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.graph import Added, Ended, Launch, SubStage
+from paceline.workflow.profiling import OperationProfile, ProfileStore, ShapePoint
 from paceline.workflow.scheduler import WorkflowScheduler
 from tests.workflow.made import task, unit
 

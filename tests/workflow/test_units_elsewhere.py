@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.workflow.events import Added, Ended, Launch, UnitBack, UnitLost, UnitMoved, WorkflowEffect
-from paceline.workflow.graph import SubStage
-from paceline.workflow.policy import SchedulingPolicy
-from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.graph import Added, Ended, Launch, SubStage, UnitBack, UnitLost, UnitMoved, WorkflowEffect
+from paceline.workflow.placement import SchedulingPolicy
+from paceline.workflow.profiling import OperationProfile, ProfileStore, ShapePoint
 from paceline.workflow.scheduler import WorkflowScheduler
 from tests.workflow.made import task, unit
 

@@ -6,11 +6,10 @@ import pytest
 
 from lab.simulation.workflows import Ran, WorkflowSimulation
 from paceline.runtime.units import UnitRegistry
-from paceline.workflow.builder import PUBLIC, WORKFLOWS, WorkflowBuilder, WorkflowName, WorkflowSizes
+from paceline.workflow.builder import PUBLIC, WORKFLOWS, WorkflowBuilder, WorkflowName, WorkflowSizes, templates
 from paceline.workflow.graph import StageGraph
-from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.profiling import OperationProfile, ProfileStore, ShapePoint
 from paceline.workflow.scheduler import WorkflowScheduler
-from paceline.workflow.templates import templates
 from tests.workflow.made import Known
 
 SIZES = WorkflowSizes(question=20, chunks=8, stored=True, far=True, apart=True)

@@ -26,7 +26,7 @@ from paceline.api.http.logs import quieten
 from paceline.errors import ConfigError
 from paceline.runtime.garbage import freeze_heap
 from paceline.runtime.link.transport import MAX_QUEUED_FRAMES
-from paceline.wire.fields import MAX_FRAME_BYTES
+from paceline.wire.messages import MAX_FRAME_BYTES
 
 DRAIN_S = 30.0  # for answers to end after the first signal
 CLOSE_S = 3  # for connections to close after that

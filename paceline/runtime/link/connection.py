@@ -16,6 +16,7 @@ from paceline.runtime.service import LinkState
 from paceline.wire.close_codes import CloseCode, clip
 from paceline.wire.effects import (
     Authenticate,
+    Claim,
     Connected,
     Deliver,
     Disconnected,
@@ -24,15 +25,13 @@ from paceline.wire.effects import (
     KeyEffect,
     MakeKey,
     SettleKey,
+    Signer,
     Transmit,
     WakeAt,
 )
-from paceline.wire.identity.handshake import Handshake
-from paceline.wire.identity.renewal import CloudRenewal, DeviceRenewal
-from paceline.wire.identity_messages import Introduction
+from paceline.wire.identity import CloudRenewal, DeviceRenewal, Handshake
 from paceline.wire.link import LinkMachine
-from paceline.wire.messages import CloseSession, OpenSession, SessionFrame
-from paceline.wire.signing import Claim, Signer
+from paceline.wire.messages import CloseSession, Introduction, OpenSession, SessionFrame
 
 # The link machine's effects on keys: they read or write a registry or a file, and so take time.
 #

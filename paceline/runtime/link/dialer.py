@@ -19,7 +19,7 @@ from paceline.runtime.link.connection import Authenticator, KeyKeeper, KeyStore,
 from paceline.runtime.link.emulation import Emulation, emulated
 from paceline.runtime.link.transport import UVICORN_LINK_OPTIONS, ServerTransport, Transport, dial, is_secret
 from paceline.wire.close_codes import FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
-from paceline.wire.identity.handshake import CloudHandshake, DeviceHandshake
+from paceline.wire.identity import CloudHandshake, DeviceHandshake
 from paceline.wire.messages import SUBPROTOCOL
 
 __all__ = [

@@ -19,8 +19,7 @@ from websockets.typing import Subprotocol
 from paceline.core.printable import printable
 from paceline.errors import ConfigError, LinkClosed, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.fields import MAX_FRAME_BYTES
-from paceline.wire.messages import SUBPROTOCOL
+from paceline.wire.messages import MAX_FRAME_BYTES, SUBPROTOCOL
 
 OPEN_TIMEOUT_S = 10.0  # for TCP, TLS and the HTTP upgrade together
 CLOSE_TIMEOUT_S = 2.0

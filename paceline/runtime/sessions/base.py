@@ -38,12 +38,7 @@ from paceline.strategies.base import (
     Started,
     TimerFired,
 )
-from paceline.wire.messages import (
-    CloseSession,
-    RetrievedPassages,
-    SessionFrame,
-    SessionMessage,
-)
+from paceline.wire.messages import CloseSession, RetrievedPassages, SessionFrame, SessionMessage
 
 # A session's sequences on the engine of the draft model, which has a thread of its own.
 

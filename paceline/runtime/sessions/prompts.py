@@ -19,7 +19,7 @@ from paceline.runtime.engine_loop.requests import StoredPrefix
 from paceline.runtime.service import Citation
 from paceline.runtime.units import PlainWork
 from paceline.strategies.base import Branch, Side, other
-from paceline.wire.identity_messages import RelevanceScale
+from paceline.wire.messages import RelevanceScale
 
 SEARCHED_CHARACTERS = 600  # of an answer: with a question, about what MiniLM embeds, which reads the first 256 tokens
 

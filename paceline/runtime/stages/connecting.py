@@ -28,11 +28,10 @@ from paceline.core.printable import printable
 from paceline.errors import LinkClosed, RemoteProtocolError
 from paceline.runtime.identity import verify
 from paceline.wire.close_codes import CloseCode, sentence
-from paceline.wire.fields import NONCE_BYTES, Frame
-from paceline.wire.signing import Claim, Signer
-from paceline.wire.stages.handshake import DiallerHandshake, ListenerHandshake, Purpose
+from paceline.wire.effects import Claim, Signer
+from paceline.wire.messages import NONCE_BYTES, Frame
 from paceline.wire.stages.messages import Answered, Codec, Refused, StageChallenge, StageHello, StagePing, StageProof
-from paceline.wire.stages.pipe import LENGTH_BYTES, Bulk, Pipe
+from paceline.wire.stages.pipe import LENGTH_BYTES, Bulk, DiallerHandshake, ListenerHandshake, Pipe, Purpose
 
 # One connection of a pipeline: the machine `wire.stages.pipe.Pipe` on a TLS connection, with a heartbeat.
 #

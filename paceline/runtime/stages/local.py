@@ -21,7 +21,7 @@ from paceline.errors import LinkClosed
 from paceline.runtime.identity import PrivateKey
 from paceline.settings import PREFIX
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.signing import Claim
+from paceline.wire.effects import Claim
 
 log = logging.getLogger("paceline.stages")
 

@@ -16,9 +16,10 @@ from paceline.engine.base import Ticket
 from paceline.errors import ConfigError, EngineError, LinkClosed, PacelineError
 from paceline.runtime.stages.connecting import Admit, Channel, dial_stage
 from paceline.wire.close_codes import CloseCode, sentence
-from paceline.wire.fields import Frame
-from paceline.wire.signing import Signer
+from paceline.wire.effects import Signer
+from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
+    ROW_FORMATS,
     About,
     Answered,
     Assign,
@@ -29,12 +30,12 @@ from paceline.wire.stages.messages import (
     KvRows,
     LoadSpan,
     NeighbourLost,
+    RowFormat,
     ScoreRows,
     StageHave,
     StagePing,
 )
 from paceline.wire.stages.pipe import Bulk, Pipe
-from paceline.wire.stages.rows import ROW_FORMATS, RowFormat
 from paceline.wire.stages.sampling import BatchDone, Sampled
 
 # The stages of one pipeline as their head sees them: dialled, told their layers, put in a row.

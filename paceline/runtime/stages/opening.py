@@ -16,8 +16,8 @@ from paceline.runtime.stages.local import LocalPlace
 from paceline.runtime.stages.members import FixedPlace, Members, Place, Standing
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.signing import Claim, Signer
-from paceline.wire.stages.rows import RowFormat
+from paceline.wire.effects import Claim, Signer
+from paceline.wire.stages.messages import RowFormat
 
 log = logging.getLogger("paceline.stages")
 

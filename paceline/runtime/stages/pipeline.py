@@ -30,7 +30,7 @@ from paceline.errors import ConfigError, EngineError, LocalProtocolError, Remote
 from paceline.runtime.stages.members import AheadRows, BatchUnderWay, Members, StageRequest
 from paceline.runtime.stages.stage_head import StageHead
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.fields import Frame
+from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
     MAX_MESSAGE_BYTES,
     About,

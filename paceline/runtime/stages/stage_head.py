@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from paceline.engine.stages.history import Entry, Forked, History, Imported, Pruned, Ran, Released, Truncated
 from paceline.errors import ConfigError, EngineError, LinkClosed, LocalProtocolError
 from paceline.runtime.stages.members import Member, Members, StageRequest, UnderWay
-from paceline.wire.fields import Frame
+from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
     Answered,
     Failed,

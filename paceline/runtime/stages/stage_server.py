@@ -23,9 +23,8 @@ from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages.connecting import NOT_YOURS, Arrival, Certificate, Channel, accept, dial_stage
 from paceline.runtime.stages.stage_worker import StageWorker
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.fields import Frame
-from paceline.wire.signing import Claim
-from paceline.wire.stages.handshake import Purpose
+from paceline.wire.effects import Claim
+from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
     MAX_SENTENCE,
     About,
@@ -52,7 +51,7 @@ from paceline.wire.stages.messages import (
     StagePing,
     TruncateRows,
 )
-from paceline.wire.stages.pipe import WINDOW_BYTES, Bulk, Pipe
+from paceline.wire.stages.pipe import WINDOW_BYTES, Bulk, Pipe, Purpose
 from paceline.wire.stages.sampling import BatchDone, SampleAhead, SampleRows
 
 log = logging.getLogger("paceline.stage")

@@ -22,7 +22,7 @@ from paceline.engine.stages.history import scored_of
 from paceline.engine.stages.stage import Stage
 from paceline.errors import EngineError, EngineLost, PacelineError
 from paceline.runtime.stages.pipeline import kv_from_wire, kv_to_wire
-from paceline.wire.fields import Frame
+from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
     MAX_SENTENCE,
     Answered,
@@ -37,16 +37,18 @@ from paceline.wire.stages.messages import (
     KvRows,
     PruneRows,
     ReleaseRows,
+    RowFormat,
     RunBatch,
     ScoreRows,
     StageHave,
     TruncateRows,
     batch_from_wire,
     kept_of,
+    pack_rows,
+    unpack_rows,
     without_others,
 )
 from paceline.wire.stages.pipe import MAX_BULK_BYTES, Bulk
-from paceline.wire.stages.rows import RowFormat, pack_rows, unpack_rows
 from paceline.wire.stages.sampling import (
     BatchDone,
     SampleAhead,

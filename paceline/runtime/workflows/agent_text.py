@@ -18,7 +18,7 @@ from paceline.runtime.units import CLOUD, ENGINE
 from paceline.runtime.workflows.driver import Outcome, WorkflowDriver
 from paceline.strategies.strategy import Privacy
 from paceline.workflow.agents.records import Prompt
-from paceline.workflow.events import Launch
+from paceline.workflow.graph import Launch
 
 # The text of one generation, taken part by part by the launches of the sub-stage that writes it.
 

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from paceline.errors import PacelineError
 from paceline.runtime.units import UnitRegistry
-from paceline.workflow.events import (
+from paceline.workflow.builder import templates
+from paceline.workflow.graph import (
     Added,
     Cancel,
     Dropped,
@@ -23,17 +24,17 @@ from paceline.workflow.events import (
     OtherEnded,
     RequestDone,
     Resized,
+    SubStage,
+    SubStageId,
     UnitBack,
     UnitLost,
     UnitMoved,
     Unrunnable,
     WorkflowEvent,
 )
-from paceline.workflow.graph import SubStage, SubStageId
-from paceline.workflow.policy import SchedulingPolicy
-from paceline.workflow.profiling.profiles import ProfileStore
+from paceline.workflow.placement import SchedulingPolicy
+from paceline.workflow.profiling import ProfileStore
 from paceline.workflow.scheduler import WorkflowScheduler
-from paceline.workflow.templates import templates
 
 log = logging.getLogger("paceline.workflow")
 

@@ -25,8 +25,8 @@ from paceline.engine.base import ModelInfo
 from paceline.errors import ConfigError
 from paceline.rag.embedder import DEFAULT
 from paceline.secret_files import private_folder, read_private, write_private
-from paceline.workflow.profiling.learning import Demand, LearningProfiles
-from paceline.workflow.units import WorkflowModels
+from paceline.workflow.graph import WorkflowModels
+from paceline.workflow.profiling import Demand, LearningProfiles
 
 FILE: Final = "profiles.json"
 FORMAT: Final = 1

@@ -23,16 +23,20 @@ from paceline.rag.rerank import best_first
 from paceline.runtime.units import UnitRegistry
 from paceline.runtime.workflows.agent_text import CHARACTERS, AgentText, Noting, Reader
 from paceline.runtime.workflows.driver import Outcome, Work
-from paceline.workflow.agents.agent import AgentParser
-from paceline.workflow.agents.queries import Queries
-from paceline.workflow.agents.records import Evidence, Origin, Prompt, SourcePassage
-from paceline.workflow.agents.refine import MAX_STATEMENTS, REFINE, RefineInputs, most_statements
-from paceline.workflow.agents.registry import AnyAgent
-from paceline.workflow.agents.rewrite import REWRITE, RewriteInputs
-from paceline.workflow.agents.statements import Refined
+from paceline.workflow.agents.records import AgentParser, Evidence, Origin, Prompt, SourcePassage
+from paceline.workflow.agents.roles import (
+    MAX_STATEMENTS,
+    REFINE,
+    REWRITE,
+    AnyAgent,
+    Queries,
+    Refined,
+    RefineInputs,
+    RewriteInputs,
+    most_statements,
+)
 from paceline.workflow.builder import INSTRUCTIONS, PUBLIC
-from paceline.workflow.events import Launch
-from paceline.workflow.graph import SubStage
+from paceline.workflow.graph import Launch, SubStage
 
 # Time limits of stages: one that takes longer counts as failed, and the workflow goes on without it.
 

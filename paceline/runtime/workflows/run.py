@@ -58,11 +58,9 @@ from paceline.runtime.workflows.places import NodePlaces
 from paceline.runtime.workflows.web import NodeWeb, Research, WebAccess, WebPlaces
 from paceline.strategies.base import Side, other
 from paceline.workflow.agents.records import Prompt
-from paceline.workflow.agents.registry import AnyAgent
-from paceline.workflow.agents.rewrite import REWRITE
+from paceline.workflow.agents.roles import REWRITE, AnyAgent
 from paceline.workflow.builder import WORKFLOWS, WorkflowBuilder, WorkflowName, WorkflowSizes
-from paceline.workflow.events import Launch
-from paceline.workflow.graph import SubStage
+from paceline.workflow.graph import Launch, SubStage
 
 log = logging.getLogger("paceline.workflow")
 

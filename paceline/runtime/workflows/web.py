@@ -30,16 +30,11 @@ from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import RemoteSearch
 from paceline.runtime.workflows.driver import Outcome, Work
 from paceline.runtime.workflows.lookup import STAGE_S, Agents, Found, Lookup, Reading, refinements, within
-from paceline.workflow.agents.agent import AgentParser
-from paceline.workflow.agents.look import LOOK, LookInputs
-from paceline.workflow.agents.plan import PLAN, PlanInputs
-from paceline.workflow.agents.queries import Queries
-from paceline.workflow.agents.reading.text import folded
-from paceline.workflow.agents.records import Evidence, Prompt
-from paceline.workflow.agents.registry import AnyAgent
+from paceline.workflow.agents.reading import folded
+from paceline.workflow.agents.records import AgentParser, Evidence, Prompt
+from paceline.workflow.agents.roles import LOOK, PLAN, AnyAgent, LookInputs, PlanInputs, Queries
 from paceline.workflow.builder import PUBLIC, WorkflowBuilder
-from paceline.workflow.events import Launch
-from paceline.workflow.graph import SubStage, SubStageId
+from paceline.workflow.graph import Launch, SubStage, SubStageId
 
 # What a node searches the web with, and how it reads pages, by the settings of its operator.
 

@@ -23,9 +23,6 @@ from paceline.core.aggregation.aggregators import make_aggregator
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.estimation import DecodeSpeed
 from paceline.core.side import Side, other
-from paceline.strategies.aggregate.deciding import Decider
-from paceline.strategies.aggregate.exchange import DraftExchange
-from paceline.strategies.aggregate.following import DraftSender, Follower
 from paceline.strategies.aggregate.options import (
     accepts,
     aggregator_of,
@@ -35,10 +32,8 @@ from paceline.strategies.aggregate.options import (
     draft_limits,
     options_of,
 )
-from paceline.strategies.aggregate.resync import SYNC_INTERVAL_S, Resync
-from paceline.strategies.aggregate.side_weights import SideWeights
-from paceline.strategies.aggregate.state import Answer, PeerState, placement_of
-from paceline.strategies.aggregate.stats import AggregateStats
+from paceline.strategies.aggregate.roles import SYNC_INTERVAL_S, Decider, DraftSender, Follower, Resync, SideWeights
+from paceline.strategies.aggregate.state import AggregateStats, Answer, DraftExchange, PeerState, placement_of
 from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
 from paceline.strategies.base import (
     Cancelled,
@@ -64,7 +59,7 @@ from paceline.strategies.base import (
     WakeAt,
 )
 from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
-from paceline.strategies.decoding.ngram_drafts import NgramDrafts
+from paceline.strategies.decoding.drafter_feed import NgramDrafts
 from paceline.strategies.decoding.peer_watch import LISTEN_S, PeerWatch
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.strategies.strategy import JOINT_LEVELS, Strategy

@@ -12,20 +12,292 @@ Everything else a role remembers is its own. Writers:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from paceline.core.aggregation.aggregators import LAST_LEVEL, Aggregator, OwnDist, PeerDist
 from paceline.core.aggregation.placement import Placement
+from paceline.core.aggregation.weights import dequantize_score, quantize_score
+from paceline.core.estimation import MovingAverage
 from paceline.core.sampling.dist import Dist
-from paceline.core.side import Side, other
-from paceline.strategies.aggregate.exchange import DraftExchange
+from paceline.core.side import SIDES, Side, other
+from paceline.errors import RemoteProtocolError
 from paceline.strategies.aggregate.options import pinned_side, sends_both_ways
-from paceline.strategies.aggregate.stats import AggregateStats
 from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
 from paceline.strategies.base import ClosePeer, Effect, Emit, MachineConfig
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.drafter_feed import NgramDrafts
 from paceline.strategies.decoding.form import BROKEN_FORM, permits
-from paceline.strategies.decoding.ngram_drafts import NgramDrafts
-from paceline.strategies.decoding.prefix_tree import PrefixTree
-from paceline.wire.payloads.target_codec import NAMED, RECEIVERS, SENDERS
+from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, PrefixNode, PrefixTree
+from paceline.wire.dist_codec import decode_head, encode_head
+from paceline.wire.messages import Drafts
+from paceline.wire.payloads import FOLLOWS, NAMED, RECEIVERS, SENDERS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
+
+# Exchange of draft trees between the two sides: nodes by id in one direction, with their distributions.
+#
+# A side that does not decide sends the nodes it has computed, under ids it counts up. A tree hangs on an anchor, the
+# node of a decided prefix, and later messages on nodes of earlier ones. Where such a message was lost, what hangs on
+# it is ignored until all is sent again: a distribution after a prefix never becomes wrong. A token that the receiver
+# knows is not repeated, be it its own choice or one that it was sent. So what a side has sent as its choice after a
+# prefix stays (`PrefixNode.sent_choice`). A node that is not likely to be used is withheld until it is, since
+# distributions are most of an answer's bytes; one with a choice, if it is less likely than `URGENT_USE`, until a
+# message goes anyway. A node reveals which token was drafted, so a node that only an n-gram look-up drafted (not
+# `derivable`) is withheld with all below it until the peer has sent that token itself or it is a target: documents,
+# and other answers of this side, are private.
+
+
+MAX_MESSAGE_NODES = 256
+# Choices all less likely to be used than this wait for company, as alone each takes twice the bytes. The device
+# decides, or did at first: less depends on what it sends. At 0.25 for the cloud answers took 3 to 7 % longer at a round
+# trip of 300 ms, for a sixth less bytes. Distributions do not wait: answers took 12 % longer.
+URGENT_USE: Mapping[Side, float] = {"cloud": 0.15, "device": 0.4}
+MAX_DEPTH = 256  # tokens below the head; deeper nodes are ignored
+MAX_PEER_IDS = 4096  # remembered at once
+MAX_PEER_PROBS = 1 << 21  # probabilities of the peer's that live nodes hold: some 25 MB with their token ids
+FEW_PROBS = MAX_PEER_PROBS // (MAX_LIVE_NODES + MAX_MESSAGE_NODES)  # so many for every node need not be counted
+KEPT_POSITIONS = 128  # decided positions behind the head whose ids may still be anchors or parents
+
+
+class DraftExchange:
+    """Both directions of one side, under one epoch."""
+
+    def __init__(
+        self,
+        side: Side,
+        aggregator: Aggregator,
+        vocab_size: int,
+        tree: PrefixTree,
+        *,
+        derivable: Callable[[PrefixNode], bool] = lambda _: True,
+        uses: Callable[[PrefixNode], Mapping[PrefixNode, float] | None] | None = None,
+        announce: Callable[[PrefixNode], int] | None = None,
+        only_choices: bool = False,
+    ) -> None:
+        """derivable: the peer may see that this node's token was drafted after its parent. uses: nodes below this head
+        that are worth their bytes, with the probability that they are used; None: all are. announce: of a node, the
+        token that this expects after it is sent, and nothing of its distribution. only_choices: the peer does
+        likewise."""
+        self._derivable = derivable
+        self._uses = uses
+        self._announce = announce
+        self._only_choices = only_choices
+        self._withheld: list[PrefixNode] = []  # computed nodes that must not be sent yet, parents first
+        self._side = side
+        self._aggregator = aggregator
+        self._vocab_size = vocab_size
+        self._tree = tree
+        self.node_bytes = MovingAverage()  # size of a node on the link
+        self._next_id = 0
+        self._sent: dict[int, PrefixNode] = {}  # by own ids
+        self._peer_ids: dict[int, PrefixNode] = {}  # by the peer's ids
+        self._peer_choices: dict[int, int] = {}  # by the peer's ids
+
+    # ---- out --------------------------------------------------------------------------------------------------------
+    def encode(self, nodes: Sequence[PrefixNode], epoch: int) -> list[Drafts]:
+        """Messages for computed nodes, parents first, and for withheld nodes that have become derivable.
+
+        For every live node, if the head was never sent.
+        """
+        if self._tree.head.own_id is None:
+            return self.encode_all(epoch)  # what hangs below the head follows with it
+        return self._messages([*self._withheld, *(node for node in nodes if node.own_id is None)], epoch)
+
+    def encode_all(self, epoch: int) -> list[Drafts]:
+        """Messages for every live node, under new ids: for a peer that decides from now on, or has missed some."""
+        return self._messages(self._tree.head.subtree(), epoch) if self._tree.head.own_dist is not None else []
+
+    @property
+    def withholds(self) -> bool:
+        """Some node is withheld."""
+        return bool(self._withheld)
+
+    def refine(self, node_id: int, level: int, epoch: int) -> list[Drafts]:
+        """A node again, in more detail; nothing if it is no longer alive."""
+        node = self._sent.get(node_id)
+        if node is None or node.own_dist is None or not node.alive or level > LAST_LEVEL:
+            return []
+        share = self._aggregator.to_wire(self._side, node.own_dist, node.position, level)
+        packed = pack_nodes(EncodedNodes(node.position, level, node_id, (-1,), (0,), None, _scores([node])))
+        return [] if share.head is None else [Drafts(0, epoch, packed, [encode_head(share.head, precise=True)])]
+
+    def _messages(self, nodes: Iterable[PrefixNode], epoch: int) -> list[Drafts]:
+        head = self._tree.head
+        uses = None if self._uses is None else self._uses(head)
+        live = [node for node in nodes if node.alive and node.own_dist is not None]
+        ready: dict[PrefixNode, None] = {}
+        for node in live:
+            parent = node.parent
+            parent_sent = parent is not None and (parent in ready or parent.own_id is not None)
+            if node is head or (parent_sent and (uses is None or node in uses) and self._derivable(node)):
+                ready[node] = None
+        may_wait = self._aggregator.sends_choices and head not in ready
+        if uses is not None and may_wait and all(uses[node] < URGENT_USE[self._side] for node in ready):
+            ready = {}  # they go with the next message that is needed sooner
+        self._withheld = [node for node in live if node not in ready]
+        sendable = list(ready)
+        return [
+            self._message(sendable[at : at + MAX_MESSAGE_NODES], epoch)
+            for at in range(0, len(sendable), MAX_MESSAGE_NODES)
+        ]
+
+    def _message(self, nodes: Sequence[PrefixNode], epoch: int) -> Drafts:
+        head, first = self._tree.head, self._next_id
+        for node in nodes:
+            node.own_id = self._next_id
+            self._sent[self._next_id] = node
+            self._next_id += 1
+        shares = [self._share(node, node.own_dist) for node in nodes if node.own_dist is not None]
+        heads = [share.head for share in shares if share.head is not None]
+        if not heads:
+            for node, share in zip(nodes, shares, strict=True):
+                node.sent_choice = share.token
+        encoded = EncodedNodes(
+            position=head.position if nodes[0] is head else None,
+            level=0,
+            first=first,
+            parents=tuple(-1 if node is head else _own_id(node.parent) for node in nodes),
+            tokens=tuple(0 if node is head else _edge(node, first) for node in nodes),
+            choices=None if heads else tuple(map(_choice, nodes)),
+            scores=None if self._announce is not None else _scores(nodes),
+        )
+        packed = pack_nodes(encoded)
+        dists = [encode_head(dist, precise=False) for dist in heads]
+        self.node_bytes.add((len(packed) + sum(len(dist.ids) + len(dist.probs) for dist in dists)) / len(nodes))
+        return Drafts(0, epoch, packed, dists)
+
+    def _share(self, node: PrefixNode, own: OwnDist) -> PeerDist:
+        if self._announce is None:
+            return self._aggregator.to_wire(self._side, own, node.position)
+        return PeerDist(self._announce(node) if node.sent_choice is None else node.sent_choice, None)
+
+    # ---- in ---------------------------------------------------------------------------------------------------------
+    def receive(self, message: Drafts) -> None:
+        """Add the peer's nodes that still matter to the tree. A message that cannot be decoded counts as lost."""
+        try:
+            nodes = unpack_nodes(message.nodes, self._vocab_size)
+            dists = [decode_head(payload, self._vocab_size) for payload in message.dists]
+        except RemoteProtocolError:
+            return
+        anchor: PrefixNode | None = None
+        if nodes.position is not None:
+            anchor = self._peer_ids.get(nodes.first) or self._tree.decided(nodes.position)
+        if nodes.choices is None and len(dists) != len(nodes.tokens):
+            return
+        if len(self._peer_ids) > MAX_PEER_IDS:
+            self._peer_ids, self._peer_choices = {}, {}  # no honest peer sends so many between two targets
+        has_room = not self._tree.full()
+        sender, head = other(self._side), self._tree.head
+        room = self._room_for(dists)
+        for index, (parent, token) in enumerate(zip(nodes.parents, nodes.tokens, strict=True)):
+            node_id = nodes.first + index
+            node = anchor if parent < 0 else self._child(parent, token, create=has_room)
+            if node is None or node.position > head.position + MAX_DEPTH:
+                continue
+            self._peer_ids[node_id] = node
+            dist = dists[index] if nodes.choices is None else None
+            room -= 0 if dist is None else len(dist.ids)
+            if room < 0:
+                break  # counts as lost; what is nearest to the head came first, and room returns as the head moves
+            choice = None if nodes.choices is None else nodes.choices[index]
+            if choice == YOURS:
+                choice = node.sent_choice
+            if choice is not None:
+                self._peer_choices[node_id] = choice
+            if node.alive:
+                if self._only_choices:
+                    share = None if choice is None else PeerDist(choice, None)
+                else:
+                    share = self._aggregator.from_wire(sender, dist, choice, node.position, nodes.level)
+                if share is not None:
+                    log_h = None if nodes.scores is None else dequantize_score(nodes.scores[index])
+                    node.set_peer(replace(share, log_evidence=log_h), node_id)
+
+    def _room_for(self, dists: Sequence[Dist]) -> int:
+        """Probabilities that may be held beside those of the live nodes. Not counted where these are few each."""
+        if max((len(dist.ids) for dist in dists), default=0) <= FEW_PROBS:
+            return MAX_PEER_PROBS
+        shares = (node.peer_dist for node in self._tree.head.subtree())
+        return MAX_PEER_PROBS - sum(len(each.head.ids) for each in shares if each is not None and each.head is not None)
+
+    def _child(self, parent_id: int, token: int, *, create: bool) -> PrefixNode | None:
+        """The child of the peer's node by an edge as it was sent; a new one below a live parent, if `create`."""
+        parent = self._peer_ids.get(parent_id)
+        if parent is None:
+            return None
+        edge = {FOLLOWS: self._peer_choices.get(parent_id), YOURS: parent.sent_choice}.get(token, token)
+        if edge is None:
+            return None
+        return parent.child(edge) if parent.alive and create else self._tree.find(parent, edge)
+
+    def forget_dead(self) -> None:
+        """Forget ids of dead nodes, and of decided ones that are far behind the head."""
+        oldest = self._tree.head.position - KEPT_POSITIONS
+        for ids in (self._sent, self._peer_ids):
+            for node_id in [i for i, node in ids.items() if not node.alive and (node.dead or node.position < oldest)]:
+                del ids[node_id]
+                if ids is self._peer_ids:
+                    self._peer_choices.pop(node_id, None)
+
+
+def _scores(nodes: Sequence[PrefixNode]) -> tuple[int, ...] | None:
+    """Quantized log h after each node; None where scores do not follow the text, or there are no documents."""
+    known = [node.log_evidence for node in nodes if node.log_evidence is not None]
+    return tuple(map(quantize_score, known)) if len(known) == len(nodes) else None
+
+
+def _own_id(node: PrefixNode | None) -> int:
+    assert node is not None and node.own_id is not None, "a tree is sent from its head on"
+    return node.own_id
+
+
+def _edge(node: PrefixNode, first: int) -> int:
+    """The token of a node as it is sent. first: id of the first node of the message."""
+    parent = node.parent
+    assert parent is not None
+    if node.token == parent.sent_choice and (_own_id(parent) < first or _choice(parent) == YOURS):
+        return FOLLOWS
+    return YOURS if node.token == parent.peer_choice and node.token != parent.sent_choice else node.token
+
+
+def _choice(node: PrefixNode) -> int:
+    """The choice after a node as it is sent."""
+    assert node.sent_choice is not None
+    return YOURS if node.sent_choice == node.peer_choice else node.sent_choice
+
+
+# Counts of one side of one answer, for its report.
+
+
+class AggregateStats:
+    """Drafts and how many were accepted, hand-overs, and what was computed."""
+
+    def __init__(self) -> None:
+        self.alone = 0  # targets that this side decided alone
+        self.handovers = 0  # by this side
+        self._drafted = dict.fromkeys(SIDES, 0)  # first drafts of each side, where its distribution was known here
+        self._accepted = dict.fromkeys(SIDES, 0)
+        self._follower_drafted = 0  # the same, of whichever side followed
+        self._follower_accepted = 0
+
+    def count_target(self, token: int, first_drafts: dict[Side, int], holder: Side) -> None:
+        """Count one target of both sides. first_drafts: of each side whose distribution is known here."""
+        for side, draft in first_drafts.items():
+            self._drafted[side] += 1
+            self._accepted[side] += draft == token
+        follower = other(holder)
+        if follower in first_drafts:
+            self._follower_drafted += 1
+            self._follower_accepted += first_drafts[follower] == token
+
+    def report(self, decoder: BranchDecoder) -> dict[str, float]:
+        """Values for `Finish.stats`."""
+        counts: dict[str, int] = {"drafted": self._follower_drafted, "accepted": self._follower_accepted}
+        for side in SIDES:
+            counts |= {f"drafted_{side}": self._drafted[side], f"accepted_{side}": self._accepted[side]}
+        counts |= {"alone": self.alone, "handovers": self.handovers}
+        counts |= {"forwards": decoder.forwards, "rows": decoder.rows}
+        return {name: float(count) for name, count in counts.items()}
+
 
 FIRST_HOLDER: Side = "device"
 CLEANUP_TARGETS = 8  # targets between two removals of node ids that are no longer needed

@@ -19,7 +19,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import best_margin
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import Side, other
-from paceline.strategies.decoding.ngram_drafts import NgramDrafts
+from paceline.strategies.decoding.drafter_feed import NgramDrafts
 from paceline.strategies.decoding.prefix_tree import DraftTokens, PrefixNode
 from paceline.wire.options import DraftLimits
 

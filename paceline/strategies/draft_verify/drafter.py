@@ -39,19 +39,67 @@ from paceline.strategies.base import (
     WakeAt,
 )
 from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
+from paceline.strategies.decoding.drafter_feed import NgramDrafts
 from paceline.strategies.decoding.form import BROKEN_FORM, permits
-from paceline.strategies.decoding.ngram_drafts import NgramDrafts
 from paceline.strategies.decoding.peer_watch import LISTEN_S, PeerWatch
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.strategies.draft_verify.drafting import DraftCounts, Drafting, forward_to
-from paceline.strategies.draft_verify.early_verdicts import EarlyVerdicts
 from paceline.strategies.draft_verify.options import options_of
 from paceline.strategies.draft_verify.pace import Pace
-from paceline.strategies.draft_verify.verifiers.choice import verifier_of
+from paceline.strategies.draft_verify.verifiers import verifier_of
 from paceline.wire.dist_codec import decode_head
 from paceline.wire.messages import DistPayload, SessionMessage
-from paceline.wire.payloads.varints import decode_tokens
+from paceline.wire.payloads import decode_tokens
 from paceline.wire.verify_messages import Rejected, Verdict, VerdictRequest
+
+# Verdicts that came before those they follow, until the gap before them is closed.
+
+
+MAX_EARLY = 64  # verdicts that wait; the rest is asked for again
+MAX_EARLY_BYTES = 1 << 18  # of all that wait, with their distributions; likewise
+
+
+class EarlyVerdicts:
+    """Bounded, since a peer may send any verdict it likes. Links keep the order, so of an honest one few wait."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Verdict] = {}  # by their start
+        self._bytes = 0
+
+    def add(self, verdict: Verdict, num_targets: int) -> None:
+        """Keep a verdict; of two with one start the one that says more. num_targets: known so far."""
+        kept = self._waiting.get(verdict.start)
+        if kept is not None and _says(kept) > _says(verdict):
+            return
+        freed = 0 if kept is None else _size(kept)
+        if verdict.start > num_targets:
+            full = kept is None and len(self._waiting) >= MAX_EARLY
+            if full or self._bytes - freed + _size(verdict) > MAX_EARLY_BYTES:
+                return
+        self._waiting[verdict.start] = verdict
+        self._bytes += _size(verdict) - freed
+
+    def pop(self, num_targets: int) -> Verdict | None:
+        """A verdict that begins at or before the next target; None without one."""
+        first = min(self._waiting, default=None)
+        if first is None or first > num_targets:
+            return None
+        verdict = self._waiting.pop(first)
+        self._bytes -= _size(verdict)
+        return verdict
+
+
+def _says(verdict: Verdict) -> tuple[int, bool]:
+    return len(verdict.tokens), isinstance(verdict, Rejected)
+
+
+def _size(verdict: Verdict) -> int:
+    """Bytes of its tokens and distributions."""
+    dists = list(verdict.dists)
+    if isinstance(verdict, Rejected):
+        dists += [dist for dist in (verdict.head, verdict.plain) if dist is not None]
+    return len(verdict.tokens) + sum(len(dist.ids) + len(dist.probs) for dist in dists)
+
 
 SYNC_INTERVAL_S: Final = 1.0
 MIN_PACED: Final = 16  # tokens of an answer that tells how fast answers are

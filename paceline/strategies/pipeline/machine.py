@@ -37,8 +37,7 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS
 from paceline.strategies.decoding.drafter_feed import TreeDrafter
-from paceline.strategies.pipeline.growth import TreeGrowth
-from paceline.strategies.pipeline.options import PipelineOptions, options_of
+from paceline.strategies.pipeline.growth import PipelineOptions, TreeGrowth, options_of
 from paceline.strategies.pipeline.segments import Rows, SegmentDecoder
 from paceline.strategies.strategy import Strategy
 

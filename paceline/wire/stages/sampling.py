@@ -12,8 +12,7 @@ from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.row import RowHead, RowSampling, SampledRow
 from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.fields import Count, Frame, Part, Token
-from paceline.wire.messages import Sampling
+from paceline.wire.messages import Count, Frame, Part, Sampling, Token
 from paceline.wire.stages.messages import MAX_ROWS, Number, RowIndices, Sentence
 
 MAX_BRANCHES = 256

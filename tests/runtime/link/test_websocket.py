@@ -25,10 +25,8 @@ from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.link.transport import dial
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
-from paceline.wire.fields import MAX_FRAME_BYTES
-from paceline.wire.identity_messages import Welcome
 from paceline.wire.link import LinkMachine
-from paceline.wire.messages import SUBPROTOCOL, VERSION, OpenSession
+from paceline.wire.messages import MAX_FRAME_BYTES, SUBPROTOCOL, VERSION, OpenSession, Welcome
 from tests.wire.identities import CLOUD, DEVICE, LAPTOP, STRANGER, admit, cloud_end, device_end, frame_of
 from tests.wire.samples import closing, have, opening, targets
 

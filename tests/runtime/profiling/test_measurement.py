@@ -14,7 +14,7 @@ from paceline.runtime.engine_loop.executor import StepLimits
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.profiling import EngineLanes, Load, Measurement, Operation, engine_operations, host_operations
 from paceline.runtime.units import UnitRegistry
-from paceline.workflow.regression import Slowdown
+from paceline.workflow.activity import Slowdown
 
 pytestmark = pytest.mark.anyio
 

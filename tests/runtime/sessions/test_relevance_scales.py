@@ -12,7 +12,7 @@ from paceline.rag.records import Passage
 from paceline.runtime.sessions.prompts import PromptSet, difference, scale_of
 from paceline.settings import NodeSettings
 from paceline.strategies.base import Branch
-from paceline.wire.identity_messages import RelevanceScale
+from paceline.wire.messages import RelevanceScale
 
 MINILM = RelevanceScale("a" * 64, 0.8)
 PASSAGE = Passage("page.md", 1, "", "text", 0.5)

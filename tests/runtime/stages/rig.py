@@ -20,7 +20,7 @@ from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.runtime.stages.stage_server import StageServer
 from paceline.runtime.stages.stage_worker import StageWorker
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.signing import Claim
+from paceline.wire.effects import Claim
 
 Span = tuple[int, int]
 FLOAT32 = EngineOptions(dtype="float32")

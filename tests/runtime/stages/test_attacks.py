@@ -20,9 +20,8 @@ from paceline.runtime.identity import PrivateKey, verify
 from paceline.runtime.stages import stage_server
 from paceline.runtime.stages.connecting import dialling_context
 from paceline.runtime.stages.members import FixedPlace
-from paceline.wire.stages.handshake import DiallerHandshake
 from paceline.wire.stages.messages import Codec, StageChallenge
-from paceline.wire.stages.pipe import Pipe
+from paceline.wire.stages.pipe import DiallerHandshake, Pipe
 from tests.runtime.stages.rig import Rig, even_spans, open_pipeline, rig
 
 DEMO = Path(paceline.models.__file__).parent / "device"  # of six layers

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from paceline.runtime.stages.connecting import Channel
-from paceline.wire.fields import Frame
+from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import Answered, Codec, HiddenRows, StagePing
 from paceline.wire.stages.pipe import Bulk, Pipe
 

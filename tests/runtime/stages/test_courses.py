@@ -18,7 +18,7 @@ from paceline.engine.loader import EngineOptions, load_engine
 from paceline.engine.stages.stage import HiddenArray, Stage, StageOutput
 from paceline.errors import EngineError
 from paceline.runtime.stages.pipeline import RemotePipeline
-from paceline.wire.fields import Frame
+from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import PruneRows
 from tests.engine.late_segments import Sender
 from tests.engine.trials import assert_same, scratch

@@ -26,7 +26,7 @@ from paceline.runtime.stages.local import LocalPlace
 from paceline.runtime.stages.members import FixedPlace, Member, Members
 from paceline.runtime.stages.stage_server import failure_of
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.signing import Claim
+from paceline.wire.effects import Claim
 from paceline.wire.stages.messages import About, Answered, Codec, Describe, Failed, NeighbourLost, StagePing
 from paceline.wire.stages.pipe import Pipe
 from paceline.wire.stages.sampling import BatchDone

@@ -23,9 +23,8 @@ from paceline.runtime.workflows.lookup import Found, Refining
 from paceline.runtime.workflows.run import WorkflowRun
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import WRITE, OpenSession, WrittenText
-from paceline.workflow.events import Launch
-from paceline.workflow.graph import SubStageId
-from paceline.workflow.profiling.profiles import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.graph import Launch, SubStageId
+from paceline.workflow.profiling import OperationProfile, ProfileStore, ShapePoint
 from tests.runtime.test_node import Bench, nodes
 from tests.runtime.workflows.test_research import RESEARCH, ScriptedWeb
 from tests.runtime.workflows.test_run import ASKED, KEY, MAP, Models, ScriptedPlaces, _all

@@ -21,8 +21,7 @@ from paceline.runtime.workflows.kept_profiles import (
     launch_bytes,
 )
 from paceline.workflow.activity import Overlap
-from paceline.workflow.profiling.learning import LearningProfiles
-from paceline.workflow.profiling.profiles import OperationProfile, ShapePoint
+from paceline.workflow.profiling import LearningProfiles, OperationProfile, ShapePoint
 
 pytestmark = pytest.mark.anyio
 

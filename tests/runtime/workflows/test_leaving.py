@@ -15,7 +15,7 @@ from paceline.runtime.units import UnitRegistry
 from paceline.runtime.workflows.driver import Outcome, WorkflowDriver
 from paceline.runtime.workflows.run import WorkflowRun
 from paceline.workflow.builder import WorkflowBuilder, WorkflowSizes
-from paceline.workflow.events import Launch
+from paceline.workflow.graph import Launch
 from tests.runtime.test_node import REQUEST, nodes
 from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces, _all, _text
 

@@ -13,12 +13,12 @@ from paceline.core.aggregation.aggregators import Aggregator, AggregatorName, Ow
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side, other
-from paceline.strategies.aggregate.exchange import MAX_PEER_PROBS, DraftExchange
+from paceline.strategies.aggregate.state import MAX_PEER_PROBS, DraftExchange
 from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, PrefixNode, PrefixTree
 from paceline.wire.codec import decode, encode
 from paceline.wire.dist_codec import decode_head, encode_head
 from paceline.wire.messages import Drafts
-from paceline.wire.payloads.tree_codec import FOLLOWS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
+from paceline.wire.payloads import FOLLOWS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
 from tests.strategies.cases import VOCAB, point
 
 untimed = settings(deadline=None, max_examples=40)

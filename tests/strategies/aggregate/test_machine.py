@@ -31,7 +31,7 @@ from paceline.strategies.base import (
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import DetailRequest, Drafts, EvidenceWeight, SpeedReport, SyncState, Targets
 from paceline.wire.options import DraftLimits
-from paceline.wire.payloads.tree_codec import unpack_nodes
+from paceline.wire.payloads import unpack_nodes
 from tests.strategies import oracle
 from tests.strategies.cases import (
     BRANCHES,

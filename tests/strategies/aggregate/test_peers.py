@@ -14,8 +14,8 @@ from lab.simulation import Simulation
 from paceline.core.aggregation.aggregators import AggregatorName
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.dist import Dist
-from paceline.strategies.aggregate.following import MAX_EARLY_MESSAGES
 from paceline.strategies.aggregate.machine import Aggregate
+from paceline.strategies.aggregate.roles import MAX_EARLY_MESSAGES
 from paceline.strategies.base import SIDES, Branch, Event, Received, Retrieved, Side, Started
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.dist_codec import encode_head
@@ -30,7 +30,7 @@ from paceline.wire.messages import (
     SyncState,
     Targets,
 )
-from paceline.wire.payloads.tree_codec import FOLLOWS, EncodedNodes, pack_nodes, unpack_nodes
+from paceline.wire.payloads import FOLLOWS, EncodedNodes, pack_nodes, unpack_nodes
 from tests.strategies.cases import (
     CHAIN,
     PROMPT,

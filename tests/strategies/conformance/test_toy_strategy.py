@@ -38,8 +38,7 @@ from paceline.strategies.base import (
 from paceline.strategies.registry import register, unregister
 from paceline.strategies.strategy import JOINT_LEVELS, RoutingContext, Strategy, asked_options
 from paceline.wire.codec import decode, encode
-from paceline.wire.fields import Count
-from paceline.wire.messages import OpenSession, SessionMessage
+from paceline.wire.messages import Count, OpenSession, SessionMessage
 from paceline.wire.options import Options
 from tests.runtime.test_node import REQUEST, collect, nodes
 from tests.strategies.cases import SAMPLINGS, Manner, engines, job, manners

@@ -16,12 +16,12 @@ from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.core.sampling.sampler import SamplingParams, T
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import SIDES, Branch, Machine, MachineConfig, Side, Started
-from paceline.strategies.decoding.ngram_drafts import NgramDrafts
+from paceline.strategies.decoding.drafter_feed import NgramDrafts
 from paceline.strategies.decoding.prefix_tree import PrefixTree
 from paceline.strategies.lookup_tree import LookupTree
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Drafts
-from paceline.wire.payloads.tree_codec import unpack_nodes
+from paceline.wire.payloads import unpack_nodes
 from tests.strategies import oracle
 from tests.strategies.cases import (
     BRANCHES,

@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.decoding.prefix_tree import PrefixTree
-from paceline.strategies.draft_verify.chain import Chain
-from paceline.strategies.draft_verify.early_verdicts import MAX_EARLY, MAX_EARLY_BYTES, EarlyVerdicts
-from paceline.strategies.draft_verify.peer_chain import PeerChain
-from paceline.strategies.draft_verify.verifiers.agreement import Agreement
-from paceline.strategies.draft_verify.verifiers.base import Draft
+from paceline.strategies.draft_verify.drafter import MAX_EARLY, MAX_EARLY_BYTES, EarlyVerdicts
+from paceline.strategies.draft_verify.drafting import Chain
+from paceline.strategies.draft_verify.target_writer import PeerChain
+from paceline.strategies.draft_verify.verifiers import Agreement, Draft
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import DistPayload
-from paceline.wire.payloads.draft_places import encode_places
-from paceline.wire.payloads.varints import encode_tokens
+from paceline.wire.payloads import encode_places, encode_tokens
 from paceline.wire.verify_messages import MAX_CHAIN, DraftChain, Verdict
 
 AGREEMENT = Agreement(SamplingParams())

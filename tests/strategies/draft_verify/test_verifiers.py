@@ -16,17 +16,12 @@ from paceline.core.verification import VerifierName
 from paceline.errors import RequestError
 from paceline.strategies.base import Finish, Received, Side
 from paceline.strategies.draft_verify.options import check, options_of
-from paceline.strategies.draft_verify.verifiers.agreement import Agreement
-from paceline.strategies.draft_verify.verifiers.base import Verifier
-from paceline.strategies.draft_verify.verifiers.choice import verifier_of
-from paceline.strategies.draft_verify.verifiers.rejection import Rejection
-from paceline.strategies.draft_verify.verifiers.truncated import Truncated
+from paceline.strategies.draft_verify.verifiers import Agreement, Rejection, Truncated, Verifier, verifier_of
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import RoutingContext
 from paceline.wire.codec import encode
 from paceline.wire.messages import DistPayload, SessionMessage
-from paceline.wire.payloads.draft_places import encode_places
-from paceline.wire.payloads.varints import encode_tokens
+from paceline.wire.payloads import encode_places, encode_tokens
 from paceline.wire.verify_messages import DraftChain, DraftsWithDists, Rejected, Verdict, VerdictRequest, VerifyOptions
 from tests.strategies.cases import Manner, engines, job
 

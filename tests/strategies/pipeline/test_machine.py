@@ -11,8 +11,8 @@ from lab.simulation import SimulatedSession, Simulation, StageTimes
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import FakeEngine, arbitrary
 from paceline.strategies.base import Branch, Cancelled, Emit, Forward, MachineConfig, Retrieved, Scored, Started
+from paceline.strategies.pipeline.growth import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions
 from paceline.strategies.pipeline.machine import Pipeline
-from paceline.strategies.pipeline.options import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.options import DraftLimits
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, PROMPT, SAMPLINGS, VOCAB, Manner, engines, job, point

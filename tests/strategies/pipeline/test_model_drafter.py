@@ -13,7 +13,7 @@ from paceline.engine.base import Engine, Output, WrappedEngine
 from paceline.engine.fake import FakeEngine, arbitrary, noisy
 from paceline.errors import EngineError
 from paceline.strategies.base import Cancelled
-from paceline.strategies.pipeline.options import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions
+from paceline.strategies.pipeline.growth import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions
 from paceline.strategies.registry import STRATEGIES
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, SAMPLINGS, Manner, engines, job
 from tests.strategies.conformance.laws import alone

@@ -15,8 +15,8 @@ from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Branch, Machine, MachineConfig
 from paceline.strategies.decoding.drafter_feed import TreeDrafter
+from paceline.strategies.pipeline.growth import PipelineOptions
 from paceline.strategies.pipeline.machine import Pipeline
-from paceline.strategies.pipeline.options import PipelineOptions
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
 from tests.strategies.cases import EOS, QUESTION, VOCAB, job

@@ -15,13 +15,10 @@ from paceline.errors import LocalProtocolError
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
-from paceline.wire.effects import Authenticate, Connected, Disconnected, Effect, Transmit
-from paceline.wire.fields import NONCE_BYTES
-from paceline.wire.identity.handshake import CHALLENGE, DeviceHandshake
-from paceline.wire.identity_messages import Challenge, Hello, Proof, Welcome
+from paceline.wire.effects import Authenticate, Connected, Disconnected, Effect, Transmit, signed_bytes
+from paceline.wire.identity import CHALLENGE, DeviceHandshake
 from paceline.wire.link import LinkMachine, LinkState, Role
-from paceline.wire.messages import VERSION
-from paceline.wire.signing import signed_bytes
+from paceline.wire.messages import NONCE_BYTES, VERSION, Challenge, Hello, Proof, Welcome
 from tests.wire.identities import (
     CLOUD,
     DEVICE,

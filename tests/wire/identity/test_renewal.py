@@ -10,9 +10,9 @@ from paceline.runtime.identity import PrivateKey
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
 from paceline.wire.effects import Deliver, Disconnected, Effect, KeepKey, MakeKey, SettleKey, Transmit
-from paceline.wire.identity.renewal import PAUSE_S, CloudRenewal, DeviceRenewal
-from paceline.wire.identity_messages import KeyKept, NewKey, RenewKey
+from paceline.wire.identity import PAUSE_S, CloudRenewal, DeviceRenewal
 from paceline.wire.link import LinkMachine, LinkState
+from paceline.wire.messages import KeyKept, NewKey, RenewKey
 from tests.wire.identities import DEVICE, LAPTOP, STRANGER, checked, cloud_end, device_end, frame_of, shake_hands
 from tests.wire.samples import KEY, SIGNATURE, have, opening
 

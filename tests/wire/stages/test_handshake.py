@@ -7,8 +7,8 @@ import pytest
 
 from paceline.errors import RemoteProtocolError
 from paceline.runtime.identity import PrivateKey, verify
-from paceline.wire.stages.handshake import DiallerHandshake, ListenerHandshake
 from paceline.wire.stages.messages import StageChallenge, StageProof
+from paceline.wire.stages.pipe import DiallerHandshake, ListenerHandshake
 
 HEAD, STAGE, OTHER = (PrivateKey(bytes([n]) * 32) for n in (1, 2, 3))
 

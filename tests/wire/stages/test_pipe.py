@@ -13,21 +13,24 @@ from hypothesis import strategies as st
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.errors import LocalProtocolError, RemoteProtocolError
-from paceline.wire.fields import Frame
+from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
+    ROW_FORMATS,
     Codec,
     Forget,
     HiddenRows,
     PruneRows,
+    RowFormat,
     RunBatch,
     StagePing,
     batch_from_wire,
     batch_to_wire,
     kept_of,
+    pack_rows,
+    unpack_rows,
     without_others,
 )
 from paceline.wire.stages.pipe import Bulk, Pipe
-from paceline.wire.stages.rows import ROW_FORMATS, RowFormat, pack_rows, unpack_rows
 
 KINDS = Codec(StagePing, RunBatch, PruneRows, Forget)
 HEADERS = Codec(HiddenRows)

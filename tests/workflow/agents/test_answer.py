@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.workflow.agents.answer import ANSWER, MAX_CITATIONS, PREAMBLE, AnswerInputs, CitedAnswer, answer_document
-from paceline.workflow.agents.fence import UNCITED
-from paceline.workflow.agents.reading.citations import CitationScanner, find_citations, without_citations
+from paceline.workflow.agents.reading import CitationScanner, find_citations, without_citations
 from paceline.workflow.agents.records import Evidence
+from paceline.workflow.agents.roles import (
+    ANSWER,
+    MAX_CITATIONS,
+    PREAMBLE,
+    UNCITED,
+    AnswerInputs,
+    CitedAnswer,
+    answer_document,
+)
 from tests.workflow.agents.texts import MILLS, QUESTION, TEXTS, passage, read
 
 EVIDENCE = tuple(Evidence.of(each) for each in MILLS)

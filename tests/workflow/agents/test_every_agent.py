@@ -8,16 +8,24 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from paceline.workflow.agents.agent import AgentParser
-from paceline.workflow.agents.answer import ANSWER, AnswerInputs, CitedAnswer
-from paceline.workflow.agents.look import LOOK, LookInputs
-from paceline.workflow.agents.plan import PLAN, PlanInputs
-from paceline.workflow.agents.queries import Queries
-from paceline.workflow.agents.records import Evidence, Prompt
-from paceline.workflow.agents.refine import REFINE, RefineInputs
-from paceline.workflow.agents.registry import AGENTS
-from paceline.workflow.agents.rewrite import REWRITE, RewriteInputs
-from paceline.workflow.agents.statements import MAX_STATEMENT, Refined
+from paceline.workflow.agents.records import AgentParser, Evidence, Prompt
+from paceline.workflow.agents.roles import (
+    AGENTS,
+    ANSWER,
+    LOOK,
+    MAX_STATEMENT,
+    PLAN,
+    REFINE,
+    REWRITE,
+    AnswerInputs,
+    CitedAnswer,
+    LookInputs,
+    PlanInputs,
+    Queries,
+    Refined,
+    RefineInputs,
+    RewriteInputs,
+)
 from paceline.workflow.builder import PUBLIC, WORKFLOWS, WorkflowBuilder, WorkflowSizes
 from tests.workflow.agents.texts import MILLS, QUESTION, cut_texts, passage, read
 

@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.workflow.agents.answer import ANSWER, AnswerInputs, answer_document
-from paceline.workflow.agents.fence import quoted, quoted_passages
-from paceline.workflow.agents.look import LOOK, LookInputs
-from paceline.workflow.agents.reading.citations import find_citations
+from paceline.workflow.agents.reading import find_citations
 from paceline.workflow.agents.records import Evidence, SourcePassage
-from paceline.workflow.agents.refine import REFINE, RefineInputs
+from paceline.workflow.agents.roles import (
+    ANSWER,
+    LOOK,
+    REFINE,
+    AnswerInputs,
+    LookInputs,
+    RefineInputs,
+    answer_document,
+    quoted,
+    quoted_passages,
+)
 from tests.workflow.agents.texts import POISONS, QUESTION, TEXTS, passage
 
 POISONED = st.lists(

@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from paceline.workflow.agents.look import LOOK, LookInputs
-from paceline.workflow.agents.plan import PLAN, PlanInputs
-from paceline.workflow.agents.queries import Queries
-from paceline.workflow.agents.reading.items import cleaned
+from paceline.workflow.agents.reading import cleaned
 from paceline.workflow.agents.records import Evidence, SourcePassage
-from paceline.workflow.agents.rewrite import REWRITE, RewriteInputs
+from paceline.workflow.agents.roles import LOOK, PLAN, REWRITE, LookInputs, PlanInputs, Queries, RewriteInputs
 from tests.workflow.agents.texts import MILLS, QUESTION, TEXTS, passage, read
 
 RED, BLUE = "When was the red mill of Aarburg built?", "When was the blue mill of Brill built?"

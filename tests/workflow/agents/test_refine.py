@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.workflow.agents.records import Evidence
-from paceline.workflow.agents.refine import MAX_PASSAGES, REFINE, RefineInputs
-from paceline.workflow.agents.statements import Refined
+from paceline.workflow.agents.roles import MAX_PASSAGES, REFINE, Refined, RefineInputs
 from tests.workflow.agents.texts import MILLS, QUESTION, passage, read
 
 RED, BLUE = "The red mill was built in 1820.", "The blue mill was built in 1650."

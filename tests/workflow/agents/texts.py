@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from paceline.workflow.agents.agent import AgentParser
-from paceline.workflow.agents.records import Origin, SourcePassage
+from paceline.workflow.agents.records import AgentParser, Origin, SourcePassage
 
 Decision = TypeVar("Decision")
 Result = TypeVar("Result")

@@ -1,0 +1,406 @@
+"""Recovery of lost messages: a link loses none, but a link that breaks and heals does.
+
+A side without progress sends its state, and the peer sends again what is missing there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paceline.core.aggregation.aggregators import LAST_LEVEL, Aggregator
+from paceline.core.aggregation.weights import side_weights
+from paceline.core.estimation import DecodeSpeed, TimingModel
+from paceline.core.sampling.sampler import filter_top
+from paceline.core.side import Side, other
+from paceline.strategies.aggregate.options import announces, pinned_side, sends_both_ways
+from paceline.strategies.aggregate.state import LANES, AggregateStats, Answer, PeerState
+from paceline.strategies.base import Effect, MachineConfig, Send
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
+from paceline.wire.messages import DetailRequest, EvidenceWeight, Handover, SpeedReport, SyncState, Targets
+from paceline.wire.payloads import NAMED
+
+# Weights of both sides after a prefix: eta of DRAGON eq. 4, from the summed weights of their documents (log h).
+#
+# A side's log h is sent once, or, where scores follow the text, comes with every distribution.
+
+
+class SideWeights:
+    """Weights as one side knows them. decoder: this side's, for the weight of its documents. writer: the side that
+    counts alone where neither reads documents; None: both do."""
+
+    def __init__(self, side: Side, decoder: BranchDecoder, *, rescoring: bool, writer: Side | None) -> None:
+        self._side = side
+        self._peer_side = other(side)
+        self._decoder = decoder
+        self._rescoring = rescoring
+        self._writer = writer
+        self.reset_peer()
+
+    def reset_peer(self) -> None:
+        """Forget the peer's weight."""
+        self.peer_known = False
+        self._peer_log_h: float | None = None
+        self._fixed: Mapping[Side, float] | None = None  # where scores do not follow the text
+
+    def receive(self, log_h: float | None) -> None:
+        """Set the peer's summed weight at the beginning of the answer; None: it found no document."""
+        self._peer_log_h, self.peer_known = log_h, True
+
+    @property
+    def has_documents(self) -> bool:
+        """Either side reads documents."""
+        return self._peer_log_h is not None or self._decoder.log_evidence is not None
+
+    @property
+    def has_own_documents(self) -> bool:
+        return self._decoder.log_evidence is not None
+
+    def at(self, node: PrefixNode) -> Mapping[Side, float] | None:
+        """eta of both sides after this prefix, summing to 1; None while it is not known."""
+        if not (self.peer_known and self._decoder.started):
+            return None  # a side's documents are not known before it has searched
+        own_log_h = self._decoder.log_evidence
+        if not self._rescoring or own_log_h is None or self._peer_log_h is None:  # without documents: weight 0
+            if self._fixed is None:
+                log_h = {self._side: own_log_h, self._peer_side: self._peer_log_h}
+                if self._writer is not None and not self.has_documents:
+                    log_h[self._writer] = 0.0
+                self._fixed = side_weights(log_h)
+            return self._fixed
+        peer_log_h = None if node.peer_dist is None else node.peer_dist.log_evidence
+        if node.log_evidence is None or peer_log_h is None:
+            return None
+        return side_weights({self._side: node.log_evidence, self._peer_side: peer_log_h})
+
+
+# The side that decides: append targets, send them, request detail where they are not determined, hand over.
+
+
+class Decider:
+    """Chooses targets, with one peer or alone. Does nothing while the peer decides."""
+
+    def __init__(
+        self,
+        config: MachineConfig,
+        answer: Answer,
+        peer: PeerState,
+        tree: PrefixTree,
+        aggregator: Aggregator,
+        weights: SideWeights,
+        timing: TimingModel,
+        stats: AggregateStats,
+    ) -> None:
+        self._config = config
+        self._answer = answer
+        self._peer = peer
+        self._tree = tree
+        self._aggregator = aggregator
+        self._weights = weights
+        self._timing = timing
+        self._stats = stats
+        self._requested: set[tuple[int, int]] = set()  # node ids and levels
+        self._undecided: tuple[PrefixNode, bool, int] | None = None  # known when the aggregator last had no answer
+
+    def decide(self) -> list[Effect] | None:
+        """Append the next target; None where it is not determined, or not for this side to decide."""
+        if self._peer.linked:
+            return self._decide_together() if self._peer.decides and not self._peer.broken else None
+        return None if self._config.waits_for_peer else self._decide_alone()
+
+    def _decide_alone(self) -> list[Effect] | None:
+        own, position = self._tree.head.own_dist, len(self._answer.targets)
+        if own is None:
+            return None
+        self._stats.alone += 1
+        lane = LANES.index(self._config.side) if self._weights.has_own_documents else 0
+        final = None if own.head is not None else filter_top(own.whole, self._config.sampling)
+        return self._answer.append(own.token(self._config.sampling, position), lane, final, self._peer)
+
+    def _decide_together(self) -> list[Effect] | None:
+        """One target from both sides' distributions, once those that count are here."""
+        head = self._tree.head
+        weights = self._weights.at(head)
+        if weights is None or len(self._answer.targets) < self._peer.start:
+            return None
+        known = head, head.own_dist is not None, -1 if head.peer_dist is None else head.peer_dist.level
+        if known == self._undecided:
+            return None
+        target = self._aggregator.decide(self._config.side, head.own_dist, head.peer_dist, weights, head.position)
+        if target is None:
+            self._undecided = known
+            return None
+        if not self._answer.permits(target.token):  # this side's own distribution is masked, the peer's is as it came
+            return self._answer.give_up(self._peer)
+        lane = LANES.index(target.lane) if self._weights.has_documents else 0
+        return self._answer.append(target.token, lane, target.dist, self._peer)
+
+    def send_targets(self) -> list[Effect]:
+        """Send the targets that the peer has not got yet."""
+        peer, start = self._peer, self._peer.num_sent
+        if not (peer.decides and peer.linked) or start >= len(self._answer.targets):
+            return []
+        # Not to a device, which remembers what it was told (`runtime.asking`).
+        refers = self._config.faces_client and self._config.side == "device"
+        sources = bytes(self._answer.sources[start:]) if refers else b""
+        message = self.targets_message(start, sources if any(sources) else b"")
+        peer.num_sent = len(self._answer.targets)
+        return [Send(message)]
+
+    def targets_message(self, start: int, sources: bytes = b"") -> Targets:
+        """All targets from `start` on; with lanes only where the peer faces the client. sources: of those targets,
+        where the peer has missed nothing."""
+        tokens = self._answer.targets[start:]
+        if sources:
+            tokens = [token if source == NAMED else 0 for token, source in zip(tokens, sources, strict=True)]
+        lanes = b"" if self._config.faces_client else bytes(self._answer.lanes[start:])
+        return Targets(0, self._peer.epoch, start, tokens, lanes, sources)
+
+    def request_detail(self) -> list[Effect]:
+        """Request more of the peer's distribution, where the part it sent does not determine the next target."""
+        peer, head = self._peer, self._tree.head
+        weights = self._weights.at(head)  # also fixes them where this side does not decide
+        if not (peer.decides and peer.linked) or weights is None or len(self._answer.targets) < peer.start:
+            return []
+        if head.peer_dist is None or head.peer_id is None:
+            return []
+        if head.own_dist is None and weights[self._config.side] > 0.0:
+            return []
+        request = head.peer_id, head.peer_dist.level + 1
+        if head.peer_dist.head is None or request[1] > LAST_LEVEL or request in self._requested:
+            return []
+        self._requested.add(request)
+        return [Send(DetailRequest(0, peer.epoch, *request))]
+
+    def forget_requests(self) -> None:
+        """Allow every request once more: it or its answer may have been lost."""
+        self._requested.clear()
+
+    def hand_over(self, rtt: float | None) -> list[Effect]:
+        """Let the peer decide where that is faster. rtt: s; None: not measured yet."""
+        peer, side = self._peer, self._config.side
+        if not (peer.decides and peer.linked and self._weights.peer_known) or rtt is None:
+            return []
+        position = len(self._answer.targets)
+        peer.placement.observe_speed(side, self._timing.speed(position))
+        peer.placement.observe_round_trip(rtt)
+        ready = self._tree.head.own_dist is not None
+        if peer.placement.choose(self._config.max_tokens - position, ready=ready) == side:
+            return []
+        peer.move(peer.turn + 1, len(self._answer.targets))
+        self._stats.handovers += 1
+        return [Send(self.handover_message())]
+
+    def handover_message(self) -> Handover:
+        return Handover(0, self._peer.epoch, self._peer.turn, self._peer.start)
+
+
+# The side that follows: append the targets it receives, take over the decision, and send its drafts.
+
+
+MAX_EARLY_MESSAGES = 64  # messages of targets that wait for earlier ones; the rest is asked for again
+MAX_EARLY_TOKENS = 64  # in each of them
+SPEED_CHANGE_RATIO = 0.1  # relative change of the own speed that is worth a message
+
+
+class Follower:
+    """Appends the peer's targets in order, from whichever messages hold them."""
+
+    def __init__(self, config: MachineConfig, answer: Answer, peer: PeerState) -> None:
+        self._config = config
+        self._answer = answer
+        self._peer = peer
+        self._may_decide = pinned_side(config) in (None, config.side)
+        self._early: dict[int, Targets] = {}  # by their start: messages that came before the targets they follow
+
+    def receive(self, message: Targets) -> list[Effect] | None:
+        """Append the targets that are new; those that come too early wait. None for a message that cannot be valid."""
+        if (
+            self._peer.broken
+            or any(token >= self._config.vocab_size for token in message.tokens)
+            or message.start + len(message.tokens) > self._config.max_tokens
+        ):
+            return None
+        targets = self._answer.targets
+        too_many = len(self._early) >= MAX_EARLY_MESSAGES or len(message.tokens) > MAX_EARLY_TOKENS
+        if message.start <= len(targets) or not too_many:
+            kept = self._early.get(message.start)
+            if kept is None or len(kept.tokens) <= len(message.tokens):
+                self._early[message.start] = message
+        effects: list[Effect] = []
+        while not (self._answer.ended or self._peer.broken):
+            if (ready := min(self._early, default=len(targets) + 1)) > len(targets):
+                break
+            effects += self._append(self._early.pop(ready))
+        return effects
+
+    def _append(self, message: Targets) -> list[Effect]:
+        answer, peer = self._answer, self._peer
+        effects: list[Effect] = []
+        lanes = message.lanes or bytes(len(message.tokens))
+        fresh = slice(len(answer.targets) - message.start, None)
+        sources = message.sources or bytes(len(message.tokens))
+        for named, lane, source in zip(message.tokens[fresh], lanes[fresh], sources[fresh], strict=True):
+            if answer.ended or (peer.decides and len(answer.targets) >= peer.start):
+                break  # from there on only this side decides
+            token = named if source == NAMED else answer.named_by(source)
+            if token is None:
+                break  # it will be told again
+            if not answer.permits(token):
+                return [*effects, *answer.give_up(peer)]
+            effects += answer.append(token, lane if lane < len(LANES) else 0, None, peer)
+            peer.num_sent = max(peer.num_sent, len(answer.targets))
+        return effects
+
+    def take_over(self, message: Handover) -> None:
+        """Decide from now on. Ignored where that is known already, or not the peer's to choose."""
+        peer = self._peer
+        if not peer.decides and message.turn == peer.turn + 1 and self._may_decide:
+            peer.move(message.turn, message.start)
+            peer.num_sent = max(message.start, len(self._answer.targets))
+
+
+class DraftSender:
+    """Sends what this side computes: the weight of its documents, its speed, and nodes with their distributions."""
+
+    def __init__(self, config: MachineConfig, peer: PeerState, decoder: BranchDecoder, timing: TimingModel) -> None:
+        pinned, both_ways = pinned_side(config), sends_both_ways(config)
+        self.may_send = pinned != config.side  # what this side computes may leave it
+        self._sends_deciding = both_ways or (pinned is not None and self.may_send and config.options.drafting.rows > 1)
+        self.announces = announces(config) and config.side == "device"  # choices, and nothing else of its nodes
+        self._reports_speed = pinned is None and not both_ways  # else the decision does not move
+        self._whole_sequences = config.options.drafting.whole_sequences
+        self._peer = peer
+        self._decoder = decoder
+        self._timing = timing
+        self._burst: list[PrefixNode] = []  # computed, and waiting for the rest of their sequence
+        self._reported: DecodeSpeed | None = None
+
+    @property
+    def sends(self) -> bool:
+        """Nodes are sent as they are computed.
+
+        A side that decides need not send them; but with trees the peer verifies several of its drafts in one forward.
+        """
+        return self.announces or (self._sends_deciding if self._peer.decides else self.may_send)
+
+    def send_weight(self) -> list[Effect]:
+        """Send the summed weight of this side's documents, once they are known."""
+        if not (self._peer.linked and self._decoder.started and self.may_send):
+            return []
+        return [Send(EvidenceWeight(0, self._peer.epoch, self._decoder.log_evidence))]
+
+    def send(self, nodes: Sequence[PrefixNode]) -> list[Effect]:
+        """Send nodes that were scored, or keep them until `flush` where whole sequences are sent."""
+        if not self._peer.linked:
+            return []
+        if self._whole_sequences:
+            self._burst += nodes
+            return []
+        return self._send(nodes)
+
+    def flush(self) -> list[Effect]:
+        """Send the sequence that is complete."""
+        burst, self._burst = self._burst, []
+        return self._send(burst)
+
+    def send_released(self) -> list[Effect]:
+        """Send nodes that were withheld until a target or the peer's drafts led to them."""
+        exchange = self._peer.exchange
+        if not (exchange.withholds and self._peer.linked and self.sends):
+            return []
+        messages = exchange.encode((), self._peer.epoch)
+        self._burst = [node for node in self._burst if node.own_id is None]
+        return [Send(message) for message in messages]
+
+    def send_all(self) -> list[Effect]:
+        """Send every live node, for a peer that decides from now on or has missed some."""
+        if not self.may_send:
+            return []
+        self._burst = []
+        messages = self._peer.exchange.encode_all(self._peer.epoch)
+        return [*self._report_speed(), *(Send(message) for message in messages)]
+
+    def refine(self, node_id: int, level: int) -> list[Effect]:
+        """Answer a request for more detail."""
+        return [Send(message) for message in self._peer.exchange.refine(node_id, level, self._peer.epoch)]
+
+    def _send(self, nodes: Sequence[PrefixNode]) -> list[Effect]:
+        if not nodes or not self._peer.linked or not self.sends:
+            return []
+        messages = self._peer.exchange.encode(nodes, self._peer.epoch)
+        return [*self._report_speed(), *(Send(message) for message in messages)]
+
+    def _report_speed(self) -> list[Effect]:
+        """Send this side's speed once it is known, and again when it has changed."""
+        if not self._reports_speed or self._decoder.timed is None:
+            return []
+        speed, reported = self._timing.forward.speed(), self._reported
+        if reported is not None and abs(speed.decode_s - reported.decode_s) <= SPEED_CHANGE_RATIO * reported.decode_s:
+            return []
+        self._reported = speed
+        return [Send(SpeedReport(0, self._peer.epoch, speed.decode_s, speed.row_s))]
+
+
+# Recovery of lost messages: a link loses none, but a link that breaks and heals does.
+#
+# A side without progress sends its state, and the peer sends again what is missing there.
+
+
+SYNC_INTERVAL_S = 1.0
+
+
+class Resync:
+    """Compares the state of both sides of one `PeerState`, when time passes without progress."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        peer: PeerState,
+        tree: PrefixTree,
+        weights: SideWeights,
+        decider: Decider,
+        sender: DraftSender,
+    ) -> None:
+        self._answer = answer
+        self._peer = peer
+        self._tree = tree
+        self._weights = weights
+        self._decider = decider
+        self._sender = sender
+        self._next: float | None = None  # s, when to look at the progress again
+        self._resent_drafts = False  # since that was done last
+
+    def wake(self, now: float) -> list[Effect]:
+        """Every second without a target: send this side's state."""
+        if self._next is not None and now < self._next:
+            return []
+        begins = self._next is None  # the first targets may be on their way
+        self._next = now + 0.9 * SYNC_INTERVAL_S  # wake-ups may come a little early
+        self._resent_drafts = False
+        progressed, self._answer.progressed = self._answer.progressed, False
+        if begins or progressed or not self._peer.linked:
+            return []
+        self._decider.forget_requests()
+        return [Send(self._sync_state()), *self._decider.request_detail()]
+
+    def receive(self, state: SyncState) -> list[Effect]:
+        """Send again what the peer lacks; send the own state where the peer has more."""
+        peer, num_targets = self._peer, len(self._answer.targets)
+        effects: list[Effect] = []
+        if state.turn < peer.turn and not peer.decides:
+            effects.append(Send(self._decider.handover_message()))
+        if state.targets < num_targets:
+            effects.append(Send(self._decider.targets_message(state.targets)))
+        if state.turn > peer.turn or state.targets > num_targets:
+            effects.append(Send(self._sync_state()))
+        if state.waits and not peer.decides and not self._resent_drafts:
+            self._resent_drafts = True
+            effects += [*self._sender.send_weight(), *self._sender.send_all()]
+        return effects
+
+    def _sync_state(self) -> SyncState:
+        peer, answer = self._peer, self._answer
+        lacks_dist = not self._weights.peer_known or self._tree.head.peer_dist is None
+        waits = peer.decides and not answer.ended and lacks_dist
+        return SyncState(0, peer.epoch, peer.turn, len(answer.targets), waits)

@@ -1,0 +1,270 @@
+"""How drafts are verified (`core.verification`): one interface, and both sides' halves of each verifier in one module.
+
+- `base`: the interface
+- `agreement`, `rejection`, `truncated`
+- `choice`: the verifier of an answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from paceline.core.aggregation.aggregators import OwnDist
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import SamplingParams, filter_top
+from paceline.core.verification import Coins, TargetParts, draft_dist, prob_of
+from paceline.strategies.base import MachineConfig
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.prefix_tree import PrefixNode
+from paceline.strategies.draft_verify.options import options_of
+from paceline.wire.payloads import (
+    PROB_BYTES,
+    decode_draft_dist,
+    decode_places,
+    decode_probs,
+    encode_draft_dist,
+    encode_places,
+    encode_prob,
+)
+from paceline.wire.verify_messages import DraftChain, DraftsWithDists
+
+# The interface of verifiers: what the machines of both sides ask of one.
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A drafted token, and what its verifier is told of the distribution that it was drawn from."""
+
+    token: int
+    drawn_from: bytes = b""  # encoded by `wire.payloads.draft_codec`
+    second: int | None = None  # what the target may be where it is not `token`: a leaf beside the chain
+
+
+@dataclass(frozen=True, slots=True)
+class LeftToDrafter:
+    """The draft is rejected, and the drafter draws the target from the residual of this head of its distribution."""
+
+    head: Dist
+
+
+Outcome = int | LeftToDrafter  # the next target, or that the drafter draws it
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The target's place behind a prefix."""
+
+    decoder: BranchDecoder
+    node: PrefixNode
+    sampling: SamplingParams
+
+    def own(self) -> int | None:
+        """The target model's own token by the common noise; None where the row has not been computed."""
+        return self.decoder.sample(self.node)
+
+    def final(self) -> Dist | None:
+        """Its distribution, after top-k, top-p and min-p."""
+        dist = self.decoder.dist(self.node)
+        return None if dist is None else filter_top(dist, self.sampling)
+
+
+class Verifier(Protocol):
+    """Both sides' halves. A place without a draft has the target model's own token: of the same distribution."""
+
+    reads_dists: bool  # of rows, on both sides; else tokens that engines sample suffice
+    needs_drafts: bool  # a draft is of use only where the target has not been decided without it
+    drafts_ends: bool  # the end of the text is a draft like any other: what is drafted may not depend on what was drawn
+
+    # ---- the drafter's half
+    def draft(self, own: OwnDist, position: int, *, second: bool) -> Draft:
+        """The next draft. own: the draft model's distribution there. second: with a second guess, where the verifier
+        takes them and one is likely."""
+
+    def message(
+        self, epoch: int, base: int, offset: int, drafts: Sequence[Draft], *, last: bool, recovered: int | None
+    ) -> DraftChain:
+        """What is sent of these drafts. The other arguments are fields of `DraftChain` and `DraftsWithDists`."""
+
+    def recover(self, own: OwnDist | None, head: Dist, position: int) -> int:
+        """The target that the cloud has left to the drafter. own: as of `draft`, if it is known; head: as of
+        `LeftToDrafter`."""
+
+    # ---- the target's half
+    def received(self, message: DraftChain) -> list[Draft]:
+        """The drafts of a message. Raises RemoteProtocolError for what is no distribution."""
+
+    def decide(self, row: Row, draft: Draft | None) -> Outcome | None:
+        """The next target; None where the row has not been computed."""
+
+
+class AcceptOrReject:
+    """What *rejection* and *truncated* have in common: drafts are drawn from a distribution on the grid, with coins
+    that are independent of the common noise."""
+
+    reads_dists = needs_drafts = drafts_ends = True
+
+    def __init__(self, sampling: SamplingParams, *, mass: float = 1.0, max_ids: int | None = None) -> None:
+        """mass, max_ids: as of `draft_dist`."""
+        self.coins = Coins(sampling.seed)
+        self._sampling, self._mass, self._max_ids = sampling, mass, max_ids
+
+    def dist(self, own: OwnDist) -> Dist:
+        """The distribution that drafts are drawn from."""
+        return draft_dist(filter_top(own.whole, self._sampling), mass=self._mass, max_ids=self._max_ids)
+
+    def drawn(self, dist: Dist, position: int) -> int:
+        return self.coins.draw(position, dist, "draft")
+
+    def recover(self, own: OwnDist | None, head: Dist, position: int) -> int:
+        """Without the draft distribution, which an honest target side never brings about, a token of the head."""
+        if own is None:
+            return self.coins.draw(position, head, "recover")
+        return self.coins.recover(position, self.dist(own), head)
+
+
+# *Agreement*: the target's own token by the common noise; a draft is accepted where it is that token.
+#
+# Any draft will do. Drafted with the same noise from a distribution that is nearly the target's, most are accepted.
+
+
+SECOND_WITHIN: Final = 2.0  # nats that the second guess may score below the draft: beyond it is hardly ever the target
+
+
+class Agreement:
+    reads_dists = needs_drafts = drafts_ends = False
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        self._sampling = sampling
+
+    def draft(self, own: OwnDist, position: int, *, second: bool) -> Draft:
+        token = own.token(self._sampling, position)
+        other = own.second(self._sampling, position, within=SECOND_WITHIN) if second else None
+        return Draft(token, second=other)
+
+    def message(
+        self,
+        epoch: int,
+        base: int,
+        offset: int,
+        drafts: Sequence[Draft],
+        *,
+        last: bool,  # noqa: ARG002  # an empty message says so
+        recovered: int | None,  # noqa: ARG002  # nothing is left to the drafter
+    ) -> DraftChain:
+        return DraftChain(0, epoch, base, offset, encode_places([(draft.token, draft.second) for draft in drafts]))
+
+    def recover(self, own: OwnDist | None, head: Dist, position: int) -> int:  # noqa: ARG002  # nothing is left to it
+        """Of a cloud that breaks the rules."""
+        return head.argmax()
+
+    def received(self, message: DraftChain) -> list[Draft]:
+        return [Draft(token, second=second) for token, second in decode_places(message.places)]
+
+    def decide(self, row: Row, draft: Draft | None) -> Outcome | None:  # noqa: ARG002  # it is compared, not used
+        return row.own()
+
+
+# *Rejection*: two bytes for each draft, its probability; the drafter recovers the token of a rejected place (DSSD).
+#
+# The target's distribution there goes to the drafter as a head of some hundred ids; what lies outside it is drawn by
+# the target's side with a coin of its own (`core.verification.target_parts`), so that tokens follow the whole
+# distribution.
+
+
+class Rejection(AcceptOrReject):
+    def __init__(self, sampling: SamplingParams, *, precise: bool) -> None:
+        """precise: heads in float64, for logprobs."""
+        super().__init__(sampling)
+        self._precise = precise
+
+    def draft(self, own: OwnDist, position: int, *, second: bool) -> Draft:  # noqa: ARG002  # places are decided by one
+        dist = self.dist(own)
+        token = self.drawn(dist, position)
+        return Draft(token, encode_prob(dist.prob(token)))
+
+    def message(
+        self, epoch: int, base: int, offset: int, drafts: Sequence[Draft], *, last: bool, recovered: int | None
+    ) -> DraftChain:
+        places = encode_places([(draft.token, None) for draft in drafts])
+        probs = b"".join(draft.drawn_from for draft in drafts)
+        return DraftsWithDists(0, epoch, base, offset, places, last, recovered, probs)
+
+    def received(self, message: DraftChain) -> list[Draft]:
+        if not isinstance(message, DraftsWithDists):
+            return []
+        probs = [message.probs[at : at + PROB_BYTES] for at in range(0, len(message.probs), PROB_BYTES)]
+        return [Draft(token, prob) for (token, _), prob in zip(decode_places(message.places), probs, strict=False)]
+
+    def decide(self, row: Row, draft: Draft | None) -> Outcome | None:
+        final = None if draft is None else row.final()
+        if draft is None or final is None:
+            return row.own()
+        position = row.node.position
+        parts = TargetParts.of(final, precise=self._precise)
+        if self.coins.happens(position, parts.rest_mass):
+            return self.coins.draw(position, parts.rest, "rest")
+        (draft_prob,) = decode_probs(draft.drawn_from)
+        if self.coins.accepts(position, draft_prob, prob_of(parts.head, draft.token)):
+            return draft.token
+        return LeftToDrafter(parts.head)
+
+
+# *Truncated*: the distribution of each draft goes up, truncated at a top-p mass (GELATO eq. 2); the target's side
+# recovers the token of a rejected place itself.
+#
+# The paper sends the probabilities of the model and draws from the model; here drafts are drawn from exactly what is
+# sent, so that tokens follow the target's distribution for any mass.
+
+
+MAX_IDS: Final = 4096  # of one distribution: a chain of flat ones must fit a frame
+
+
+class Truncated(AcceptOrReject):
+    def __init__(self, sampling: SamplingParams, *, mass: float, vocab_size: int) -> None:
+        super().__init__(sampling, mass=mass, max_ids=MAX_IDS)
+        self._vocab_size = vocab_size
+
+    def draft(self, own: OwnDist, position: int, *, second: bool) -> Draft:  # noqa: ARG002  # places are decided by one
+        dist = self.dist(own)
+        return Draft(self.drawn(dist, position), encode_draft_dist(dist))
+
+    def message(
+        self, epoch: int, base: int, offset: int, drafts: Sequence[Draft], *, last: bool, recovered: int | None
+    ) -> DraftChain:
+        places = encode_places([(draft.token, None) for draft in drafts])
+        dists = [draft.drawn_from for draft in drafts]
+        return DraftsWithDists(0, epoch, base, offset, places, last, recovered, b"", dists)
+
+    def received(self, message: DraftChain) -> list[Draft]:
+        if not isinstance(message, DraftsWithDists):
+            return []
+        for dist in message.dists:
+            decode_draft_dist(dist, self._vocab_size)
+        places = decode_places(message.places)
+        return [Draft(token, dist) for (token, _), dist in zip(places, message.dists, strict=False)]
+
+    def decide(self, row: Row, draft: Draft | None) -> Outcome | None:
+        final = None if draft is None else row.final()
+        if draft is None or final is None:
+            return row.own()
+        position, dist = row.node.position, decode_draft_dist(draft.drawn_from, self._vocab_size)
+        if self.coins.accepts(position, dist.prob(draft.token), prob_of(final, draft.token)):
+            return draft.token
+        return self.coins.recover(position, dist, final)
+
+
+# The verifier of an answer.
+
+
+def verifier_of(config: MachineConfig) -> Verifier:
+    """By its options, the same on both sides."""
+    options, sampling = options_of(config), config.sampling
+    match options.verifier:
+        case "rejection":
+            return Rejection(sampling, precise=options.needs_dists)
+        case "truncated":
+            return Truncated(sampling, mass=options.mass, vocab_size=config.vocab_size)
+        case _:
+            return Agreement(sampling)

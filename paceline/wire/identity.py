@@ -1,0 +1,374 @@
+"""Who the two ends of a link are: proved by keys, never by a secret that is sent.
+
+- `handshake`: how both ends prove their keys
+- `renewal`: how a device's key is replaced while the link is open
+- `enrolment`: how a one-time code authenticates the keys of both
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from paceline.errors import LocalProtocolError, RemoteProtocolError
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.codec import decode_introduction, encode, encode_introduction
+from paceline.wire.effects import Claim, Effect, KeepKey, MakeKey, SettleKey, Signer, Transmit, Verify, signed_bytes
+from paceline.wire.messages import (
+    MAX_KEYS,
+    VERSION,
+    Challenge,
+    Hello,
+    Introduction,
+    KeyKept,
+    Message,
+    NewKey,
+    Proof,
+    RenewKey,
+    Welcome,
+)
+
+# Enrolment: a one-time code authenticates the device's public key to the server and the server's to the device. Pure.
+#
+# Both derive two secrets from the code: the seed of an Ed25519 key and the key of a MAC. The device signs its request
+# with the first, so that only who knows the code has a key enrolled; the server answers with the MAC, so that only who
+# issued the code has its key pinned. Each public key also signs, as proof that its private one is held. Somebody in
+# between can change no byte of either, and guessing the 59 secret bits of a code from what he has seen costs one
+# scrypt a guess.
+#
+# The server stores what the code's owner can be recognised by, the public key and the MAC key; neither lets anyone in.
+
+
+ALPHABET = "23456789ABCDEFGHJKMNPQRSTUVWXYZ"  # no 0 O 1 I L, which look alike
+GROUPS = 4  # of a code; the first is public, by which the code is looked up
+GROUP_LETTERS = 4
+CODE = re.compile(f"[{ALPHABET}]{{{GROUPS * GROUP_LETTERS}}}")
+SCRYPT_COST = 1 << 14  # 16 MiB and some 0.1 s a guess, with r = 8 and p = 1
+CODE_SALT = "enrolment code"  # purpose
+BY_CODE, BY_DEVICE, BY_SERVER = "enrolment by code", "enrolment by device", "enrolment by server"  # purposes
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSecrets:
+    """What a code stands for."""
+
+    id: str
+    seed: bytes  # of an Ed25519 key: the device's proof
+    mac_key: bytes  # the server's proof
+
+    def __repr__(self) -> str:
+        return f"CodeSecrets({self.id!r})"
+
+
+def normalised(code: str) -> str:
+    """Normalise a typed code: upper case, no spaces or dashes."""
+    return re.sub(r"[\s-]", "", code[:64]).upper()
+
+
+def code_secrets(code: str) -> CodeSecrets:
+    """Derive the secrets of a code. Takes some 0.1 s. Raises ValueError for what cannot be a code."""
+    letters = normalised(code)
+    if not CODE.fullmatch(letters):
+        raise ValueError("an enrolment code looks like K7QF-2M9X-4TBA-9HJC")
+    public, secret = letters[:GROUP_LETTERS], letters[GROUP_LETTERS:]
+    salt = signed_bytes(CODE_SALT, public.encode())
+    derived = hashlib.scrypt(secret.encode(), salt=salt, n=SCRYPT_COST, r=8, p=1, dklen=64)
+    return CodeSecrets(public, derived[:32], derived[32:])
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentRequest:
+    """A device's request. `version`: of the link's protocol."""
+
+    code_id: str
+    key: bytes  # the device's public key
+    nonce: bytes
+    code_signature: bytes
+    key_signature: bytes
+    version: int = VERSION
+
+    def signed(self, purpose: str) -> bytes:
+        """What the code's key (BY_CODE) and the device's (BY_DEVICE) sign."""
+        return request_bytes(purpose, self.code_id, self.key, self.nonce)
+
+
+def request_bytes(purpose: str, code_id: str, key: bytes, nonce: bytes) -> bytes:
+    return signed_bytes(purpose, code_id.encode(), key, nonce)
+
+
+def answer_bytes(request: EnrolmentRequest, device: str, server_key: bytes) -> bytes:
+    """What the server's answer authenticates, by MAC and signature: the request, the device's name and its own key."""
+    return signed_bytes(BY_SERVER, request.signed(BY_CODE), device.encode(), server_key)
+
+
+def answer_mac(mac_key: bytes, answer: bytes) -> bytes:
+    """The server's proof that it issued the code."""
+    return hmac.new(mac_key, answer, hashlib.sha256).digest()
+
+
+# The handshake of a link: each end proves its key over the nonces of both. Pure; signing is passed in.
+#
+#     device                                        cloud
+#       Hello      name, nonce             ->
+#                                          <-       Challenge  nonce, signature
+#       Proof      introduction, signature ->
+#                                          <-       Welcome    introduction, signature
+#
+# The cloud signs first, so that a device tells a stranger nothing but its name. Every signature covers the frames
+# before it as they went over the wire, and with them both nonces, the device's name, the version and both tokenizers;
+# besides, the cloud's public key and a purpose of its own (`signing`). So nothing that was signed for another
+# handshake, end, message or protocol is accepted. A handshake object serves one connection: its nonce must be fresh.
+#
+# Not handled: somebody who passes all frames on unchanged reads and changes what follows; that is what TLS is for.
+
+
+CHALLENGE, PROOF, WELCOME = "cloud challenge", "device proof", "cloud welcome"  # purposes
+
+
+class DeviceHandshake:
+    """The device's end. `keys`: what it holds; `server_key`: pinned when it enrolled; `nonce`: new for each object."""
+
+    def __init__(
+        self,
+        introduction: Introduction,
+        *,
+        device: str,
+        keys: Sequence[Signer],
+        server_key: bytes,
+        nonce: bytes,
+        verify: Verify,
+    ) -> None:
+        assert 0 < len(keys) <= MAX_KEYS
+        self.device = device
+        self.keys = tuple(keys)
+        self.server_key = server_key
+        self.verify = verify
+        self.strategies: tuple[str, ...] = ()  # of both sides, once welcomed
+        self._introduction = introduction
+        self._nonce = nonce
+        self._transcript = _Transcript(server_key)
+
+    def begin(self) -> bytes:
+        """The Hello's frame. Once."""
+        return self._transcript.begin(encode(Hello(VERSION, self.device, self._nonce)))
+
+    def challenged(self, challenge: Challenge, frame: bytes) -> bytes:
+        """The Proof's frame. Raises RemoteProtocolError for a cloud that did not prove the pinned key."""
+        if challenge.version != VERSION:
+            what = f"device speaks {VERSION}, cloud {challenge.version}"
+            raise RemoteProtocolError(what, close_code=CloseCode.VERSION_MISMATCH)
+        self._check(challenge.signature, self._transcript.signed(CHALLENGE, challenge.nonce))
+        self._transcript.add(frame)
+        introduction = encode_introduction(self._introduction)
+        signed = self._transcript.signed(PROOF, introduction)
+        return self._transcript.add(encode(Proof(introduction, [key.sign(signed) for key in self.keys])))
+
+    def welcomed(self, welcome: Welcome, frame: bytes) -> Introduction:
+        """The cloud's introduction. Raises RemoteProtocolError for a wrong signature or an incompatible cloud."""
+        self._check(welcome.signature, self._transcript.signed(WELCOME, welcome.introduction, welcome.key))
+        if welcome.key not in {key.public_key for key in self.keys}:
+            raise RemoteProtocolError("a key that is not this device's", close_code=CloseCode.BAD_FRAME)
+        self._transcript.add(frame)
+        peer = decode_introduction(welcome.introduction)
+        own = self._introduction
+        if peer.tokenizer != own.tokenizer:
+            what = f"{own.model_name} and {peer.model_name}"
+            raise RemoteProtocolError(what, close_code=CloseCode.TOKENIZER_MISMATCH)
+        self.strategies = tuple(name for name in own.strategies if name in peer.strategies)
+        if not self.strategies:
+            raise RemoteProtocolError("the cloud named none of ours", close_code=CloseCode.NO_COMMON_STRATEGY)
+        return peer
+
+    @property
+    def identifier(self) -> bytes:
+        """A name for this connection that both ends compute alike, and no two connections share. Once welcomed."""
+        return self._transcript.digest()
+
+    def _check(self, signature: bytes, signed: bytes) -> None:
+        if not self.verify(self.server_key, signature, signed):
+            raise RemoteProtocolError("", close_code=CloseCode.SERVER_KEY_CHANGED)
+
+
+class CloudHandshake:
+    """The cloud's end. `nonce`: new for each object. Which keys a device has, and whether it may link, is decided by
+    who receives the `Claim`."""
+
+    def __init__(self, introduction: Introduction, *, key: Signer, nonce: bytes, verify: Verify) -> None:
+        self.key = key
+        self.verify = verify
+        self.device = ""  # its name, claimed from `greeted` on
+        self.strategies: tuple[str, ...] = ()  # of both sides, once admitted
+        self._introduction = introduction
+        self._nonce = nonce
+        self._peer: Introduction | None = None
+        self._transcript = _Transcript(key.public_key)
+
+    def greeted(self, hello: Hello, frame: bytes) -> bytes:
+        """The Challenge's frame. Once."""
+        self.device = hello.device
+        self._transcript.begin(frame)
+        signature = self.key.sign(self._transcript.signed(CHALLENGE, self._nonce))
+        return self._transcript.add(encode(Challenge(VERSION, self._nonce, signature)))
+
+    def proved(self, proof: Proof, frame: bytes) -> Claim:
+        """The claim to check. Raises RemoteProtocolError for an introduction that cannot be read."""
+        self._peer = decode_introduction(proof.introduction)
+        signed = self._transcript.signed(PROOF, proof.introduction)
+        self._transcript.add(frame)
+        return Claim(self.device, tuple(proof.signatures), signed, self.verify)
+
+    def admitted(self, key: bytes) -> tuple[bytes, Introduction]:
+        """The Welcome's frame and the device's introduction, once the claim is proved by this key.
+
+        Raises RemoteProtocolError for an incompatible device.
+        """
+        if self._peer is None:
+            raise LocalProtocolError("no device has introduced itself")
+        peer, own = self._peer, self._introduction
+        if peer.tokenizer != own.tokenizer:
+            what = f"{peer.model_name} and {own.model_name}"
+            raise RemoteProtocolError(what, close_code=CloseCode.TOKENIZER_MISMATCH)
+        self.strategies = tuple(name for name in own.strategies if name in peer.strategies)
+        if not self.strategies:
+            raise RemoteProtocolError("", close_code=CloseCode.NO_COMMON_STRATEGY)
+        introduction = encode_introduction(msgspec.structs.replace(own, strategies=list(self.strategies)))
+        signature = self.key.sign(self._transcript.signed(WELCOME, introduction, key))
+        return self._transcript.add(encode(Welcome(introduction, key, signature))), peer
+
+    @property
+    def identifier(self) -> bytes:
+        """As of DeviceHandshake, once admitted."""
+        return self._transcript.digest()
+
+
+class _Transcript:
+    """The cloud's public key and the frames so far, in order."""
+
+    def __init__(self, server_key: bytes) -> None:
+        self._parts = [server_key]
+
+    def begin(self, frame: bytes) -> bytes:
+        if len(self._parts) > 1:
+            raise LocalProtocolError("a handshake serves one connection: its nonce must not be used again")
+        return self.add(frame)
+
+    def add(self, frame: bytes) -> bytes:
+        self._parts.append(frame)
+        return frame
+
+    def signed(self, purpose: str, *parts: bytes) -> bytes:
+        return signed_bytes(purpose, *self._parts, *parts)
+
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.signed("connection")).digest()
+
+
+Handshake = DeviceHandshake | CloudHandshake
+
+
+# Renewal of a device's key over an open link, at the cloud's request. Pure; sessions go on meanwhile.
+#
+#     cloud                       device
+#       RenewKey            ->
+#                                 stores a new key beside the present one
+#                           <-    NewKey     signed by both
+#       stores the new key in place of the present one
+#       KeyKept  signature  ->
+#                                 drops the former key
+#
+# If the link is lost in between, the device holds both keys and proves both in its next handshake; Welcome says which
+# one the cloud holds. At no time does the device hold no key that the cloud accepts. Every signature covers the
+# connection's identifier (`wire.identity.handshake`), so none can be used on another connection.
+
+
+RENEWAL, POSSESSION, KEPT = "device renewal", "device possession", "cloud renewal"  # purposes
+PAUSE_S = 1.0  # a device makes no more than one key in this time, however often it is asked
+
+
+class DeviceRenewal:
+    """The device's end. `present`: the public key that the cloud holds."""
+
+    def __init__(self, handshake: DeviceHandshake, present: bytes) -> None:
+        self._handshake = handshake
+        self._present = next(key for key in handshake.keys if key.public_key == present)
+        self._offered: Signer | None = None
+        self._making_until = float("-inf")  # until then no other key is made
+
+    def received(self, message: Message, now: float) -> list[Effect]:
+        """A message of the renewal. One that was not asked for is without effect.
+
+        Raises RemoteProtocolError for a wrong signature.
+        """
+        match message:
+            case RenewKey() if now >= self._making_until:
+                self._making_until = now + PAUSE_S
+                return [MakeKey()]
+            case KeyKept(signature=signature) if self._offered is not None:
+                signed = self._signed(KEPT, self._offered)
+                if not self._handshake.verify(self._handshake.server_key, signature, signed):
+                    raise RemoteProtocolError("a renewal", close_code=CloseCode.SERVER_KEY_CHANGED)
+                self._present, self._offered = self._offered, None
+                return [SettleKey(self._present.public_key)]
+            case _:
+                return []
+
+    def offer(self, key: Signer) -> list[Effect]:
+        """The new key is stored: send it."""
+        self._offered = key
+        signature = self._present.sign(self._signed(RENEWAL, key))
+        return [Transmit(encode(NewKey(key.public_key, signature, key.sign(self._signed(POSSESSION, key)))))]
+
+    def _signed(self, purpose: str, new: Signer) -> bytes:
+        return signed_bytes(purpose, self._handshake.identifier, self._present.public_key, new.public_key)
+
+
+class CloudRenewal:
+    """The cloud's end. `present`: the device's public key."""
+
+    def __init__(self, handshake: CloudHandshake, present: bytes) -> None:
+        self.present = present
+        self.awaited = False  # the device has been asked and has not replied
+        self._handshake = handshake
+
+    def ask(self) -> list[Effect]:
+        """Ask the device for a new key."""
+        self.awaited = True
+        return [Transmit(encode(RenewKey()))]
+
+    def received(self, message: Message, now: float) -> list[Effect]:  # noqa: ARG002  # as of DeviceRenewal
+        """A message of the renewal. One that was not asked for is without effect.
+
+        Raises RemoteProtocolError for a wrong signature.
+        """
+        if not isinstance(message, NewKey) or not self.awaited:
+            return []
+        verify, new = self._handshake.verify, message.key
+        proved = verify(self.present, message.signature, self._signed(RENEWAL, new))
+        if not proved or not verify(new, message.possession, self._signed(POSSESSION, new)):
+            raise RemoteProtocolError("a renewal", close_code=CloseCode.BAD_CREDENTIAL)
+        self.awaited = False
+        return [KeepKey(self._handshake.device, self.present, new)]
+
+    def kept(self, new: bytes) -> list[Effect]:
+        """The new key is stored: tell the device."""
+        signature = self._handshake.key.sign(self._signed(KEPT, new))
+        self.present = new
+        return [Transmit(encode(KeyKept(signature)))]
+
+    def _signed(self, purpose: str, new: bytes) -> bytes:
+        return signed_bytes(purpose, self._handshake.identifier, self.present, new)
+
+
+Renewal = DeviceRenewal | CloudRenewal
+
+
+def renewal_of(handshake: DeviceHandshake | CloudHandshake, present: bytes) -> Renewal:
+    """The renewal of one end, once the handshake is done."""
+    if isinstance(handshake, DeviceHandshake):
+        return DeviceRenewal(handshake, present)
+    return CloudRenewal(handshake, present)
