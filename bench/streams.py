@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from paceline.commands.processes import Children, command, free_port
+from paceline.commands.demo import Children, command, free_port
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import CAUSAL, CLOUD
 

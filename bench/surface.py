@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from paceline.commands.processes import Children, command, free_port
+from paceline.commands.demo import Children, command, free_port
 from paceline.engine.fake import EOS
 
 from .report import Claim, Options, Report

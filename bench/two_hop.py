@@ -17,8 +17,7 @@ from typing import Any, Final
 
 import httpx
 
-from paceline.commands.demonstration.local_pair import start_pair
-from paceline.commands.processes import Children
+from paceline.commands.demo import Children, start_pair
 from paceline.core.side import SIDES
 from paceline.rag.embedder import load_embedder
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.commands.demonstration.local_pair import Pair, start_pair
-from paceline.commands.processes import Children
+from paceline.commands.demo import Children, Pair, start_pair
 from paceline.core.side import SIDES, Side
 
 from .aggregation.process_pair import DEVICE, DOCUMENTS

@@ -31,9 +31,8 @@ from unittest.mock import patch
 
 import httpx
 
-from paceline.commands import processes
-from paceline.commands.demonstration import local_pair
-from paceline.commands.processes import Children
+from paceline.commands import demo
+from paceline.commands.demo import Children
 from paceline.core.side import SIDES, Side
 from paceline.models import CLOUD
 from paceline.workflow.builder import PUBLIC
@@ -116,7 +115,7 @@ def run(options: Options, workload: Workload | None = None) -> Report:
         base = stack.enter_context(web(load.web_s))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pairs = [stack.push(_pair(way, folder, base, load, asked)) for way in WAYS]
-        stack.enter_context(patch("paceline.commands.demonstration.local_pair.command", _command))
+        stack.enter_context(patch("paceline.commands.demo.local_pair.command", _command))
         with ThreadPoolExecutor(len(WAYS)) as starting:
             started = starting.map(lambda pair: pair.__enter__(), pairs)
             urls = dict(zip((way.name for way in WAYS), started, strict=True))
@@ -152,7 +151,7 @@ def _pair(way: Way, folder: Path, base: str, load: Workload, asked: Sequence[Ask
         "cloud": ("--emulate", f"forward={load.cloud_ms}ms"),
     }
     with Children(own) as children:
-        started = local_pair.start_pair(
+        started = demo.start_pair(
             children,
             files,
             model=str(CLOUD),
@@ -167,7 +166,7 @@ def _pair(way: Way, folder: Path, base: str, load: Workload, asked: Sequence[Ask
 def _command(*arguments: str) -> list[str]:
     """The command line of a program of a pair, with what its folder has for it."""
     if arguments[0] not in ("serve", "agent"):
-        return processes.command(*arguments)
+        return demo.command(*arguments)
     state = Path(arguments[arguments.index("--state-dir") + 1])
     return [sys.executable, str(Path(program.__file__)), str(state.parent / PROGRAM), *arguments]
 

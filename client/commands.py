@@ -14,8 +14,7 @@ from paceline.core.printable import printable_json, printable_lines
 from paceline.errors import ConfigError
 from paceline.secret_files import given_secret
 
-from .options import AsJson, Key, KeyFile, Url
-from .status import status
+from .status import AsJson, Key, KeyFile, Url, status
 
 if TYPE_CHECKING:
     from .conversation import Conversation
@@ -55,7 +54,7 @@ def chat(
     and failures go to standard error, with exit code 1 at the end.
     """
     from .conversation import Conversation
-    from .screen import Screen
+    from .dialogue import Screen
 
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     extension = {"device": device, "strategy": strategy, "privacy": privacy, "documents": documents}
@@ -83,9 +82,7 @@ def _given(options: Mapping[str, object]) -> dict[str, object]:
 
 def _converse(conversation: Conversation, history: Path | None) -> None:
     """Answer questions until the input ends. A failed or interrupted answer does not end the conversation."""
-    from .dialogue import HELP, Dialogue
-    from .prompt import Pipe, Terminal
-    from .screen import Screen
+    from .dialogue import HELP, Dialogue, Pipe, Screen, Terminal
 
     screen = Screen()
     if sys.stdin.isatty():

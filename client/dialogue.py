@@ -5,15 +5,148 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-from paceline.errors import PacelineError
+from rich.console import Console
+
+from client.conversation import Answer, Conversation
+from paceline.core.printable import printable, printable_lines
+from paceline.errors import ConfigError, PacelineError
 from paceline.secret_files import write_private
 
-from .conversation import Conversation
-from .prompt import Lines, read_question
-from .screen import Screen
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+
+
+# Questions from the user: edited at a terminal, read line by line from a pipe.
+
+
+QUOTES = '"""'
+
+
+class Lines(Protocol):
+    def read(self, prompt: str) -> str | None:
+        """One line, or a pasted text of several; None at the end of the input."""
+
+
+def read_question(lines: Lines) -> str | None:
+    """The next question: a line, or what stands between two lines that begin and end with three quotation marks."""
+    first = lines.read("> ")
+    if first is None or not first.lstrip().startswith(QUOTES):
+        return first
+    text = first.lstrip().removeprefix(QUOTES)
+    while not text.rstrip().endswith(QUOTES):
+        more = lines.read(". ")
+        if more is None:
+            break
+        text += f"\n{more}"
+    return text.rstrip().removesuffix(QUOTES).strip()
+
+
+class Pipe:
+    """Standard input that is no terminal. Nothing is prompted for."""
+
+    def read(self, prompt: str) -> str | None:  # noqa: ARG002  # for a terminal
+        line = sys.stdin.readline()
+        return line.rstrip("\n") if line else None
+
+
+class Terminal:
+    """Standard input with editing, history and completion of commands; pasted lines stay together."""
+
+    def __init__(self, commands: Iterable[str], history: Path | None = None) -> None:
+        """history: file that keeps questions, of mode 0600; None: for this conversation only. Raises ConfigError."""
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+        if history is not None:
+            try:
+                write_private(history, b"", replace=False)  # a file that exists stays as it is
+            except OSError as error:
+                raise ConfigError(f"The history cannot be kept in {history}: {error.strerror}.") from None
+        self._session: PromptSession[str] = PromptSession(
+            history=InMemoryHistory() if history is None else FileHistory(str(history)),
+            completer=WordCompleter(list(commands), sentence=True),
+            complete_while_typing=False,
+            enable_open_in_editor=True,
+        )
+
+    def read(self, prompt: str) -> str | None:
+        while True:
+            try:
+                return self._session.prompt(prompt)
+            except KeyboardInterrupt:
+                continue  # the line is given up, not the conversation
+            except EOFError:
+                return None
+
+
+# Answers in a terminal: each side's words in its colour, then the citations.
+#
+# Control characters in a model's text, which could control the terminal, are left out.
+
+
+COLOURS = {"cloud": "cyan", "device": "magenta"}  # by lane; text without a lane has the terminal's colour
+DEGRADED = {
+    "device_lost": "the device was lost in mid-answer; the cloud went on alone",
+    "cloud_lost": "the cloud was lost in mid-answer; the device went on alone",
+    "device_missing": "no device took part",
+    "cloud_missing": "the cloud took no part",
+    "device_refused": "the device did not take part",
+    "cloud_refused": "the cloud did not take part",
+}
+
+
+class Screen:
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+
+    def show(self, pieces: Iterable[tuple[str, str | None]]) -> None:
+        """Write the pieces as they arrive; if any was written, end the line even after an error."""
+        begun = False
+        try:
+            for text, lane in pieces:
+                begun = True
+                self._write(text, COLOURS.get(lane or "", ""), end="")
+        finally:
+            if begun:
+                self._console.print()
+
+    def show_sources(self, answer: Answer) -> None:
+        """Write citations, a missing side and a cut-off at the token limit, where there are any."""
+        citations = answer.report.get("citations")
+        for number, citation in enumerate(citations if isinstance(citations, list) else [], 1):
+            if not isinstance(citation, dict):
+                continue
+            side = str(citation.get("side", ""))
+            document = citation.get("document") or "a private document"
+            # On one line: a name must not pass for a further source.
+            self._write(printable(f"[{number}] {document} ({side})"), f"dim {COLOURS.get(side, '')}".strip())
+        degraded = answer.report.get("degraded")
+        if degraded:
+            why = f": {answer.report.get('why')}" if str(degraded).endswith("_refused") else ""
+            self._write(printable(f"Note: {DEGRADED.get(str(degraded), degraded)}{why}."), "yellow")
+        if answer.finish_reason == "length":
+            self._write("Note: cut at the limit of tokens; give more with --max-tokens.", "yellow")
+
+    def say(self, sentence: str) -> None:
+        self._write(sentence, "dim")
+
+    def show_legend(self) -> None:
+        """Write which side's words have which colour; nothing where there are no colours."""
+        if self._console.color_system is None:
+            return
+        for side, colour in COLOURS.items():
+            self._write(f"words from the {side}'s documents  ", colour, end="")
+        self._console.print()
+
+    def _write(self, text: str, style: str, end: str = "\n") -> None:
+        self._console.print(printable_lines(text), style=style, end=end, markup=False, highlight=False, soft_wrap=True)
+
 
 PRIVACY = ("open", "document-private", "answer-private", "local-only")
 HELP = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,10 +13,25 @@ from paceline.core.printable import printable, printable_json
 from paceline.errors import PacelineError
 from paceline.secret_files import given_secret
 
-from .options import AsJson, Key, KeyFile, Url
-
 if TYPE_CHECKING:
-    from .conversation import Json
+    from client.conversation import Json
+
+
+# Options that commands of the client share, each with one spelling.
+
+
+Url = Annotated[str | None, typer.Option("--url", help="a server or an agent, with or without /v1")]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        help="the key, where one is needed; other users of the machine see it on a command line: give - to be "
+        "asked for it or read it from the first line of standard input, or --key-file",
+    ),
+]
+KeyFile = Annotated[Path | None, typer.Option("--key-file", help="file whose first line is the key; -: standard input")]
+AsJson = Annotated[bool, typer.Option("--json", help="write JSON to standard output")]
+
 
 SILENCE_S = 5.0  # a program that is well answers at once, and health checks wait for this one
 BOTH = ("http://127.0.0.1:8000", "http://127.0.0.1:8001")

@@ -21,7 +21,7 @@ from .activity import activity
 from .stage import EXAMPLE, stage
 
 if TYPE_CHECKING:
-    from paceline.commands.diagnosis.outcome import Found
+    from paceline.commands.diagnosis import Found
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +38,7 @@ def agent(settings: AgentSettings, origins: Origins) -> None:
 
     from paceline.api.http.logs import configure_logging
 
-    from .consent import ask_owner
+    from .activity import ask_owner
     from .program import run
 
     configure_logging(settings.log_level, settings.log_format)

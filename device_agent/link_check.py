@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from paceline.commands.diagnosis.models import local_folder
-from paceline.commands.diagnosis.outcome import Found
+from paceline.commands.diagnosis import Found, local_folder
 from paceline.errors import ConfigError, LinkClosed
 from paceline.local_users import is_loopback
 from paceline.runtime.identity import device_handshake

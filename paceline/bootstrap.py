@@ -19,11 +19,10 @@ from typing import Any
 import typer
 from fastapi import FastAPI
 
-from paceline.api.http.limits.addresses import networks
-from paceline.api.http.limits.doors import DoorLimits
+from paceline.api.http.doors import DoorLimits, networks
 from paceline.api.http.server import serve, url_of
-from paceline.api.responses.event_log.writer import Retention
-from paceline.configuration.web import STORE
+from paceline.api.responses.event_log.log import Retention
+from paceline.configuration import STORE
 from paceline.core.offloading import ModelShape, Unit
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ServedModel
 from paceline.engine.loader import choose_device, engine_threads, gpu_uuid
@@ -46,8 +45,7 @@ from paceline.runtime.served_models import ServedModels
 from paceline.runtime.tracing import Tracer, tracer_of
 from paceline.runtime.workflows.kept_profiles import Conditions, KeptProfiles, describe_machine, launch_bytes
 from paceline.runtime.workflows.web import WebAccess, WebLimits
-from paceline.sealing.answers import open_answers_seal
-from paceline.sealing.seal import PLAIN, Seal
+from paceline.sealing import PLAIN, Seal, open_answers_seal
 from paceline.secret_files import STDIN, secret_lines
 from paceline.settings import AgentSettings, NodeSettings
 from paceline.strategies.registry import STRATEGIES

@@ -13,8 +13,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from paceline.configuration.units import UnitSettings, units_of
-from paceline.configuration.web import provider
+from paceline.configuration import UnitSettings, provider, units_of
 from paceline.core.energy import MeterName
 from paceline.core.side import Side
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.configuration.web import STORE
+from paceline.configuration import STORE
 from paceline.core.permission import MayAsk
 from paceline.local_users import is_loopback
 from paceline.node_settings import DERIVED as DERIVED

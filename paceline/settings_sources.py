@@ -19,18 +19,45 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from paceline.configuration.groups import grouped
+from paceline.configuration import grouped
 from paceline.core.printable import is_text
+from paceline.core.side import SIDES, Side
 from paceline.errors import ConfigError
 from paceline.secret_files import is_others
 from paceline.settings import DERIVED, PREFIX, SCHEMAS, SECRETS, TRUSTING, ProgramSettings
-from paceline.side_folders import FOLDERS, own_folder
 from paceline.stage_settings import StageSettings
+
+# Folders that are named once for both sides: each side uses its own below it.
+
+
+FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {  # settings that name one, and files of a side
+    "state_dir": ("keys.sqlite", "devices.sqlite", "responses.sqlite", "credentials.json", "docs/documents.sqlite"),
+    "docs_dir": ("documents.sqlite",),
+}
+
+
+def own_folder(side: Side, key: str, value: object, origin: str) -> object:
+    """This side's subfolder of a folder named for both sides.
+
+    Raises ConfigError if files of a side lie in that folder itself, as one has them that was named for it alone before.
+    """
+    if not isinstance(value, str):
+        return value  # the schema rejects it
+    folder = Path(value).expanduser()
+    for name in FOLDERS[key]:
+        if (folder / name).exists():
+            homes = " or ".join(str(folder / each) for each in SIDES)
+            raise ConfigError(
+                f"{key} = {value!r} ({origin}) is for both sides, each in a folder of its own below it, but "
+                f"{folder / name} is there: stop the programs and move what is in {folder} to {homes}, by whose it is."
+            )
+    return str(folder / side)
+
 
 DEFAULT_FILE = Path("paceline.toml")
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
-from paceline.api.generation.held_open import LONGEST_S
 from paceline.api.generation.links import NO_ADDRESSES, Addresses
+from paceline.api.generation.streaming import LONGEST_S
 from paceline.api.http.auth import Keyring
-from paceline.api.http.limits.doors import DoorLimits
-from paceline.api.responses.event_log.writer import DEFAULT_RETENTION, Retention
+from paceline.api.http.doors import DoorLimits
+from paceline.api.responses.event_log.log import DEFAULT_RETENTION, Retention
 from paceline.api.routes import register
 from paceline.runtime.service import Service
 from paceline.runtime.tracing import Tracer
-from paceline.sealing.seal import PLAIN, Seal
+from paceline.sealing import PLAIN, Seal
 
 from . import links
 from .devices import Registry

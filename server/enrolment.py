@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.api.http.body import read_body
-from paceline.api.http.strict_json import decode_object, encode_json
+from paceline.api.http.errors import decode_object, encode_json
 from paceline.api.routes import Route
 from paceline.errors import RequestError
 from paceline.wire.effects import Signer

@@ -4,24 +4,115 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from fastapi import FastAPI
 
 from paceline.api.generation.links import Addresses
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, door_limits, retention_of, run_node
-from paceline.models import shipped
+from paceline.engine.base import Engine, LoadedModel, ServedModel
+from paceline.engine.loader import load_model
+from paceline.errors import ConfigError
+from paceline.models import CAUSAL, DEVICE, shipped
+from paceline.runtime.identity import PrivateKey
 from paceline.runtime.link.emulation import Emulation
+from paceline.secret_files import private_folder, read_private, write_private
 from paceline.settings import ServerSettings
+from server.app import create_server
+from server.devices import Registry
+from server.keys import Keys
+from server.links import Links
 
-from .app import create_server
-from .devices import Registry
-from .draft_model import opened_draft
-from .identity import server_key
-from .keys import Keys
-from .links import Links
+# The draft model beside this server's model, which the setting `draft_model` names.
+
+
+log = logging.getLogger("paceline.server")
+
+
+def opened_draft(settings: ServerSettings) -> Callable[[ServedModel], Engine] | None:
+    """Loads it, given the model that it drafts for; None where the settings name none. What it returns raises
+    ConfigError for a draft model that cannot be used."""
+    wanted = settings.draft_model
+    if wanted is None:
+        return None
+
+    def load(model: ServedModel) -> Engine:
+        draft = load_model(
+            DEVICE if wanted == CAUSAL else wanted,
+            dtype=settings.dtype,
+            device=settings.engine_device,
+            threads=settings.threads,
+            kv_mib=settings.draft_kv_mib,
+        )
+        check_vocabulary(wanted, draft, settings.first_model, model)
+        log.info("drafts for the strategy pipeline come from %s", wanted)
+        return draft.engine
+
+    return load
+
+
+def check_vocabulary(draft_name: str, draft: LoadedModel, name: str, model: ServedModel) -> None:
+    """Raises ConfigError unless both models give every token id the same meaning."""
+    if draft.tokenizer.fingerprint == model.tokenizer.fingerprint:
+        return
+    sizes = draft.tokenizer.vocab_size, model.tokenizer.vocab_size
+    differs = f"{sizes[0]} tokens, not {sizes[1]}" if sizes[0] != sizes[1] else "as many tokens with other meanings"
+    raise ConfigError(
+        f"The draft model {draft_name} cannot draft for {name}: its vocabulary has {differs}. Give a draft model of "
+        "the same family, or leave draft_model out."
+    )
+
+
+# The server's key, which its devices pin when they enrol: one file in the state directory, made at the first start.
+
+
+FILE = "server-key.pem"  # PKCS #8
+
+
+def server_key(state_dir: Path) -> PrivateKey:
+    """Read the server's key, making it if there is none. Raises ConfigError for one that cannot be used."""
+    file = state_dir / FILE
+    otherwise = "remove it, so that a new one is made, and enrol all devices again"
+    try:
+        private_folder(state_dir)
+        content = read_private(file, otherwise=otherwise)
+        if content is None:
+            write_private(file, _pem(PrivateKey.generate()), replace=False)  # another process may have been first
+            content = read_private(file, otherwise=otherwise) or b""
+    except OSError as error:
+        raise ConfigError(f"The server's key cannot be kept in {file}: {error.strerror}. Check --state-dir.") from error
+    try:
+        key = load_pem_private_key(content, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(_damaged(file)) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(_damaged(file))
+    return PrivateKey(key.private_bytes_raw())
+
+
+def _pem(key: PrivateKey) -> bytes:
+    private = Ed25519PrivateKey.from_private_bytes(key.seed)
+    return private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _damaged(file: Path) -> str:
+    return (
+        f"{file} is not an Ed25519 key: restore it from a copy, or remove it, so that a new one is made, and enrol all "
+        "devices again."
+    )
+
 
 _log = logging.getLogger("paceline.server")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.hub.folders import find
+from paceline.hub.cache import find
 
 
 @pytest.mark.parametrize(

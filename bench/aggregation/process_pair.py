@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.commands.demonstration.local_pair import Pair, start_pair
-from paceline.commands.processes import Children
+from paceline.commands.demo import Children, Pair, start_pair
 from paceline.core.side import SIDES, Side
 
 DOCUMENTS: Mapping[Side, str] = {

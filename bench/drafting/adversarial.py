@@ -15,13 +15,13 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
+from paceline.api.http.server import freeze_heap
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Output
 from paceline.engine.fake import FakeEngine
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.runtime.garbage import freeze_heap
 from paceline.strategies.base import Machine, MachineConfig
 
 from .drafters import OURS, PLAIN, DraftMemory, ways

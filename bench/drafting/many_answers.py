@@ -24,6 +24,7 @@ from typing import Final
 
 import torch
 
+from paceline.api.http.server import freeze_heap
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, ModelInfo, Output, WrappedEngine
@@ -32,7 +33,6 @@ from paceline.engine.paged.engine import PagedEngine, paged_engine
 from paceline.errors import EngineError
 from paceline.models import DEVICE
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.runtime.garbage import freeze_heap
 from paceline.strategies.base import Machine, MachineConfig
 
 from ..bootstrap import ratio_of

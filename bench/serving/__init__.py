@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from paceline.commands.processes import Children
+from paceline.commands.demo import Children
 
 from ..bootstrap import INSIDE
 from ..findings import Findings

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from paceline.commands.processes import Children
+from paceline.commands.demo import Children
 
 from ..bootstrap import median_of, ratio_of
 from ..findings import Findings

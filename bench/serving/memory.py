@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from paceline.commands.processes import Children
+from paceline.commands.demo import Children
 
 from ..findings import Findings
 from ..report import Claim

@@ -15,7 +15,7 @@ from typing import Final
 
 import httpx
 
-from paceline.commands.processes import Children
+from paceline.commands.demo import Children
 
 from ..bootstrap import median_of, ratio_of
 from ..findings import Findings

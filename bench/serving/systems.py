@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import httpx
 
-from paceline.commands.processes import Child, Children, command, free_port
+from paceline.commands.demo import Child, Children, command, free_port
 
 from .clients import ServingError
 from .gguf_file import write_gguf

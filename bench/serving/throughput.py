@@ -16,7 +16,7 @@ from typing import Final
 
 import httpx
 
-from paceline.commands.processes import Children
+from paceline.commands.demo import Children
 from paceline.errors import PacelineError
 
 from ..bootstrap import median_of, ratio_of

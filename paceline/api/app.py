@@ -18,39 +18,36 @@ from starlette.responses import Response
 from paceline import __version__
 from paceline.api.anthropic.endpoint import MessagesEndpoint
 from paceline.api.chat.endpoint import ChatEndpoint
-from paceline.api.completions.endpoint import CompletionsEndpoint
-from paceline.api.conversations.endpoint import ConversationsEndpoint
+from paceline.api.completions import CompletionsEndpoint
+from paceline.api.conversations import ConversationsEndpoint
 from paceline.api.description import ApiDescription
-from paceline.api.embeddings.endpoint import EmbeddingsEndpoint
+from paceline.api.embeddings import EmbeddingsEndpoint
 from paceline.api.generation.attachments import Attachments
-from paceline.api.generation.held_open import LONGEST_S
 from paceline.api.generation.links import NO_ADDRESSES, Addresses
+from paceline.api.generation.streaming import LONGEST_S
+from paceline.api.http.admission import MAX_ACTIVE, AdmissionControl, AdmissionMiddleware
 from paceline.api.http.auth import Keyring
+from paceline.api.http.doors import DoorLimits
 from paceline.api.http.errors import http_failure
-from paceline.api.http.limits.admission import MAX_ACTIVE, AdmissionControl, AdmissionMiddleware
-from paceline.api.http.limits.doors import DoorLimits
 from paceline.api.http.sse import KEEP_ALIVE_S
 from paceline.api.metrics import Metrics
 from paceline.api.models import Catalog
-from paceline.api.observation.answers import Observer
-from paceline.api.ollama.embedding import OllamaEmbedding
-from paceline.api.ollama.generating import OllamaGeneration
-from paceline.api.ollama.listing import OllamaListing
+from paceline.api.observation import Observer
+from paceline.api.ollama.endpoint import OllamaEmbedding, OllamaGeneration, OllamaListing
 from paceline.api.page.endpoint import Page
 from paceline.api.passages import Passages
-from paceline.api.rerank.endpoint import RerankEndpoint
+from paceline.api.rerank import RerankEndpoint
 from paceline.api.responses.endpoint import ResponsesEndpoint
-from paceline.api.responses.event_log.log import EventLog
+from paceline.api.responses.event_log.log import DEFAULT_RETENTION, EventLog, Retention
 from paceline.api.responses.event_log.replay import close_interrupted
-from paceline.api.responses.event_log.writer import DEFAULT_RETENTION, Retention
 from paceline.api.routes import allowed, register
 from paceline.api.status import Status
-from paceline.api.tokens.endpoint import TokensEndpoint
+from paceline.api.tokens import TokensEndpoint
 from paceline.api.vector_stores.endpoint import VectorStoresEndpoint
 from paceline.api.vector_stores.files import FilesEndpoint
 from paceline.runtime.service import Service
 from paceline.runtime.tracing import Tracer
-from paceline.sealing.seal import PLAIN, Seal
+from paceline.sealing import PLAIN, Seal
 
 
 def create_app(

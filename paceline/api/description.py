@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.http.strict_json import encode_json
+from paceline.api.http.errors import encode_json
 from paceline.api.routes import Route
 
 PATH = "/openapi.json"

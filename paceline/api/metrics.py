@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.observation.answers import AnswerCounts
+from paceline.api.observation import AnswerCounts
 from paceline.api.routes import Route
 from paceline.core.histogram import Histogram
 from paceline.runtime.service import Load, Service

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
-from paceline.api.generation.switches import SWITCHES
-from paceline.api.http.limits.admission import AdmissionControl
-from paceline.api.http.strict_json import encode_json
+from paceline.api.generation.schema import SWITCHES
+from paceline.api.http.admission import AdmissionControl
+from paceline.api.http.errors import encode_json
 from paceline.api.routes import Route
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError

@@ -11,8 +11,8 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.http.strict_json import encode_json
-from paceline.api.http.validation import Schema
+from paceline.api.http.body import Schema
+from paceline.api.http.errors import encode_json
 from paceline.api.routes import Route
 from paceline.api.vector_stores.search import library_of
 from paceline.errors import RequestError

@@ -25,11 +25,11 @@ def doctor(
 ) -> None:
     """Look at the machine, the installation, the settings with their models and link, and what runs; say what will not
     work and why."""
-    from paceline.commands.diagnosis import checks
+    from paceline.commands import diagnosis
 
     nodes = tuple(resolve(schema, {}, os.environ, config)[0] for schema in SCHEMAS)
     found = []
-    for check in checks.run(nodes, context.obj.checks):
+    for check in diagnosis.run(nodes, context.obj.checks):
         found.append(check)
         if not as_json:
             typer.echo(f"{check.status:<5} {check.name:<18} {check.text}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import typer
 
-from paceline.commands.diagnosis.outcome import NodeChecks
+from paceline.commands.diagnosis import NodeChecks
 
 
 @dataclass(frozen=True, slots=True)

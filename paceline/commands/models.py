@@ -17,8 +17,7 @@ from paceline.core.printable import printable
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.hub.download import Pulled
-    from paceline.hub.names import HubName
+    from paceline.hub.download import HubName, Pulled
 
 Name = Annotated[str, typer.Argument(metavar="NAME[@REVISION]", help="as Qwen/Qwen2.5-0.5B-Instruct")]
 
@@ -90,7 +89,7 @@ def remove(name: Name, as_json: Json = False) -> None:
 
 def _of_the_hub(name: str) -> HubName:
     """Raises ConfigError for what is no name of the hub."""
-    from paceline.hub.names import HubName
+    from paceline.hub.download import HubName
     from paceline.models import CAUSAL, DEMO
 
     if name in (DEMO, CAUSAL, "fake"):
@@ -127,7 +126,7 @@ def _pull_with_progress(name: HubName) -> Pulled:
 
 
 def _bundled() -> list[Listed]:
-    from paceline.hub.facts import facts_of, size_of
+    from paceline.hub.cache import facts_of, size_of
     from paceline.models import CAUSAL, CLOUD, DEMO, DEVICE, READER
 
     found = []

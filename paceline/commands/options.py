@@ -21,7 +21,7 @@ import typer
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
-from paceline.configuration.groups import grouped
+from paceline.configuration import grouped
 from paceline.settings import PREFIX, ProgramSettings
 from paceline.settings_sources import Origins, describe, field_default, resolve
 

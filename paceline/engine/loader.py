@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 from paceline.engine.base import Engine, LoadedModel, ModelInfo
 from paceline.engine.generation_config import sampling_defaults
 from paceline.errors import ConfigError
-from paceline.hub.facts import facts_of
-from paceline.hub.folders import find as find
-from paceline.hub.folders import quiet as quiet
-from paceline.hub.folders import served_name as served_name
+from paceline.hub.cache import facts_of
+from paceline.hub.cache import find as find
+from paceline.hub.cache import quiet as quiet
+from paceline.hub.cache import served_name as served_name
 
 if TYPE_CHECKING:
     import torch

@@ -2,19 +2,81 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from paceline.errors import ConfigError
-from paceline.hub.facts import ModelFacts, facts_of
-from paceline.hub.names import FILE, HubName, path_part
-from paceline.hub.transfer import PARTIAL
+from paceline.hub.download import FILE, PARTIAL, PICKLED, HubName, Unreachable, local, path_part, pull
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
+
+
+# Kind, context and chat template of a model's folder, read without transformers; None for what cannot be read.
+
+
+Kind = Literal["chat", "reader", "encoder", "other"]
+"""chat: a causal model; encoder: for vectors or relevance; other: cannot be run here."""
+
+_ENCODERS: Final = ("ForSequenceClassification", "ForMaskedLM", "Model")
+_LENGTHS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    kind: Kind
+    architecture: str  # empty: not known
+    context: int | None  # tokens; None: not known
+    has_template: bool  # else conversations are written as ChatML
+
+
+def facts_of(directory: Path) -> ModelFacts:
+    config = _object(directory / "config.json")
+    text = config.get("text_config")
+    texts: tuple[Mapping[str, object], ...] = (config, text) if isinstance(text, Mapping) else (config,)
+    lengths = (each.get(name) for each in texts for name in _LENGTHS)
+    architectures = config.get("architectures")
+    named = architectures[0] if isinstance(architectures, list) and architectures else config.get("model_type")
+    architecture = named if isinstance(named, str) else ""
+    return ModelFacts(
+        _kind(directory, architecture),
+        architecture,
+        next((length for length in lengths if isinstance(length, int)), None),
+        (directory / "chat_template.jinja").is_file()
+        or any(
+            "chat_template" in _object(directory / name) for name in ("tokenizer_config.json", "chat_template.json")
+        ),
+    )
+
+
+def size_of(directory: Path) -> int:
+    """Bytes of a folder's own files."""
+    return sum(file.stat().st_size for file in directory.iterdir() if file.is_file())
+
+
+def _kind(directory: Path, architecture: str) -> Kind:
+    if architecture == "paceline_reader":
+        return "reader"
+    if not any(directory.glob("*.safetensors")):
+        return "other"
+    if architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+        return "chat"
+    return "encoder" if architecture.endswith(_ENCODERS) else "other"
+
+
+def _object(path: Path) -> Mapping[str, object]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
 
 _FOLDER: Final = "models--"  # before the name, whose slash is `--` too
 
@@ -118,3 +180,72 @@ def _is_named(revision: CachedRevisionInfo, wanted: str) -> bool:
 def _cached(name: str, revision: CachedRevisionInfo) -> CachedModel:
     path, labels = Path(revision.snapshot_path), tuple(sorted(revision.refs))
     return CachedModel(name, revision.commit_hash, labels, path, revision.size_on_disk, facts_of(path))
+
+
+# Folders of models: found by path or by name on the Hugging Face hub, refused unless their weights are safetensors.
+#
+# For the engine and for cross-encoders. Knows nothing of what a model is for; transformers is imported only to be
+# quiet.
+
+
+log = logging.getLogger("paceline.engine")
+
+
+def served_name(path_or_name: str | Path) -> str:
+    """Name of the directory, or the hub name as given."""
+    path = Path(path_or_name).expanduser()
+    return path.resolve().name if path.is_dir() else str(path_or_name)
+
+
+def find(path_or_name: str | Path, *, download: bool = True) -> Path:
+    """Directory of the model, downloaded for a hub name. Raises ConfigError.
+
+    download: False for what an earlier download has left on this machine, and nothing else.
+    """
+    directory = Path(path_or_name).expanduser()
+    if not directory.is_dir():
+        directory = _from_hub(HubName.parse(str(path_or_name)), download)
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"{directory} is not a model: it has no config.json. Give a directory saved by transformers.")
+    if not any(directory.glob("*.safetensors")):
+        pickled = [file.name for pattern in PICKLED for file in directory.glob(pattern)]
+        found = f", only {pickled[0]}, and unpickling can run code" if pickled else ""
+        raise ConfigError(
+            f"{directory} has no *.safetensors weights{found}. "
+            "Convert it with save_pretrained, or choose another model."
+        )
+    return directory
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress transformers' progress bars and reports during loading."""
+    from transformers.utils import logging as transformers_logging
+
+    before, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.ERROR)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+        if bars:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # as above
+
+
+def _from_hub(name: HubName, download: bool) -> Path:
+    """Folder of a hub model, downloaded where allowed; one that is here already where the hub cannot be reached.
+
+    Raises ConfigError.
+    """
+    if not download:
+        return local(name)
+    try:
+        return pull(name).directory
+    except Unreachable as error:
+        try:
+            found = local(name)
+        except ConfigError:
+            raise error from None
+        log.warning("%s Until then it is used as it was downloaded before.", error)
+        return found

@@ -6,20 +6,267 @@ Files that are there already are not fetched again, nor parts of them. Refusals 
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
+import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fcntl import LOCK_EX, LOCK_NB, flock
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from paceline.errors import ConfigError
-from paceline.hub.names import FILE, GIT_SHA1, MAIN, REVISION, SHA256, HubName, path_part
-from paceline.hub.selection import wanted_files
-from paceline.hub.transfer import PARTIAL, RemoteFile, asked_wait, fetch
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
+
+
+# Names of models on the Hugging Face hub, with a revision behind an `@`. Pure.
+
+
+MAIN: Final = "main"
+_PART: Final = r"[A-Za-z0-9][\w.-]{0,95}"
+SHA256: Final = re.compile(r"[0-9a-f]{64}")
+GIT_SHA1: Final = re.compile(r"[0-9a-f]{40}")
+FILE: Final = re.compile(r"\w[\w .+-]{0,200}")
+REVISION: Final = re.compile(r"\w[\w./-]{0,127}")
+_HUB_NAME: Final = re.compile(rf"({_PART}(?:/{_PART})?)(?:@(\w[\w./-]{{0,127}}))?")
+_OLLAMA_NAME: Final = re.compile(r"[\w./-]+:[\w.-]+")  # a tag after a colon, which no name of the hub has
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A repository, and a branch, tag or commit of it."""
+
+    repository: str
+    revision: str | None = None  # None: the newest of `main`
+
+    @staticmethod
+    def parse(text: str) -> HubName:
+        """Raises ConfigError for what is no name of the hub, and for what other programs run and this one does not."""
+        check_kind(text)
+        found = _HUB_NAME.fullmatch(text)
+        if found is None or ".." in text or "--" in text:
+            raise ConfigError(
+                f"There is no model directory {text}. Give an existing directory or a Hugging Face name, with a "
+                "revision as in NAME@REVISION if not the newest."
+            )
+        return HubName(found[1], found[2])
+
+    def __str__(self) -> str:
+        return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
+
+
+def path_part(name: object, *forms: re.Pattern[str]) -> str:
+    """A name that came from elsewhere, before it becomes part of a path: it has one of these forms, and leads nowhere
+    else.
+
+    forms: `SHA256` and its like. Raises ConfigError.
+    """
+    text = name if isinstance(name, str) else ""
+    if any(form.fullmatch(text) for form in forms) and not {"", ".", ".."} & set(text.split("/")):
+        return text
+    raise ConfigError(
+        f"The hub names a file, a version or its content {str(name)[:80]!r}, which is no such name, and nothing of it "
+        "was kept: check HF_ENDPOINT, and what lies between here and the hub."
+    )
+
+
+def check_kind(name: str) -> None:
+    """Raises ConfigError for what other programs run and this one does not."""
+    if name.lower().endswith(".gguf") or "-gguf" in name.lower():
+        raise ConfigError(
+            f"{name} names a model in GGUF, which is not read: give the same model with safetensors, as a Hugging Face "
+            "name such as Qwen/Qwen2.5-0.5B-Instruct or a directory."
+        )
+    if _OLLAMA_NAME.fullmatch(name) and not name.startswith("fake:"):
+        raise ConfigError(
+            f"{name} reads like a name of Ollama, whose models are GGUF and are not read: give the same model as a "
+            "Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct, or a directory with safetensors."
+        )
+
+
+# Which files of a repository make a model that can be run. Pure.
+#
+# Weights are safetensors only: nothing is ever unpickled. Not handled: weights in subfolders, and variants such as
+# `model.fp16.safetensors` beside the plain ones, which are fetched too.
+
+
+WEIGHTS: Final = "*.safetensors"
+PICKLED: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_FILES: Final = (WEIGHTS, "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+_TWICE: Final = "consolidated*.safetensors"  # the weights again, in the layout of their makers
+
+
+def wanted_files(repository: str, names: Iterable[str]) -> list[str]:
+    """Weights, tokenizer and configuration among the files of a repository. Raises ConfigError where there is no model
+    that can be run, by what there is instead."""
+    top = sorted(name for name in names if isinstance(name, str) and FILE.fullmatch(name))
+    wanted = [name for name in top if any(fnmatch(name, pattern) for pattern in _FILES)]
+    weights = [name for name in wanted if fnmatch(name, WEIGHTS)]
+    own = [name for name in weights if not fnmatch(name, _TWICE)]
+    if not weights:
+        raise ConfigError(f"{repository} has no *.safetensors weights{_instead(top)}. Choose another model.")
+    if "config.json" not in top:
+        raise ConfigError(f"{repository} has no config.json, so it is no model of transformers. Choose another model.")
+    return [name for name in wanted if name not in weights or name in (own or weights)]
+
+
+def _instead(names: list[str]) -> str:
+    if any(name.lower().endswith(".gguf") for name in names):
+        return ": it holds GGUF, which is not read; the same model is most often there once more with safetensors"
+    pickled = next((name for name in names if any(fnmatch(name, pattern) for pattern in PICKLED)), None)
+    return "" if pickled is None else f", only {pickled}, and unpickling can run code"
+
+
+# One file from the hub: written beside its place, continued where it was cut, checked, then moved there.
+#
+# huggingface_hub itself begins a file anew in every process, so a shard of 5 GB would be lost with each interruption;
+# it also checks the size alone. The session, its proxies and its credentials are huggingface_hub's.
+
+
+MAX_FILE: Final = 1 << 40  # bytes, far above any file of a model
+PARTIAL: Final = ".partial"  # behind the name of a file that is not whole yet
+ATTEMPTS: Final = 5  # without a byte in between
+WAIT_S: Final = 1.0  # before the second attempt; twice as long before each further one
+MAX_WAIT_S: Final = 300.0  # that the hub may ask for: its limits are counted over five minutes
+_CHUNK: Final = 1 << 20
+
+Counted = Callable[[int], None]
+"""Called with the bytes that have come; negative where some must come again."""
+
+
+_log = logging.getLogger("paceline.hub")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file as the hub describes it, in values that may be anything. Raises ConfigError for what no file has."""
+
+    url: str
+    size: int
+    sha256: str | None  # of a large file
+    git_sha1: str | None  # of a small one, as git names it
+
+    def __post_init__(self) -> None:
+        path_part(self.blob, SHA256 if self.sha256 else GIT_SHA1)
+        if type(self.size) is not int or not 0 <= self.size <= MAX_FILE:
+            raise ConfigError(f"The hub says that {self.url} has {str(self.size)[:40]} bytes, which no file has.")
+
+    @property
+    def blob(self) -> str:
+        """Its name in the cache."""
+        return self.sha256 or self.git_sha1 or ""
+
+
+def fetch(
+    file: RemoteFile,
+    path: Path,
+    headers: Mapping[str, str],
+    counted: Counted,
+    *,
+    wait: Callable[[float], None] = time.sleep,
+) -> None:
+    """Bring the file to `path`, of which the part that an earlier call has left is not fetched again.
+
+    Raises ConfigError for content that is not what the hub says it is, and while another process fetches it; what the
+    hub's client raises where it cannot be reached or refuses.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    with partial.open("ab") as stream:
+        try:
+            flock(stream, LOCK_EX | LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{partial} is being written by another process: wait until it has ended.") from None
+        if path.exists():  # another process has just ended with it
+            counted(file.size - stream.tell())
+            return
+        _fill(file, stream, headers, counted, wait)
+        stream.flush()
+        os.fsync(stream.fileno())
+        if not _is_right(file, partial):
+            partial.unlink()
+            raise ConfigError(
+                f"{file.url} came with content that is not what the hub says it is, and was thrown away. Try again; if "
+                "it happens again, something between here and the hub changes it."
+            )
+        partial.rename(path)
+
+
+def _fill(
+    file: RemoteFile, stream: BinaryIO, headers: Mapping[str, str], counted: Counted, wait: Callable[[float], None]
+) -> None:
+    failures = 0
+    if (held := stream.tell()) > file.size:  # of another version of the file
+        stream.truncate(0)
+        counted(-held)
+    while (held := stream.tell()) < file.size:
+        try:
+            _append(file, stream, headers, counted)
+            if stream.tell() < file.size:
+                raise ConnectionError("the connection was closed early")
+        except Exception as error:  # the hub's client passes on errors of several HTTP libraries
+            failures = 1 if stream.tell() > held else failures + 1
+            if failures >= ATTEMPTS or _is_final(error):
+                raise
+            seconds = WAIT_S * 2 ** (failures - 1)
+            if asked_wait(error) > seconds:
+                seconds = min(MAX_WAIT_S, asked_wait(error))
+                _log.warning("the Hugging Face hub asks to wait for %g s", seconds)
+            wait(seconds)
+
+
+def _append(file: RemoteFile, stream: BinaryIO, headers: Mapping[str, str], counted: Counted) -> None:
+    """One request for what is missing."""
+    from huggingface_hub import get_session, hf_raise_for_status
+
+    held = stream.tell()
+    # Bytes as they lie there: a range of compressed content is of other bytes.
+    asked = {**headers, "Accept-Encoding": "identity"} | ({"Range": f"bytes={held}-"} if held else {})
+    with get_session().stream("GET", file.url, headers=asked, timeout=30.0) as response:
+        if not response.is_success:
+            response.read()  # the words of the refusal
+        hf_raise_for_status(response)
+        if held and response.status_code != 206:
+            stream.truncate(0)
+            counted(-held)
+        for chunk in response.iter_bytes():
+            stream.write(chunk)
+            counted(len(chunk))
+            if stream.tell() > file.size:  # not the file; its sender may never end
+                return
+
+
+def asked_wait(error: Exception) -> float:
+    """Seconds after which the hub lets itself be asked again, as its refusal says; 0: it does not say."""
+    headers = getattr(getattr(error, "response", None), "headers", {})
+    found = re.fullmatch(r"\d{1,6}", headers.get("retry-after", "")) or re.search(
+        r";\s*r=0\b.*?;\s*t=(\d{1,6})", headers.get("ratelimit", "")
+    )
+    return float(found[found.re.groups]) if found else 0.0
+
+
+def _is_final(error: Exception) -> bool:
+    """The hub has refused, or this machine cannot go on: asking again changes nothing."""
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
+    if isinstance(status, int):
+        return status < 500 and status not in (408, 429)
+    return isinstance(error, OSError) and not isinstance(error, ConnectionError) and error.errno is not None
+
+
+def _is_right(file: RemoteFile, path: Path) -> bool:
+    digest = hashlib.sha256() if file.sha256 else hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest() == file.blob
+
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the file that is being fetched, and with bytes of all files: those that are here, and all."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.rag.database import Database
-from paceline.sealing.seal import Box, DamagedError
+from paceline.sealing import Box, DamagedError
 
 FROM = "chunks JOIN documents ON documents.id = document"
 _logger = logging.getLogger("paceline.rag")

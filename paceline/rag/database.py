@@ -19,8 +19,7 @@ from pathlib import Path
 from paceline import sqlite
 from paceline.core.side import Side
 from paceline.errors import ConfigError
-from paceline.sealing.seal import PLAIN, Seal, StoreSeal
-from paceline.sealing.store_key import StoreKey
+from paceline.sealing import PLAIN, Seal, StoreKey, StoreSeal
 
 FILE = "documents.sqlite"
 VERSION = 1  # PRAGMA user_version

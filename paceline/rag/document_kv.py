@@ -31,7 +31,7 @@ from safetensors import TensorSpec, serialize, serialize_file
 from paceline.core.batching.block_manager import CARRIERS, KvArray, KvPrefix
 from paceline.errors import ConfigError
 from paceline.rag.records import DEFAULT_COLLECTION
-from paceline.sealing.seal import PLAIN, DamagedError, Seal
+from paceline.sealing import PLAIN, DamagedError, Seal
 from paceline.secret_files import private_folder
 
 FOLDER = "kv"  # in the folder of the documents

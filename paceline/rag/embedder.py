@@ -279,8 +279,7 @@ class _SentenceTransformer(Protocol):
 def _is_out_of_reach(name: str) -> bool:
     """True if the hub cannot be asked for the model now: then what is on this machine must do, in whichever cache the
     package finds it; told to look there alone, it does not ask for a minute before it gives up."""
-    from paceline.hub.download import Unreachable, remote_size
-    from paceline.hub.names import HubName
+    from paceline.hub.download import HubName, Unreachable, remote_size
 
     try:
         remote_size(HubName.parse(name))

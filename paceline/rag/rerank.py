@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import ConfigError
-from paceline.hub.folders import find, quiet, served_name
+from paceline.hub.cache import find, quiet, served_name
 from paceline.rag.compute_threads import ComputeThreads
 from paceline.rag.embedder import MiniLMEmbedder
 from paceline.rag.records import Vectors

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, Protocol, TypeVar
 
-from paceline.configuration.units import TASKS, Task
+from paceline.configuration import TASKS, Task
 from paceline.core.side import Zone
 from paceline.rag.compute_threads import compute_here
 from paceline.workflow.graph import ProcessingUnit, WorkflowModels

@@ -10,14 +10,14 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from paceline.api.anthropic.schema import CountRequest, MessagesRequest
+from paceline.api.anthropic.request import CountRequest, MessagesRequest
 from paceline.api.chat.schema import ChatRequest
-from paceline.api.completions.request import CompletionRequest
-from paceline.api.embeddings.endpoint import EmbeddingRequest
-from paceline.api.ollama.schema import ChatBody, EmbedBody, GenerateBody
-from paceline.api.rerank.endpoint import RerankRequest
-from paceline.api.responses.schema import ResponseRequest
-from paceline.api.tokens.endpoint import DetokenizeRequest, TokenizeRequest
+from paceline.api.completions import CompletionRequest
+from paceline.api.embeddings import EmbeddingRequest
+from paceline.api.ollama.request import ChatBody, EmbedBody, GenerateBody
+from paceline.api.rerank import RerankRequest
+from paceline.api.responses.request import ResponseRequest
+from paceline.api.tokens import DetokenizeRequest, TokenizeRequest
 from tests.api.generation.test_request import fault, post
 from tests.api.scripted import ScriptedService
 

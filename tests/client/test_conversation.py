@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from client.commands import register
 from client.conversation import Conversation
-from client.screen import Screen
+from client.dialogue import Screen
 from paceline.api.http.server import listen, url_of
 from paceline.errors import EngineError, PacelineError
 from paceline.runtime.service import Citation, TextDelta

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from paceline.commands.processes import command
+from paceline.commands.demo import command
 
 WAIT = 120.0  # s
 CLEAR = "\x1b[2J\x9b31m\x07"

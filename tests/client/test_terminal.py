@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.commands.processes import clean_environment, command
+from paceline.commands.demo import clean_environment, command
 from paceline.runtime.service import TextDelta
 from tests.api.scripted import Script, ScriptedService, done
 

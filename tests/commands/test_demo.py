@@ -19,9 +19,7 @@ import typer
 from rich.console import Console
 
 from paceline.commands import demo
-from paceline.commands.demonstration.local_pair import linked
-from paceline.commands.demonstration.questions import Answer, Question, Silent
-from paceline.commands.processes import Child, Readiness, free_port
+from paceline.commands.demo import Answer, Child, Question, Readiness, Silent, free_port, linked
 from paceline.errors import PacelineError
 
 QUESTION = Question("When?", ("nine",), ("cloud",))

@@ -11,15 +11,7 @@ import pytest
 from openai import OpenAI
 
 from paceline import models
-from paceline.commands.demonstration.questions import (
-    Answer,
-    Question,
-    ask,
-    curl_line,
-    faults,
-    footer,
-    load_questions,
-)
+from paceline.commands.demo import Answer, Question, ask, curl_line, faults, footer, load_questions
 from paceline.errors import ConfigError
 
 BOTH = Question("Who, and when?", ("Ada", "at nine"), ("cloud", "device"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.commands.diagnosis import checks
+from paceline.commands import diagnosis
 from paceline.commands.main import build
 from paceline.errors import ConfigError
 from paceline.settings import SCHEMAS, AgentSettings, NodeSettings
@@ -70,12 +70,12 @@ def test_a_missing_model_fails_with_what_to_do_and_the_rest_is_still_looked_at(
 
 def test_who_may_ask_a_device_is_told() -> None:
     agent = AgentSettings(cloud_may_ask="off")
-    assert checks.cloud_may_ask(agent)[0] == "ok"
+    assert diagnosis.cloud_may_ask(agent)[0] == "ok"
     for who, word in (("on", "whoever runs the cloud"), ("notebook,phone", "notebook,phone (as set)")):
-        status, text = checks.cloud_may_ask(AgentSettings(cloud_may_ask=who))
+        status, text = diagnosis.cloud_may_ask(AgentSettings(cloud_may_ask=who))
         assert status == "warn" and word in text and "60 a minute and 1200 an hour" in text
     free = AgentSettings(cloud_may_ask="on", cloud_asks_per_minute=0, cloud_asks_per_hour=0)
-    assert checks.cloud_may_ask(free)[1].endswith("as often as it likes")
+    assert diagnosis.cloud_may_ask(free)[1].endswith("as often as it likes")
 
 
 def test_a_state_directory_that_others_can_read_is_a_warning(tmp_path: Path) -> None:
@@ -83,32 +83,32 @@ def test_a_state_directory_that_others_can_read_is_a_warning(tmp_path: Path) -> 
     private.mkdir(mode=0o700)
     public.mkdir()
     public.chmod(0o755)
-    assert checks.state_directory(private) == ("ok", f"{private}, mode 700")
-    assert checks.state_directory(public)[0] == "warn"
-    assert checks.state_directory(tmp_path / "not" / "yet") == ("ok", f"{tmp_path}/not/yet will be made")
+    assert diagnosis.state_directory(private) == ("ok", f"{private}, mode 700")
+    assert diagnosis.state_directory(public)[0] == "warn"
+    assert diagnosis.state_directory(tmp_path / "not" / "yet") == ("ok", f"{tmp_path}/not/yet will be made")
 
 
 def test_what_raises_has_failed_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> checks.Found:
+    def broken() -> diagnosis.Found:
         raise ConfigError("no memory at all")
 
-    monkeypatch.setattr(checks, "memory", broken)
-    found = {check.name: check for check in checks.run(nodes(), {})}
-    assert found["memory"] == checks.Check("memory", "fail", "no memory at all")
+    monkeypatch.setattr(diagnosis, "memory", broken)
+    found = {check.name: check for check in diagnosis.run(nodes(), {})}
+    assert found["memory"] == diagnosis.Check("memory", "fail", "no memory at all")
     assert "device program" in found
 
 
 def test_a_program_adds_checks_of_its_own_settings() -> None:
-    def of_a_device(settings: NodeSettings) -> Callable[[], checks.Found] | None:
+    def of_a_device(settings: NodeSettings) -> Callable[[], diagnosis.Found] | None:
         return partial(tuple, ("warn", settings.side)) if settings.side == "device" else None
 
-    found = [check for check in checks.run(nodes(), {"own": of_a_device}) if check.name == "own"]
-    assert found == [checks.Check("own", "warn", "device")]
+    found = [check for check in diagnosis.run(nodes(), {"own": of_a_device}) if check.name == "own"]
+    assert found == [diagnosis.Check("own", "warn", "device")]
 
 
 def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "requires", lambda _: ["typer>=99", "nothing-like-it>=1", "pytest; extra == 'test'"])
-    status, text = checks.packages()
+    monkeypatch.setattr(diagnosis, "requires", lambda _: ["typer>=99", "nothing-like-it>=1", "pytest; extra == 'test'"])
+    status, text = diagnosis.packages()
     assert status == "fail"
     assert "is not >=99" in text
     assert "nothing-like-it>=1 is missing" in text

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from paceline.commands.options import OTHERS, GroupedCommand, options
-from paceline.configuration.groups import GROUPS
+from paceline.configuration import GROUPS
 from paceline.errors import ConfigError
 from paceline.settings import SCHEMAS, AgentSettings, NodeSettings
 from paceline.settings_sources import PROGRAMS, Origins, describe

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.commands.processes import Children, Readiness, clean_environment, command, free_port
+from paceline.commands.demo import Children, Readiness, clean_environment, command, free_port
 from paceline.errors import PacelineError
 
 SERVER = """
@@ -85,7 +85,7 @@ def test_a_program_that_is_never_ready_is_shown_when_time_is_up(tmp_path: Path) 
 def test_a_program_that_will_not_end_is_killed_with_what_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.commands.processes.STOP_S", 0.1)
+    monkeypatch.setattr("paceline.commands.demo.STOP_S", 0.1)
     said = tmp_path / "grandchild"
     with Children(tmp_path) as children:
         child = children.start("stubborn", python(STUBBORN, str(said)), port=1)

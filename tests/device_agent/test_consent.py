@@ -18,7 +18,7 @@ CLOUD = "https://cloud.example"
 ASK = (
     "import sys\n"
     "from pathlib import Path\n"
-    "from device_agent.consent import ask_owner\n"
+    "from device_agent.activity import ask_owner\n"
     "from paceline.settings import AgentSettings\n"
     f"ask_owner(AgentSettings(cloud='{CLOUD}', code='K', state_dir=Path(sys.argv[1])))\n"
 )

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from openai import OpenAI
 
-from paceline.commands.demonstration import local_pair as commands
-from paceline.commands.demonstration.local_pair import linked, start_pair
-from paceline.commands.processes import Children
+from paceline.commands import demo as commands
+from paceline.commands.demo import Children, linked, start_pair
 from paceline.strategies.base import SIDES, Side
 from tests.e2e.turnstile import Turnstile, turnstile
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from openai import OpenAI
 
-from paceline.commands.processes import Children, command, free_port
+from paceline.commands.demo import Children, command, free_port
 
 FLAGS = ("--model", "fake", "--embedder", "hash", "--threads", "1")
 FACT = "The landlord is called Velda.\n"

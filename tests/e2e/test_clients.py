@@ -18,7 +18,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from paceline.commands.processes import Children, clean_environment, command, free_port
+from paceline.commands.demo import Children, clean_environment, command, free_port
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "tests" / "e2e" / "clients"

@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from device_agent.enrolment import exchange
-from paceline.commands.processes import Child, Children, command, free_port
+from paceline.commands.demo import Child, Children, command, free_port
 from tests.e2e.pair import running_pair
 
 TIMEOUT_S = 20.0  # for a change to take effect, on a busy machine

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from paceline.commands.processes import Children, command
+from paceline.commands.demo import Children, command
 from paceline.engine.loader import load_model
 from paceline.models import CLOUD
 from paceline.strategies.base import SIDES

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from paceline.commands.processes import command
+from paceline.commands.demo import command
 
 
 @pytest.mark.usefixtures("demo_ports")

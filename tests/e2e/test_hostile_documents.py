@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from paceline.commands.processes import Children, command, free_port
+from paceline.commands.demo import Children, command, free_port
 from tests.rag.parsing.made import ENDLESS, archive
 
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from device_agent.credentials import Credentials
-from paceline.commands.processes import Child, Children, Readiness, command, free_port
+from paceline.commands.demo import Child, Children, Readiness, command, free_port
 
 TIMEOUT_S = 60.0  # for a change to take effect, on a busy machine
 COMMON = ("--model", "fake", "--embedder", "hash", "--threads", "1", "--host", "127.0.0.1")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from paceline.commands.processes import clean_environment
+from paceline.commands.demo import clean_environment
 
 # The fake model, whose device fails for good at the word DIE.
 PROGRAM = """

@@ -11,8 +11,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from pydantic import BaseModel
 
-from paceline.commands.demonstration.local_pair import Pair, start_pair
-from paceline.commands.processes import Children
+from paceline.commands.demo import Children, Pair, start_pair
 from paceline.engine.reader.answer import NOTHING
 from paceline.engine.reader.question import ABILITIES
 from paceline.strategies.base import Side

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from paceline.commands.processes import Children, clean_environment, command, free_port
+from paceline.commands.demo import Children, clean_environment, command, free_port
 from tests.e2e.pair import Pair, running_pair
 
 CLIENTS = Path(__file__).parent / "clients"

@@ -8,7 +8,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from paceline.commands.processes import Children, command, free_port
+from paceline.commands.demo import Children, command, free_port
 
 FLAGS = ("--model", "fake", "--threads", "1")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from paceline.commands.processes import Children, command, free_port
+from paceline.commands.demo import Children, command, free_port
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 NAME = socket.gethostname()  # no loopback name: the environment's certificates count

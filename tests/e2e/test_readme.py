@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.commands.demonstration.local_pair import Pair, linked, start_pair
-from paceline.commands.processes import Children, command, free_port
+from paceline.commands.demo import Children, Pair, command, free_port, linked, start_pair
 from paceline.models import SAMPLES
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")

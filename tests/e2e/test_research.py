@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from paceline.commands.demonstration import local_pair
+from paceline.commands import demo
 from paceline.strategies.base import Side
 from tests.e2e import loopback_web
 from tests.e2e.pair import DEVICE, QUESTION, Pair, running_pair
@@ -87,7 +87,7 @@ def stand_in() -> Iterator[StandIn]:
 @contextmanager
 def researching_pair(directory: Path, web: StandIn, model: str) -> Iterator[Pair]:
     """A pair that may fetch from loopback."""
-    usual = local_pair.command
+    usual = demo.command
     launcher = [sys.executable, str(Path(loopback_web.__file__))]
 
     def command(*given: str) -> list[str]:
@@ -95,7 +95,7 @@ def researching_pair(directory: Path, web: StandIn, model: str) -> Iterator[Pair
 
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(local_pair, "command", command)
+            patch.setattr(demo, "command", command)
             flags = ("--web-search", web.url)
             pair = stack.enter_context(running_pair(directory, model=model, documents=DOCUMENTS, flags=flags))
         yield pair

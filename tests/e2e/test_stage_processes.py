@@ -17,7 +17,7 @@ import httpx
 from transformers import LlamaConfig
 
 import paceline.models
-from paceline.commands.processes import Children, clean_environment, command, free_port
+from paceline.commands.demo import Children, clean_environment, command, free_port
 from tests.engine.checkpoints import save
 
 DEVICE = Path(paceline.models.__file__).parent / "device"  # of six layers

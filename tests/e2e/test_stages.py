@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from paceline.commands.processes import Child, Children, command, free_port
+from paceline.commands.demo import Child, Children, command, free_port
 from paceline.models import CAUSAL
 
 STAGES = 2

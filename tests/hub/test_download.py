@@ -12,11 +12,9 @@ import huggingface_hub.constants
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.hub import transfer
-from paceline.hub.download import pull
-from paceline.hub.folders import find
-from paceline.hub.names import HubName
-from paceline.hub.transfer import RemoteFile, fetch
+from paceline.hub import download
+from paceline.hub.cache import find
+from paceline.hub.download import HubName, RemoteFile, fetch, pull
 from tests.hub.standin import COMMIT, StandInHub, serving
 
 FILES = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"weights"}
@@ -152,7 +150,7 @@ def test_a_revision_that_is_a_path_is_no_name() -> None:
 
 
 def test_every_part_of_a_path_in_the_cache_is_a_constant_or_has_been_checked() -> None:
-    for file in (Path(transfer.__file__).parent).glob("*.py"):
+    for file in (Path(download.__file__).parent).glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
                 part = node.right
@@ -202,7 +200,7 @@ def test_a_hub_that_is_asked_too_often_is_waited_for_as_long_as_it_says(
 
 
 def test_a_hub_that_goes_on_refusing_says_when(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "ATTEMPTS", 1)
+    monkeypatch.setattr(download, "ATTEMPTS", 1)
     hub.limited, hub.limit_headers = 100, {"Retry-After": "40"}
     with pytest.raises(ConfigError, match=r"status 429, too many requests .*: try again in 40 s"):
         pull(HubName.parse("house/tiny"))

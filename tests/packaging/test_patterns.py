@@ -29,7 +29,7 @@ ALLOWED = {
         for pattern in ("_LISTED", "_WISHED", "_SHARED", "_SUBJECT")
     },
     (
-        "paceline/api/chat/tool_calls.py",
+        "paceline/api/chat/tools.py",
         "reduce(lambda rest, atom: f'{atom}(?:{rest})?', reversed(atoms))",
     ): "atoms written in that module, whose own patterns are read here",
 }

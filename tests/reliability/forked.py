@@ -29,7 +29,7 @@ IMPORTED: Final = (
     "paceline.server.program",
     "paceline.device_agent.program",
     "paceline.client.commands",
-    "paceline.commands.diagnosis.checks",
+    "paceline.commands.diagnosis",
     "server.program",
     "device_agent.program",
     "server.commands",

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.commands.processes import Children, command, free_port
+from paceline.commands.demo import Children, command, free_port
 from paceline.engine.fake import fake_model
 from paceline.runtime.link.connection import Link
 from paceline.wire.codec import encode_options

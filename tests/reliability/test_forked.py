@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.commands.processes import command
+from paceline.commands.demo import command
 from tests.reliability.forked import USUAL, starting
 
 SAYS = (

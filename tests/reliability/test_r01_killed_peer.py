@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.commands.demonstration.local_pair import store_of
+from paceline.commands.demo import store_of
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import fake_model
 from paceline.rag.embedder import load_embedder

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from paceline.commands.processes import Child
+from paceline.commands.demo import Child
 from paceline.core.estimation import SILENCE_S
 from paceline.core.side import SIDES, Side, other
 from tests.e2e.pair import DEVICE, DOCUMENTS, Pair, running_pair

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from paceline.commands.processes import Children, command, free_port
+from paceline.commands.demo import Children, command, free_port
 from tests.e2e.pair import QUESTION, running_pair
 from tests.reliability.conftest import Figure
 from tests.reliability.streams import WAIT_S, Stream

@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from paceline.commands.processes import command
+from paceline.commands.demo import command
 from paceline.rag.chunk_rows import read_texts
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore

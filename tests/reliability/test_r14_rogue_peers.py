@@ -21,7 +21,7 @@ import pytest
 
 from device_agent.cloud import http_url
 from device_agent.enrolment import exchange
-from paceline.commands.processes import Child, Children, command, free_port
+from paceline.commands.demo import Child, Children, command, free_port
 from paceline.engine.fake import fake_model
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.close_codes import CloseCode

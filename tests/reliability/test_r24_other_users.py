@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.commands.processes import Children, command, free_port
+from paceline.commands.demo import Children, command, free_port
 from tests.reliability.conftest import Figure
 
 USERS = ("ann", "bert", "cleo", "dora", "emil")

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from paceline.commands.processes import Children
+from paceline.commands.demo import Children
 from tests.e2e.test_commands_beside_a_server import Server
 from tests.rag.parsing.made import CONTAINER, archive
 from tests.reliability.conftest import Figure

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from paceline.commands.processes import Children, command, free_port
+from paceline.commands.demo import Children, command, free_port
 from tests.reliability.conftest import Figure
 from tests.reliability.listening import Listener, listening
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.commands.processes import Children
+from paceline.commands.demo import Children
 from tests.e2e.test_commands_beside_a_server import Server
 from tests.rag.parsing.test_bombs import BOMBS
 from tests.reliability.conftest import Figure

@@ -21,7 +21,7 @@ import httpx
 import psutil
 import pytest
 
-from paceline.commands.processes import Children, command, free_port
+from paceline.commands.demo import Children, command, free_port
 from paceline.engine.loader import load_model
 from paceline.engine.tokenizer import PREAMBLE, Tokenizer
 from paceline.models import CLOUD, DEVICE

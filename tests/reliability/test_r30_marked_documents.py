@@ -17,8 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from paceline.commands.demonstration.local_pair import Pair, start_pair
-from paceline.commands.processes import Children
+from paceline.commands.demo import Children, Pair, start_pair
 from paceline.core.side import Side
 from paceline.wire.codec import decode
 from paceline.wire.messages import Drafts, OpenSession, SessionFrame

@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from paceline.commands.processes import Children, command, free_port
+from paceline.commands.demo import Children, command, free_port
 from paceline.errors import ConfigError, PacelineError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
-from paceline.sealing.store_key import StoreKey
+from paceline.sealing import StoreKey
 from tests.rag.store.sealed import MARKS, content, filled, holding
 from tests.reliability.conftest import Figure
 

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.commands.processes import Children
+from paceline.commands.demo import Children
 from tests.e2e.test_commands_beside_a_server import Server
 from tests.reliability.conftest import Figure
 

@@ -15,7 +15,7 @@ import pytest
 
 from device_agent.cloud import Cloud
 from device_agent.credentials import Credentials
-from paceline.commands.processes import Children, command, free_port
+from paceline.commands.demo import Children, command, free_port
 from paceline.engine.fake import fake_model
 from paceline.errors import LinkClosed
 from paceline.runtime.link.connection import Link

@@ -16,7 +16,7 @@ from paceline.errors import ConfigError
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.settings import ServerSettings
-from server.draft_model import opened_draft
+from server.program import opened_draft
 
 REQUEST = GenerateRequest(
     messages=({"role": "user", "content": "Where is the key?"},),

@@ -14,7 +14,7 @@ from device_agent.credentials import Credential, Credentials
 from paceline.errors import ConfigError
 from paceline.runtime.identity import PrivateKey
 from paceline.wire.identity import code_secrets
-from server.identity import server_key
+from server.program import server_key
 from tests.server.test_devices import SERVER, mode
 
 

@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.chat.admit import admit_chat, read_chat
 from paceline.api.chat.output import ChatBody, ChatChunks, ChatMeta
-from paceline.api.chat.request import chat_call
+from paceline.api.chat.request import ChatCall, chat_call
 from paceline.api.chat.schema import ChatRequest
+from paceline.api.generation.attachments import read_conversation
+from paceline.api.generation.fan_in import prepare_all
 from paceline.api.generation.links import Addresses
 from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
+from paceline.api.http.body import while_connected
 from paceline.api.models import chat_model
 from paceline.api.routes import Route
+from paceline.api.vector_stores.search import select_stores
 from paceline.errors import RequestError
-from paceline.runtime.service import Service
+from paceline.runtime.service import Generation, Service
+
+# Admission of a chat's generations, for every surface whose requests become chat bodies.
+
+
+async def read_chat(request: Request, service: Service) -> Mapping[str, object]:
+    """The body, unread where the key's answers have no room, with its files as text. Raises RequestError."""
+    await service.wait_for_room(request.state.identity.key)
+    return await read_conversation(request)
+
+
+async def admit_chat(request: Request, call: ChatCall, service: Service) -> list[Generation]:
+    """All of the call's generations, or none, by `prepare_all`. Raises RequestError, and ClientGoneError when the
+    client leaves."""
+    request.state.model = call.requests[0].model  # for the log
+    requests = await select_stores(call.requests, service, request.state.identity, call.vector_stores)
+    return await while_connected(request.receive, prepare_all(service, requests))
 
 
 class ChatEndpoint:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from paceline.api.generation.schema import MAX_METADATA, MAX_TOOLS, Hint, JsonObject, Name, SamplingFields, kind_tag
-from paceline.api.http.validation import Schema
+from paceline.api.http.body import Schema
 
 MAX_MESSAGES = 1000
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]

@@ -19,9 +19,10 @@ from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 
-from paceline.api.generation.unsupported import unreadable
-from paceline.api.http.body import MAX_BODY, read_body, too_large, while_connected
-from paceline.api.http.strict_json import decode_object
+from paceline.api.generation.request import unreadable
+from paceline.api.http.body import MAX_BODY, read_body, while_connected
+from paceline.api.http.body import body_too_large as too_large
+from paceline.api.http.errors import decode_object
 from paceline.errors import DocumentError, ParserLost, RequestError
 from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.pool import ParserPool

@@ -9,8 +9,11 @@ from __future__ import annotations
 import difflib
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from paceline.api.generation.schema import (
     FormFields,
@@ -24,8 +27,8 @@ from paceline.api.generation.schema import (
     TypedGrammar,
 )
 from paceline.api.http.auth import Identity
-from paceline.api.http.strict_json import decode_object
-from paceline.api.observation.request_id import request_id
+from paceline.api.http.errors import decode_object
+from paceline.api.observation import request_id
 from paceline.core.sampling.sampler import (
     Constraint,
     ConstraintKind,
@@ -289,3 +292,105 @@ def choices_of(request: GenerateRequest, count: int) -> tuple[GenerateRequest, .
 def seed_of(seed: int | None, offset: int) -> int:
     drawn = secrets.randbits(63) if seed is None else seed
     return (drawn + offset + 2**63) % _SEEDS - 2**63  # wraps like an int64
+
+
+# Input texts of OpenAI's older endpoints: one or several, each as a string or as token ids.
+#
+# Parsed by hand, since a schema of four alternatives can only report that none of them fits.
+
+
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+Inputs = str | Annotated[list[str], Field(min_length=1)] | TokenIds | Annotated[list[TokenIds], Field(min_length=1)]
+"""Type of the field in a request schema."""
+
+Input = str | tuple[int, ...]
+
+
+def read_inputs(value: object, param: str, *, max_inputs: int) -> tuple[Input, ...]:
+    """The inputs in order. Raises RequestError (400) that names the element at fault."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        raise _wrong(param, "must be a string, a list of strings, a list of token ids, or a list of such lists")
+    if not value:
+        raise _wrong(param, "is an empty list")
+    if _is_token(value[0]):
+        return (_tokens(value, param),)
+    if len(value) > max_inputs:
+        raise _wrong(param, f"holds {len(value)} texts; at most {max_inputs} at once")
+    return tuple(_one(item, f"{param}[{index}]", value[0]) for index, item in enumerate(value))
+
+
+def _one(item: object, where: str, first: object) -> Input:
+    if isinstance(item, str) and isinstance(first, str):
+        return item
+    if isinstance(item, list) and isinstance(first, list):
+        return _tokens(item, where)
+    kind = "a string" if isinstance(first, str) else "a list of token ids"
+    raise _wrong(where, f"must be {kind}" + (", like the first" if item is not first else ""))
+
+
+def _tokens(value: list[object], where: str) -> tuple[int, ...]:
+    if not value:
+        raise _wrong(where, "is an empty list")
+    for index, token in enumerate(value):
+        if not _is_token(token):
+            raise _wrong(f"{where}[{index}]", "must be a token id, a whole number from 0 on")
+    return tuple(token for token in value if isinstance(token, int))
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _wrong(where: str, fault: str) -> RequestError:
+    return RequestError(f"{where} {fault}.", param=where)
+
+
+# Fields of OpenAI's API that ask for something this server does not do: refused by name, never ignored.
+#
+# Hints (user, metadata, store, service_tier, prompt_cache_key, reasoning_effort, verbosity, prediction …) are accepted
+# without effect, since they promise nothing about the answer.
+
+
+def refuse_unsupported(body: Mapping[str, object]) -> None:
+    """Raises RequestError (400) that names the first such field. Null counts as absent."""
+    if body.get("modalities") not in (None, [], ["text"]):
+        raise _unsupported("modalities", 'Only ["text"] is supported')
+    for name in ("audio", "web_search_options"):
+        if body.get(name) is not None:
+            raise _unsupported(name, "It is not supported")
+
+
+def unreadable(kind: str, where: str) -> RequestError:
+    """The refusal of a part of a message, such as an image. where: it stands."""
+    return RequestError(
+        f"This model reads text only: a part of the type {kind[:64]!r} is not supported ({where}).",
+        code="unsupported_content",
+        param=where,
+    )
+
+
+_FORMS = {  # of other servers: each promises something about the text of an answer, where it says anything
+    "guided_whitespace_pattern": "White space of JSON is fixed here: one blank at most, after a comma or colon",
+    "format": "It is a field of /api/chat and /api/generate: send response_format",
+    "structural_tag": "It is not supported: send tools, or a grammar",
+    "grammar_lazy": "A grammar holds for the whole answer here",
+    "allowed_token_ids": "It is not supported: send a logit_bias, or a form of the answer",
+    "bad_words": "It is not supported: send a logit_bias",
+    "include_stop_str_in_output": "Stop strings are never part of an answer here",
+    "use_beam_search": "Answers are sampled here",
+    "echo": "Only what is written anew is returned; /v1/completions has echo",
+}
+
+
+def refuse_forms(body: Mapping[str, object], *, served: Collection[str] = ()) -> None:
+    """Raises RequestError (400) for a form of the answer that is not known here. `served`: names that the endpoint has.
+    What asks for nothing (null, false, "", []) counts as absent."""
+    for name, sentence in _FORMS.items():
+        if body.get(name) and name not in served:
+            raise _unsupported(name, sentence)
+
+
+def _unsupported(param: str, sentence: str) -> RequestError:
+    return RequestError(f"{sentence} (in `{param}`).", code="unsupported_parameter", param=param)

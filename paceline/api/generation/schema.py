@@ -6,11 +6,12 @@ openai-openapi 2.3.0, CreateChatCompletionRequest.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import AliasChoices, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from paceline.api.http.validation import Schema
+from paceline.api.http.body import Schema
 from paceline.core.aggregation.aggregators import AggregatorName
 from paceline.core.offloading import Objective
 from paceline.core.sampling.sampler import MAX_BIASES, MAX_STOP_IDS, MAX_TEMPERATURE
@@ -19,7 +20,7 @@ from paceline.core.verification import VerifierName
 from paceline.errors import RequestError
 from paceline.runtime.service import DraftMode, OnLoss
 from paceline.strategies.strategy import Privacy
-from paceline.workflow.builder import WorkflowName
+from paceline.workflow.builder import WORKFLOWS, WorkflowName
 
 MAX_CHOICES = 128
 MAX_STOPS = 64
@@ -232,3 +233,33 @@ class SamplingFields(FormFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     paceline: Extension = Field(default_factory=Extension)
+
+
+# Switches behind the name of a model, as in `demo:plain`: every program that has a menu of models can set them.
+#
+# A switch sets one field of `paceline`; a request that sets the same field otherwise is refused.
+
+
+SWITCHES: Mapping[str, tuple[str, object]] = {
+    "plain": ("documents", 0),  # no document is read, on either side
+    "local-only": ("privacy", "local-only"),
+    **{workflow: ("workflow", workflow) for workflow in WORKFLOWS},
+}
+"""By what stands after the colon: a field of `paceline` and its value."""
+
+Fields = TypeVar("Fields", bound=SamplingFields)
+
+
+def switched(asked: Fields, switch: str | None) -> Fields:
+    """The request with its model's switch. Raises RequestError (400) where the request says otherwise."""
+    if switch is None:
+        return asked
+    field, value = SWITCHES[switch]
+    own: Extension = asked.paceline
+    said = getattr(own, field) if field in own.model_fields_set else None
+    if said not in (None, value):
+        raise RequestError(
+            f"The model's name asks for {field} {value!r}, and paceline.{field} for {said!r}.",
+            param=f"paceline.{field}",
+        )
+    return asked.model_copy(update={"paceline": own.model_copy(update={field: value})})

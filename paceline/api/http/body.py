@@ -7,12 +7,22 @@ long for its next token (ASGI, "Disconnect - receive event").
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.config import JsonDict
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from paceline.errors import RequestError
+from paceline.rag.parsing.kinds import MAX_FILE_BYTES
+from paceline.rag.store.files import Arrival, too_large
 
 MAX_BODY = 1_048_576  # bytes
 BODY_TIMEOUT = 60.0  # s for a whole body
@@ -56,7 +66,7 @@ async def read_body(receive: Receive, content_length: str | None, *, max_bytes: 
     else:
         declared = 0
     if declared > max_bytes:
-        raise too_large(max_bytes)
+        raise body_too_large(max_bytes)
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
@@ -66,7 +76,7 @@ async def read_body(receive: Receive, content_length: str | None, *, max_bytes: 
                     raise ClientGoneError
                 body += message.get("body", b"")
                 if len(body) > max_bytes:
-                    raise too_large(max_bytes)
+                    raise body_too_large(max_bytes)
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError:
@@ -77,7 +87,7 @@ def _too_slow(seconds: float) -> RequestError:
     return RequestError(f"The request body did not arrive within {seconds:g} s.", status=408)
 
 
-def too_large(max_bytes: int) -> RequestError:
+def body_too_large(max_bytes: int) -> RequestError:
     return RequestError(f"The request body is larger than {max_bytes} bytes.", status=413, code="request_too_large")
 
 
@@ -102,3 +112,170 @@ async def while_connected(receive: Receive, work: Coroutine[object, object, T]) 
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+# Multipart bodies: one file, whose bytes go where they are to be kept as they come, and a few fields.
+#
+# Not handled: several files in one body; resuming an interrupted upload.
+
+
+MAX_FIELDS = 16  # besides the file
+MAX_FIELD = 4096  # bytes
+_MAX_OVERHEAD = 64 * 1024  # bytes of a body besides the file
+PART_TIMEOUT = 60.0  # s between two parts of a body
+TIMEOUT = 1800.0  # s for a whole body
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    name: str  # as the client sent it
+    fields: dict[str, str]  # the last of each name
+
+
+class _FormParser(MultiPartParser):
+    """Starlette's parser, with a file other than its temporary one. A form has one file at most."""
+
+    def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None], arrival: Arrival) -> None:
+        super().__init__(headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD)
+        self._arrival = arrival
+
+    def on_headers_finished(self) -> None:
+        super().on_headers_finished()
+        part = self._current_part
+        if part.file is not None:
+            part.file.file.close()
+            part.file = UploadFile(
+                file=self._arrival,  # type: ignore[arg-type]  # it has what `UploadFile` calls here
+                size=0,
+                filename=part.file.filename,
+                headers=part.file.headers,
+            )
+
+
+def least_bytes(request: Request) -> int:
+    """Bytes of a file that the request announces at least. Raises RequestError 413 beyond MAX_FILE_BYTES."""
+    declared = request.headers.get("content-length", "")
+    announced = int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
+    if announced > MAX_FILE_BYTES + _MAX_OVERHEAD:
+        raise too_large()
+    return max(0, announced - _MAX_OVERHEAD)
+
+
+@contextlib.asynccontextmanager
+async def read_upload(
+    request: Request, arrival: Arrival, turn: Callable[[], Awaitable[None]], field: str = "file"
+) -> AsyncIterator[Upload]:
+    """Write the file of a form to `arrival`. turn: waits until the next part of the body may be handled. Raises
+    RequestError: 400 for any other form, 413 beyond MAX_FILE_BYTES, 408 when it arrives too slowly, and what
+    `Arrival.write` raises."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
+        raise RequestError("Send the file as multipart/form-data.", code="invalid_content_type")
+    parser = _FormParser(request.headers, _parts(request.receive, turn), arrival)
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            form = await parser.parse()
+    except TimeoutError:
+        raise _slow() from None
+    except MultiPartException as error:
+        raise RequestError(f"The form cannot be read: {error.message}") from None
+    except ValueError:  # an unknown charset
+        raise RequestError("The form cannot be read: its names are not in the charset it says.") from None
+    try:
+        file = form.get(field)
+        if not isinstance(file, UploadFile):
+            raise RequestError(f"The form has no file in the field {field}.", param=field)
+        fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
+        yield Upload(file.filename or "", fields)
+    finally:
+        await form.close()
+
+
+async def _parts(receive: Receive, turn: Callable[[], Awaitable[None]]) -> AsyncGenerator[bytes, None]:
+    total = 0
+    more = True
+    while more:
+        try:
+            async with asyncio.timeout(PART_TIMEOUT):
+                message = await receive()
+        except TimeoutError:
+            raise _slow() from None
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        body: bytes = message.get("body", b"")
+        total += len(body)
+        if total > MAX_FILE_BYTES + _MAX_OVERHEAD:
+            raise too_large()
+        more = message.get("more_body", False)
+        await turn()
+        yield body
+
+
+def _slow() -> RequestError:
+    return RequestError("The request body did not arrive in time.", status=408)
+
+
+# Validation of JSON bodies: the base class of every request schema, and the first fault as a sentence.
+#
+# An explicit null means absent, since typed clients send nulls. Knows no endpoint.
+
+
+# Names of union branches, which are not part of a field's path.
+_BRANCH = re.compile(r"<.*|str|bool|int|float|constrained-str|(list|dict)\[.*\]")
+
+
+def _nullable(schema: JsonDict) -> None:
+    """Allow null for every optional field in a schema of `openapi.json`."""
+    required, properties = schema.get("required"), schema.get("properties")
+    if not isinstance(properties, dict):
+        return
+    for name, field in properties.items():
+        if not isinstance(field, dict) or (isinstance(required, list) and name in required):
+            continue
+        branches = field.get("anyOf")
+        if not isinstance(branches, list) or {"type": "null"} not in branches:
+            rest: JsonDict = {key: field.pop(key) for key in ("description", "default") if key in field}
+            properties[name] = {"anyOf": [field, {"type": "null"}], **rest}
+
+
+class Schema(BaseModel):
+    """Strict about types (no "1" for 1); ignores unknown fields and nulls."""
+
+    model_config = ConfigDict(
+        strict=True, extra="ignore", allow_inf_nan=False, frozen=True, json_schema_extra=_nullable
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: object) -> object:
+        if isinstance(value, dict):
+            return {key: item for key, item in value.items() if item is not None}
+        return value
+
+
+S = TypeVar("S", bound=Schema)
+
+
+def parse(schema: type[S], body: Mapping[str, object]) -> S:
+    """Raises RequestError (400) for the first fault, with the path of the field."""
+    try:
+        return schema.model_validate(dict(body))
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValidationError) -> RequestError:
+    """The first fault as a sentence, with the path of the field."""
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = ""
+    for step in fault["loc"]:
+        if isinstance(step, int):
+            param += f"[{step}]"
+        elif not _BRANCH.fullmatch(step):
+            param += f".{step}" if param else step
+    if fault["type"] == "missing":
+        message = f"The field {param} is required."
+    elif fault["type"] == "extra_forbidden":
+        message = f"Unknown field {param[:128]}."
+    else:
+        message = f"{param[:128]} cannot be used: {fault['msg'][:1].lower()}{fault['msg'][1:]}."
+    return RequestError(message, param=param[:128] or None)

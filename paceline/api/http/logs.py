@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal
 
-from paceline.api.observation.request_id import request_id
+from paceline.api.observation import request_id
 from paceline.core.printable import printable
 
 PAUSE_S = 60.0

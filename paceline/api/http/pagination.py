@@ -9,8 +9,8 @@ from pydantic import ConfigDict, Field
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
-from paceline.api.http.strict_json import encode_json
-from paceline.api.http.validation import Schema, parse
+from paceline.api.http.body import Schema, parse
+from paceline.api.http.errors import encode_json
 from paceline.errors import RequestError
 from paceline.rag.store.files import Paging
 from paceline.rag.store.vector_stores import Status

@@ -9,7 +9,7 @@ that an early failure can be a plain answer.
 
 from __future__ import annotations
 
-from paceline.api.http.strict_json import encode_json
+from paceline.api.http.errors import encode_json
 
 KEEP_ALIVE_S = 15.0  # a quarter of the 60 s after which nginx gives up on a silent upstream
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from paceline.api.http.strict_json import encode_json
+from paceline.api.http.errors import encode_json
 from paceline.runtime.service import GenerationResult
 
 _CHUNK = "chunk"  # key of a reference

@@ -6,18 +6,287 @@ are translated back to the field names of `/v1/responses`.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Annotated, Literal
 
-from paceline.api.generation.unsupported import refuse_forms
-from paceline.api.responses.items import messages_of
-from paceline.api.responses.schema import ResponseRequest, ResponseTextFormat, ResponseTool, ToolChoice
-from paceline.api.vector_stores.search import RankingOptions
+from pydantic import ConfigDict, Field
+
+from paceline.api.chat.schema import MAX_MESSAGES, Part, Role
+from paceline.api.generation.request import refuse_forms, unreadable
+from paceline.api.generation.schema import (
+    MAX_METADATA,
+    MAX_SEARCHED,
+    MAX_TOOLS,
+    Extension,
+    FormFields,
+    Hint,
+    JsonObject,
+    Probability,
+    Stops,
+    StoreId,
+    Temperature,
+)
+from paceline.api.http.body import Schema
+from paceline.api.vector_stores.search import MAX_RESULTS, FilterField, RankingOptions
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
 
+# Request bodies of `/v1/responses`, with OpenAI's names and ranges.
+#
+# Tools of an unknown type are skipped, since clients send the tools of other hosts too; input items of an unknown type
+# are refused by name, since the answer would lack their content. Source: openai-openapi 2.3.0, CreateResponse.
+
+
+MAX_ID = 512  # characters
+
+Include = Literal[
+    "message.output_text.logprobs",
+    "file_search_call.results",
+    # Accepted without effect: answers here never hold these.
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+]
+MetadataKey = Annotated[str, Field(max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+
+
+class InputItem(Schema):
+    """One item of the input. Which fields are required depends on its type."""
+
+    type: str = "message"
+    id: Annotated[str, Field(max_length=MAX_ID)] | None = None
+    status: str | None = None
+    role: Role | None = None
+    content: str | list[Part] | None = None
+    call_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
+    name: str | None = None
+    arguments: str | None = None
+    input: str | None = None  # of a custom tool
+    output: str | list[Part] | None = None
+
+
+class ResponseTool(Schema):
+    """A tool of the type `function` or `file_search`; other types are skipped."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+    vector_store_ids: Annotated[list[StoreId], Field(max_length=MAX_SEARCHED)] | None = None
+    max_num_results: Annotated[int, Field(ge=1, le=MAX_RESULTS)] | None = None
+    filters: FilterField | None = None
+    ranking_options: RankingOptions | None = None
+
+
+class ToolName(Schema):
+    type: str
+    name: str | None = None
+
+
+class ToolChoice(Schema):
+    """A choice of the type `function`, `allowed_tools`, or a built-in tool."""
+
+    type: str
+    name: str | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[ToolName], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+
+
+class ResponseTextFormat(Schema):
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema_: JsonObject | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+    pattern: str | None = None  # of `regex`
+    grammar: str | None = None  # of `grammar`
+
+
+class Text(Schema):
+    format: ResponseTextFormat = Field(default_factory=ResponseTextFormat)
+    verbosity: Literal["low", "medium", "high"] | None = None  # a hint, without effect
+
+
+class ConversationRef(Schema):
+    id: Annotated[str, Field(max_length=MAX_ID)]
+
+
+class ResponseRequest(FormFields):
+    model: str
+    input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)] = ""
+    instructions: str | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    text: Text = Field(default_factory=Text)
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: Stops = Field(default_factory=list)  # ours, as `continue_final_message`: OpenAI has it in chat only
+    continue_final_message: bool = False
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    include: list[Include] = Field(default_factory=list)
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA)] = Field(default_factory=dict)
+    store: bool = True
+    stream: bool = False
+    background: bool = False
+    truncation: Literal["auto", "disabled"] = "disabled"
+    previous_response_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
+    conversation: Annotated[str, Field(max_length=MAX_ID)] | ConversationRef | None = None
+    user: Hint | None = None
+    safety_identifier: Hint | None = None
+    prompt_cache_key: Hint | None = None
+    service_tier: Hint | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None  # ours: OpenAI has it in chat only
+    paceline: Extension = Field(default_factory=Extension)
+
+    @property
+    def conversation_id(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
+
+
+class RetrieveQuery(Schema):
+    """Query of a retrieval. Not strict about types: a query string has none."""
+
+    model_config = ConfigDict(strict=False)
+
+    stream: bool = False
+    starting_after: Annotated[int, Field(ge=0, lt=2**63)] | None = None  # the sequence number received last
+
+
+class DeletedResponse(Schema):
+    """The answer to a deletion."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+# Input items of `/v1/responses`: checked, stored, and converted to chat messages. Pure.
+#
+# Reasoning items and file searches of an earlier answer are accepted, since clients send back what they received, and
+# dropped: the answer's text holds their result.
+
+
 Json = dict[str, object]
+
+SKIPPED = frozenset({"reasoning", "file_search_call"})
+_TEXTS = ("input_text", "output_text", "text")
+
+
+def input_items(given: str | Sequence[InputItem], new_id: Callable[[str], str], *, field: str = "input") -> list[Json]:
+    """The input as it is stored, listed and continued: every item with an id. Raises RequestError (400).
+
+    `new_id`: makes an id from a prefix such as "msg". `field`: of the body.
+    """
+    if isinstance(given, str):
+        content = [{"type": "input_text", "text": given}]
+        return [{"id": new_id("msg"), "type": "message", "status": "completed", "role": "user", "content": content}]
+    return [_item(item, f"{field}[{index}]", new_id) for index, item in enumerate(given) if item.type not in SKIPPED]
+
+
+def _item(item: InputItem, where: str, new_id: Callable[[str], str]) -> Json:
+    status = item.status if item.status in ("in_progress", "completed", "incomplete") else "completed"
+    match item.type:
+        case "message":
+            if item.role is None:
+                raise _missing("role", where)
+            if item.content is None:
+                raise _missing("content", where)
+            answered = item.role == "assistant"
+            kind = "output_text" if answered else "input_text"
+            content = _parts(item.content, kind, f"{where}.content", refusals=answered)
+            body: Json = {"type": "message", "role": item.role, "content": content}
+        case "function_call":
+            for name in ("call_id", "name", "arguments"):
+                if getattr(item, name) is None:
+                    raise _missing(name, where)
+            body = {"type": item.type, "call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+        case "custom_tool_call":  # of an earlier turn, at another server: its input is a text
+            for name in ("call_id", "name", "input"):
+                if getattr(item, name) is None:
+                    raise _missing(name, where)
+            arguments = json.dumps({"input": item.input}, ensure_ascii=False)
+            body = {"type": "function_call", "call_id": item.call_id, "name": item.name, "arguments": arguments}
+        case "function_call_output" | "custom_tool_call_output":
+            for name in ("call_id", "output"):
+                if getattr(item, name) is None:
+                    raise _missing(name, where)
+            output = item.output or ""
+            text = output if isinstance(output, str) else _joined(_parts(output, "input_text", f"{where}.output"))
+            body = {"type": "function_call_output", "call_id": item.call_id, "output": text}
+        case _:
+            raise RequestError(
+                f"An item of the type {item.type[:64]!r} is not supported.",
+                code="unsupported_content",
+                param=f"{where}.type",
+            )
+    prefix = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}[str(body["type"])]
+    return {"id": item.id or new_id(prefix), "status": status, **body}
+
+
+def _parts(content: str | Sequence[Part], kind: str, where: str, *, refusals: bool = False) -> list[Json]:
+    if isinstance(content, str):
+        return [_part(kind, content)]
+    parts: list[Json] = []
+    for index, part in enumerate(content):
+        if part.type in _TEXTS and part.text is not None:
+            parts.append(_part(kind, part.text))
+        elif part.type == "refusal" and part.refusal is not None and refusals:
+            parts.append({"type": "refusal", "refusal": part.refusal})
+        elif part.type in _TEXTS:
+            raise _missing("text", f"{where}[{index}]")
+        else:
+            raise unreadable(part.type, f"{where}[{index}]")
+    return parts
+
+
+def _part(kind: str, text: str) -> Json:
+    return {"type": kind, "text": text, **({"annotations": []} if kind == "output_text" else {})}
+
+
+def _joined(parts: Iterable[Json]) -> str:
+    return "".join(str(part.get("text", part.get("refusal", ""))) for part in parts)
+
+
+def _missing(name: str, where: str) -> RequestError:
+    return RequestError(f"The field {where}.{name} is required.", param=f"{where}.{name}")
+
+
+def messages_of(items: Iterable[Json]) -> list[Json]:
+    """Messages of `/v1/chat/completions` for input items and output items.
+
+    A call belongs to the assistant message it follows, since the model wrote both in one message.
+    """
+    messages: list[Json] = []
+    for item in items:
+        match item["type"]:
+            case "message":
+                content = item["content"]
+                assert isinstance(content, list), "made by input_items"
+                messages.append({"role": item["role"], "content": _joined(content)})
+            case "function_call":
+                function = {"name": item["name"], "arguments": item["arguments"]}
+                call = {"id": item["call_id"], "type": "function", "function": function}
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": None})
+                calls = messages[-1].setdefault("tool_calls", [])
+                assert isinstance(calls, list), "made here"
+                calls.append(call)
+            case "function_call_output":
+                messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+            case _:
+                pass  # a file search: its result is in the answer
+    return messages
+
 
 LOGPROBS = "message.output_text.logprobs"
 SERVED_TOOLS = ("function", "file_search")

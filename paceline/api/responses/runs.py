@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.api.generation.fan_in import GenerationFanIn
-from paceline.api.http.errors import Failure, failure_of
-from paceline.api.http.limits.admission import AdmissionControl
-from paceline.api.http.strict_json import encode_json
-from paceline.api.observation.answers import AnswerWatch
+from paceline.api.http.admission import AdmissionControl
+from paceline.api.http.errors import Failure, encode_json, failure_of
+from paceline.api.observation import AnswerWatch
 from paceline.api.responses.event_log.conversation_rows import Turn
-from paceline.api.responses.event_log.live_events import LiveEvents
-from paceline.api.responses.event_log.log import EventLog
+from paceline.api.responses.event_log.log import EventLog, LiveEvents
 from paceline.api.responses.event_log.store import ResponseRecord
 from paceline.api.responses.events import Event, Json, ResponseEvents
 from paceline.api.responses.passages import stored_form, without_passages

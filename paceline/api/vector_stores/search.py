@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from paceline.api.http.auth import Identity
-from paceline.api.http.validation import Schema
+from paceline.api.http.body import Schema
 from paceline.errors import RequestError
 from paceline.rag.records import DEFAULT_COLLECTION
 from paceline.rag.store.library import Library

@@ -19,7 +19,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.sealing.seal import PLAIN_BOX, Box, DamagedError
+from paceline.sealing import PLAIN_BOX, Box, DamagedError
 
 IVF_ROWS = 50_000
 _SAMPLE = 64  # training vectors per list; faiss asks for at least 39

@@ -23,8 +23,7 @@ from paceline.rag.index.hybrid import FILE as INDEX
 from paceline.rag.store.document_rows import document_id, seal_record, stored_source
 from paceline.rag.store.files import FOLDER, seal_file_name, stored_name, write_pieces
 from paceline.rag.store.vector_stores import seal_attributes, seal_error, seal_metadata, seal_name
-from paceline.sealing.seal import Seal, StoreSeal
-from paceline.sealing.store_key import StoreKey
+from paceline.sealing import Seal, StoreKey, StoreSeal
 
 _UNFINISHED = "unfinished"  # in `meta`: plain text is left outside the rows
 _logger = logging.getLogger("paceline.rag")

@@ -19,7 +19,7 @@ from paceline.rag.chunk_rows import FROM, open_place, open_text, read_texts, rep
 from paceline.rag.database import Database
 from paceline.rag.document_kv import text_hash
 from paceline.rag.records import DEFAULT_COLLECTION, Document, Passage, Vectors, Zone, titled
-from paceline.sealing.seal import Box, DamagedError
+from paceline.sealing import Box, DamagedError
 
 _DOCUMENT = "id, name, sha256, zone, added_at, num_chunks, source, key, sealed"
 PASSAGE = "name, title, text, place, position, documents.id, key, sealed"  # columns that `open_passage` reads

@@ -49,7 +49,7 @@ from paceline.rag.records import (
 from paceline.rag.store import document_rows as rows
 from paceline.rag.store.conversion import encrypt_store, finish_encryption
 from paceline.rag.store.document_rows import PASSAGE, managed_documents, open_passage, read_passages
-from paceline.sealing.seal import Seal
+from paceline.sealing import Seal
 
 # Changes of the default collection: chunk and embed parsed documents, then insert, replace, rename or leave each.
 #

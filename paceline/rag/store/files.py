@@ -27,7 +27,7 @@ from paceline.errors import ConfigError, RequestError, StorageError, is_full
 from paceline.rag.database import Database, SharedConnection
 from paceline.rag.parsing.kinds import MAX_FILE_BYTES
 from paceline.rag.parsing.parsed import MAX_NAME
-from paceline.sealing.seal import PLAIN_BOX, Box, DamagedError, FileSealer
+from paceline.sealing import PLAIN_BOX, Box, DamagedError, FileSealer
 from paceline.secret_files import private_folder
 
 # Uploads on their way: their bytes lie in the folder of uploads and count for their owner before they are written.

@@ -21,7 +21,7 @@ from paceline.rag.database import Database, SharedConnection
 from paceline.rag.records import DEFAULT_COLLECTION, Selection
 from paceline.rag.store.document_rows import remove_documents
 from paceline.rag.store.files import Paging, missing, page
-from paceline.sealing.seal import Box, DamagedError
+from paceline.sealing import Box, DamagedError
 
 # Filters over file attributes, as in OpenAI's file search: comparisons, combined by `and` and `or`.
 #

@@ -29,7 +29,7 @@ from safetensors.numpy import load, save
 
 from paceline.core.drafting.lookup_table import Arrays, LookupTable
 from paceline.errors import ConfigError
-from paceline.sealing.seal import PLAIN, DamagedError, Seal
+from paceline.sealing import PLAIN, DamagedError, Seal
 from paceline.secret_files import private_folder
 
 # Files of look-up tables: safetensors, written to a temporary name and renamed, so that none is ever half written.

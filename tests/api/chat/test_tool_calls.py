@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.api.chat.tool_calls import (
-    CLOSE,
-    OPEN,
-    Content,
-    ParsedOutput,
-    ToolCallArguments,
-    ToolCallParser,
-    ToolCallStart,
-)
+from paceline.api.chat.tools import CLOSE, OPEN, Content, ParsedOutput, ToolCallArguments, ToolCallParser, ToolCallStart
 
 JSON = st.recursive(
     st.none()

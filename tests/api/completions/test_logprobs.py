@@ -7,8 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.api.completions.logprobs import Offsets, entries
-from paceline.api.completions.output import EchoedPrompt
+from paceline.api.completions import EchoedPrompt, Offsets, entries
 from paceline.core.sampling.text import Detokenizer
 from paceline.runtime.service import Logprobs, TokenLogprob
 

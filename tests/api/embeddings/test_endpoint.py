@@ -14,8 +14,7 @@ import numpy as np
 import openai
 import pytest
 
-from paceline.api.embeddings.endpoint import MAX_INPUTS, EmbeddingsEndpoint
-from paceline.api.embeddings.openai_ids import OpenAIIds
+from paceline.api.embeddings import MAX_INPUTS, EmbeddingsEndpoint, OpenAIIds
 from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.runtime import texts as embedding

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from paceline.api.http.limits.admission import MAX_ACTIVE
+from paceline.api.http.admission import MAX_ACTIVE
 from paceline.api.http.server import MAX_CONNECTIONS, MAX_FILES
 from paceline.errors import RequestError
 from paceline.runtime.admission import MAX_ANSWERS

@@ -17,11 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.api.app import create_app
+from paceline.api.http.admission import MAX_OPEN_PER_ADDRESS
 from paceline.api.http.auth import Keyring
 from paceline.api.http.body import within
-from paceline.api.http.limits.addresses import client_address, networks
-from paceline.api.http.limits.admission import MAX_OPEN_PER_ADDRESS
-from paceline.api.http.limits.doors import DoorLimits, Doors, Visitor
+from paceline.api.http.doors import DoorLimits, Doors, Visitor, client_address, networks
 from paceline.api.http.logs import PAUSE_S, Seldom, quieten
 from paceline.api.http.server import MAX_CONNECTIONS, connections_within
 from paceline.api.routes import Route, register

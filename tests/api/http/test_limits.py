@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from paceline.api.embeddings import endpoint as embeddings
+from paceline.api import embeddings as embeddings
 from paceline.api.http.auth import Keyring
 from paceline.api.http.body import MAX_BODY
 from paceline.api.openapi import plain_path

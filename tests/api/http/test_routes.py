@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.api.app import create_app
+from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Keyring
-from paceline.api.http.limits.admission import AdmissionControl
 from paceline.runtime.service import TextDelta
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import NULLABLE, fault, post

@@ -14,7 +14,7 @@ from websockets.sync.client import connect
 
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
-from paceline.api.http.limits.timeouts import HttpConnection
+from paceline.api.http.server import HttpConnection
 from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, running
 
 ONE = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"

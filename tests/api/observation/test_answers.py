@@ -11,8 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.api.http.logs import OneObject
-from paceline.api.observation.answers import Observer
-from paceline.api.observation.request_id import new_request_id
+from paceline.api.observation import Observer, new_request_id
 from paceline.errors import PacelineError
 from paceline.runtime.service import GenerationResult, TextDelta
 from tests.api.scripted import Script, ScriptedService, client_of, serving

@@ -12,14 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.api.responses.event_log import writer as event_writer
-from paceline.api.responses.event_log.live_events import TAIL_ROWS, LiveEvents
-from paceline.api.responses.event_log.log import EventLog, EventReader
+from paceline.api.responses.event_log import log as event_writer
+from paceline.api.responses.event_log.log import TAIL_ROWS, EventLog, EventReader, LiveEvents, Retention
 from paceline.api.responses.event_log.replay import close_interrupted
 from paceline.api.responses.event_log.store import FILE, EventRow, EventStore, ResponseRecord, fair_share
-from paceline.api.responses.event_log.writer import Retention
 from paceline.errors import ConfigError, PacelineError
-from paceline.sealing.seal import PLAIN, Seal, StoreSeal
+from paceline.sealing import PLAIN, Seal, StoreSeal
 
 pytestmark = pytest.mark.anyio
 

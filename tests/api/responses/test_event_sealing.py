@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from paceline.api.responses.event_log.sealing import RowSealing
+from paceline.api.responses.event_log.conversation_rows import RowSealing
 from paceline.api.responses.event_log.store import FILE, EventRow, EventStore, ResponseRecord
 from paceline.errors import ConfigError
-from paceline.sealing.answers import MARK, answers_key, open_answers_seal
-from paceline.sealing.seal import PLAIN, DamagedError, Seal, StoreSeal
+from paceline.sealing import MARK, PLAIN, DamagedError, Seal, StoreSeal, answers_key, open_answers_seal
 
 SEAL = StoreSeal.new(bytes(32))
 ASKED = b'{"input":"where does the blue boat moor"}'

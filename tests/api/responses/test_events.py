@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.api.http.errors import Failure
-from paceline.api.http.strict_json import encode_json
+from paceline.api.http.errors import Failure, encode_json
 from paceline.api.responses.event_log.replay import close_interrupted, replay
 from paceline.api.responses.event_log.store import ENDS, EventRow
 from paceline.api.responses.events import Event, ResponseEvents

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.api.http.strict_json import encode_json
+from paceline.api.http.errors import encode_json
 from paceline.api.responses.event_log.log import EventLog
 from paceline.api.responses.event_log.replay import close_interrupted, replay
 from paceline.api.responses.passages import stored_form

@@ -13,9 +13,8 @@ import pytest
 
 from paceline.api.responses.event_log.conversation_rows import MAX_BYTES
 from paceline.api.responses.event_log.conversations import Conversations
-from paceline.api.responses.event_log.log import EventLog
+from paceline.api.responses.event_log.log import EventLog, Retention
 from paceline.api.responses.event_log.replay import close_interrupted
-from paceline.api.responses.event_log.writer import Retention
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import Citation
 from tests.api.generation.test_request import fault

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from paceline.api.http.absent import ABSENT
+from paceline.api.http.errors import ABSENT
 from tests.api.generation.test_request import fault
 from tests.api.real import serving_node
 from tests.api.scripted import ScriptedService, client_of, serving

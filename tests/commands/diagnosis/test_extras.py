@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.commands.diagnosis import extras as checked
-from paceline.commands.diagnosis.extras import extras
+from paceline.commands import diagnosis as checked
+from paceline.commands.diagnosis import extras
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save_file
 
-from paceline.commands.diagnosis import models
-from paceline.commands.diagnosis.models import model
+from paceline.commands import diagnosis
+from paceline.commands.diagnosis import model
 from paceline.errors import ConfigError
-from paceline.hub.download import Unreachable
-from paceline.hub.names import HubName
+from paceline.hub.download import HubName, Unreachable
 from paceline.models import DEVICE, READER
 from paceline.settings import ServerSettings
 
@@ -40,14 +39,14 @@ def test_a_cut_file_a_missing_part_and_a_missing_configuration_are_named(folder:
     with pytest.raises(ConfigError, match=rf"{weights.name} is damaged or was cut"):
         model(SETTINGS, str(folder))
     weights.write_bytes(whole)
-    (folder / models.INDEX).write_text(json.dumps({"weight_map": {"a": weights.name, "b": "model-2.safetensors"}}))
+    (folder / diagnosis.INDEX).write_text(json.dumps({"weight_map": {"a": weights.name, "b": "model-2.safetensors"}}))
     with pytest.raises(ConfigError, match=r"lacks 1 of 2 files of its weights, among them model-2\.safetensors"):
         model(SETTINGS, str(folder))
-    (folder / models.INDEX).unlink()
+    (folder / diagnosis.INDEX).unlink()
     save_file({}, weights)
     with pytest.raises(ConfigError, match="has no weights"):
         model(SETTINGS, str(folder))
-    (folder / models.INDEX).write_text("[]")
+    (folder / diagnosis.INDEX).write_text("[]")
     with pytest.raises(ConfigError, match=r"index\.json cannot be read"):
         model(SETTINGS, str(folder))
     (folder / "config.json").unlink()
@@ -66,7 +65,7 @@ def test_a_model_without_a_template_is_a_warning(folder: Path) -> None:
 
 @pytest.mark.parametrize(("free", "total", "status"), [(1 << 20, 1 << 40, "warn"), (1 << 20, 1 << 20, "fail")])
 def test_memory_that_is_short_is_said(monkeypatch: pytest.MonkeyPatch, free: int, total: int, status: str) -> None:
-    monkeypatch.setattr(models, "_memory", lambda _: (free, total))
+    monkeypatch.setattr(diagnosis, "_memory", lambda _: (free, total))
     found, text = model(SETTINGS, str(READER))
     assert found == status and "choose a smaller model" in text
 

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from paceline.commands.diagnosis import programs
-from paceline.commands.diagnosis.programs import program
+from paceline.commands import diagnosis
+from paceline.commands.diagnosis import program
 from paceline.settings import AgentSettings, ServerSettings
 from tests.api.scripted import WAIT, ScriptedService, serving
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "ANSWER_S", WAIT)
+    monkeypatch.setattr(diagnosis, "ANSWER_S", WAIT)
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def test_the_other_sides_program_on_the_port_is_a_warning() -> None:
 
 
 def test_a_port_that_something_else_holds_is_a_warning_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "ANSWER_S", 0.05)  # nobody will answer
+    monkeypatch.setattr(diagnosis, "ANSWER_S", 0.05)  # nobody will answer
     with listening() as port:
         status, text = program(ServerSettings(port=port))
     assert status == "warn" and f"127.0.0.1:{port}" in text and "choose another" in text

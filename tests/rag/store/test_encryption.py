@@ -17,15 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from paceline import sealing
 from paceline.errors import ConfigError
 from paceline.rag.document_kv import FOLDER as KV
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
-from paceline.sealing import store_key
-from paceline.sealing.seal import DamagedError, StoreSeal
-from paceline.sealing.store_key import StoreKey
+from paceline.sealing import DamagedError, StoreKey, StoreSeal
 from tests.rag.store.sealed import CELLAR, MARKS, MIB, NOTE, OWNER, content, filled, holding, kv_key
 
 Made = tuple[Path, str, str]  # folder, ids of a file and of a vector store
@@ -276,7 +275,7 @@ class FakeKeyring:
 @pytest.fixture
 def keyring(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKeyring]:
     ring = FakeKeyring()
-    monkeypatch.setattr(store_key, "system_keyring", lambda: ring)
+    monkeypatch.setattr(sealing, "system_keyring", lambda: ring)
     yield ring
 
 
@@ -291,10 +290,10 @@ def test_the_key_lies_in_the_keyring_where_there_is_one(
     with pytest.raises(ConfigError, match=r"cannot be opened .*locked.*: unlock it"):
         where.read_or_make()
     keyring.is_locked = False
-    monkeypatch.setattr(store_key, "system_keyring", lambda: None)
+    monkeypatch.setattr(sealing, "system_keyring", lambda: None)
     with pytest.raises(ConfigError, match=r"there is none here: start in the session of its user, with .*\[keyring\]"):
         where.read_or_make()
-    monkeypatch.setattr(store_key, "system_keyring", lambda: keyring)
+    monkeypatch.setattr(sealing, "system_keyring", lambda: keyring)
     keyring.kept.clear()
     with pytest.raises(ConfigError, match="no longer has the key"):
         where.read_or_make()
@@ -318,11 +317,11 @@ def test_makeshift_keyrings_are_not_used(monkeypatch: pytest.MonkeyPatch) -> Non
             return cls.ring
 
     monkeypatch.setitem(sys.modules, "keyring", Library)
-    assert store_key.system_keyring() is Library.ring
+    assert sealing.system_keyring() is Library.ring
     Library.ring.priority = 0.5
-    assert store_key.system_keyring() is None
+    assert sealing.system_keyring() is None
     monkeypatch.setitem(sys.modules, "keyring", None)
-    assert store_key.system_keyring() is None
+    assert sealing.system_keyring() is None
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])

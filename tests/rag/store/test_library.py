@@ -28,7 +28,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.files import Paging, harmless
 from paceline.rag.store.library import Library
 from paceline.rag.store.vector_stores import Comparison, Counts, FileSpec
-from paceline.sealing.seal import Box
+from paceline.sealing import Box
 
 BOAT = "The red boat belongs to Ann Bell."
 TRAIN = "The night train to Lisbon leaves at nine."

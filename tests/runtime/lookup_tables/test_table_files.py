@@ -12,7 +12,7 @@ import pytest
 
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.runtime.lookup_tables.store import TableStore, read_table, table_files
-from paceline.sealing.seal import PLAIN, Seal, StoreSeal
+from paceline.sealing import PLAIN, Seal, StoreSeal
 
 VOCAB = 300
 SEAL = StoreSeal.new(bytes(32))
@@ -116,7 +116,7 @@ import select, sys
 from pathlib import Path
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.runtime.lookup_tables.store import encode_table, write_table
-from paceline.sealing.seal import PLAIN, StoreSeal
+from paceline.sealing import PLAIN, StoreSeal
 path = Path(sys.argv[1])
 seal = StoreSeal.of(sys.argv[2], bytes(32)) or PLAIN
 number = 0

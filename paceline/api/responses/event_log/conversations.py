@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from paceline.api.http.strict_json import encode_json
+from paceline.api.http.errors import encode_json
 from paceline.api.responses.event_log.conversation_rows import PREFIX
 from paceline.api.responses.event_log.log import EventLog
 from paceline.errors import RequestError

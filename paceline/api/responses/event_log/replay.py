@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from paceline.api.http.errors import Failure
-from paceline.api.http.strict_json import encode_json
+from paceline.api.http.errors import Failure, encode_json
 from paceline.api.responses.event_log.store import ENDS, EventRow
 from paceline.api.responses.events import Json, failed
 

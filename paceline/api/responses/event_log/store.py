@@ -22,11 +22,10 @@ from typing import NamedTuple
 import msgspec
 
 from paceline import sqlite
-from paceline.api.responses.event_log import sealing as event_sealing
-from paceline.api.responses.event_log.conversation_rows import ConversationRows, Turn
-from paceline.api.responses.event_log.sealing import RowSealing
+from paceline.api.responses.event_log import conversation_rows as event_sealing
+from paceline.api.responses.event_log.conversation_rows import ConversationRows, RowSealing, Turn
 from paceline.errors import ConfigError
-from paceline.sealing.seal import PLAIN, DamagedError, Seal
+from paceline.sealing import PLAIN, DamagedError, Seal
 
 FILE = "responses.sqlite"
 VERSION = 1  # PRAGMA user_version

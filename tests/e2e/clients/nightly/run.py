@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from paceline.commands.processes import Children, clean_environment, command, free_port
+from paceline.commands.demo import Children, clean_environment, command, free_port
 from paceline.models import DEVICE
 
 HERE = Path(__file__).parent

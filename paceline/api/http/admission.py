@@ -1,0 +1,431 @@
+"""Admission of requests before routing (host, origin, key, number of requests), and the headers of every answer.
+
+Deny by default: a path needs a key unless its route is open. All checks precede the first byte of the body. Requests
+with a key take places of their own, and each key a share of them; what needs no key cannot use them up. An
+exception that no route caught becomes an error envelope here. Logs method, path, status and time; never content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from urllib.parse import unquote
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.api.http.auth import Identity, Keyring
+from paceline.api.http.body import BrokenOffError, ClientGoneError, within
+from paceline.api.http.doors import DoorLimits, Visitor
+from paceline.api.http.errors import RETRY_AFTER_S, ErrorShape, Failure, failure_of, unauthorized
+from paceline.api.observation import new_request_id, request_id
+from paceline.core.shares import Shares
+from paceline.errors import PacelineError
+from paceline.local_users import is_loopback
+from paceline.runtime.link.transport import CONNECTION
+
+# CORS headers, and the hosts and origins accepted without keys (WHATWG Fetch, 3.3).
+#
+# With keys any page may send requests, since it needs a key. Without keys any page a user visits could read private
+# documents through the loopback address, so only pages of this machine are accepted, the schemes under which desktop
+# and mobile applications load their own pages, and the origins of a setting. Browser extensions and editors' webviews,
+# which run what others wrote, have schemes too: they are named in that setting or refused.
+#
+# The origin is not enough: with DNS rebinding, a page whose name points to this machine after it was loaded sends
+# same-origin requests, without an `Origin`. So the host it names must be this machine, too.
+
+
+APPLICATIONS = frozenset({"app", "capacitor", "ionic", "tauri"})  # no page that was loaded from elsewhere has these
+
+Headers = list[tuple[bytes, bytes]]
+
+_HEADER_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4096}")
+_METHODS = b"GET, POST, DELETE, OPTIONS"
+_EXPOSED = b"x-request-id, request-id, x-client-request-id, openai-processing-ms, retry-after"
+_USUAL = b"authorization, content-type"
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]*)?", re.IGNORECASE)  # RFC 9110, 7.2: a name and a port
+_PAGE = re.compile(rf"https?://{_HOST.pattern}", re.IGNORECASE)
+_APPLICATION = re.compile(rf"({'|'.join(sorted(APPLICATIONS))})://(?:{_HOST.pattern})?", re.IGNORECASE)
+_PROXIES = (b"x-forwarded-", b"forwarded", b"via", b"x-real-ip", b"cf-connecting-ip", b"true-client-ip")
+
+
+def is_local_host(host: str | None) -> bool:
+    """True if a `Host` header names this machine. A missing one does not: every browser sends it."""
+    named = _HOST.fullmatch(host or "")
+    return named is not None and _is_local(named[1].lower())
+
+
+def is_proxied(names: Iterable[bytes]) -> bool:
+    """True if a header is one that a proxy or a tunnel adds to a request. names: of all headers, in lower case."""
+    return any(name in _PROXIES or name.startswith(_PROXIES[0]) for name in names)
+
+
+def is_local_origin(origin: str, allowed: Collection[str] = ()) -> bool:
+    """True if an origin is a page of this machine, an application (`app://…`) or one of those allowed besides. `null`
+    is none of them: a sandboxed frame of any page sends it."""
+    if origin.lower() in allowed:
+        return True
+    page = _PAGE.fullmatch(origin)
+    return _is_local(page[1].lower()) if page is not None else _APPLICATION.fullmatch(origin) is not None
+
+
+def _is_local(name: str) -> bool:
+    """Browsers resolve `*.localhost` to loopback themselves, whatever the DNS says (RFC 6761, 6.3)."""
+    return is_loopback(name) or name.endswith(".localhost")
+
+
+def answer_headers(origin: bytes) -> Headers:
+    """Headers of every answer to an accepted origin, errors and streams included."""
+    return [
+        (b"access-control-allow-origin", origin),
+        (b"access-control-expose-headers", _EXPOSED),
+        (b"vary", b"Origin"),
+    ]
+
+
+def preflight_headers(asked: bytes | None, *, private_network: bool) -> Headers:
+    """Allow the headers that the browser asked for: `*` would not cover Authorization, and SDKs send x-stainless-*."""
+    allowed = asked if asked is not None and _HEADER_NAMES.fullmatch(asked) else _USUAL
+    headers = [
+        (b"access-control-allow-methods", _METHODS),
+        (b"access-control-allow-headers", allowed),
+        (b"access-control-max-age", b"600"),
+        (b"content-length", b"0"),
+    ]
+    return [*headers, (b"access-control-allow-private-network", b"true")] if private_network else headers
+
+
+# Admission of requests before routing (host, origin, key, number of requests), and the headers of every answer.
+#
+# Deny by default: a path needs a key unless its route is open. All checks precede the first byte of the body. Requests
+# with a key take places of their own, and each key a share of them; what needs no key cannot use them up. An
+# exception that no route caught becomes an error envelope here. Logs method, path, status and time; never content.
+
+
+PROBES = frozenset({"/healthz", "/readyz", "/metrics"})  # requested every few seconds, so logged at DEBUG
+MAX_ACTIVE = 1440  # POSTs at a time, of which one key may have 1,280 (`core.shares`); the service admits fewer answers
+MAX_OPEN = 64  # POSTs to open routes at a time
+MAX_OPEN_PER_ADDRESS = 8
+OPEN_BODY_S = 5.0  # for the body of one, whoever sends it
+
+CLIENT_REQUEST_ID = b"x-client-request-id"  # up to 512 characters, as at OpenAI
+_ABSOLUTE = re.compile(rb"(?:https?|wss?)://([^/]*)(/.*)?", re.IGNORECASE)
+_CLIENT_REQUEST = re.compile(rb"[\x20-\x7e]{1,512}")
+
+PRIVATE: Headers = [  # of every answer that does not say otherwise
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"same-origin"),  # without CORS no page of another origin gets to hold it
+    (b"cache-control", b"no-store"),
+]
+
+_RETRY = {"Retry-After": str(RETRY_AFTER_S)}
+_CLOSE = {"Connection": "close"}
+
+_log = logging.getLogger("paceline.api")
+
+
+class AdmissionControl:
+    """Active requests by key or address and the state of draining, shared by the middleware, `/readyz` and the
+    shutdown."""
+
+    def __init__(self, keyring: Keyring, max_active: int = MAX_ACTIVE, limits: DoorLimits | None = None) -> None:
+        self.keyring = keyring
+        self.limits = limits or DoorLimits()
+        self.open_paths: set[str] = set()  # filled by `routes.register`, and so are the next
+        self.error_shapes: dict[str, ErrorShape] = {}  # by prefix, where it is not OpenAI's
+        self.draining = False
+        self._places = Shares(max_active)  # of keys
+        self._open_places = Shares(MAX_OPEN, most=MAX_OPEN_PER_ADDRESS)  # of addresses
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def active(self) -> int:
+        return self._places.taken + self._open_places.taken
+
+    def error_shape(self, path: str) -> ErrorShape | None:
+        """How errors of a path are written, known or not; None: as OpenAI does."""
+        found = (each for prefix, each in self.error_shapes.items() if path == prefix or path.startswith(f"{prefix}/"))
+        return next(found, None)
+
+    def enter(self, key: str = "") -> Failure | None:
+        """Admit one request of a key, to be ended by `leave`; or return why it is refused. An empty one is everybody's,
+        where no key is required."""
+        places = self._places
+        return self._stopping() or self._taken(
+            places.take(key, alone=not key),
+            f"{places.held(key)} requests of this key are being answered, and {places.taken} in all, of "
+            f"{places.places}. Please try again later.",
+        )
+
+    def enter_open(self, address: str) -> Failure | None:
+        """Admit one request without a key, to be ended by `leave_open`; or return why it is refused."""
+        return self._stopping() or self._taken(
+            self._open_places.take(address),
+            f"{self._open_places.held(address)} requests from this address have not ended yet, and "
+            f"{self._open_places.taken} in all, that need no key. Please try again later.",
+        )
+
+    def stay(self, key: str) -> None:
+        """Count background work of a key that outlives its request, until it calls `leave`."""
+        self._places.force(key)
+        self._idle.clear()
+
+    def leave(self, key: str = "") -> None:
+        self._left(self._places, key)
+
+    def leave_open(self, address: str) -> None:
+        self._left(self._open_places, address)
+
+    def _left(self, places: Shares, owner: str) -> None:
+        places.give_back(owner)
+        if not self.active:
+            self._idle.set()
+
+    def _stopping(self) -> Failure | None:
+        if not self.draining:
+            return None
+        return Failure(503, "This server is shutting down.", "server_error", "shutting_down", headers=_RETRY)
+
+    def _taken(self, place: bool, message: str) -> Failure | None:
+        if not place:
+            return Failure(429, message, "rate_limit_error", "too_many_requests", headers=_RETRY)
+        self._idle.clear()
+        return None
+
+    async def drain(self) -> None:
+        """Refuse new requests, and wait until the active ones have left."""
+        self.draining = True
+        await self._idle.wait()
+
+
+class AdmissionMiddleware:
+    """ASGI middleware of `AdmissionControl`. Of WebSockets it knows only their connections: the first message carries
+    the credential, with or without keys."""
+
+    def __init__(self, app: ASGIApp, admission: AdmissionControl) -> None:
+        self.app = app
+        self.admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        _to_origin_form(scope)
+        visitor: Visitor | None = scope.setdefault("state", {}).get(CONNECTION)
+        if visitor is not None:
+            visitor.speak_for(self.admission.limits.address_of(scope))
+        if scope["type"] != "http":
+            await self._socket(scope, receive, send, visitor)
+            return
+        exchange = _Exchange(scope, send, self.admission.error_shape(scope["path"]))
+        request = f"{scope['method']} {scope.get('raw_path', b'')[:256].decode('latin-1')}"  # still percent-encoded
+        try:
+            await self._answer(scope, receive, exchange)
+        except ClientGoneError:
+            _log.info("%s: the client left (%s)", request, exchange.id)
+        except BrokenOffError as error:
+            _log.warning("%s was broken off after it had begun: %s (%s)", request, error, exchange.id)
+            return  # with its body unfinished, the connection is closed
+        except Exception as error:
+            if not isinstance(error, PacelineError):
+                _log.exception("%s failed (%s)", request, exchange.id)
+            if exchange.status is not None:
+                raise  # the answer has begun: all that is left is to close the connection
+            await exchange.refuse(failure_of(error), receive)
+        if exchange.status is not None:
+            level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
+            _log.log(level, "%s %d %.0f ms %s", request, exchange.status, exchange.ms(), exchange.id)
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send, visitor: Visitor | None) -> None:
+        if visitor is None:
+            await self.app(scope, receive, send)
+            return
+        visitor.upgraded()
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            visitor.gone()
+
+    async def _answer(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+        headers = dict(scope["headers"])
+        origin = headers.get(b"origin")
+        if not self.admission.keyring.required:
+            foreign = self._foreign(scope, headers)
+            if foreign is not None:
+                await exchange.refuse(foreign, receive)
+                return
+        if origin is not None:
+            exchange.extra += answer_headers(origin)
+        if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+            private = headers.get(b"access-control-request-private-network") == b"true"
+            allowed = preflight_headers(headers.get(b"access-control-request-headers"), private_network=private)
+            await exchange.send({"type": "http.response.start", "status": 204, "headers": allowed})
+            await exchange.send({"type": "http.response.body", "body": b""})
+            return
+        identity: Identity | None = Identity()
+        key = _presented(headers)
+        if scope["path"] not in self.admission.open_paths:
+            identity = self.admission.keyring.identify(key)
+        if identity is None:
+            await exchange.refuse(_refused(key is not None), receive)
+            return
+        encoding = _text(headers.get(b"content-encoding")) or "identity"
+        if encoding.strip().lower() != "identity":
+            await exchange.refuse(_encoded(encoding), receive)
+            return
+        scope["state"]["identity"] = identity
+        if scope["path"] in self.admission.open_paths:
+            await self._open(scope, receive, exchange)
+        else:
+            await self._admitted(scope, receive, exchange, identity.key)
+
+    def _foreign(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Failure | None:
+        """Why a server without keys refuses this host, origin, proxy or user of the machine. Open routes are served to
+        any user under any host name: they need no key anyway, and devices reach them through a proxy."""
+        limits, is_open = self.admission.limits, scope["path"] in self.admission.open_paths
+        origin = _text(headers.get(b"origin"))
+        if not is_open and not is_local_host(_text(headers.get(b"host"))):
+            return Failure(
+                403,
+                "A server that has no keys answers to localhost and loopback addresses only, and was asked by another "
+                "name: make a key, and it answers to any.",
+                code="host_not_allowed",
+            )
+        if not is_open and is_proxied(headers):  # a tunnel runs as this user, and may rewrite the host
+            return Failure(
+                403,
+                "A server that has no keys answers its own machine only, and this request came through a proxy or a "
+                "tunnel: make a key, and it answers through any.",
+                code="proxy_not_allowed",
+            )
+        crosses = not is_open and origin is None and headers.get(b"sec-fetch-site") == b"cross-site"
+        if crosses or (origin is not None and not is_local_origin(origin, limits.origins)):
+            return Failure(
+                403,
+                "Pages of other machines and browser extensions may not use a server that has no keys: make one, and "
+                "they may, or start it with this one in --allowed-origins.",
+                code="origin_not_allowed",
+            )
+        visitor: Visitor | None = scope["state"].get(CONNECTION)
+        if not is_open and not limits.every_user and visitor is not None and not visitor.is_own_user:
+            return Failure(
+                403,
+                "A server that has no keys answers the user who started it, and this request comes from another user "
+                "of the machine: make a key, or start it with --local-users any.",
+                code="user_not_allowed",
+            )
+        return None
+
+    async def _admitted(self, scope: Scope, receive: Receive, exchange: _Exchange, key: str) -> None:
+        visitor: Visitor | None = scope["state"].get(CONNECTION)
+        if visitor is not None and not visitor.identify(key, alone=not self.admission.keyring.required):
+            message = "This key has too many connections open: close idle ones, or use them for several requests."
+            refusal = Failure(429, message, "rate_limit_error", "too_many_connections", headers=_RETRY | _CLOSE)
+            await exchange.refuse(refusal, receive)
+            return
+        if scope["method"] != "POST":
+            await self.app(scope, receive, exchange.send)
+            return
+        refused = self.admission.enter(key)
+        if refused is not None:
+            await exchange.refuse(refused, receive)
+            return
+        try:
+            await self.app(scope, receive, exchange.send)
+        finally:
+            self.admission.leave(key)
+
+    async def _open(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+        if scope["method"] != "POST":  # answered at once, without a body
+            await self.app(scope, receive, exchange.send)
+            return
+        address = self.admission.limits.address_of(scope)
+        refusal = self.admission.enter_open(address)
+        if refusal is not None:
+            refusal = replace(refusal, headers={**refusal.headers, **_CLOSE})  # what is left of its body is not read
+            await exchange.refuse(refusal, receive)
+            return
+        try:
+            await self.app(scope, within(receive, OPEN_BODY_S), exchange.send)
+        finally:
+            self.admission.leave_open(address)
+
+
+class _Exchange:
+    """One request and its answer. Adds the headers that all answers carry."""
+
+    def __init__(self, scope: Scope, send: Send, shape: ErrorShape | None) -> None:
+        """shape: of errors; None for OpenAI's."""
+        self.id = new_request_id()
+        self.extra: Headers = _echoed(scope)
+        self._scope = scope
+        self._shape = shape
+        self.status: int | None = None
+        self._send = send
+        self._began = time.monotonic()
+        scope.setdefault("state", {})["request_id"] = self.id
+        scope["state"]["began"] = self._began
+        request_id.set(self.id)
+
+    async def refuse(self, failure: Failure, receive: Receive) -> None:
+        await failure.response(self._shape)(self._scope, receive, self.send)
+
+    def ms(self) -> float:
+        return (time.monotonic() - self._began) * 1000
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            own = [(b"x-request-id", self.id.encode()), (b"openai-processing-ms", b"%.0f" % self.ms())]
+            if self._shape is not None and self._shape.id_header:
+                own.append((self._shape.id_header, self.id.encode()))
+            said = list(message.get("headers", ()))
+            private = [header for header in PRIVATE if header[0] not in {name.lower() for name, _ in said}]
+            message = {**message, "headers": [*said, *private, *own, *self.extra]}
+        await self._send(message)
+
+
+def _presented(headers: Mapping[bytes, bytes]) -> str | None:
+    """The key as `Authorization` has it. Anthropic's clients send it alone, as `x-api-key`."""
+    alone = headers.get(b"x-api-key")
+    if alone is not None and b"authorization" not in headers:
+        return f"Bearer {alone.decode('latin-1')}"
+    return _text(headers.get(b"authorization"))
+
+
+def _echoed(scope: Scope) -> Headers:
+    """The client's own name of its request, sent back with every answer; one that is no printable ASCII is not."""
+    named = next((value for name, value in scope["headers"] if name == CLIENT_REQUEST_ID), b"")
+    return [(CLIENT_REQUEST_ID, named)] if _CLIENT_REQUEST.fullmatch(named) else []
+
+
+def _refused(presented: bool) -> Failure:
+    if presented:
+        return unauthorized("Incorrect API key provided.")
+    return unauthorized("No API key provided: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
+
+
+def _encoded(encoding: str) -> Failure:
+    return Failure(
+        415,
+        f"The Content-Encoding {encoding[:64]!r} is not supported: send the body as it is, without it.",
+        code="unsupported_content_encoding",
+        headers={"Accept-Encoding": "identity", **_CLOSE},  # what is left of the body is not read
+    )
+
+
+def _to_origin_form(scope: Scope) -> None:
+    """Change a request-target in absolute form, as clients send it to a proxy, to the usual form. The host that it
+    names counts, whatever the header `Host` says (RFC 9112, 3.2.2)."""
+    absolute = _ABSOLUTE.fullmatch(scope.get("raw_path") or b"")
+    if absolute is None:
+        return
+    path = absolute[2] or b"/"
+    scope["raw_path"], scope["path"] = path, unquote(path.decode("latin-1"))
+    others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    scope["headers"] = [(b"host", absolute[1]), *others]
+
+
+def _text(header: bytes | None) -> str | None:
+    return None if header is None else header.decode("latin-1")

@@ -1,0 +1,186 @@
+"""Counts, logs and traces of requests for text."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from paceline.core.histogram import Histogram
+from paceline.runtime.service import GenerateEvent, GenerationResult
+from paceline.runtime.tracing import PREFIX, Tracer
+
+# Counts and times of the answers that clients have been given, and one line of the log for each.
+#
+# Times are seen where an answer leaves the runtime, so that a client that reads slowly does not count as a slow
+# server.
+
+
+Outcome = Literal["stop", "length", "failed", "left"]
+"""How an answer ended: as the client was told, by a failure, or because the client left."""
+
+FIRST_TEXT_BOUNDS: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2)  # s
+GAP_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12)  # s
+ANSWER_BOUNDS: Final = (0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # s
+
+_log = logging.getLogger("paceline.answers")
+
+
+@dataclass
+class AnswerCounts:
+    """Since the start of the process. Labels are of small, fixed sets: none says who asked for what."""
+
+    answers: Counter[tuple[str, Outcome]] = field(default_factory=Counter)  # by strategy, empty where none ended
+    tokens: Counter[tuple[str, str]] = field(default_factory=Counter)  # by strategy and lane, `none` where no side's
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of them
+    drafted: Counter[str] = field(default_factory=Counter)  # tokens, by strategy
+    accepted: Counter[str] = field(default_factory=Counter)  # of them
+    degraded: Counter[str] = field(default_factory=Counter)  # answers, by why
+    first_text: Histogram = field(default_factory=lambda: Histogram(FIRST_TEXT_BOUNDS))  # s
+    gaps: Histogram = field(default_factory=lambda: Histogram(GAP_BOUNDS))  # s a token after the first text
+    seconds: Histogram = field(default_factory=lambda: Histogram(ANSWER_BOUNDS))  # of answers that ended well
+
+
+class Observer:
+    """Belongs to the loop of the server."""
+
+    def __init__(
+        self, model: Callable[[], str], tracer: Tracer | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """model: name of the default, which answers requests that name none. now: s."""
+        self._model = model
+        self.counts = AnswerCounts()
+        self._tracer = tracer
+        self._now = now
+
+    def answer(self, state: dict[str, Any]) -> AnswerWatch:
+        """Watch one answer, of which `n` choices are several. state: of its ASGI scope."""
+        identity = state.get("identity")
+        return AnswerWatch(
+            self.counts,
+            self._now,
+            self._tracer,
+            model=state.get("model") or self._model(),
+            request=str(state.get("request_id", "")),
+            key=getattr(identity, "name", "") or getattr(identity, "key", ""),
+            began=state.get("began", self._now()),
+        )
+
+
+class AnswerWatch:
+    """Receives every event of one answer, then its end."""
+
+    def __init__(
+        self,
+        counts: AnswerCounts,
+        now: Callable[[], float],
+        tracer: Tracer | None,
+        *,
+        model: str,
+        request: str,
+        key: str,
+        began: float,
+    ) -> None:
+        """request, key: id and name, for the log. began: when the request arrived, s."""
+        self._counts = counts
+        self._now = now
+        self._tracer = tracer
+        self._model = model
+        self._request = request
+        self._key = key
+        self._began = began
+        self._first: float | None = None  # when the first text came
+        self._last: float | None = None
+        self._lanes: Counter[str] = Counter()
+        self._ended = False
+
+    def took(self, event: GenerateEvent) -> None:
+        if isinstance(event, GenerationResult):
+            self._end(event.reason, event)
+            return
+        if not event.tokens:
+            return  # a step of a workflow, or the rest of a character
+        now = self._now()
+        self._lanes[event.lane or "none"] += event.tokens
+        if self._first is None or self._last is None:
+            self._first = now
+            self._counts.first_text.add(now - self._began)
+        else:
+            self._counts.gaps.add((now - self._last) / event.tokens, event.tokens)
+        self._last = now
+
+    def failed(self) -> None:
+        self._end("failed", None)
+
+    def left(self) -> None:
+        """The client has gone, or cancelled. Without effect after the end."""
+        self._end("left", None)
+
+    def _end(self, outcome: str, result: GenerationResult | None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        counts, now = self._counts, self._now()
+        strategy = "" if result is None else result.strategy
+        counts.answers[strategy, _outcome(outcome)] += 1
+        for lane, tokens in self._lanes.items():
+            counts.tokens[strategy, lane] += tokens
+        fields: dict[str, str | int | float] = {
+            "model": self._model,
+            "outcome": outcome,
+            "seconds": round(now - self._began, 4),
+        }
+        if self._first is not None:
+            fields["first_text_s"] = round(self._first - self._began, 4)
+        fields["completion_tokens"] = self._lanes.total()
+        if result is not None:
+            counts.seconds.add(now - self._began)
+            fields |= self._result(result)
+        fields |= {f"{lane}_tokens": count for lane, count in sorted(self._lanes.items()) if lane != "none"}
+        if self._key:
+            fields["key"] = self._key
+        told = ", ".join(f"{name} {value}" for name, value in fields.items())
+        _log.info("answer %s: %s", self._request, told, extra={"id": self._request, "fields": fields})
+        if self._tracer is not None:
+            self._tracer.record("answer", self._request, now - self._began, fields)
+
+    def _result(self, result: GenerationResult) -> dict[str, str | int | float]:
+        counts, strategy = self._counts, result.strategy
+        cached = int(result.stats.get("cached_tokens", 0))
+        counts.prompt_tokens += result.prompt_tokens
+        counts.cached_tokens += cached
+        counts.drafted[strategy] += int(result.stats.get("drafted", 0))
+        counts.accepted[strategy] += int(result.stats.get("accepted", 0))
+        told: dict[str, str | int | float] = {
+            "completion_tokens": result.completion_tokens,
+            "prompt_tokens": result.prompt_tokens,
+            "cached_tokens": cached,
+            "strategy": strategy,
+        }
+        if result.degraded:
+            counts.degraded[result.degraded] += 1
+            told["degraded"] = result.degraded
+        return told
+
+
+def _outcome(outcome: str) -> Outcome:
+    return outcome if outcome in ("stop", "length", "failed", "left") else "failed"  # type: ignore[return-value]
+
+
+# The id of the request that a task is about, for its log lines, its trace and the other side's.
+#
+# Random, 16 bytes as hexadecimal digits after `req_`: also the trace id of OpenTelemetry.
+
+
+request_id: Final[ContextVar[str]] = ContextVar("request_id", default="")
+"""Empty outside of a request."""
+
+
+def new_request_id() -> str:
+    return PREFIX + secrets.token_hex(16)

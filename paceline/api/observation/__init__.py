@@ -1,1 +1,0 @@
-"""Counts, logs and traces of requests for text."""

@@ -1,1 +1,0 @@
-"""`/v1/rerank`: documents of a request in the order of their relevance to its query."""
