@@ -18,7 +18,7 @@ COPY deploy/requirements.lock deploy/cuda.lock deploy/cpu.lock ./
 RUN pip install --no-deps --require-hashes --requirement requirements.lock
 RUN if [ -n "$PIP_EXTRA_INDEX_URL" ]; then torch=cpu; else torch=cuda; fi \
     && pip install --no-deps --require-hashes --requirement "$torch.lock"
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY paceline paceline
 COPY server server
 COPY device_agent device_agent

@@ -2,7 +2,5 @@
 
 commands      `paceline chat`, and `paceline status` in `status`; `options` they share
 dialogue      a conversation with its commands
-prompt        questions from a terminal or a pipe
 conversation  requests to OpenAI's API and their streamed answers
-screen        answers in the terminal, coloured by side
 """

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 
-from client.conversation import Answer, Conversation
 from paceline.core.printable import printable, printable_lines
 from paceline.errors import ConfigError, PacelineError
 from paceline.secret_files import write_private
+
+from .conversation import Answer, Conversation
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

@@ -14,7 +14,7 @@ from paceline.errors import PacelineError
 from paceline.secret_files import given_secret
 
 if TYPE_CHECKING:
-    from client.conversation import Json
+    from .conversation import Json
 
 
 # Options that commands of the client share, each with one spelling.

@@ -3,7 +3,6 @@
 activity     `paceline devices activity`
 cloud        keeps this device enrolled at a cloud, and linked to it
 commands     `paceline agent`
-consent      the question at enrolment: who may ask this device through the cloud
 credentials  file of keys, one entry per cloud
 enrolment    exchanges keys with a cloud by a one-time code
 link_check   what `paceline doctor` says of the link

@@ -4,7 +4,6 @@ app        the application: the shared API with the routes of enrolment and of t
 commands   `paceline serve`, `paceline devices` and `paceline keys`
 devices    registry of devices: public keys and one-time codes
 enrolment  `POST /v1/devices/enrol`
-identity   the server's own key, which devices pin
 keys       API keys, stored as hashes
 links      `/v1/link`: admits devices, has their keys renewed, closes links of revoked ones
 openapi    writes `openapi/openapi.json`

@@ -30,10 +30,11 @@ from paceline.runtime.identity import PrivateKey
 from paceline.runtime.link.emulation import Emulation
 from paceline.secret_files import private_folder, read_private, write_private
 from paceline.settings import ServerSettings
-from server.app import create_server
-from server.devices import Registry
-from server.keys import Keys
-from server.links import Links
+
+from .app import create_server
+from .devices import Registry
+from .keys import Keys
+from .links import Links
 
 # The draft model beside this server's model, which the setting `draft_model` names.
 

@@ -1,8 +1,4 @@
-"""`/v1/completions`.
-
-`endpoint`: the route. `request`: the request body, and its conversion to generations. `logprobs`: log-probabilities in
-the older form. `output`: encoders of the answer.
-"""
+"""`/v1/completions`: the route, its requests, answers and log-probabilities in the older form."""
 
 from __future__ import annotations
 

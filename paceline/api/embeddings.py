@@ -1,7 +1,4 @@
-"""`/v1/embeddings`.
-
-`endpoint`: the route. `openai_ids`: from OpenAI's token ids to text.
-"""
+"""`/v1/embeddings`: vectors of texts, or of token ids of OpenAI's vocabulary."""
 
 from __future__ import annotations
 

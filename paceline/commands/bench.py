@@ -77,6 +77,10 @@ class Listed:
     module: str
 
     def load(self) -> Bench:
+        package = importlib.import_module(PACKAGE)
+        checkout = Path(str(package.__file__)).parents[1]
+        if (checkout / "lab" / "__init__.py").is_file():
+            sys.path.append(str(checkout))
         return cast(Bench, importlib.import_module(self.module))
 
 
@@ -117,6 +121,8 @@ def bench(
         options = importlib.import_module(f"{PACKAGE}.report").Options(quick=quick, data=data)
         report = chosen.run(options)
     except ModuleNotFoundError as error:
+        if error.name == "lab":
+            raise ConfigError(f"bench {name} needs the folder lab of the repository: run it in a checkout.") from error
         raise ConfigError(
             f"bench {name} needs {error.name}, which is not installed: run `pip install 'paceline[bench]'`."
         ) from error

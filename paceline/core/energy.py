@@ -1,9 +1,4 @@
-"""Energy of engine steps and of messages, and its share for each answer.
-
-- `values`: joules with where they come from; what a machine is told; what an answer has used
-- `meters`: meters of engine steps: from counters, from power, from the model's operations; and one behind another
-- `answer`: the account of one answer at one side
-"""
+"""Energy of engine steps and of messages: joules with their origin, meters of steps, and the share of each answer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Running estimates from measurements.
-
-timing: decode and forward times, acceptance rates, link delays
-bandwidth: bytes per second of a link
-running: moving averages, medians, line fits
+"""Running estimates from measurements: averages, medians and line fits; decode and forward times, link delays,
+bandwidth, patience.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """How much a device drafts for a verifier elsewhere, under an energy budget (GELATO).
 
-- `workload`: floating-point operations, seconds and joules of drafting and sending
-- `draft_length`: the outer loop: a Lyapunov queue of energy, and the number of drafts with the most utility
-- `entropy_gate`: the inner loop: stop drafting where the draft model is unsure
-- `estimates`: what both loops know of acceptance, payload and times, learnt from each step
+The outer loop is a Lyapunov queue of energy that chooses the number of drafts with the most utility; the inner loop, an
+entropy gate, stops where the draft model is unsure. Both read one set of estimates of acceptance, payload and times,
+learnt from each step.
 """
 
 from __future__ import annotations

@@ -11,11 +11,6 @@ is that token: greedy matching is its case at temperature 0, and the text is the
 *Rejection* (as in DSSD) and *truncated* (GELATO) are Leviathan et al. 2023, Algorithm 1: the text has the target's
 distribution, but is another one for the same seed.
 
-- `names`: the three
-- `draft_dist`: the distribution that a draft is drawn from, on a grid that few bytes carry exactly
-- `coins`: acceptance, and the recovered token of a rejected place
-- `target_parts`: a target distribution as a head for the drafter, and a rest that stays
-
 Distributions are final: after temperature, penalties, mask, top-k, top-p and min-p; their mass is what they keep, and
 the rest is never drawn.
 """

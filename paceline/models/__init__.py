@@ -1,8 +1,4 @@
-"""The demonstration's models: a reader for both sides, and a pair of small causal models; sample documents for them.
-
-demo_pair  answers of the pair through the real engines and strategies, over a simulated network
-training   corpus, training and evaluation of the reader and of the pair
-"""
+"""The demonstration's models: a reader for both sides, and a pair of small causal models; sample documents for them."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""Folders and the documents that were read from them.
-
-`matching`: documents by name, id, pattern or folder. `sync`: documents follow the files of folders.
-`watching`: waiting for changes of files.
-"""
+"""Folders and what was read from them: found by name, kept in step with the files, watched for changes."""
 
 from __future__ import annotations
 

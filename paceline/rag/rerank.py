@@ -1,7 +1,7 @@
 """Reranking: the passages of a search scored again, each together with the query.
 
-`reranker`: the protocol, loading by name. `late_interaction`: the default, over the token vectors of the embedder.
-`cross_encoder`: any model of transformers that scores a pair of texts.
+The default is late interaction over the token vectors of the embedder; a cross-encoder is any model of transformers
+that scores a pair of texts.
 """
 
 from __future__ import annotations

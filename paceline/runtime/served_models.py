@@ -1,9 +1,6 @@
 """Several models behind one `Service`: one node for each that is loaded, with documents, keys and admission in common.
 
-slot     one model: loaded at the first call, kept while it is used, unloaded
-loads    what their engines have done, together
-memory   which are unloaded, and when
-service  the `Service` over all of them
+A model is loaded at the first call, kept while it is used, and unloaded when another one needs its memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Processing units of a node, through which all of its work passes.
-
-- `registry`: lanes of the engine, threads of the host, the link
-- `plain_work`: what no workflow asked for, on the same units
+"""Processing units of a node, through which all of its work passes: lanes of the engine, threads of the host, the
+link.
 """
 
 from __future__ import annotations

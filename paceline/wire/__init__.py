@@ -1,14 +1,11 @@
 """The link between a device and a cloud, without I/O: messages, codecs and state machine.
 
-- `messages`: every message and the limits of its fields; `verify_messages`: those of `draft_verify`; `fields`: types
+- `messages`: every message and the limits of its fields; `verify_messages`: those of `draft_verify`
 - `codec`: messages to MessagePack frames and back, with validation
 - `payloads/`: what they carry in binary fields; `dist_codec`: truncated distributions in 16 or 64 bits a probability
 - `options`: the options of strategies that an opening carries
-- `lifecycle`: states, triggers and transitions of a link
 - `link`: the state machine of one end of a link
-- `identity/`: who the two ends are; `identity_messages`: what they say to each other for it; `signing`: what is signed
+- `identity`: who the two ends are
 - `effects`: what the link's machine asks its driver to do
-- `sessions`: open sessions of a connection and their numbers
 - `close_codes`: reasons for closing a link, with advice for the user
-- `document`: the generator of `openapi/link.md`
 """

@@ -292,7 +292,7 @@ class Drafts(SessionMessage, frozen=True, tag="d"):
 
     nodes: Annotated[bytes, msgspec.Meta(max_length=65_536)]
     # One per node; none where choices are sent.
-    dists: Annotated[list[DistPayload], msgspec.Meta(max_length=256)] = []  # noqa: RUF012  # msgspec copies it
+    dists: Annotated[list[DistPayload], msgspec.Meta(max_length=256)] = []  # msgspec copies it
 
     def fault(self, vocab_size: int | None) -> str | None:
         nodes = unpack_nodes(self.nodes, vocab_size)

@@ -1,4 +1,4 @@
-"""`GET /api/tags`, `/api/ps` and `/api/version`, and `POST /api/show`: what Ollama's clients ask before they chat."""
+"""Ollama's routes: tags, ps, version and show, chat, generate and embed."""
 
 from __future__ import annotations
 

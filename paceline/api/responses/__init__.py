@@ -1,6 +1,6 @@
 """`/v1/responses`, with the event log from which streams are resumed.
 
-`endpoint`: the routes. `schema`: the request body. `request`, `items`, `context`: from the body to a chat.
-`events`: from generation events to response events. `runs`: the tasks that write responses. `event_log`: the events of
-each response, in SQLite. `passages`: references to documents in stored events. `stream`: events to a client.
+`endpoint`: the routes. `request`: from the body to a chat. `events`: from generation events to response events.
+`runs`: the tasks that write responses. `event_log`: the events of each response, in SQLite. `passages`: references to
+documents in stored events.
 """

@@ -1,9 +1,8 @@
-"""The three aggregators by name: from both sides' distributions after one prefix to the target (DRAGON; specs 1.1,
-1.6).
+"""The three aggregators: from both sides' distributions after one prefix to the target (DRAGON; specs 1.1, 1.6).
 
 An aggregator determines what a side sends of its distribution (`to_wire`), when that suffices and which token follows
-(`decide`), and what to draft (`draft_tokens`). Each has its own module; `aggregator` holds their interface. Knows
-nothing of trees, epochs or messages; `wire.dist_codec` and `wire.payloads.tree_codec` encode what is sent.
+(`decide`), and what to draft (`draft_tokens`). Knows nothing of trees, epochs or messages; `wire.dist_codec` and
+`wire.payloads` encode what is sent.
 """
 
 from __future__ import annotations

@@ -448,9 +448,9 @@ class KvPrefix:
 
     def __post_init__(self) -> None:
         carrier = CARRIERS.get(self.dtype)
-        for array in (self.keys, self.values):
-            if array.dtype != carrier or array.ndim != 4 or array.shape[1] != len(self.tokens):
-                raise ValueError(f"{array.dtype} {array.shape} for {len(self.tokens)} rows of {self.dtype}")
+        for part in (self.keys, self.values):
+            if part.dtype != carrier or part.ndim != 4 or part.shape[1] != len(self.tokens):
+                raise ValueError(f"{part.dtype} {part.shape} for {len(self.tokens)} rows of {self.dtype}")
         if not self.tokens or self.keys.shape[0] != self.values.shape[0]:
             raise ValueError(f"{len(self.tokens)} rows, {self.keys.shape[0]} and {self.values.shape[0]} layers")
 

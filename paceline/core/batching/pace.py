@@ -1,7 +1,5 @@
-"""Times of steps, as they were seen.
-
-- `prefill_pace`: how many rows of long prompts a step takes beside answers
-- `step_times`: seconds of a step by its rows
+"""Times of steps as they were measured, and what follows: rows of long prompts and of one owner beside others'
+answers.
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ class RowAccounts:
 # group then lacks rows, the youngest is preempted (`row_accounts`): its rows are released, and computed again before
 # its next segment. Every group ends if each asks for finitely many rows and would fit alone:
 #
-# - Groups that hold rows but wait for something else, such as a peer, are preempted like younger ones once they are idle.
+# - Groups that hold rows but wait for something else, such as a peer, are preempted like younger ones once they are
+#   idle.
 #   So the first of the pending groups is given what it lacks, after two ticks at the latest, and its segments run. The
 #   engine never stands still for lack of memory, and answers on two engines cannot block each other through it.
 # - A group loses rows only to one before it, or while nothing of it is pending. So the first of the pending groups

@@ -1,6 +1,5 @@
-"""JSON schemas as data: detect what takes too long to compile, and relax what cannot be enforced. Pure.
-
-Only keywords count, not equal names under `properties` or in data such as a default.
+"""JSON schemas as data and as grammars: what takes too long is found, what cannot be enforced relaxed, closed objects
+in any order. Pure.
 """
 
 from __future__ import annotations

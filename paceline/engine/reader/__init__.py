@@ -6,7 +6,6 @@ answer so far, the share that goes on with a token. So the reader stands behind 
 - `pointer`: the encoder's pass over a question and a document: spans and their probabilities.
 - `shape`: what a question's words ask for (a name, a time, a number), and where the edges of an answer belong.
 - `question`: what the last message of a prompt asks, cut into the parts that are to be answered one after the other.
-- `prompt`: document and question of a prompt's token ids.
 - `answer`: from the readings of the parts to the distribution of the answer's next token.
 - `engine`: the engine contract, and loading.
 """

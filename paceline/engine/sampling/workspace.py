@@ -1,4 +1,4 @@
-"""Buffers that a sampler keeps between calls."""
+"""What samplers share: buffers kept between calls, transfers to a device, groups of rows, penalties and masks."""
 
 from __future__ import annotations
 

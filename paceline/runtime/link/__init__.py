@@ -1,9 +1,7 @@
 """The link on real connections.
 
 - `connection`: the link machine on a transport, clock and event loop
-- `keys`: the link machine's effects on keys
 - `dialer`: links of a device that reconnects, and of a cloud's WebSocket route
 - `transport`: WebSockets of the `websockets` client and of Starlette
 - `emulation`: delay, rate and loss of an emulated network, pure
-- `emulated_transport`: a transport behind such a network
 """

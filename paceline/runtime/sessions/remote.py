@@ -1,8 +1,5 @@
-"""Texts of a device's workflows that the cloud's model writes: those of agents that read nothing private.
-
-The device opens a session with `WRITE` as the strategy and an agent's prompt as its messages; the cloud sends the text
-as it is written, and closes. At the cloud the text is an answer of an owner that is the device, so it has the device's
-places, turns and memory. Not handled: a text that goes on after its link was lost; the device writes it itself then.
+"""What one side asks of the other beside an answer: passages for a search, and texts of a device's workflows that the
+cloud writes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Recovery of lost messages: a link loses none, but a link that breaks and heals does.
-
-A side without progress sends its state, and the peer sends again what is missing there.
-"""
+"""The two roles of an answer's side, and how they change: who decides, who follows, and both after a loss."""
 
 from __future__ import annotations
 

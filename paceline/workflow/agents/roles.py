@@ -1,4 +1,4 @@
-"""The agents by the stage of `WorkflowBuilder` that they are."""
+"""The agents of the workflows: what each is told, and how its text is read."""
 
 from __future__ import annotations
 
