@@ -104,3 +104,64 @@ def test_every_library_that_is_imported_is_asked_for(folders: tuple[str, ...], e
         if not {canonicalize_name(each) for each in installed.get(library, [library])} & asked
     }
     assert not missing
+
+
+# Modules under `SMALL` lines that one neighbour imports, and why each is not a part of it.
+SMALL = 80
+APART = {
+    "paceline.api.description": "imports the official client's types, a second that no start waits for",
+    "paceline.api.passages": "an endpoint: the application is what imports endpoints",
+    "paceline.api.status": "an endpoint",
+    "paceline.commands.doctor": "the command, which --help shows; the checks behind it import what they check",
+    "server.stages": "imports torch, which a server without stages does without",
+}
+
+
+def modules_of(*tops: str) -> dict[str, Path]:
+    """Every module by its dotted name, packages by theirs."""
+    return {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
+        for top in tops
+        for file in (ROOT / top).rglob("*.py")
+    }
+
+
+def importers(modules: dict[str, Path]) -> dict[str, set[str]]:
+    """Who imports each module."""
+    found: dict[str, set[str]] = {name: set() for name in modules}
+    for importer, file in modules.items():
+        here = importer.split(".") if file.name == "__init__.py" else importer.split(".")[:-1]
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                base = ".".join([*here[: len(here) - node.level + 1], *filter(None, [node.module])])
+                base = base if node.level else node.module or ""
+                for name in (base, *(f"{base}.{alias.name}" for alias in node.names)):
+                    found.get(name, set()).add(importer)
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    found.get(alias.name, set()).add(importer)
+    return found
+
+
+def test_what_has_one_reader_is_part_of_that_reader() -> None:
+    modules = modules_of("paceline", "server", "device_agent", "client")
+    small = {
+        name
+        for name, readers in importers(modules).items()
+        if len(readers) == 1
+        and modules[name].name != "__init__.py"
+        and len(modules[name].read_text("utf-8").splitlines()) < SMALL
+        and {reader.rpartition(".")[0] for reader in readers} == {name.rpartition(".")[0]}
+    }
+    assert small == set(APART)
+
+
+def test_no_package_holds_a_single_module() -> None:
+    for file in modules_of("paceline", "server", "device_agent", "client", "lab").values():
+        if file.name == "__init__.py" and not any(
+            each.is_dir() and each.name == "assets" for each in file.parent.iterdir()
+        ):
+            inside = [
+                each for each in file.parent.iterdir() if each.suffix == ".py" or (each / "__init__.py").is_file()
+            ]
+            assert len(inside) != 2, f"{name(file.parent)} is one module"
