@@ -27,7 +27,7 @@ _LINES = ("br", "line", "text", "tr")  # `text`: of a drawing; `line`: of trees 
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 _NO_CELL = ("table", "pre", *_HEADINGS)  # what makes a table one of a page's layout, whose cells are paragraphs
 _META_WITHIN = 4096  # bytes; browsers look for a character set in the first 1,024
-_NOTHING = re.compile(r"0*\.?0+(?:[a-z]+|%)?")  # a size or an opacity
+_NOTHING = re.compile(r"(?:0+(?:\.0*)?|\.0+)(?:[a-z]+|%)?")  # a size or an opacity
 _SELECTOR = re.compile(r"[a-z0-9]*[.#][\w-]+")  # the selectors of a style sheet that are looked at
 
 
