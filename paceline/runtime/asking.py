@@ -423,35 +423,32 @@ class CloudAsks:
         if len(opening.sampling.logit_bias) > MAX_BIASES or any(each.role not in ROLES for each in opening.messages):
             raise PacelineError("no client could ask this")
         answer, targets = _answer_of(opening), tuple(opening.targets)
-        part = self._part(answer, targets)
+        part = self._part(answer)
         if targets and part is None:
             raise PacelineError("it has no part in the beginning of this answer")
         question = question_of(opening)
         question = question if query is None else replace(question, text=query)
-        if part is not None and (targets or opening.epoch) and part.question == question:
+        again = part is not None and bool(targets or opening.epoch) and part.question == question
+        if part is not None and again and part.begins(targets):
             if part.rejoins >= MAX_REJOINS:
                 raise PacelineError(f"it has joined this answer {MAX_REJOINS} times again")
             part.rejoins += 1
             part.known(targets)
-        else:  # a further search of an answer is a question of its own
+        else:  # so is a further search, and an answer that went on otherwise because what this device sent was lost
             if (reason := self._counter.take(self._now())) is not None:
                 raise PacelineError(reason)
             part = _Part(question, list(targets))
         ask = self._open[answer] = Ask(self, answer, part)
         return ask
 
-    def _part(self, answer: bytes, targets: tuple[int, ...]) -> _Part | None:
-        """What is known of an answer that this device has taken part in, if the targets begin so.
-
-        No client can choose how an answer begins. What follows was written while the device was away.
-        """
+    def _part(self, answer: bytes) -> _Part | None:
+        """What is known of an answer that this device has taken part in."""
         until, part = self._left.get(answer, (0.0, None))
         if (ask := self._open.get(answer)) is not None:  # its closing is still to be read
             part = ask.part
         elif self._now() >= until:
             part = None
-        shared = 0 if part is None else min(len(part.targets), len(targets))
-        return part if part is not None and part.targets[:shared] == list(targets[:shared]) else None
+        return part
 
     # ---- the log ----------------------------------------------------------------------------------------------------
     def refuse(self, opening: OpenSession, reason: str) -> None:
@@ -494,6 +491,11 @@ class _Part:
     writing: asyncio.Future[int | None] | None = None  # of the entry
     documents: set[str] = field(default_factory=set)  # ids of those read
     sent: Counter[str] = field(default_factory=Counter)  # bytes by kind of message, of sessions that have ended
+
+    def begins(self, targets: Sequence[int]) -> bool:
+        """The answer begins as this device knows it; what follows was written while the device was away."""
+        shared = min(len(self.targets), len(targets))
+        return self.targets[:shared] == list(targets[:shared])
 
     def known(self, targets: Sequence[int]) -> None:
         """The answer goes on like this."""

@@ -158,14 +158,26 @@ async def test_an_answer_may_be_joined_again_from_what_the_device_knows_of_it(tm
         again = msgspec.structs.replace(OPENING, session=8, epoch=1)
         for known in ([], [5, 6], [5, 6, 7], [5, 6, 7, 40]):  # the last one was decided while the device was away
             asks.admit(msgspec.structs.replace(again, targets=known))
-        for other in (
-            msgspec.structs.replace(again, targets=[5, 8]),
-            msgspec.structs.replace(again, targets=[5], messages=[ChatMessage("user", "another question")]),
-        ):
-            with pytest.raises(PacelineError, match="no part in the beginning"):
-                asks.admit(other)
+        other = msgspec.structs.replace(again, targets=[5], messages=[ChatMessage("user", "another question")])
+        with pytest.raises(PacelineError, match="no part in the beginning"):
+            asks.admit(other)
     (entry,) = logged(tmp_path)
     assert (entry.tokens, entry.outcome) == (3, "the link was lost")
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_went_on_without_the_tokens_lost_with_the_link_is_joined_for_a_question(
+    tmp_path: Path,
+) -> None:
+    async with gate(tmp_path, limits=AskLimits(per_minute=2)) as asks:
+        ask = asks.admit(OPENING)
+        ask.observe(Targets(2, 0, 0, [5, 6, 7], b""))  # the last two were on their way
+        ask.end("the link was lost", Egress())
+        again = msgspec.structs.replace(OPENING, session=8, epoch=1, targets=[5, 8])
+        assert asks.admit(again).part.targets == [5, 8]
+        asks.admit(msgspec.structs.replace(again, epoch=2, targets=[5, 8, 9]))  # from here on, as it knows it
+        with pytest.raises(PacelineError, match="2 questions"):
+            asks.admit(msgspec.structs.replace(again, epoch=3, targets=[5, 4]))
 
 
 @pytest.mark.anyio
@@ -207,7 +219,7 @@ async def test_a_session_that_ends_after_the_answer_was_joined_again_changes_not
         again.observe(Targets(2, 0, 0, [5], b""))
         first.end("the link was lost", Egress())
         asks.admit(msgspec.structs.replace(OPENING, epoch=2, targets=[5]))
-        with pytest.raises(PacelineError, match="no part in the beginning"):
+        with pytest.raises(PacelineError, match="questions"):  # another beginning is a question of its own
             asks.admit(msgspec.structs.replace(OPENING, epoch=2, targets=[6]))
     assert len(logged(tmp_path)) == 1
 
