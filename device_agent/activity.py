@@ -16,7 +16,6 @@ import typer
 from paceline.commands.options import Config, Json, StateDir
 from paceline.core.permission import MayAsk
 from paceline.core.printable import printable, printable_json
-from paceline.runtime.asking import EnrolmentAnswers
 from paceline.settings import AgentSettings
 from paceline.settings_sources import resolve
 
@@ -76,6 +75,8 @@ def ask_owner(settings: AgentSettings) -> None:
     """Ask at the first enrolment, if there is a terminal and no setting, and keep the answer. Otherwise nobody may."""
     if settings.cloud is None or settings.code is None or settings.cloud_may_ask is not None:
         return
+    from paceline.runtime.asking import EnrolmentAnswers
+
     answers = EnrolmentAnswers(settings.state_dir)
     if answers.get(settings.cloud) is not None:
         return

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import typer
 
-from paceline.commands.diagnosis import NodeChecks
+if TYPE_CHECKING:
+    from paceline.commands.diagnosis import NodeChecks
 
 
 @dataclass(frozen=True, slots=True)

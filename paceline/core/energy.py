@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
-from paceline.core.batching.segment import Segment
-from paceline.core.offloading import ModelShape
+if TYPE_CHECKING:  # settings name meters, and need no numpy for it
+    from paceline.core.batching.segment import Segment
+    from paceline.core.offloading import ModelShape
 
 # Values of energy: joules with where they come from, what a machine is told, and what an answer has used.
 

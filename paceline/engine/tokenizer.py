@@ -245,13 +245,14 @@ class Tokenizer:
         return text if all(mark in probe for mark in marks) else None
 
     def _renderings(self, messages: Conversation, asked: _Asked) -> Iterator[str]:
-        """The prompt; where an answer has begun, then also with its beginning behind the template's start of an answer,
-        for templates that hide or change an assistant's last message."""
+        """The prompt; of an answer that has begun also that with its beginning behind the template's start of one."""
         if asked.continues:
+            *before, begun = messages
             with suppress(RequestError):
-                yield self._render(messages, asked.variables, continues=True)
-            *messages, begun = messages
-            yield self._render(messages, asked.variables) + begun["content"]
+                text = self._render(messages, asked.variables, continues=True)
+                if text.endswith(begun["content"]):  # not where a template trims it
+                    yield text
+            yield self._render(before, asked.variables) + begun["content"]
         else:
             yield self._render(messages, asked.variables)
 

@@ -49,9 +49,8 @@ def facts_of(directory: Path) -> ModelFacts:
         architecture,
         next((length for length in lengths if isinstance(length, int)), None),
         (directory / "chat_template.jinja").is_file()
-        or any(
-            "chat_template" in _object(directory / name) for name in ("tokenizer_config.json", "chat_template.json")
-        ),
+        or "chat_template" in _object(directory / "tokenizer_config.json")
+        or "chat_template" in _object(directory / "chat_template.json"),
     )
 
 

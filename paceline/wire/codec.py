@@ -265,6 +265,14 @@ def _with_field_names(what: str, names: tuple[str, ...]) -> str:
     return _INDEX.sub(lambda match: f"$.{names[int(match[1])]}" if int(match[1]) < len(names) else match[0], what)
 
 
+def _is_object(text: str) -> bool:
+    """An empty text stands for an empty object."""
+    try:
+        return not text or isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
 def _fault(message: Message, vocab_size: int | None) -> str | None:
     """First fault of a message whose fields have the right types; None without one."""
     match message:
@@ -276,6 +284,8 @@ def _fault(message: Message, vocab_size: int | None) -> str | None:
                 return "logit_bias names a token twice - at `$.sampling.logit_bias`"
             if len(bytes(message.options)) > MAX_OPTIONS_BYTES:
                 return f"options of more than {MAX_OPTIONS_BYTES} bytes - at `$.options`"
+            if not _is_object(message.template):
+                return "no JSON object - at `$.template`"
             return (
                 not_finite("sampling", *_floats(sampling), *(bias for _, bias in sampling.logit_bias))
                 or bad_tokens("targets", message.targets, 0, vocab_size)

@@ -21,7 +21,7 @@ def ask(pair: Pair, model: str, **own: object) -> httpx.Response:
     body = {
         "model": model,
         "messages": [{"role": "user", "content": QUESTION}],
-        "max_tokens": 16,
+        "max_tokens": 40,
         "temperature": 0,
         "paceline": {"report": True, **own},
     }

@@ -39,9 +39,9 @@ UPGRADE = (
 # The server, with room for 27 answers instead of 1,152 and for 18 background responses; both keep a ninth.
 SMALL = f"""
 from paceline.api.responses import runs
-from paceline.runtime import answer_places
+from paceline.runtime import admission
 
-answer_places.MAX_ANSWERS, runs.MAX_BACKGROUND = 27, 18
+admission.MAX_ANSWERS, runs.MAX_BACKGROUND = 27, 18
 {STARTER}
 """
 

@@ -53,7 +53,7 @@ async def test_an_answer_continues_without_a_peer_that_cannot_enforce_its_constr
 ) -> None:
     async with nodes() as (bench, _):
 
-        def fails(_: Constraint) -> Mask:
+        def fails(_: Constraint, owner: str = "") -> Mask:  # noqa: ARG001
             raise error
 
         monkeypatch.setattr(bench.cloud._resources._compiling._grammars, "mask", fails)
@@ -83,7 +83,7 @@ async def test_an_answer_that_stops_before_its_constraint_is_satisfied_ends_with
             return work()
 
     async with nodes(linked=False) as (bench, _):
-        monkeypatch.setattr(bench.device._resources._compiling._grammars, "mask", lambda _: DeadEndMask())
+        monkeypatch.setattr(bench.device._resources._compiling._grammars, "mask", lambda *_: DeadEndMask())
         text, done = await collect(await bench.device.prepare(YES))
         assert (text, done.reason) == ("AAA", "length")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 from device_agent.enrolment import _request
@@ -11,7 +9,7 @@ from paceline.runtime.identity import PrivateKey, verify
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
 from paceline.wire.identity import code_secrets
-from server.devices import FILE, Registry, Role
+from server.devices import Registry, Role
 
 DAY_S = 86_400.0
 
@@ -45,20 +43,3 @@ def test_a_stage_is_never_away_too_long_and_may_be_revoked(tmp_path: Path) -> No
     assert registry.recognise(claim("rack1", key), "stage") == key.public_key
     assert registry.revoke("rack1")
     assert registry.recognise(claim("rack1", key), "stage") is CloseCode.REVOKED
-
-
-def test_a_registry_from_before_there_were_stages_keeps_its_devices(tmp_path: Path) -> None:
-    registry = Registry(tmp_path)
-    key = enrolled(registry, "phone", "device")
-    open_code = registry.add("tablet")
-    with closing(sqlite3.connect(tmp_path / FILE)) as rows:
-        for table in ("identities", "enrolment_codes"):
-            rows.execute(f"ALTER TABLE {table} DROP COLUMN role")
-        rows.commit()
-    again = Registry(tmp_path)
-    assert again.recognise(claim("phone", key)) == key.public_key
-    tablet = PrivateKey.generate()
-    again.enrol(_request(code_secrets(open_code), tablet), PrivateKey(b"s" * 32))
-    assert again.recognise(claim("tablet", tablet)) == tablet.public_key
-    stage = enrolled(again, "rack1", "stage")
-    assert again.recognise(claim("rack1", stage), "stage") == stage.public_key

@@ -67,7 +67,7 @@ def watch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
             watched.append(Watched(mask(constraint)))
             return watched[-1]
 
-        monkeypatch.setattr(grammars, "known", lambda _: None)
+        monkeypatch.setattr(grammars, "known", lambda *_: None)
         monkeypatch.setattr(grammars, "mask", made)
     return watched
 
