@@ -36,9 +36,8 @@ CHATML: Final = (
 """For models without a template of their own, as base models are: the form that most of them have met."""
 _PRIVATE_USE: Final = range(0xE000, 0xF900)
 _QUESTION: Final[Conversation] = [{"role": "user", "content": "Which one is it?"}]
-_OWN_NAMES: Final = {
-    *("messages", "conversations", "tools", "documents", "chat_template"),
-    *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
+_OWN_NAMES: Final = {"messages", "conversations", "tools", "documents", "chat_template"} | {
+    *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask")
 }
 _MAX_FAULT: Final = 300  # characters of a template's error
 _BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2})>")

@@ -106,6 +106,8 @@ def test_the_path_of_a_fault_is_named(fields: object, path: str) -> None:
         (replace(opening(1), targets=[10]), "targets"),
         (replace(opening(1), sampling=replace(SAMPLING, logit_bias=[(10, 1.0)])), "logit_bias"),
         (replace(opening(1), sampling=replace(SAMPLING, logit_bias=[(1, 1.0), (1, 2.0)])), "logit_bias"),
+        (replace(opening(1), template="\0"), "template"),
+        (replace(opening(1), template="[1]"), "template"),
         (replace(opening(1), sampling=replace(SAMPLING, temperature=math.nan)), "sampling"),
         (Ping(sent_at=math.inf), "sent_at"),
         (replace(HELLO, device=""), "device"),
