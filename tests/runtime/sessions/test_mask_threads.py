@@ -63,8 +63,8 @@ def watch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
     for node in (bench.cloud, bench.device):
         grammars = node._resources._compiling._grammars
 
-        def made(constraint: Constraint, mask: Callable[[Constraint], Mask] = grammars.mask) -> Mask:
-            watched.append(Watched(mask(constraint)))
+        def made(constraint: Constraint, owner: str, mask: Callable[[Constraint, str], Mask] = grammars.mask) -> Mask:
+            watched.append(Watched(mask(constraint, owner)))
             return watched[-1]
 
         monkeypatch.setattr(grammars, "known", lambda *_: None)
