@@ -97,11 +97,11 @@ class Words:
         return words + self.pairs()
 
     def pairs(self) -> list[str]:
-        """Of scripts without blanks."""
+        """Words of scripts without blanks: characters and pairs of them."""
         return [pair for run in self._runs for pair in (map("".join, pairwise(run)) if len(run) > 1 else run)]
 
     def parts(self) -> Iterator[str]:
-        """What the text may be found by besides: what a hyphen joins or a line's end divides, the pieces of 5mg, all
+        """Further words by which the text is found: what a hyphen joins or a line's end divides, the pieces of 5mg, all
         forms of numbers, single characters of scripts without blanks."""
         for i in self._odd:
             yield from _forms(self._chains[i])
@@ -148,8 +148,7 @@ def _has_digit(word: str) -> bool:
 
 
 def _forms(chain: str) -> list[str]:
-    """Of words that hyphens, points and the like join, or letters and digits: what they give besides the words, the
-    whole first."""
+    """Further words of those that hyphens, points and the like join, or letters and digits; the whole first."""
     if len(chain) > _MAX_CHAIN:
         return []
     words = _WORD.findall(chain)
@@ -162,7 +161,7 @@ def _forms(chain: str) -> list[str]:
 
 
 def _spellings(chain: str) -> Iterator[str]:
-    """Of the number in a chain, from its first digit on."""
+    """Spellings of the number in a chain, from its first digit on."""
     digits = "".join(filter(str.isdigit, chain))
     if not digits:
         return
@@ -182,7 +181,7 @@ def _spellings(chain: str) -> Iterator[str]:
 
 
 def _spaced(stretch: str, prefix: re.Match[str] | None) -> Iterator[tuple[str, ...]]:
-    """Of digits with blanks between, and the letters before them."""
+    """Spellings of digits with blanks between, and the letters before them."""
     for match in _SPACED.finditer(stretch):
         groups = ["".join(_WORD.findall(group)) for group in _GAP.split(match[0])]
         if prefix and not match.start():

@@ -125,7 +125,7 @@ async def _in_time(work: Coroutine[object, object, bytes], scope: Scope) -> byte
 
 
 def _seconds(value: bytes) -> float:
-    """Of a header; infinite where it does not say."""
+    """Seconds that a header names; infinite where it names none."""
     try:
         seconds = float(value)
     except ValueError:

@@ -74,7 +74,7 @@ class TimeCredit:
 
 @dataclass(slots=True)
 class _Reports:
-    """What requests have reported of one step."""
+    """Reports of requests on one step."""
 
     step: StepSize
     seconds: float = 0.0  # sum of the requests' own measurements
@@ -173,7 +173,7 @@ class StepGuard:
         self.credit.drafted(gain - LOSS_WEIGHT * loss)
 
     def _decide(self, sequences: int) -> None:
-        """Whether the next step is awake."""
+        """Decide whether requests draft in the next step."""
         credit = self.credit.credit
         if self.resting and credit >= FIRST_CREDIT:
             self.resting = False

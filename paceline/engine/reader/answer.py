@@ -68,7 +68,7 @@ class Answer:
         self._form = form
 
     def next(self, answer: Ids) -> Dist:
-        """Of the token after `answer`; a function of the two alone."""
+        """Distribution of the token after `answer`; a function of the two alone."""
         wording = self._wording
         number, said = 0, answer
         if len(self._parts) > 1:
@@ -140,7 +140,7 @@ _LEANING = 0.5  # how much more than for other tokens a document without an answ
 
 
 class Vocabulary:
-    """What a model writes as text: its tokens' bytes, and letters of its words."""
+    """Text that a model writes: its tokens' bytes, and letters of its words."""
 
     def __init__(self, bytes_of: Sequence[bytes], encode: Callable[[str], Sequence[int]], end: int) -> None:
         """bytes_of: each token; none for a special one."""
@@ -184,7 +184,7 @@ class Form:
                 self._beginnings[word[:end]] = max(self._beginnings.get(word[:end], 0.0), weight * end)
 
     def next(self, said: Ids) -> Dist | None:
-        """Of the token after `said`; None for a text that does not begin as these do."""
+        """Distribution of the token after `said`; None for a text that does not begin as these do."""
         text = b"".join(self.vocabulary.bytes_of[token] for token in said).decode("utf-8", "ignore")
         is_call = text.startswith(_CALL)
         if text and not is_call and _CALL.startswith(text):
