@@ -1,0 +1,425 @@
+"""Models in GGUF files, as LM Studio, Ollama and llama.cpp keep them: read, and written as a folder of safetensors.
+
+One reading of vocabulary, merges and chat template serves every engine, so two sides with the same model have the same
+tokenizer whichever file each of them has. The package `gguf` reads the container and defines how blocks of quantised
+numbers are decoded; what the tensors of an architecture mean is below.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    import gguf
+    import tokenizers
+
+Floats = NDArray[np.float32]
+
+SUFFIX: Final = ".gguf"
+_SPLIT_FILE: Final = "-of-0"  # in the names of models of several files
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # `tokenizer.ggml.token_type`
+
+# How text is divided before merges are applied, by `tokenizer.ggml.pre`.
+_CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS: Final = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED: Final = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%(after)s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%(after)s"
+    r"|\p{N}%(digits)s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_PATTERNS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe"), _WORDS % "{1,3}"),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), _WORDS % ""),
+    **dict.fromkeys(("gpt-4o", "llama4"), _CASED % {"after": f"{_CONTRACTIONS}?", "digits": "{1,3}"}),
+    "tekken": _CASED % {"after": "", "digits": ""},
+}
+_DIGITS_APART: Final = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
+_BYTE_LEVEL: Final = frozenset({"gpt-2", "default", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"})
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What the tensors of an architecture are called in transformers, and how its configuration is."""
+
+    model_type: str
+    class_name: str
+    permuted: bool = False  # rows of queries and keys are in llama.cpp's order of rotary embeddings
+    norm_offset: float = 0.0  # that the file adds to the weights of norms
+    config: Mapping[str, object] = field(default_factory=dict)  # further fields
+    names: Mapping[str, str] = field(default_factory=dict)  # of tensors, besides the common ones
+
+
+_POST_NORMS: Final = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+ARCHITECTURES: Final[Mapping[str, Architecture]] = {
+    "llama": Architecture("llama", "LlamaForCausalLM", permuted=True),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
+    "gemma": Architecture(
+        "gemma", "GemmaForCausalLM", norm_offset=1.0, config={"hidden_activation": "gelu_pytorch_tanh"}
+    ),
+    "gemma2": Architecture(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        norm_offset=1.0,
+        config={"hidden_activation": "gelu_pytorch_tanh"},
+        names=_POST_NORMS,
+    ),
+}
+_COMMON: Final = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_OUTER: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+class GgufFile:
+    """A file whose fields are read and whose tensors are mapped, to be decoded one at a time."""
+
+    def __init__(self, path: Path, reader: gguf.GGUFReader) -> None:
+        self.path = path
+        self._reader = reader
+        self._fields: dict[str, Any] = {}
+
+    @classmethod
+    def open(cls, path: Path) -> GgufFile:
+        """Raises ConfigError for what is no GGUF file of a model that can be read here."""
+        try:
+            import gguf
+        except ImportError as error:
+            raise ConfigError("A GGUF file needs one more package: pip install 'paceline[gguf]'") from error
+        try:
+            file = cls(path, gguf.GGUFReader(path))
+            architecture = str(file.get("general.architecture"))
+        except Exception as error:  # the reader trusts the file: offsets and counts that are none raise anything
+            raise ConfigError(f"{path} cannot be read as a GGUF file: {error or type(error).__name__}") from error
+        if _SPLIT_FILE in path.name and int(file.get("split.count", 1)) > 1:
+            raise ConfigError(f"{path} is one of several files of a model: join them with llama-gguf-split --merge.")
+        if architecture not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise ConfigError(f"{path} holds a model of the architecture {architecture}; known here are {known}.")
+        return file
+
+    def get(self, name: str, default: object = None) -> Any:
+        """The value of a field, with `{arch}` for the architecture's prefix. Raises KeyError without a default."""
+        if "{arch}" in name:
+            name = name.format(arch=self.get("general.architecture"))
+        if name not in self._fields:
+            found = self._reader.fields.get(name)
+            if found is None and default is None:
+                raise KeyError(name)
+            self._fields[name] = default if found is None else found.contents()
+        return self._fields[name]
+
+    @property
+    def architecture(self) -> Architecture:
+        return ARCHITECTURES[self.get("general.architecture")]
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Sizes of each tensor by its name in the file, the slowest axis first."""
+        return {tensor.name: tuple(int(size) for size in reversed(tensor.shape)) for tensor in self._reader.tensors}
+
+    def config(self) -> dict[str, object]:
+        """`config.json` as transformers reads it. Raises ConfigError for what it could not say."""
+        heads = int(self.get("{arch}.attention.head_count"))
+        hidden = int(self.get("{arch}.embedding_length"))
+        kv_heads = self.get("{arch}.attention.head_count_kv", heads)
+        if isinstance(kv_heads, Sequence):
+            if len(set(kv_heads)) > 1:
+                raise ConfigError(f"{self.path}: layers with different numbers of heads are not known here.")
+            kv_heads = kv_heads[0]
+        names = self.shapes
+        config: dict[str, object] = {
+            "architectures": [self.architecture.class_name],
+            "model_type": self.architecture.model_type,
+            "vocab_size": names["token_embd.weight"][0],
+            "hidden_size": hidden,
+            "intermediate_size": int(self.get("{arch}.feed_forward_length")),
+            "num_hidden_layers": int(self.get("{arch}.block_count")),
+            "num_attention_heads": heads,
+            "num_key_value_heads": int(kv_heads),
+            "head_dim": int(self.get("{arch}.attention.key_length", hidden // heads)),
+            "max_position_embeddings": int(self.get("{arch}.context_length")),
+            "rms_norm_eps": float(self.get("{arch}.attention.layer_norm_rms_epsilon")),
+            "rope_theta": float(self.get("{arch}.rope.freq_base", 10000.0)),
+            "tie_word_embeddings": "output.weight" not in names,
+            "torch_dtype": "float16",
+            **self.architecture.config,
+        }
+        if self.architecture.model_type == "llama":
+            config |= {"attention_bias": "blk.0.attn_q.bias" in names, "mlp_bias": "blk.0.ffn_up.bias" in names}
+        if self.architecture.model_type == "gemma2":
+            config |= {
+                "attn_logit_softcapping": float(self.get("{arch}.attn_logit_softcapping", 50.0)),
+                "final_logit_softcapping": float(self.get("{arch}.final_logit_softcapping", 30.0)),
+                "sliding_window": int(self.get("{arch}.attention.sliding_window", 4096)),
+                "query_pre_attn_scalar": int(self.get("{arch}.attention.key_length", hidden // heads)),
+            }
+        if scaling := self._rope_scaling():
+            config["rope_scaling"] = scaling
+        ends = self._ends()
+        return config | {"eos_token_id": ends if len(ends) != 1 else ends[0], "bos_token_id": self._special("bos")}
+
+    def _rope_scaling(self) -> Mapping[str, object] | None:
+        if "rope_freqs.weight" in self.shapes:
+            return self._llama3_scaling()
+        kind = self.get("{arch}.rope.scaling.type", "none")
+        if kind in ("none", ""):
+            return None
+        if kind not in ("linear", "yarn"):
+            raise ConfigError(f"{self.path}: rotary embeddings scaled by {kind!r} are not known here.")
+        scaling: dict[str, object] = {"rope_type": kind, "factor": float(self.get("{arch}.rope.scaling.factor", 1.0))}
+        if kind == "yarn":
+            scaling["original_max_position_embeddings"] = int(self.get("{arch}.rope.scaling.original_context_length"))
+        return scaling
+
+    def _llama3_scaling(self) -> Mapping[str, object]:
+        """Llama 3.1's scaling, of which the file keeps the divisor of each frequency: one that gives these divisors.
+
+        The wavelengths between which it is blended are the model family's constants. Raises ConfigError otherwise.
+        """
+        (divisors,) = (self._decoded(tensor) for tensor in self._reader.tensors if tensor.name == "rope_freqs.weight")
+        size = int(self.get("{arch}.rope.dimension_count"))
+        base = float(self.get("{arch}.rope.freq_base", 10000.0))
+        factor, low, high, original = float(divisors.max()), 1.0, 4.0, 8192
+        wavelengths = 2 * math.pi * base ** (np.arange(0, size, 2) / size)
+        blend = np.clip((original / wavelengths - low) / (high - low), 0, 1)
+        if not np.allclose(1 / ((1 - blend) / factor + blend), divisors, rtol=1e-3):
+            raise ConfigError(f"{self.path}: its rotary embeddings are scaled in a way that is not known here.")
+        return {
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": original,
+        }
+
+    def _special(self, name: str) -> int | None:
+        found = self.get(f"tokenizer.ggml.{name}_token_id", -1)
+        return int(found) if 0 <= int(found) < len(self.get("tokenizer.ggml.tokens")) else None
+
+    def _ends(self) -> list[int]:
+        """Tokens that end an answer: of the text, and of a turn."""
+        return list(dict.fromkeys(found for name in ("eos", "eot") if (found := self._special(name)) is not None))
+
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        """The vocabulary with its merges. Raises ConfigError for a kind that is not known here."""
+        kind = self.get("tokenizer.ggml.model")
+        if kind not in ("gpt2", "llama"):
+            raise ConfigError(f"{self.path}: vocabularies of the kind {kind!r} are not known here.")
+        try:
+            made = self._byte_level() if kind == "gpt2" else self._sentencepiece()
+            self._add_special(made)
+        except (ConfigError, KeyError):
+            raise
+        except Exception as error:  # the library raises bare Exception for pieces that do not fit together
+            raise ConfigError(f"{self.path}: its vocabulary cannot be used: {error}") from error
+        return made
+
+    def _vocabulary(self) -> dict[str, int]:
+        """Ids by name, without what only fills the embedding."""
+        kinds = self.get("tokenizer.ggml.token_type", [])
+        return {
+            token: index
+            for index, token in enumerate(self.get("tokenizer.ggml.tokens"))
+            if not kinds or kinds[index] != _UNUSED
+        }
+
+    def _byte_level(self) -> tokenizers.Tokenizer:
+        """Byte-level BPE, as of GPT-2, Llama 3 and Qwen."""
+        from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+        merges = [tuple(pair.split(" ", 1)) for pair in self.get("tokenizer.ggml.merges")]
+        pre = self.get("tokenizer.ggml.pre", "default")
+        ignore = pre in ("llama-bpe", "llama3", "llama-v3", "llama4", "gpt-4o", "tekken")
+        made = Tokenizer(models.BPE(self._vocabulary(), merges, ignore_merges=ignore))
+        plain: Callable[[], Any] = lambda: pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # noqa: E731
+        if pre in _PATTERNS:
+            split = pre_tokenizers.Split(Regex(_PATTERNS[pre]), behavior="isolated")
+            made.pre_tokenizer = pre_tokenizers.Sequence([split, plain()])
+        elif pre in _DIGITS_APART:
+            words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+            made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+        elif pre in _BYTE_LEVEL:
+            made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        else:
+            raise ConfigError(f"{self.path}: text divided as {pre!r} says is not known here.")
+        if pre == "qwen2":
+            made.normalizer = normalizers.NFC()
+        made.decoder = decoders.ByteLevel()
+        return made
+
+    def _sentencepiece(self) -> tokenizers.Tokenizer:
+        """SentencePiece's BPE, as of Llama 2, Mistral and Gemma: merges follow from the scores of the pieces."""
+        from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+        vocabulary = self._vocabulary()
+        scores = self.get("tokenizer.ggml.scores")
+        kinds = self.get("tokenizer.ggml.token_type")
+        pieces = {token: index for token, index in vocabulary.items() if kinds[index] == _NORMAL}
+        merges = []
+        for token, index in pieces.items():
+            halves = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+            found = [(left, right) for left, right in halves if left in pieces and right in pieces]
+            merges += [(-scores[index], vocabulary[left], vocabulary[right], left, right) for left, right in found]
+        pairs = [(left, right) for *_, left, right in sorted(merges)]
+        unknown = self._special("unknown")
+        name = self.get("tokenizer.ggml.tokens")[unknown] if unknown is not None else None
+        made = Tokenizer(models.BPE(vocabulary, pairs, unk_token=name, fuse_unk=True, byte_fallback=True))
+        space = "\u2581"
+        if self.get("tokenizer.ggml.add_space_prefix", True):
+            made.normalizer = normalizers.Sequence([normalizers.Prepend(space), normalizers.Replace(" ", space)])
+            strip = [decoders.Strip(" ", left=1)]
+        else:
+            made.normalizer = normalizers.Replace(" ", space)
+            strip = []
+        made.pre_tokenizer = pre_tokenizers.Sequence([])
+        made.decoder = decoders.Sequence(
+            [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+        )
+        return made
+
+    def _add_special(self, made: tokenizers.Tokenizer) -> None:
+        from tokenizers import AddedToken, processors
+
+        kinds = self.get("tokenizer.ggml.token_type", [])
+        for index, token in enumerate(self.get("tokenizer.ggml.tokens")):
+            if kinds and kinds[index] in (_CONTROL, _USER_DEFINED):
+                added = AddedToken(token, normalized=False, special=kinds[index] == _CONTROL)
+                (made.add_special_tokens if added.special else made.add_tokens)([added])
+        bos = self._special("bos")
+        default = self.get("tokenizer.ggml.model") == "llama"
+        if bos is not None and self.get("tokenizer.ggml.add_bos_token", default):
+            name = self.get("tokenizer.ggml.tokens")[bos]
+            made.post_processor = processors.TemplateProcessing(
+                single=f"{name} $A", pair=f"{name} $A {name} $B", special_tokens=[(name, bos)]
+            )
+
+    def tokenizer_config(self) -> dict[str, object]:
+        """`tokenizer_config.json`: the names of special tokens, without the chat template."""
+        names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+        tokens = self.get("tokenizer.ggml.tokens")
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": int(self.get("{arch}.context_length")),
+            **{key: tokens[found] for key, name in names.items() if (found := self._special(name)) is not None},
+        }
+
+    @property
+    def template(self) -> str | None:
+        """The chat template; None for a base model."""
+        return self.get("tokenizer.chat_template", "") or None
+
+    def tensors(self) -> Iterator[tuple[str, Floats]]:
+        """Each weight under the name of transformers, decoded, in the order of the file. Raises ConfigError."""
+        for tensor in self._reader.tensors:
+            name = self._name(tensor.name)
+            if name is None:
+                continue
+            values = self._decoded(tensor)
+            if self.architecture.permuted and (".q_proj." in name or ".k_proj." in name):
+                values = self._unpermuted(name, values)
+            if self.architecture.norm_offset and name.endswith("norm.weight"):
+                values = values - np.float32(self.architecture.norm_offset)
+            yield name, values
+
+    def _name(self, name: str) -> str | None:
+        """The name in transformers; None for a tensor that it has no use for."""
+        if name == "rope_freqs.weight":
+            return None
+        stem, _, ending = name.rpartition(".")
+        if stem in _OUTER:
+            return f"{_OUTER[stem]}.{ending}"
+        parts = stem.split(".", 2)
+        inner = {**_COMMON, **self.architecture.names}.get(parts[2]) if len(parts) == 3 and parts[0] == "blk" else None
+        if inner is None:
+            raise ConfigError(f"{self.path}: what to do with its tensor {name} is not known here.")
+        return f"model.layers.{parts[1]}.{inner}.{ending}"
+
+    def _decoded(self, tensor: gguf.ReaderTensor) -> Floats:
+        import gguf
+
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        return np.asarray(values, np.float32).reshape(self.shapes[tensor.name])
+
+    def _unpermuted(self, name: str, values: Floats) -> Floats:
+        """Rows of each head as transformers rotates them: both halves apart, in place of pairs side by side."""
+        kind = "head_count_kv" if ".k_proj." in name else "head_count"
+        heads = int(self.get(f"{{arch}}.attention.{kind}", self.get("{arch}.attention.head_count")))
+        return values.reshape(heads, values.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(values.shape)
+
+
+def import_gguf(path: Path, folder: Path) -> None:
+    """Write the model of a GGUF file as a folder that transformers and every engine here read.
+
+    Weights are decoded to float16, in which each decoded value of the usual blocks fits but for its last bits; norms
+    stay float32. The folder appears whole or not at all. Raises ConfigError.
+    """
+    file = GgufFile.open(path)
+    part = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        _write_json(part / "config.json", file.config())
+        _write_json(part / "tokenizer_config.json", file.tokenizer_config())
+        if template := file.template:
+            (part / "chat_template.jinja").write_text(template, "utf-8")
+        file.tokenizer().save(str(part / "tokenizer.json"))
+        _write_weights(part / "model.safetensors", file)
+        part.replace(folder)
+    except KeyError as error:
+        raise ConfigError(f"{path} lacks the field {error.args[0]}.") from error
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}, indent=2), "utf-8")
+
+
+def _write_weights(path: Path, file: GgufFile) -> None:
+    """One tensor after another, so that the memory of one is enough for a model of any size."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for stored, shape in file.shapes.items():
+        if (name := file._name(stored)) is not None:
+            begin, end = end, end + math.prod(shape) * _type(name)[1]().itemsize
+            header[name] = {"dtype": _type(name)[0], "shape": shape, "data_offsets": [begin, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with path.open("wb") as out:
+        out.write(len(encoded).to_bytes(8, "little") + encoded)
+        for name, values in file.tensors():
+            out.write(np.ascontiguousarray(values, _type(name)[1]).tobytes())
+
+
+def _type(name: str) -> tuple[str, type[np.float16 | np.float32]]:
+    return ("F32", np.float32) if name.endswith("norm.weight") else ("F16", np.float16)

@@ -1,0 +1,86 @@
+"""GGUF files in the folders of Ollama, LM Studio and llama.cpp, found by the names that their own programs show."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final, Literal
+
+from paceline.hub.gguf import SUFFIX
+
+Store = Literal["ollama", "lm-studio", "llama.cpp"]
+
+_OLLAMA_HOST: Final = "registry.ollama.ai"  # models of it, and of its `library`, are named without these
+_OLLAMA_MODEL: Final = "application/vnd.ollama.image.model"
+_MAX_MANIFEST: Final = 1 << 20  # bytes
+_PROJECTORS: Final = "mmproj"  # in the names of files that turn images into rows, which are no model
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model that another program has fetched."""
+
+    name: str  # as that program shows it, such as `llama3.2:3b`
+    store: Store
+    path: Path
+    size: int  # bytes
+
+
+def stored_models(environment: Mapping[str, str] = os.environ, home: Path | None = None) -> list[StoredModel]:
+    """All of them, by store and name; what cannot be read is left out."""
+    home = home or Path.home()
+    return [
+        *_ollama(Path(environment.get("OLLAMA_MODELS") or home / ".ollama" / "models")),
+        *_lm_studio(home / ".lmstudio" / "models"),
+        *_lm_studio(home / ".cache" / "lm-studio" / "models"),
+        *_llama_cpp(Path(environment.get("LLAMA_CACHE") or home / ".cache" / "llama.cpp")),
+    ]
+
+
+def find_stored(name: str, environment: Mapping[str, str] = os.environ, home: Path | None = None) -> Path | None:
+    """The file of the model of that name; None if no store has it."""
+    wanted = {name, f"{name}:latest"}
+    return next((model.path for model in stored_models(environment, home) if model.name in wanted), None)
+
+
+def _ollama(folder: Path) -> Iterator[StoredModel]:
+    """Manifests lie at HOST/NAMESPACE/MODEL/TAG and name the file by its hash."""
+    manifests = folder / "manifests"
+    for manifest in sorted(manifests.glob("*/*/*/*")):
+        host, namespace, model, tag = manifest.relative_to(manifests).parts
+        path = _ollama_file(folder, manifest)
+        if path is not None:
+            place = [host, namespace] if host != _OLLAMA_HOST else [] if namespace == "library" else [namespace]
+            yield StoredModel("/".join([*place, f"{model}:{tag}"]), "ollama", path, path.stat().st_size)
+
+
+def _ollama_file(folder: Path, manifest: Path) -> Path | None:
+    try:
+        with manifest.open("rb") as stream:
+            layers = json.loads(stream.read(_MAX_MANIFEST))["layers"]
+        (digest,) = (layer["digest"] for layer in layers if layer["mediaType"] == _OLLAMA_MODEL)
+        kind, _, number = digest.partition(":")
+        if kind != "sha256" or not set(number) <= set("0123456789abcdef"):
+            return None
+        path = folder / "blobs" / f"{kind}-{number}"
+        return path if path.is_file() else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _lm_studio(folder: Path) -> Iterator[StoredModel]:
+    """PUBLISHER/REPOSITORY/FILE, named by all three; by the first two where there is but one file."""
+    for repository in sorted(path for path in folder.glob("*/*") if path.is_dir()):
+        files = [path for path in sorted(repository.glob(f"*{SUFFIX}")) if _PROJECTORS not in path.name]
+        for path in files:
+            name = PurePosixPath(*repository.relative_to(folder).parts, *([] if len(files) == 1 else [path.stem]))
+            yield StoredModel(str(name), "lm-studio", path, path.stat().st_size)
+
+
+def _llama_cpp(folder: Path) -> Iterator[StoredModel]:
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        if _PROJECTORS not in path.name:
+            yield StoredModel(path.stem, "llama.cpp", path, path.stat().st_size)
