@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.commands.demo import Children, Pair, start_pair
+from paceline.commands.demo import Children, Pair, configured, start_pair
 from paceline.core.side import SIDES, Side
 
 from .aggregation.process_pair import DEVICE, DOCUMENTS
@@ -86,8 +86,10 @@ def _pair(folder: Path, load: Load) -> Iterator[Pair]:
             model=models,
             embedder="hash",
             device=DEVICE,
-            flags=("--threads", "1", "--name", MODEL),
-            side_flags={side: ("--emulate", emulate[side]) for side in SIDES},
+            flags=("--name", MODEL),
+            side_flags={
+                side: configured(folder, "tuning.threads = 1", f"tuning.emulate = {emulate[side]!r}") for side in SIDES
+            },
         )
 
 

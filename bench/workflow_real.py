@@ -54,8 +54,12 @@ STATIC, STATIC_ASKING, STATIC_PUBLIC = (
     "static map, all public at the cloud",
 )
 STATICS: Final = (STATIC, STATIC_ASKING, STATIC_PUBLIC)
-UNITS: Final = ("--units", "left=cpu:cores=0,right=cpu:cores=1,chat=engine:lanes=4")
-ONE: Final = ("--units", "left=cpu:cores=0,chat=engine:lanes=1", "--no-cloud-texts")
+UNITS: Final = (
+    "units.left.cores = [0]",
+    "units.right.cores = [1]",
+    "units.chat = {kind = 'engine', lanes = 4}",
+)
+ONE: Final = ("units.left.cores = [0]", "units.chat = {kind = 'engine', lanes = 1}", "cloud_texts = false")
 MAP: Final = {"embed": "left", "host": "left", "rerank": "right", "agent": "chat", "chat": "chat"}
 PROGRAM: Final = "program.json"  # in a pair's folder: see `workflow.program`
 ASKING: Final = ("rewrite", "plan", "look")
@@ -80,7 +84,7 @@ QUICK: Final = Workload(rounds=2)
 class Way:
     name: str
     policy: SchedulingPolicy
-    flags: Sequence[str] = UNITS
+    tuning: Sequence[str] = UNITS
     apart: bool = True  # each zone's passages are refined in a text of their own, where there is a cloud
 
 
@@ -115,7 +119,7 @@ def run(options: Options, workload: Workload | None = None) -> Report:
         base = stack.enter_context(web(load.web_s))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pairs = [stack.push(_pair(way, folder, base, load, asked)) for way in WAYS]
-        stack.enter_context(patch("paceline.commands.demo.local_pair.command", _command))
+        stack.enter_context(patch("paceline.commands.demo.command", _command))
         with ThreadPoolExecutor(len(WAYS)) as starting:
             started = starting.map(lambda pair: pair.__enter__(), pairs)
             urls = dict(zip((way.name for way in WAYS), started, strict=True))
@@ -146,9 +150,11 @@ def _pair(way: Way, folder: Path, base: str, load: Workload, asked: Sequence[Ask
         "script": {each.question: dict(each.script) for each in asked},
     }
     (own / PROGRAM).write_text(json.dumps(given))
+    paces = {"device": f"rtt={load.rtt_ms}ms,forward={load.forward_ms}ms", "cloud": f"forward={load.cloud_ms}ms"}
+    tuning = {side: ("[tuning]", "threads = 1", f"emulate = {pace!r}") for side, pace in paces.items()}
     flags: dict[Side, Sequence[str]] = {
-        "device": (*way.flags, "--emulate", f"rtt={load.rtt_ms}ms,forward={load.forward_ms}ms", "--web-search", base),
-        "cloud": ("--emulate", f"forward={load.cloud_ms}ms"),
+        "device": ("--web-search", base, *demo.configured(own, *tuning["device"], *way.tuning)),
+        "cloud": demo.configured(own, *tuning["cloud"]),
     }
     with Children(own) as children:
         started = demo.start_pair(
@@ -157,7 +163,7 @@ def _pair(way: Way, folder: Path, base: str, load: Workload, asked: Sequence[Ask
             model=str(CLOUD),
             embedder="minilm",
             device="bench",
-            flags=("--threads", "1", "--name", "demo"),
+            flags=("--name", "demo"),
             side_flags=flags,
         )
         yield started.url("device")
@@ -230,7 +236,7 @@ def _conditions(load: Workload) -> dict[str, object]:
         "model": "the demonstration pair's larger model at both sides, its forwards padded (they sleep, not compute)",
         "forward_ms": {"device": load.forward_ms, "cloud": load.cloud_ms},
         "rtt_ms": load.rtt_ms,
-        "units": {"ours and maps": UNITS[1], ALONE: ONE[1]},
+        "units": {"ours and maps": UNITS, ALONE: ONE},
         "maps": {way.name: dict(way.policy.static_map or {}) for way in WAYS},
         "refined apart": [way.name for way in WAYS if way.apart and way.name != ALONE],
         "web_s": load.web_s,

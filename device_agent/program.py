@@ -35,7 +35,7 @@ async def run(settings: AgentSettings) -> None:
     code, keys = _secrets(settings)
     keyring = Keyring(dict.fromkeys(parse_keys(keys)))
     check_exposure(settings.host, keyring)
-    emulation = Emulation.parse(settings.emulate) if settings.emulate else None
+    emulation = Emulation.parse(settings.tuning.emulate) if settings.tuning.emulate else None
 
     may_ask, origin = permission(settings)
     hint = "; --cloud-may-ask allows it" if may_ask == NOBODY else ""
@@ -67,14 +67,14 @@ async def run(settings: AgentSettings) -> None:
         app = create_app(
             opened.service,
             keyring=keyring,
-            documents=settings.documents,
+            documents=settings.answers.documents,
             state=settings.state_dir,
             retention=retention_of(settings),
             limits=door_limits(settings),
             seal=opened.seal,
             tracer=opened.tracer,
             addresses=Addresses(settings.public_url or "", settings.cloud or ""),
-            longest_silent=settings.longest_silent_answer,
+            longest_silent=settings.tuning.longest_silent_answer,
         )
         return app, None if cloud is None else cloud.keep_linked
 

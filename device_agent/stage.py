@@ -13,8 +13,8 @@ import typer
 
 from paceline.errors import ConfigError
 from paceline.secret_files import STDIN, given_secret
+from paceline.settings import StageSettings
 from paceline.settings_sources import Origins, describe_given
-from paceline.stage_settings import StageSettings
 
 if TYPE_CHECKING:
     import asyncio
@@ -56,15 +56,15 @@ async def _run(settings: StageSettings) -> None:
     from paceline.wire.stages.messages import StageCost
 
     options = EngineOptions(
-        "paged", settings.dtype, settings.engine_device, settings.threads, kv_rows=None, kv_mib=settings.kv_mib
+        "paged", settings.dtype, settings.engine_device, settings.tuning.threads, kv_rows=None, kv_mib=settings.kv_mib
     )
     try:
         host, port = split_address(settings.listen)
     except ValueError as error:
         raise ConfigError(f"--listen: {error}.") from None
     known = await _credential(settings)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    if settings.tuning.threads is not None:
+        torch.set_num_threads(settings.tuning.threads)
     load = partial(load_stage, directory, options=options)
     stage_server = StageServer(
         lambda outlet: StageWorker(load, outlet),

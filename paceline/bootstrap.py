@@ -22,7 +22,6 @@ from fastapi import FastAPI
 from paceline.api.http.doors import DoorLimits, networks
 from paceline.api.http.server import serve, url_of
 from paceline.api.responses.event_log.log import Retention
-from paceline.configuration import STORE
 from paceline.core.offloading import ModelShape, Unit
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ServedModel
 from paceline.engine.loader import choose_device, engine_threads, gpu_uuid
@@ -33,6 +32,7 @@ from paceline.model_opening import step_limits as step_limits
 from paceline.model_opening import workflow_units as workflow_units
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import load_embedder
+from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.rerank import Reranker, TokenEncoder, load_reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.web.search import SearxngSearch
@@ -47,7 +47,7 @@ from paceline.runtime.workflows.kept_profiles import Conditions, KeptProfiles, d
 from paceline.runtime.workflows.web import WebAccess, WebLimits
 from paceline.sealing import PLAIN, Seal, open_answers_seal
 from paceline.secret_files import STDIN, secret_lines
-from paceline.settings import AgentSettings, NodeSettings
+from paceline.settings import STORE, AgentSettings, NodeSettings, ServerSettings
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Introduction
 
@@ -117,13 +117,16 @@ async def run_node(
             settings.side,
             store=store,
             sampling=sampling_of(settings),
-            system=settings.system or "",
-            max_tokens_default=settings.max_tokens_default,
+            system=settings.answers.system or "",
+            max_tokens_default=settings.answers.max_tokens_default,
             expects_peer=expects_peer,
             timed=True,
             limits=step_limits(settings),
             reranker=reranker,
             tracer=tracer,
+            relevance_temperature=(
+                settings.tuning.relevance_temperature if isinstance(settings, ServerSettings) else RELEVANCE_TEMPERATURE
+            ),
         )
         node = node_of(
             model=model,
@@ -137,14 +140,13 @@ async def run_node(
             profiles=open_profiles(settings, model, store, spread=open_engine is not None),
             units=workflow_units(settings),
             web=open_web(settings),
-            cloud_texts=isinstance(settings, AgentSettings) and settings.cloud_texts,
-            relevance_temperature=settings.relevance_temperature,
+            cloud_texts=isinstance(settings, AgentSettings) and settings.tuning.cloud_texts,
         )
 
         def further(loaded: LoadedModel, its_name: str) -> Node:
             """A node on the first one's documents. What it learns is forgotten with it."""
             joins = loaded.tokenizer.fingerprint == model.tokenizer.fingerprint
-            energy = SideEnergy(energy_meter(settings, loaded.engine.info.shape).meter, settings.send_watts)
+            energy = SideEnergy(energy_meter(settings, loaded.engine.info.shape).meter, settings.energy.send_watts)
             return node_of(
                 model=loaded,
                 served_name=its_name,
@@ -197,21 +199,18 @@ def open_energy(settings: NodeSettings, model: ServedModel) -> SideEnergy:
     found = energy_meter(settings, model.engine.info.shape)
     _log.info("energy is %s", found.text)
     budget: tuple[float, Unit] | None = None
-    if isinstance(settings, AgentSettings):
-        if settings.energy_per_token is not None:
-            budget = settings.energy_per_token, "token"
-        elif settings.energy_per_step is not None:
-            budget = settings.energy_per_step, "step"
+    if isinstance(settings, AgentSettings) and settings.energy_per_token is not None:
+        budget = settings.energy_per_token, "token"
     kept = DebtFile(settings.state_dir) if settings.side == "device" else None
-    return SideEnergy(found.meter, settings.send_watts, budget, kept)
+    return SideEnergy(found.meter, settings.energy.send_watts, budget, kept)
 
 
 def energy_meter(settings: NodeSettings, shape: ModelShape | None) -> ChosenMeter:
     """The meter of this side. Raises ConfigError."""
     device = "cpu" if settings.first_model == "fake" else choose_device(settings.engine_device)
     on_gpu = device.startswith("cuda")
-    powers = Powers(settings.compute_watts, settings.send_watts, settings.compute_gflops)
-    return choose_meter(settings.energy_meter, powers, Machine(on_gpu, gpu_uuid(device) if on_gpu else None, shape))
+    powers = Powers(settings.energy.compute_watts, settings.energy.send_watts, settings.energy.compute_gflops)
+    return choose_meter(settings.energy.meter, powers, Machine(on_gpu, gpu_uuid(device) if on_gpu else None, shape))
 
 
 def open_store(settings: NodeSettings) -> DocumentStore:
@@ -232,23 +231,17 @@ def open_store(settings: NodeSettings) -> DocumentStore:
 
 def open_reranker(settings: NodeSettings, store: DocumentStore) -> Reranker | None:
     """Load the reranker that the settings name; None where they name none. Raises ConfigError when it is not here."""
-    if settings.reranker is None:
+    if settings.tuning.reranker is None:
         return None
     encoder = store.embedder if isinstance(store.embedder, TokenEncoder) else None
-    return load_reranker(settings.reranker, encoder=encoder)
+    return load_reranker(settings.tuning.reranker, encoder=encoder)
 
 
 def open_web(settings: NodeSettings) -> WebAccess | None:
     """What the settings let the workflow `research` search; None without it."""
     if settings.web_search is None:
         return None
-    limits = WebLimits(
-        settings.web_search_seconds,
-        settings.web_results,
-        settings.web_page_seconds,
-        settings.web_page_mib << 20,
-        settings.web_pages,
-    )
+    limits = WebLimits(results=settings.tuning.web_results, pages=settings.tuning.web_pages)
     if settings.web_search == STORE:
         return WebAccess(None, limits)
     return WebAccess(SearxngSearch(settings.web_search, timeout_s=limits.search_s), limits)
@@ -268,7 +261,7 @@ def open_kv(settings: NodeSettings, store: DocumentStore) -> DocumentKvStore | N
 
     It lies in the folder of the documents, so that it is moved and deleted with them.
     """
-    limit = settings.document_kv_mib << 20
+    limit = settings.tuning.document_kv_mib << 20
     return DocumentKvStore(settings.docs_dir / FOLDER, limit, seal=store.seal) if limit else None
 
 
@@ -286,7 +279,7 @@ def open_profiles(
         describe_machine(gpu_uuid(device) or device if device.startswith("cuda") and not spread else None),
         engine_threads() if here and not fake else 0,
         str(workflow_units(settings)),
-        settings.reranker or "",
+        settings.tuning.reranker or "",
     )
     demand = launch_bytes(model.engine.info, step_limits(settings).rows, embedder)
     return KeptProfiles(settings.state_dir, conditions, demand, shared=here)
@@ -294,16 +287,16 @@ def open_profiles(
 
 def retention_of(settings: NodeSettings) -> Retention:
     """Size and age up to which responses are kept."""
-    return Retention(settings.responses_mib << 20, settings.responses_days * 86_400)
+    return Retention(settings.tuning.responses_mib << 20, settings.tuning.responses_days * 86_400)
 
 
 def door_limits(settings: NodeSettings) -> DoorLimits:
     """Limits on those who send no key or credential."""
-    every_user = settings.local_users == "any"
+    every_user = settings.tuning.local_users == "any"
     if not every_user and not can_tell():
         _log.warning("this system does not tell whose a connection is: without keys, every user of it is let in")
     return DoorLimits(
-        settings.strangers_per_address,
+        settings.tuning.strangers_per_address,
         networks(settings.trusted_proxies),
         origins=frozenset(settings.allowed_origins),
         every_user=every_user,

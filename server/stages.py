@@ -38,8 +38,9 @@ def opened_stages(
             return None  # looked up again in a second
         return refusal
 
-    options = EngineOptions("paged", settings.dtype, settings.engine_device, settings.threads, None, settings.kv_mib)
-    form = None if settings.stage_format == "auto" else settings.stage_format
+    tuning = settings.tuning
+    options = EngineOptions("paged", settings.dtype, settings.engine_device, tuning.threads, None, settings.kv_mib)
+    form = None if tuning.stage_format == "auto" else tuning.stage_format
 
     @contextmanager
     def opened(directory: Path, name: str) -> Iterator[AsyncEngine]:

@@ -19,9 +19,9 @@ from paceline.runtime.service import Service
 
 # `POST /v1/rerank`: the shape of Jina and Cohere, which vLLM and front ends speak too.
 #
-# Scored by this side's reranker: a cross-encoder (`--reranker`), or late interaction over the embedder's token
-# vectors. Not handled: documents of images, ranking fields of structured documents. A document beyond the window is
-# cut to it.
+# Scored by this side's reranker: a cross-encoder (the setting `reranker`), or late interaction over the embedder's
+# token vectors. Not handled: documents of images, ranking fields of structured documents. A document beyond the window
+# is cut to it.
 
 
 MAX_DOCUMENTS = 1000  # as at Cohere
@@ -110,7 +110,9 @@ class RerankEndpoint:
         """Raises RequestError 404 for an unknown name, and where there is no reranker."""
         known = self._service.rerankers()
         if not known:
-            raise _missing("This side has no reranker: start it with --reranker, or with an embedder of token vectors.")
+            raise _missing(
+                "This side has no reranker: set one in [tuning] of its file, or use an embedder of token vectors."
+            )
         if name is not None and name not in known:
             raise _missing(f"The reranker {name!r} does not exist here. Known: {', '.join(known)}.")
         return name or known[0]

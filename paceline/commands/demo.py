@@ -260,6 +260,14 @@ def start_pair(
     return Pair(cloud, started, tuple(agent))
 
 
+def configured(folder: Path, *lines: str) -> tuple[str, str]:
+    """Flags that name a file with these settings, for a program to start: lines of TOML, as `tuning.threads = 1`."""
+    descriptor, name = tempfile.mkstemp(".toml", dir=folder)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write("\n".join(lines))
+    return "--config", name
+
+
 def store_of(directory: Path, side: Side) -> Path:
     """The folder of a side's document store."""
     return directory / side / "docs"

@@ -464,8 +464,8 @@ def embedder() -> Found:
 
 
 def relevance(nodes: tuple[NodeSettings, ...]) -> Found:
-    """Compare the scales of relevance in the settings of both programs; embedders by their names."""
-    scales = {node.side: f"{node.embedder}, temperature {node.relevance_temperature:g}" for node in nodes}
+    """Compare the embedders in the settings of both programs, by their names."""
+    scales = {node.side: node.embedder for node in nodes}
     if len(set(scales.values())) < 2:
         return "ok", next(iter(scales.values()), "no program is set up")
     told = "; ".join(f"{side}: {scale}" for side, scale in scales.items())
@@ -532,8 +532,8 @@ def energy(settings: NodeSettings) -> Found:
     """Say where the energy of answers is read. The model is not loaded: what it is modelled by is told at start-up."""
     from paceline.bootstrap import energy_meter
 
-    if settings.energy_meter == "workload":
-        return "ok", f"modelled by operations, at {settings.compute_gflops or 0.0:g} GFLOP/s (compute_gflops)"
+    if settings.energy.meter == "workload":
+        return "ok", f"modelled by operations, at {settings.energy.compute_gflops or 0.0:g} GFLOP/s (compute_gflops)"
     return "ok", energy_meter(settings, None).text
 
 
@@ -543,7 +543,7 @@ def units(settings: NodeSettings) -> Found:
 
     found = workflow_units(settings)
     threads = [f"{host.name} ({'+'.join(sorted(host.does))} on {_cores(host.cores)})" for host in found.hosts]
-    reranker = settings.reranker or "the embedder's late interaction, if it has that"
+    reranker = settings.tuning.reranker or "the embedder's late interaction, if it has that"
     return "ok", (
         f"{', '.join(threads)}; {found.engine} in {found.lanes} lanes on {_cores(found.engine_cores)}; "
         f"reranking by {reranker}"

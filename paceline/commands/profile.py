@@ -26,9 +26,6 @@ def register(app: typer.Typer) -> None:
 def profile(
     side: Side = "device",
     model: Annotated[str | None, typer.Option("--model", help="default: that of the side's settings")] = None,
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="CPU threads of the engine, as the node has them")
-    ] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=1.0, max=3600.0, help="to measure for")] = 60.0,
     show: Annotated[bool, typer.Option("--show", help="measure nothing: show what is stored")] = False,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw it there (.png, .svg, .pdf)")] = None,
@@ -46,7 +43,7 @@ def profile(
 
     if plot is not None:
         needs_plotting(plot)
-    flags = {"state_dir": state_dir, "model": model, "threads": threads}
+    flags = {"state_dir": state_dir, "model": model}
     settings, _ = resolve(ServerSettings if side == "cloud" else AgentSettings, flags, os.environ, config)
     file = ProfileFile(settings.state_dir / FILE)
     if not show:

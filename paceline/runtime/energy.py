@@ -291,7 +291,7 @@ def choose_meter(name: MeterName, powers: Powers, machine: Machine) -> ChosenMet
             meter, text = _measuring(each, machine)
         except MeterUnreadable as error:
             if name != "auto":
-                raise ConfigError(f"energy_meter = {name} cannot be used: {error}. Use auto, or power.") from None
+                raise ConfigError(f"energy.meter = {name} cannot be used: {error}. Use auto, or power.") from None
             tried.append(str(error))
             continue
         return ChosenMeter(MeterWithSubstitute(meter, model, _Failed(each, model_text)), f"measured: {text}")
@@ -325,7 +325,7 @@ def _modelled(name: MeterName, powers: Powers, machine: Machine) -> tuple[StepMe
     watts, gflops, shape = powers.compute_w, powers.gflops, machine.shape
     if name == "workload" and (gflops is None or shape is None):
         what = "compute_gflops is not set" if gflops is None else "the shape of this model is not known"
-        raise ConfigError(f"energy_meter = workload cannot be used: {what}. Use power, or auto.")
+        raise ConfigError(f"energy.meter = workload cannot be used: {what}. Use power, or auto.")
     if name != "power" and gflops is not None and shape is not None:
         text = f"modelled: {watts:g} W at {gflops:g} GFLOP/s (compute_watts, compute_gflops)"
         return WorkloadMeter("workload", shape, flops_per_s=gflops * _GIGA, watts=watts), text
@@ -410,7 +410,7 @@ class SideEnergy:
         if asked is None:
             return own
         if self.meter is None:
-            raise PacelineError("it neither measures nor models its energy (energy_meter is off)")
+            raise PacelineError("it neither measures nor models its energy (energy.meter is off)")
         joules, per = asked
         if own is None:
             return self._queue(joules, per)

@@ -71,7 +71,7 @@ class Peers:
         self._sessions: dict[PeerSession, Link] = {}
         self._shares = Shares(MAX_PEER_SESSIONS, most=MAX_SESSIONS_PER_PEER)  # of peers, in `_sessions`
         self._records: dict[str, PeerRecord] = {}  # by the peer's name: one that links anew stays who it is
-        self.scales = PeerScales(resources.relevance)
+        self.scales = PeerScales(resources.relevance, follows=resources.side == "device")
         self._tokens = Allowances(MAX_PEER_TOKENS)  # of peers, by session
         self._counted: dict[PeerSession, int] = {}  # tokens of each session that are part of that
         self._searches = SearchServer()
@@ -280,14 +280,14 @@ class Peers:
             return
         salt = await _salt(resources, peer, opening)  # before the search
         try:
-            prompts = await _prompts(resources, opening, options)
+            prompts = await _prompts(resources, opening, options, self.scales.temperature)
         except Exception as error:
             log.exception("a peer's request could not be prepared")
             session.fail(PacelineError(f"no documents could be read: {error}"))
             return
         if ask is not None:
             ask.reads(passage.file_id for passage in prompts.passages)
-            prompts = prompts.without_relevance(resources.relevance_temperature)
+            prompts = prompts.without_relevance(self.scales.temperature)
         if self.scales.difference(peer):
             prompts = prompts.with_equal_sides()
         if prompts.longest + len(opening.targets) >= positions:
@@ -323,7 +323,7 @@ def _conversation(opening: OpenSession) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.content} for message in opening.messages]
 
 
-async def _prompts(resources: Resources, opening: OpenSession, options: Options) -> PromptSet:
+async def _prompts(resources: Resources, opening: OpenSession, options: Options, temperature: float) -> PromptSet:
     length, positions = len(opening.targets), resources.max_positions
     end = stretch_of(length, options.stretch, opening.max_tokens)[1] if options.stretch else length + 1
     reads = resources.side in STRATEGIES[opening.strategy].joins_with_documents
@@ -336,7 +336,7 @@ async def _prompts(resources: Resources, opening: OpenSession, options: Options)
         max_prompt=positions - max(end, min(opening.max_tokens, positions // 2)),
         query=_query(resources, opening, options),
         kv=resources.prefiller,
-        temperature=resources.relevance_temperature,
+        temperature=temperature,
         template=msgspec.json.decode(opening.template or "{}", type=dict[str, object]),
     )
 

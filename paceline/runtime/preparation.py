@@ -26,7 +26,14 @@ from paceline.runtime.service import GenerateRequest, SharedPrompt
 from paceline.runtime.sessions.client import ClientSession, PreparedRequest
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.output_text import Written
-from paceline.runtime.sessions.prompts import PromptSet, build_prompts, query_with_text, raw_prompt, too_long
+from paceline.runtime.sessions.prompts import (
+    PeerScales,
+    PromptSet,
+    build_prompts,
+    query_with_text,
+    raw_prompt,
+    too_long,
+)
 from paceline.runtime.sessions.remote import RemoteSearch
 from paceline.runtime.sessions.routing import (
     ALONE,
@@ -118,7 +125,7 @@ class Preparation:
         _check_budget(request, choice, resources.energy if side == "device" else None)
         if request.passages is not None or not request.documents:
             options = options.in_one_stretch()
-        prompts, unlike = _weighed(strategy, prompts, resources, self._peers.scales.difference(name))
+        prompts, unlike = _weighed(strategy, prompts, side, self._peers.scales, self._peers.scales.difference(name))
         share = claim_or_refuse(
             resources.worker.capacity, resources.block_size, prompts.branches, self._limit(request, prompts)
         )
@@ -164,7 +171,7 @@ class Preparation:
         for documents in (request.documents, 0):  # without any it fits memory, as it did before
             reading = replace(request, documents=documents)
             found = await self._prompts(reading, selection, query=query, length=end)
-            prompts, _ = _weighed(strategy, found, resources, difference)
+            prompts, _ = _weighed(strategy, found, resources.side, self._peers.scales, difference)
             rows = [len(branch.prompt) + length for branch in prompts.branches]
             share = claim(resources.worker.capacity, resources.block_size, rows, end - length)
             if share is not None and share.tokens >= end - length:
@@ -306,7 +313,7 @@ class Preparation:
             min_score=request.min_score,
             found=request.passages,
             others=peer_passages,
-            temperature=resources.relevance_temperature,
+            temperature=self._peers.scales.temperature,
             template=request.template,
         )
         if prompts.plain_tokens >= positions:
@@ -336,7 +343,7 @@ def _check_budget(request: GenerateRequest, choice: StrategyChoice, energy: Side
         return
     if energy.meter is None:
         raise RequestError(
-            "This device neither measures nor models its energy: its setting energy_meter is off.",
+            "This device neither measures nor models its energy: its setting energy.meter is off.",
             param="paceline.energy",
             code="energy_budget_not_kept",
         )
@@ -368,11 +375,13 @@ def _nothing_found(writer: Side | None, side: Side) -> str:
     return f"neither side has found anything, and the {writer} writes: {why}"
 
 
-def _weighed(strategy: Strategy, prompts: PromptSet, resources: Resources, difference: str) -> tuple[PromptSet, str]:
+def _weighed(
+    strategy: Strategy, prompts: PromptSet, side: Side, scales: PeerScales, difference: str
+) -> tuple[PromptSet, str]:
     """Prompts with the weights of their documents, and why those of both sides weigh the same, if they do. difference:
     of the scales of relevance of both sides; empty: none."""
-    if strategy.needs_peer and resources.side == "device":  # as where the cloud's client asks, for the same text
-        prompts = prompts.without_relevance(resources.relevance_temperature)
+    if strategy.needs_peer and side == "device":  # as where the cloud's client asks, for the same text
+        prompts = prompts.without_relevance(scales.temperature)
     weighed = strategy.text_of == "both" or (prompts.passages and prompts.peer_passages)
     return (prompts.with_equal_sides(), difference) if weighed and difference else (prompts, "")
 

@@ -136,7 +136,6 @@ class Resources:
         self._draft_info = None if draft_engine is None else (draft_engine.info, draft_engine.block_size)
         self.store = store
         self.relevance = scale_of(store, relevance_temperature)
-        self.relevance_temperature = relevance_temperature
         self.prefiller = None if kv is None or store is None else DocumentPrefiller(kv, store, self.worker, model)
         self._compiling = CompilingThreads(model.tokenizer)
         self._mask_threads = MaskThreads(self.worker)

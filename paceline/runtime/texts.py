@@ -157,5 +157,5 @@ class NodeTexts:
 
     async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
         if self._reranker is None:
-            raise RequestError("This side has no reranker: start it with --reranker.", status=404, param="model")
+            raise RequestError("This side has no reranker: set one in [tuning].", status=404, param="model")
         return await self._reranker.rerank(query, passages)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, Protocol, TypeVar
 
-from paceline.configuration import TASKS, Task
 from paceline.core.side import Zone
 from paceline.rag.compute_threads import compute_here
+from paceline.settings import TASKS, Task
 from paceline.workflow.graph import ProcessingUnit, WorkflowModels
 
 # Cores of this machine that a thread may be kept on, where the system supports that.

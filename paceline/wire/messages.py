@@ -80,10 +80,10 @@ class Challenge(Frame, frozen=True, tag="challenge"):
 
 
 class RelevanceScale(Part, frozen=True):
-    """The scale of a side's relevance. Scores of two sides can be compared only if theirs are equal."""
+    """The scale of a side's relevance. Scores of two sides can be compared only if their embedders are equal."""
 
     embedder: Hash  # fingerprint of its weights, not its name
-    temperature: Annotated[float, msgspec.Meta(gt=0, le=100)]  # by which a cosine is divided
+    temperature: Annotated[float, msgspec.Meta(gt=0, le=100)]  # divides a cosine; the cloud's holds for both
 
 
 class Introduction(Part, frozen=True):

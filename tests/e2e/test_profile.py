@@ -10,7 +10,7 @@ from openai import OpenAI
 
 from paceline.commands.demo import Children, command, free_port
 
-FLAGS = ("--model", "fake", "--threads", "1")
+FLAGS = ("--model", "fake")
 
 
 def test_what_is_measured_is_refined_by_workflows_and_known_after_the_server_has_ended(tmp_path: Path) -> None:

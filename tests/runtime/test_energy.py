@@ -100,7 +100,7 @@ async def test_without_a_meter_nothing_is_reported_and_no_budget_is_kept() -> No
             await bench.device.prepare(replace(REQUEST, options={"joules_per_token": 0.1}))
         assert refused.value.param == "paceline.energy"
         _, done = await collect(await bench.cloud.prepare(replace(REQUEST, options={"joules_per_token": 0.1})))
-        assert done.degraded == "device_refused" and "energy_meter is off" in done.strategy_reason
+        assert done.degraded == "device_refused" and "energy.meter is off" in done.strategy_reason
 
 
 async def test_a_budget_decides_what_auto_takes() -> None:

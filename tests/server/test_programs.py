@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from device_agent.commands import register as register_agent
 from paceline.api.http.server import listen
+from paceline.commands.demo import configured
 from paceline.errors import ConfigError
 from server.commands import register as register_server
 from server.devices import Registry
@@ -130,7 +131,7 @@ def test_what_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
     for arguments, word in (
         (["serve", "--host", "0.0.0.0"], "paceline keys create"),
         (["agent", "--host", "0.0.0.0"], "--api-keys"),
-        (["serve", "--emulate", "rtt=fast"], "rtt"),
+        (["serve", *configured(tmp_path, "tuning.emulate = 'rtt=fast'")], "rtt"),
         (["serve", "--api-keys", "a=phone", "--api-keys", "a=laptop"], "two devices"),
         (["agent", "--cloud", "http://127.0.0.1:1"], "devices add"),
     ):

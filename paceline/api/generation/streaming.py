@@ -107,7 +107,7 @@ async def put_whole(scope: Scope, send: Send, work: Coroutine[object, object, by
 
 async def _in_time(work: Coroutine[object, object, bytes], scope: Scope) -> bytes:
     """The result of `work`. Raises RequestError where the client waits no longer."""
-    limits = {"--longest-silent-answer": scope["app"].state.longest_silent}
+    limits = {"longest_silent_answer in [tuning]": scope["app"].state.longest_silent}
     limits |= {name.decode(): _seconds(value) for name, value in scope["headers"] if name in _WAITS}
     named, seconds = min(limits.items(), key=lambda limit: limit[1])
     try:

@@ -312,7 +312,7 @@ class AdmissionMiddleware:
             return Failure(
                 403,
                 "A server that has no keys answers the user who started it, and this request comes from another user "
-                "of the machine: make a key, or start it with --local-users any.",
+                "of the machine: make a key, or set local_users = 'any' in [tuning] of its file.",
                 code="user_not_allowed",
             )
         return None

@@ -15,6 +15,7 @@ from paceline.runtime.stages.connecting import Admit, split_address
 from paceline.runtime.stages.local import LocalPlace
 from paceline.runtime.stages.members import FixedPlace, Members, Place, Standing
 from paceline.runtime.stages.pipeline import RemotePipeline
+from paceline.settings import variable
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim, Signer
 from paceline.wire.stages.messages import RowFormat
@@ -68,6 +69,7 @@ def open_stages(
             f"local stage {number + 1}",
             key.public_key,
             _arguments(directory, options, wanted, number),
+            {} if options.threads is None else {variable("tuning.threads"): str(options.threads)},
             model=directory,
         )
         for number in range(wanted.count)
@@ -110,8 +112,6 @@ def _admit_of(started: dict[str, LocalPlace], admit: Admit) -> Callable[[Claim],
 def _arguments(directory: Path, options: EngineOptions, wanted: StagesWanted, number: int) -> list[str]:
     device = f"cuda:{number}" if wanted.gpus else options.device
     given = ["--model", str(directory), "--dtype", options.dtype, "--engine-device", device, "--log-level", "warning"]
-    if options.threads is not None:
-        given += ["--threads", str(options.threads)]
     if options.kv_mib is not None:
         given += ["--kv-mib", str(max(1, options.kv_mib // wanted.count))]
     return given

@@ -485,7 +485,7 @@ class StageWorker(threading.Thread):
                 left = result.batch
                 payload = pack_rows(result.hidden, self._format)
                 if len(payload) > MAX_BULK_BYTES:
-                    raise EngineError(f"{left.num_rows} rows are too many for the link; give fewer with --step-rows")
+                    raise EngineError(f"{left.num_rows} rows are too many for the link: lower step_rows")
         except EngineLost:
             raise
         except PacelineError as fault:

@@ -64,7 +64,7 @@ def test_counters_of_root_alone_are_named_in_a_sentence(tmp_path: Path, monkeypa
         Rapl(tmp_path)
     chosen = choose_meter("auto", Powers(), machine(rapl=lambda: Rapl(tmp_path)))
     assert "modelled: 12 W" in chosen.text and "root alone" in chosen.text
-    with pytest.raises(ConfigError, match=r"energy_meter = rapl cannot be used.*root alone"):
+    with pytest.raises(ConfigError, match=r"energy\.meter = rapl cannot be used.*root alone"):
         choose_meter("rapl", Powers(), machine(rapl=lambda: Rapl(tmp_path)))
 
 

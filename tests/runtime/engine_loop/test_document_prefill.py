@@ -418,7 +418,7 @@ def test_a_cancelled_request_imports_and_exports_no_rows() -> None:
 def test_a_program_stores_kv_beside_its_documents_by_default(tmp_path: Path) -> None:
     flags = {"state_dir": tmp_path, "model": "fake"}
     settings, _ = resolve(AgentSettings, flags, {})
-    assert settings.document_kv_mib > 0
+    assert settings.tuning.document_kv_mib > 0
     with open_store(settings) as store:
         store.add_text("a.md", "A text.", zone="device")
         rows = rows_of(BEGIN)
@@ -430,5 +430,5 @@ def test_a_program_stores_kv_beside_its_documents_by_default(tmp_path: Path) -> 
         assert file.suffix == ".aes" and b"A text." not in file.read_bytes(), "a device encrypts it"
         store.remove("a.md")
         assert files.get(key) is None
-        without, _ = resolve(AgentSettings, flags | {"document_kv_mib": 0}, {})
+        without, _ = resolve(AgentSettings, flags, {"PACELINE_TUNING_DOCUMENT_KV_MIB": "0"})
         assert open_kv(without, store) is None
