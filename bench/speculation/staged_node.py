@@ -16,7 +16,7 @@ from typing import cast
 import psutil
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.base import DelayedEngine, Engine, LoadedModel
+from paceline.engine.base import Engine, LoadedModel, delay_forwards
 from paceline.engine.generation_config import sampling_defaults
 from paceline.engine.loader import fingerprint, load_model
 from paceline.engine.stages.stage import num_layers
@@ -126,7 +126,7 @@ async def staged_node(pace: Pace, model: Path = CLOUD, draft_model: Path = DEVIC
         )
         pipeline = await asyncio.to_thread(RemotePipeline, make, "demo", sampling_defaults(model))
         try:
-            drafts = DelayedEngine(load_model(draft_model, threads=1, kv_mib=64).engine, pace.draft_s)
+            drafts = delay_forwards(load_model(draft_model, threads=1, kv_mib=64).engine, pace.draft_s)
             loaded = LoadedModel(cast(Engine, pipeline), Tokenizer.load(model))
             async with Node("cloud", loaded, None, draft_engine=drafts) as node:
                 yield StagedNode(node, processes)

@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from lab.engines import WrappedEngine
 from lab.simulation.clock import VirtualClock
 from paceline.core.batching.segment import Batch, SeqId
-from paceline.engine.base import DenseLogits, Engine, Logits, Output, Ticket, WrappedEngine
+from paceline.engine.base import DenseLogits, Engine, Logits, Output, Ticket
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from hashlib import blake2b, sha256
+from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
 from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import SampledRow
-from paceline.engine.base import NO_FIELDS, Engine, LoadedModel, ModelInfo, Output, SampleRequest, WrappedEngine
+from paceline.engine.base import NO_FIELDS, LoadedModel, ModelInfo, Output, SampleRequest
 from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError
 
@@ -199,7 +199,7 @@ def _hash64(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _uniforms(key: int, count: int) -> NDArray[np.float64]:
+def uniforms(key: int, count: int) -> NDArray[np.float64]:
     """(count,) uniform numbers in (0, 1), a function of `key` alone."""
     steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_ROOT) + np.uint64(key)
     steps = (steps ^ (steps >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -406,7 +406,7 @@ class FakeEngine:
             key = self._key
             for token in row.recent[-self._order :]:
                 key = _hash64((key * 3 + token) & _MASK)
-        own = np.log(_uniforms(key, len(support))) ** 2  # squared exponentials: uneven, so that prompts differ
+        own = np.log(uniforms(key, len(support))) ** 2  # squared exponentials: uneven, so that prompts differ
         probs = np.zeros(self._info.vocab_size)
         probs[support] = (1.0 - self._spread) * base + self._spread * (own / own.sum())
         if self._base_model.may_end(row.recent[-3:]):
@@ -420,76 +420,6 @@ class FakeEngine:
         """Probability that the answer ends after this row. Half of all answers are shorter than about 65 rows."""
         hazard = 0.001 + 0.002 * max(0, row.answer_rows - 40)
         return min(0.9, hazard * (6.0 if row.token in _SENTENCE_ENDS else 1.0))
-
-
-class NoisyEngine(WrappedEngine):
-    """Engine with wrong distributions on a share `rate` of the rows: an imperfect drafter.
-
-    A function of the true distribution decides which rows are wrong, and how, so the engine contract still holds. A
-    wrong distribution has the support of the true one, with the probabilities permuted.
-    """
-
-    def __init__(self, engine: Engine, rate: float) -> None:
-        super().__init__(engine)
-        self._rate = rate
-        info = engine.info
-        self._info = replace(
-            info, name=f"noisy {info.name}", fingerprint=sha256(f"{info.fingerprint} {rate}".encode()).hexdigest()
-        )
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    def forward(self, batch: Batch) -> Output:
-        output = super().forward(batch)
-        return Output.dense((tuple(self._perturb(dist) for dist in dists) for dists in output.dists), output.scored)
-
-    def _perturb(self, dist: Dist) -> Dist:
-        digest = int.from_bytes(blake2b(dist.probs.tobytes(), digest_size=8).digest(), "little")
-        support = np.flatnonzero(dist.probs)
-        if len(support) < 2 or (digest >> 11) / 2.0**53 >= self._rate:
-            return dist
-        probs = dist.probs.copy()
-        probs[support] = np.roll(dist.probs[support], 1 + digest % (len(support) - 1))
-        return Dist(dist.ids, probs, dist.tail)
-
-
-class ArbitraryEngine(WrappedEngine):
-    """Engine with arbitrary distributions: any token may follow any other, the end of text included.
-
-    For tests that must hold for any model. Each distribution is a function of the one it replaces, so the engine
-    contract still holds.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        identity = sha256(f"{engine.info.fingerprint} arbitrary".encode()).hexdigest()
-        self._info = replace(engine.info, name=f"arbitrary {engine.info.name}", fingerprint=identity)
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    def forward(self, batch: Batch) -> Output:
-        output = super().forward(batch)
-        return Output.dense((tuple(self._replace(dist) for dist in dists) for dists in output.dists), output.scored)
-
-    @staticmethod
-    def _replace(dist: Dist) -> Dist:
-        key = int.from_bytes(blake2b(dist.probs.tobytes(), digest_size=8).digest(), "little")
-        probs = np.log(_uniforms(key, len(dist.ids))) ** 4  # uneven: a few tokens have most of the mass
-        return Dist.dense(probs / probs.sum())
-
-
-def arbitrary(engine: Engine) -> ArbitraryEngine:
-    """`engine` with arbitrary distributions. Owns its sequences."""
-    return ArbitraryEngine(engine)
-
-
-def noisy(engine: Engine, rate: float) -> NoisyEngine:
-    """`engine` with wrong distributions at a share `rate` of the rows, 0 to 1. Owns its sequences."""
-    return NoisyEngine(engine, rate)
 
 
 def fake_model(seed: int = 0, spread: float = SPREAD, capacity_rows: int | None = None) -> LoadedModel:

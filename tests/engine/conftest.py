@@ -14,7 +14,7 @@ import torch
 
 from paceline.core.batching.segment import SeqId
 from paceline.engine.base import Engine
-from paceline.engine.fake import FakeEngine, noisy
+from paceline.engine.fake import FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine, quiet
 from paceline.engine.paged.attention.backends import AttentionName
 from paceline.engine.stages.stage import num_layers
@@ -38,7 +38,6 @@ TILED = cast("AttentionName", os.environ.get("TEST_ATTENTION", "twin" if DEVICE.
 SUBJECTS = [
     "fake",
     "fake-order-3",
-    "fake-noisy",
     "fake-wide",
     *(f"{backend}-{name}" for backend in ("hf", "paged", "tiled") for name in ARCHITECTURES),
 ]
@@ -85,8 +84,7 @@ def load(checkpoint: Callable[[str], Path]) -> Iterator[Callable[[str], Engine]]
 def _made(subject: str, checkpoint: Callable[[str], Path], opened: ExitStack) -> Engine:
     if subject.startswith("fake"):
         order, vocab_size = 3 if subject == "fake-order-3" else None, 2048 if subject == "fake-wide" else 257
-        engine = FakeEngine(seed=3, order=order, max_positions=checkpoints.POSITIONS, vocab_size=vocab_size)
-        return noisy(engine, 0.5) if subject == "fake-noisy" else engine
+        return FakeEngine(seed=3, order=order, max_positions=checkpoints.POSITIONS, vocab_size=vocab_size)
     if subject == "reader":
         return load_engine(READER, HERE, name=subject)
     backend, name = subject.split("-")

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from lab.engines import Noisy
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist, total_variation
 from paceline.engine.base import Engine, TextModel
-from paceline.engine.fake import EOS, ByteTokenizer, FakeEngine, fake_model, noisy
+from paceline.engine.fake import EOS, ByteTokenizer, FakeEngine, fake_model
 from paceline.errors import EngineError
 from tests.engine.trials import scratch
 
@@ -86,7 +87,7 @@ def test_seeds_are_different_models() -> None:
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
 def test_a_noisy_engine_is_wrong_at_its_rate(rate: float) -> None:
     prompt = TEXT.encode("the quick brown fox jumps over the lazy dog " * 10)
-    true, found = scratch(FakeEngine(), prompt), scratch(noisy(FakeEngine(), rate), prompt)
+    true, found = scratch(FakeEngine(), prompt), scratch(Noisy(FakeEngine(), rate), prompt)
     wrong = [total_variation(a, b) > 1e-9 for a, b in zip(true, found, strict=True)]
     assert abs(float(np.mean(wrong)) - rate) < 0.08
     for a, b in zip(true, found, strict=True):
