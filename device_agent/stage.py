@@ -48,7 +48,7 @@ async def _run(settings: StageSettings) -> None:
 
     import torch
 
-    from paceline.engine.stages.stage import load_stage, measure, num_layers
+    from paceline.engine.stage import load_stage, measure, num_layers
     from paceline.runtime.stages.connecting import split_address
     from paceline.runtime.stages.local import READY
     from paceline.runtime.stages.stage_server import StageServer, resident_bytes

@@ -23,7 +23,7 @@ import torch
 
 from paceline.core.batching.segment import Batch
 from paceline.engine.loader import EngineOptions, fingerprint
-from paceline.engine.stages.stage import HiddenArray, Stage, StageOutput, load_stage, num_layers
+from paceline.engine.stage import HiddenArray, Stage, StageOutput, load_stage, num_layers
 from paceline.runtime.stages.connecting import Channel
 from paceline.runtime.stages.local import READY, StageCredential
 from paceline.runtime.stages.stage_server import StageServer

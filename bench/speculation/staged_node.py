@@ -19,7 +19,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, LoadedModel, delay_forwards
 from paceline.engine.generation_config import sampling_defaults
 from paceline.engine.loader import fingerprint, load_model
-from paceline.engine.stages.stage import num_layers
+from paceline.engine.stage import num_layers
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import CLOUD, DEVICE
 from paceline.runtime.identity import PrivateKey

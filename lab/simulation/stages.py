@@ -55,7 +55,7 @@ class SimulatedStages(WrappedEngine):
     # ---- batches ----------------------------------------------------------------------------------------------------
     @property
     def depth(self) -> int:
-        """One batch more than stages, as of `engine.stages.pipeline`: it waits at the first one."""
+        """One batch more than stages, as of `runtime.stages.pipeline`: it waits at the first one."""
         return self._times.count + 1
 
     def submit(self, batch: Batch) -> Ticket:

@@ -17,7 +17,7 @@ from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine, quiet
 from paceline.engine.paged.attention.backends import AttentionName
-from paceline.engine.stages.stage import num_layers
+from paceline.engine.stage import num_layers
 from paceline.models import READER
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages.opening import StagesWanted, open_stages

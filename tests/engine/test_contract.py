@@ -20,7 +20,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, SampleRequest
 from paceline.engine.loader import quiet
 from paceline.engine.paged.attention.backends import AttentionName
-from paceline.engine.stages.stage import Stage, StageOutput, load_stage
+from paceline.engine.stage import Stage, StageOutput, load_stage
 from paceline.engine.tensors import dists
 from tests.engine.checkpoints import ARCHITECTURES
 from tests.engine.conftest import HERE, TILED

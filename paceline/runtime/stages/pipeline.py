@@ -2,8 +2,8 @@
 
 Every stage gets every command on its own link, in one order; hidden rows go from stage to stage. The engine's thread
 calls; a thread of the pipeline's own runs its connections. When a stage is lost, the others are emptied, and all are
-sent what they must hold and what was under way (`engine.stages.history`), so that callers see nothing but a pause. When
-nobody can take its place, what was under way fails, with a sentence; later batches fail until the stage is back.
+sent what they must hold and what was under way (`history`), so that callers see nothing but a pause. When nobody can
+take its place, what was under way fails, with a sentence; later batches fail until the stage is back.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
 from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import Logits, ModelInfo, Output, SampleRequest, Ticket
-from paceline.engine.stages.history import Forked, History, Imported, Pruned, Ran, Released, SentRows, Truncated
 from paceline.engine.tensors import dists
 from paceline.errors import ConfigError, EngineError, LocalProtocolError, RemoteProtocolError
+from paceline.runtime.stages.history import Forked, History, Imported, Pruned, Ran, Released, SentRows, Truncated
 from paceline.runtime.stages.members import AheadRows, BatchUnderWay, Members, StageRequest
 from paceline.runtime.stages.stage_head import StageHead
 from paceline.wire.close_codes import CloseCode
@@ -221,7 +221,7 @@ def _bad(what: str) -> RemoteProtocolError:
 #
 # Every stage gets every command on its own link, in one order; hidden rows go from stage to stage. The engine's thread
 # calls; a thread of the pipeline's own runs its connections. When a stage is lost, the others are emptied, and all are
-# sent what they must hold and what was under way (`engine.stages.history`), so that callers see nothing but a pause.
+# sent what they must hold and what was under way (`runtime.stages.history`), so that callers see nothing but a pause.
 # When nobody can take its place, what was under way fails, with a sentence; later batches fail until the stage is
 # back.
 

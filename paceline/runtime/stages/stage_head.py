@@ -11,8 +11,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from paceline.engine.stages.history import Entry, Forked, History, Imported, Pruned, Ran, Released, Truncated
 from paceline.errors import ConfigError, EngineError, LinkClosed, LocalProtocolError
+from paceline.runtime.stages.history import Entry, Forked, History, Imported, Pruned, Ran, Released, Truncated
 from paceline.runtime.stages.members import Member, Members, StageRequest, UnderWay
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (

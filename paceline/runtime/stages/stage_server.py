@@ -17,7 +17,7 @@ from functools import partial
 import psutil
 
 from paceline.core.strangers import Strangers, counted_address
-from paceline.engine.stages.stage import Stage
+from paceline.engine.stage import Stage
 from paceline.errors import EngineLost, LinkClosed, LocalProtocolError, RemoteProtocolError
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages.connecting import NOT_YOURS, Arrival, Certificate, Channel, accept, dial_stage

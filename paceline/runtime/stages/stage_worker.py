@@ -18,9 +18,9 @@ from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.row import RowSampling
 from paceline.engine.base import Logits, SampleRequest
 from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
-from paceline.engine.stages.history import scored_of
-from paceline.engine.stages.stage import Stage
+from paceline.engine.stage import Stage
 from paceline.errors import EngineError, EngineLost, PacelineError
+from paceline.runtime.stages.history import scored_of
 from paceline.runtime.stages.pipeline import kv_from_wire, kv_to_wire
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (

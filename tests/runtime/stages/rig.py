@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.core.sampling.sampler import NO_DEFAULTS
 from paceline.engine.loader import EngineOptions, fingerprint
-from paceline.engine.stages.stage import load_stage, num_layers
+from paceline.engine.stage import load_stage, num_layers
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages.members import FixedPlace, Members, Place, Standing
 from paceline.runtime.stages.pipeline import RemotePipeline

@@ -15,7 +15,7 @@ import paceline.models
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Engine, Output, Ticket
 from paceline.engine.loader import EngineOptions, load_engine
-from paceline.engine.stages.stage import HiddenArray, Stage, StageOutput
+from paceline.engine.stage import HiddenArray, Stage, StageOutput
 from paceline.errors import EngineError
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.wire.messages import Frame

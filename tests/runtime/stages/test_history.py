@@ -11,7 +11,7 @@ import pytest
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
-from paceline.engine.stages.history import MAX_LOG, Entry, Forked, History, Imported, Pruned, Ran, Released, Truncated
+from paceline.runtime.stages.history import MAX_LOG, Entry, Forked, History, Imported, Pruned, Ran, Released, Truncated
 from tests.engine.late_segments import Sender
 
 POSITIONS = 4096
