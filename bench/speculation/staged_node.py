@@ -26,7 +26,7 @@ from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.runtime.stages.local import READY, StageCredential
-from paceline.runtime.stages.members import FixedPlace, Members
+from paceline.runtime.stages.members import Members, Place
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.strategies.pipeline.growth import PipelineOptions
 from paceline.wire.close_codes import CloseCode
@@ -118,7 +118,7 @@ async def staged_node(pace: Pace, model: Path = CLOUD, draft_model: Path = DEVIC
 
         make = partial(
             Members,
-            list(map(FixedPlace, addresses)),
+            list(map(Place, addresses)),
             key=head,
             admit=admit,
             fingerprint=fingerprint(model),

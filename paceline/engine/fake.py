@@ -11,12 +11,11 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
-from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
+from paceline.core.batching.block_manager import KvPrefix
+from paceline.core.batching.segment import PlacedSegment, SeqId
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import SampledRow
-from paceline.engine.base import NO_FIELDS, LoadedModel, ModelInfo, Output, SampleRequest
-from paceline.engine.sequence_table import SequenceTable
+from paceline.engine.base import NO_FIELDS, LoadedModel, ModelInfo
+from paceline.engine.row_lists import RowListEngine
 from paceline.errors import EngineError
 
 # Letter statistics of a word list: the base distributions of the fake model.
@@ -234,7 +233,7 @@ def _num_common(rows: Sequence[_Row], tokens: tuple[int, ...], known: int) -> in
     return max(low, known)
 
 
-class FakeEngine:
+class FakeEngine(RowListEngine[_Row]):
     """The engine contract on tables. order: number of last tokens that `own` depends on; None: the whole prefix.
 
     capacity_rows: bound on the rows of all sequences together, to test exhausted memory: a batch that does not fit is
@@ -258,50 +257,13 @@ class FakeEngine:
             raise EngineError(f"the fake model knows {VOCAB} ids, not {vocab_size}")
         wider = "" if vocab_size == VOCAB else f" {vocab_size}"
         identity = sha256(f"paceline fake 1 {seed} {order} {spread}{wider}".encode()).hexdigest()
-        self._info = ModelInfo("fake", identity, vocab_size, max_positions, "float64", "fake")
+        super().__init__(ModelInfo("fake", identity, vocab_size, max_positions, "float64", "fake"))
         self._key = _hash64(seed & _MASK ^ _ROOT)
         self._order, self._spread = order, spread
         self._num_recent = max(len(_ANSWER_MARK), order or 0)
         self._base_model = BigramModel(seed)
         self._capacity = capacity_rows
-        self._table = SequenceTable(vocab_size=vocab_size, max_positions=max_positions)
-        self._rows: dict[SeqId, list[_Row]] = {}
-        self._salts: dict[SeqId, str] = {}  # of sequences whose rows are cached for later ones
         self._ended: deque[tuple[str, list[_Row]]] = deque(maxlen=MAX_CACHED)  # salt and rows; beside the capacity
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    def forward(self, batch: Batch) -> Output:
-        placed = self._table.place(batch)
-        free, num_rows = self.free_rows(), sum(len(segment.tokens) for segment in placed)
-        if free is not None and num_rows > free:
-            raise OutOfBlocks(f"out of memory: {num_rows} rows asked for, {free} free")
-        dists = tuple(self._append(segment) for segment in placed)
-        self._table.written(placed)
-        return Output.dense(dists, tuple(segment.scored for segment in placed))
-
-    def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
-        return [request.by_reference() for request in requests]
-
-    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
-        kept = self._table.prune(seq, keep, live, horizon)
-        rows = self._rows.setdefault(seq, [])
-        rows[kept.first :] = [rows[kept.first + row] for row in kept.order]
-
-    def truncate(self, seq: SeqId, length: int) -> None:
-        self._table.truncate(seq, length)
-        if seq in self._rows:
-            del self._rows[seq][length:]
-
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        rows = self._table.length(seq)
-        free = self.free_rows()
-        if free is not None and rows > free:
-            raise OutOfBlocks(f"out of memory: a fork of {rows} rows asked for, {free} free")
-        self._table.fork(seq, into)
-        self._rows[into] = list(self._rows[seq])
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         self._table.export(seq, len(tokens))
@@ -317,9 +279,7 @@ class FakeEngine:
         shapes = (1, len(rows.tokens), 1, 1), (1, len(rows.tokens), 1, 3)
         if rows.model != self._info.fingerprint or (rows.keys.shape, rows.values.shape) != shapes:
             raise EngineError(f"these rows are of another model: {rows.keys.shape} and {rows.values.shape}")
-        free = self.free_rows()
-        if free is not None and len(rows.tokens) > free:
-            raise OutOfBlocks(f"out of memory: {len(rows.tokens)} rows to adopt, {free} free")
+        self._reserve(len(rows.tokens), "to adopt")
         self._table.adopt(seq, rows.tokens)
         digests = rows.keys.astype(np.int64).view(np.uint64).ravel().tolist()
         rest = rows.values.reshape(-1, 3).tolist()
@@ -330,9 +290,7 @@ class FakeEngine:
         ]
 
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
-        if seq in self._table or seq in self._salts:
-            raise EngineError(f"sequence {seq} exists already")
-        self._salts[seq] = salt
+        self._begin(seq, salt)
         running = [(other, self._committed(each)) for each, other in self._salts.items() if each in self._rows]
         longest: list[_Row] = []
         wanted = tuple(tokens[:-1])
@@ -351,17 +309,9 @@ class FakeEngine:
         return len(longest)
 
     def release(self, seq: SeqId) -> None:
-        if (salt := self._salts.pop(seq, None)) is not None and seq in self._rows:
-            self._ended.append((salt, self._committed(seq)))
-        self._table.release(seq)
-        self._rows.pop(seq, None)
-
-    def length(self, seq: SeqId) -> int:
-        return self._table.length(seq)
-
-    @property
-    def block_size(self) -> int:
-        return 1
+        if seq in self._salts and seq in self._rows:
+            self._ended.append((self._salts[seq], self._committed(seq)))
+        super().release(seq)
 
     def free_rows(self) -> int | None:
         if self._capacity is None:
@@ -369,12 +319,9 @@ class FakeEngine:
         return self._capacity - sum(len(rows) for rows in self._rows.values())
 
     def check(self) -> None:
-        held = {seq: len(rows) for seq, rows in self._rows.items()}
-        assert held == self._table.lengths(), (held, self._table.lengths())
-        assert self._capacity is None or sum(held.values()) <= self._capacity, (held, self._capacity)
-
-    def _committed(self, seq: SeqId) -> list[_Row]:
-        return self._rows[seq][: self._table.length(seq) - self._table.num_open_rows(seq)]
+        super().check()
+        free = self.free_rows()
+        assert free is None or free >= 0, (self._table.lengths(), self._capacity)
 
     def _append(self, segment: PlacedSegment) -> tuple[Dist, ...]:
         """Write the rows of one segment; returns the distributions of the wanted ones."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from paceline.engine.paged.attention.backends import AttentionName
+    from paceline.engine.paged.attention.backends import Attention
 
 
 log = logging.getLogger("paceline.engine")
@@ -46,7 +46,7 @@ class EngineOptions(NamedTuple):
     threads: int | None = None
     kv_rows: int | None = None
     kv_mib: int | None = None
-    attention: AttentionName | None = None  # None: the device's, see `paged.attention.backends`
+    attention: Attention | None = None  # None: the device's, see `paged.attention.backends`
     graphs: bool | None = None  # replay forwards of few rows as CUDA graphs; None: on a GPU
 
 

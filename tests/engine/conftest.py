@@ -7,23 +7,23 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
 
+from lab.torch_kernels import TorchKernels
 from paceline.core.batching.segment import SeqId
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine, quiet
-from paceline.engine.paged.attention.backends import AttentionName
+from paceline.engine.paged.attention.backends import Attention
 from paceline.engine.stage import num_layers
 from paceline.models import READER
 from paceline.runtime.identity import PrivateKey
-from paceline.runtime.stages.opening import StagesWanted, open_stages
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
+from server.stages import StagesWanted, open_stages
 from tests.engine import checkpoints
 from tests.engine.blocking import Blocking
 from tests.engine.checkpoints import ARCHITECTURES
@@ -34,7 +34,7 @@ KV_ROWS = 2048
 DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
 HERE = EngineOptions(dtype="float32", device=str(DEVICE))
 # `TEST_ATTENTION=triton` runs Triton's kernels in its interpreter where there is no GPU: an hour for all architectures.
-TILED = cast("AttentionName", os.environ.get("TEST_ATTENTION", "twin" if DEVICE.type == "cpu" else "triton"))
+TILED: Attention = TorchKernels() if os.environ.get("TEST_ATTENTION", DEVICE.type) == "cpu" else "triton"
 SUBJECTS = [
     "fake",
     "fake-order-3",

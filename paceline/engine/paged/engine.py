@@ -21,6 +21,7 @@ from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.model_config import MASKED_KINDS, max_positions, windows
 from paceline.engine.paged.attention.backends import (
+    Attention,
     AttentionBackend,
     AttentionName,
     DeviceStep,
@@ -222,7 +223,7 @@ class PagedEngine(PagedKvCache):
         self._sampler = DeviceSampler()
 
     @property
-    def attention(self) -> AttentionName:
+    def attention(self) -> str:
         return self._attention.name
 
     def forward(self, batch: Batch) -> Output:
@@ -276,7 +277,7 @@ def paged_engine(
     *,
     kv_rows: int | None = None,
     kv_mib: int | None = None,
-    attention: AttentionName | None = None,
+    attention: Attention | None = None,
     graphs: bool | None = None,
 ) -> PagedEngine | str:
     """An engine that takes over `model`, or the reason why its architecture is not supported.

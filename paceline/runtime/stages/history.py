@@ -8,14 +8,14 @@ keep their tickets, rows of trees their ids. Pure.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from paceline.core.batching.block_manager import OutOfBlocks
 from paceline.core.batching.segment import ROOT, Batch, PlacedSegment, Segment, SeqId
-from paceline.engine.base import Logits, Output
 from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError
+from paceline.wire.stages.messages import Change, ForkRows, PruneRows, ReleaseRows, TruncateRows
 
 MAX_LOG = 512  # entries; beyond, results that are there and still needed are not computed again
 CHUNK_ROWS = 512  # of a prompt that is computed again
@@ -30,31 +30,6 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
-    seq: SeqId
-    keep: tuple[int, ...]
-    live: tuple[int, ...]
-    horizon: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Truncated:
-    seq: SeqId
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forked:
-    seq: SeqId
-    into: SeqId
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    seq: SeqId
-
-
-@dataclass(frozen=True, slots=True)
 class Imported:
     """Rows that were not computed; they are when they are lost."""
 
@@ -62,7 +37,7 @@ class Imported:
     tokens: tuple[int, ...]
 
 
-Entry = Ran | Pruned | Truncated | Forked | Released | Imported
+Entry = Ran | Imported | Change
 
 
 @dataclass(slots=True)
@@ -148,7 +123,7 @@ class History:
         parents = tuple(anchor if parent == ROOT else parent for parent in tree.parent_ids)
         rows = Segment(seq, len(tokens) - 1, (tokens[-1], *tree.tokens), (ROOT, *parents), "none", (anchor, *tree.ids))
         yield Ran(Batch((rows,)))
-        yield Pruned(seq, (anchor,), tree.ids, max(anchor, self._table.last_id(seq)))
+        yield PruneRows(seq, [anchor], list(tree.ids), max(anchor, self._table.last_id(seq)))
 
     def _apply(self, entry: Entry) -> None:
         """To the base. What a stage would refuse loses its sequence, as there."""
@@ -156,24 +131,24 @@ class History:
             for segment in entry.batch.segments:
                 self._apply_segment(segment)
             return
-        seq = entry.seq
+        seq = SeqId(entry.seq)
         try:
             match entry:
-                case Released():
+                case ReleaseRows():
                     self._table.release(seq)
                     self._tokens.pop(seq, None)
                     self._lost.discard(seq)
                 case _ if seq in self._lost:
                     return
-                case Pruned(keep=keep, live=live, horizon=horizon):
+                case PruneRows(keep=keep, live=live, horizon=horizon):
                     kept = self._table.prune(seq, keep, live, horizon)
                     self._tokens.setdefault(seq, []).extend(kept.committed)
-                case Truncated(length=length):
+                case TruncateRows(length=length):
                     self._table.truncate(seq, length)
                     del self._tokens.get(seq, [])[length:]
-                case Forked(into=into):
-                    self._table.fork(seq, into)
-                    self._tokens[into] = list(self._tokens[seq])
+                case ForkRows(into=into):
+                    self._table.fork(seq, SeqId(into))
+                    self._tokens[SeqId(into)] = list(self._tokens[seq])
                 case Imported(tokens=tokens):
                     self._table.adopt(seq, tokens)
                     self._tokens[seq] = list(tokens)
@@ -260,28 +235,3 @@ class SentRows:
         lengths = Counter(self.table.lengths())
         lengths.update(more)
         return sum(-(-rows // self._block_size) for rows in lengths.values())
-
-
-def scored_of(asked: Batch, left: Batch, output: Output) -> list[tuple[Logits | None, tuple[int, ...] | None]]:
-    """Of each segment of `asked`, the logits and which of its `logits_rows()` they are of; None: all.
-
-    left, output: what of the batch the last stage was given, and has returned. No logits: nothing of the segment came.
-    """
-    scored: Sequence[tuple[int, ...] | None] = output.scored or (None,) * len(left.segments)
-    found = {
-        segment.seq: (segment, logits, rows)
-        for segment, logits, rows in zip(left.segments, output.logits, scored, strict=True)
-    }
-    parts: list[tuple[Logits | None, tuple[int, ...] | None]] = []
-    for each in asked.segments:
-        if each.seq not in found:
-            parts.append((None, ()))
-            continue
-        segment, logits, rows = found[each.seq]
-        if rows is None and len(segment.tokens) == len(each.tokens):
-            parts.append((logits, None))
-            continue
-        wanted = [segment.node_ids[row] for row in segment.logits_rows()]
-        names = set(wanted if rows is None else (wanted[row] for row in rows))
-        parts.append((logits, tuple(i for i, row in enumerate(each.logits_rows()) if each.node_ids[row] in names)))
-    return parts

@@ -17,7 +17,6 @@ from functools import partial
 import psutil
 
 from paceline.core.strangers import Strangers, counted_address
-from paceline.engine.stage import Stage
 from paceline.errors import EngineLost, LinkClosed, LocalProtocolError, RemoteProtocolError
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages.connecting import NOT_YOURS, Arrival, Certificate, Channel, accept, dial_stage
@@ -223,19 +222,14 @@ class StageServer:
 
     def _describe(self, message: Describe) -> None:
         """On the worker's thread."""
-        request = message.request
         if message.measured and self._measure is not None and self._cost is None:
             try:
                 self._cost = self._measure()
             except Exception as error:  # of whatever the model's files hold
                 log.warning("what layers cost could not be measured: %s", error)
-                self.to_head(Failed(request, str(error)[:MAX_SENTENCE]))
+                self.to_head(Failed(message.request, str(error)[:MAX_SENTENCE]))
                 return
-        if (stage := self.worker.stage) is not None:
-            self.to_head(_about(request, stage, self._cost))
-            return
-        fingerprint, layers = self._model
-        self.to_head(About(request, fingerprint, "", layers, 0, 0, 0, 0, 0, 0, 0, resident_bytes(), self._cost))
+        self.to_head(self._about(message.request))
 
     def _load(self, message: LoadSpan) -> None:
         """On the worker's thread."""
@@ -246,7 +240,28 @@ class StageServer:
             self.to_head(Failed(message.request, str(error)[:MAX_SENTENCE]))
             return
         log.info("layers %d:%d, %d MiB resident", stage.first, stage.stop, resident_bytes() >> 20)
-        self.to_head(_about(message.request, stage, self._cost))
+        self.to_head(self._about(message.request))
+
+    def _about(self, request: int) -> About:
+        stage, (fingerprint, layers) = self.worker.stage, self._model
+        if stage is None:
+            return About(request, fingerprint, "", layers, 0, 0, 0, 0, 0, 0, 0, resident_bytes(), self._cost)
+        info = stage.info
+        return About(
+            request,
+            info.fingerprint,
+            info.dtype,
+            stage.whole_layers,
+            stage.first,
+            stage.stop,
+            stage.width,
+            info.vocab_size,
+            info.max_positions,
+            stage.block_size,
+            stage.free_rows(),
+            resident_bytes(),
+            self._cost,
+        )
 
     def _assigned(self, message: Assign) -> None:
         stage = self.worker.stage
@@ -341,25 +356,6 @@ def _taken(channel: Channel) -> None:
 
 def _pipe(purpose: Purpose) -> Pipe:
     return Pipe(FROM_HEAD, KV_HEADERS) if purpose == "head" else Pipe(PINGS, HIDDEN_HEADERS)
-
-
-def _about(request: int, stage: Stage, cost: StageCost | None) -> About:
-    info = stage.info
-    return About(
-        request,
-        info.fingerprint,
-        info.dtype,
-        stage.whole_layers,
-        stage.first,
-        stage.stop,
-        stage.width,
-        info.vocab_size,
-        info.max_positions,
-        stage.block_size,
-        stage.free_rows(),
-        resident_bytes(),
-        cost,
-    )
 
 
 def resident_bytes() -> int:

@@ -10,10 +10,8 @@ import numpy as np
 from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.row import RowHead, RowSampling, SampledRow
-from paceline.errors import RemoteProtocolError
-from paceline.wire.close_codes import CloseCode
 from paceline.wire.messages import Count, Frame, Part, Sampling, Token
-from paceline.wire.stages.messages import MAX_ROWS, Number, RowIndices, Sentence
+from paceline.wire.stages.messages import MAX_ROWS, Number, RowIndices, Sentence, bad_frame
 
 MAX_BRANCHES = 256
 Bytes = Annotated[bytes, msgspec.Meta(max_length=1 << 23)]
@@ -150,11 +148,11 @@ def row_from_wire(row: WantedRow) -> RowSampling:
     allowed = None
     if row.allowed is not None:
         if len(row.allowed) != -(-row.num_allowed // 8):
-            raise _bad("a mask of another length")
+            raise bad_frame("a mask of another length")
         bits = np.unpackbits(np.frombuffer(row.allowed, np.uint8), count=row.num_allowed, bitorder="little")
         allowed = bits.astype(np.bool_)
         if not allowed.any():
-            raise _bad("a mask that allows nothing")
+            raise bad_frame("a mask that allows nothing")
     prompt = None if row.prompt is None else _ids_from_bytes(row.prompt)
     params = sampling_from_wire(row.params)
     return RowSampling(params, row.position, row.vocab_size, dict(row.counts), prompt, allowed, row.num_top)
@@ -219,7 +217,7 @@ def _head_from_wire(head: HeadRow) -> RowHead:
     best, scores = _ids_from_bytes(head.best).astype(np.intp), _floats(head.scores)
     dist = _dist_from_wire(head.dist)
     if len(best) != len(scores) or (len(best) and not 0 <= int(best.min()) <= int(best.max()) < len(dist.ids)):
-        raise _bad("a head with places outside its ids")
+        raise bad_frame("a head with places outside its ids")
     return RowHead(dist, best, scores, head.max_score, head.max_prob)
 
 
@@ -230,7 +228,7 @@ def _dist_to_wire(dist: Dist) -> SparseDist:
 def _dist_from_wire(dist: SparseDist) -> Dist:
     ids, probs = _ids_from_bytes(dist.ids), _floats(dist.probs)
     if len(ids) != len(probs) or (len(ids) > 1 and not (np.diff(ids) > 0).all()):
-        raise _bad("a distribution whose ids do not rise, or not as many as its probabilities")
+        raise bad_frame("a distribution whose ids do not rise, or not as many as its probabilities")
     return Dist(ids, probs, dist.tail, dist.log_norm)
 
 
@@ -240,15 +238,11 @@ def _ids_to_bytes(ids: np.ndarray[tuple[int], np.dtype[np.integer]] | IdArray) -
 
 def _ids_from_bytes(data: bytes) -> IdArray:
     if len(data) % 4:
-        raise _bad("ids that end within a number")
+        raise bad_frame("ids that end within a number")
     return np.frombuffer(data, "<i4").astype(np.int32)
 
 
 def _floats(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     if len(data) % 8:
-        raise _bad("probabilities that end within a number")
+        raise bad_frame("probabilities that end within a number")
     return np.frombuffer(data, "<f8").astype(np.float64)
-
-
-def _bad(what: str) -> RemoteProtocolError:
-    return RemoteProtocolError(what, close_code=CloseCode.BAD_FRAME)

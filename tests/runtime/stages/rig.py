@@ -15,7 +15,7 @@ from paceline.core.sampling.sampler import NO_DEFAULTS
 from paceline.engine.loader import EngineOptions, fingerprint
 from paceline.engine.stage import load_stage, num_layers
 from paceline.runtime.identity import PrivateKey
-from paceline.runtime.stages.members import FixedPlace, Members, Place, Standing
+from paceline.runtime.stages.members import Members, Place, Standing
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.runtime.stages.stage_server import StageServer
 from paceline.runtime.stages.stage_worker import StageWorker
@@ -127,7 +127,7 @@ def rig(
     ]
     keys = {stage.name: stage.key.public_key for stage in stages}
     try:
-        pipeline = open_pipeline(directory, [FixedPlace(stage.address) for stage in stages], head, keys)
+        pipeline = open_pipeline(directory, [Place(stage.address) for stage in stages], head, keys)
         try:
             yield Rig(head, stages, pipeline, keys)
         finally:

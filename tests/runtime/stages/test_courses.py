@@ -15,11 +15,11 @@ import paceline.models
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Engine, Output, Ticket
 from paceline.engine.loader import EngineOptions, load_engine
-from paceline.engine.stage import HiddenArray, Stage, StageOutput
+from paceline.engine.stage import Stage, StageOutput
 from paceline.errors import EngineError
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.wire.messages import Frame
-from paceline.wire.stages.messages import PruneRows
+from paceline.wire.stages.messages import HiddenArray, PruneRows
 from tests.engine.late_segments import Sender
 from tests.engine.trials import assert_same, scratch
 from tests.runtime.stages.rig import Rig, even_spans, rig

@@ -11,7 +11,8 @@ import pytest
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
-from paceline.runtime.stages.history import MAX_LOG, Entry, Forked, History, Imported, Pruned, Ran, Released, Truncated
+from paceline.runtime.stages.history import MAX_LOG, Entry, History, Imported, Ran
+from paceline.wire.stages.messages import ForkRows, PruneRows, ReleaseRows, TruncateRows
 from tests.engine.late_segments import Sender
 
 POSITIONS = 4096
@@ -29,14 +30,14 @@ def do(engine: Engine, entry: Entry) -> Output | None:
     match entry:
         case Ran(batch=batch):
             return engine.forward(batch)
-        case Pruned(seq=seq, keep=keep, live=live, horizon=horizon):
-            engine.prune(seq, keep, live, horizon)
-        case Truncated(seq=seq, length=length):
-            engine.truncate(seq, length)
-        case Forked(seq=seq, into=into):
-            engine.fork(seq, into)
-        case Released(seq=seq):
-            engine.release(seq)
+        case PruneRows(seq=seq, keep=keep, live=live, horizon=horizon):
+            engine.prune(SeqId(seq), keep, live, horizon)
+        case TruncateRows(seq=seq, length=length):
+            engine.truncate(SeqId(seq), length)
+        case ForkRows(seq=seq, into=into):
+            engine.fork(SeqId(seq), SeqId(into))
+        case ReleaseRows(seq=seq):
+            engine.release(SeqId(seq))
         case Imported():
             raise AssertionError("a replay computes what was imported")
     return None
@@ -78,7 +79,7 @@ def test_after_any_course_of_segments_and_prunes_stages_can_be_built_up_again(se
         else:
             keep, live, horizon = sender.prune()
             last = None if horizon is None else max(horizon, *sender.nodes)
-            run(Pruned(sender.seq, keep, live, last))
+            run(PruneRows(sender.seq, list(keep), list(live), last))
         while needed and random.random() < 0.5:
             told.settle(needed.popleft())
         told.check()
@@ -103,11 +104,11 @@ def test_forks_truncations_releases_and_imports_are_kept() -> None:
     told = history()
     for entry in (
         Ran(Batch((Segment(SeqId(1), 0, (1, 2, 3)),)), 1),
-        Forked(SeqId(1), SeqId(2)),
-        Truncated(SeqId(2), 1),
+        ForkRows(SeqId(1), SeqId(2)),
+        TruncateRows(SeqId(2), 1),
         Imported(SeqId(3), (7, 8)),
         Ran(Batch((Segment(SeqId(4), 0, (9,)),)), 2),
-        Released(SeqId(4)),
+        ReleaseRows(SeqId(4)),
     ):
         told.sent(entry)
     for settled in ((), (1,), (2,)):
@@ -123,13 +124,13 @@ def test_forks_truncations_releases_and_imports_are_kept() -> None:
 def test_a_step_that_failed_costs_its_sequence_only_until_it_is_released() -> None:
     told = history()
     told.sent(Ran(Batch((Segment(SeqId(1), 5, (1,)), Segment(SeqId(2), 0, (1, 2))))))
-    told.sent(Truncated(SeqId(1), 2))
-    told.sent(Pruned(SeqId(1), (0,), (), None))
+    told.sent(TruncateRows(SeqId(1), 2))
+    told.sent(PruneRows(SeqId(1), [0], [], None))
     engine = fresh()
     for entry in told.replay():
         do(engine, entry)
     assert engine.length(SeqId(1)) == 0 and engine.length(SeqId(2)) == 2
-    told.sent(Released(SeqId(1)))
+    told.sent(ReleaseRows(SeqId(1)))
     told.sent(Ran(Batch((Segment(SeqId(1), 0, (4, 5)),))))
     engine = fresh()
     for entry in told.replay():
