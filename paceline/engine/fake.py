@@ -208,7 +208,7 @@ def uniforms(key: int, count: int) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class FakeRow:
     """Stored state of one row, from which later rows are computed."""
 
     token: int
@@ -221,7 +221,7 @@ class _Row:
 MAX_CACHED = 64  # sequences that have ended
 
 
-def _num_common(rows: Sequence[_Row], tokens: tuple[int, ...], known: int) -> int:
+def _num_common(rows: Sequence[FakeRow], tokens: tuple[int, ...], known: int) -> int:
     """Length of the longest common prefix; `known` if it is no longer than that."""
     if len(rows) <= known or len(tokens) <= known or rows[known].token != tokens[known]:
         return known  # most cached sequences: a loop over each of them takes longer than the engine's step
@@ -233,7 +233,7 @@ def _num_common(rows: Sequence[_Row], tokens: tuple[int, ...], known: int) -> in
     return max(low, known)
 
 
-class FakeEngine(RowListEngine[_Row]):
+class FakeEngine(RowListEngine[FakeRow]):
     """The engine contract on tables. order: number of last tokens that `own` depends on; None: the whole prefix.
 
     capacity_rows: bound on the rows of all sequences together, to test exhausted memory: a batch that does not fit is
@@ -263,7 +263,7 @@ class FakeEngine(RowListEngine[_Row]):
         self._num_recent = max(len(_ANSWER_MARK), order or 0)
         self._base_model = BigramModel(seed)
         self._capacity = capacity_rows
-        self._ended: deque[tuple[str, list[_Row]]] = deque(maxlen=MAX_CACHED)  # salt and rows; beside the capacity
+        self._ended: deque[tuple[str, list[FakeRow]]] = deque(maxlen=MAX_CACHED)  # salt and rows; beside the capacity
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         self._table.export(seq, len(tokens))
@@ -285,14 +285,14 @@ class FakeEngine(RowListEngine[_Row]):
         rest = rows.values.reshape(-1, 3).tolist()
         ids = [token % VOCAB for token, _, _ in rest]
         self._rows[seq] = [
-            _Row(token, position, digests[i], tuple(ids[: i + 1][-self._num_recent :]), answer_rows)
+            FakeRow(token, position, digests[i], tuple(ids[: i + 1][-self._num_recent :]), answer_rows)
             for i, (token, position, answer_rows) in enumerate(rest)
         ]
 
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
         self._begin(seq, salt)
         running = [(other, self._committed(each)) for each, other in self._salts.items() if each in self._rows]
-        longest: list[_Row] = []
+        longest: list[FakeRow] = []
         wanted = tuple(tokens[:-1])
         for other, rows in (*self._ended, *running):
             if other == salt and (common := _num_common(rows, wanted, len(longest))) > len(longest):
@@ -338,15 +338,15 @@ class FakeEngine(RowListEngine[_Row]):
         assert tuple(row.position for row in new) == segment.positions()
         return tuple(self._dist(new[i]) for i in segment.wanted)
 
-    def _row(self, parent: _Row | None, token: int) -> _Row:
+    def _row(self, parent: FakeRow | None, token: int) -> FakeRow:
         if parent is None:
-            return _Row(token, 0, _hash64(self._key + token), (token % VOCAB,), 1)
+            return FakeRow(token, 0, _hash64(self._key + token), (token % VOCAB,), 1)
         recent = (*parent.recent, token % VOCAB)[-self._num_recent :]
         answer_rows = 0 if recent[-len(_ANSWER_MARK) :] == _ANSWER_MARK else parent.answer_rows + 1
         digest = _hash64((parent.digest * 3 + token) & _MASK)
-        return _Row(token, parent.position + 1, digest, recent, answer_rows)
+        return FakeRow(token, parent.position + 1, digest, recent, answer_rows)
 
-    def _dist(self, row: _Row) -> Dist:
+    def _dist(self, row: FakeRow) -> Dist:
         support, base = self._base_model.base(row.recent[-3:])
         key = row.digest
         if self._order is not None:
@@ -363,7 +363,7 @@ class FakeEngine(RowListEngine[_Row]):
         return Dist.dense(probs)
 
     @staticmethod
-    def _end_prob(row: _Row) -> float:
+    def _end_prob(row: FakeRow) -> float:
         """Probability that the answer ends after this row. Half of all answers are shorter than about 65 rows."""
         hazard = 0.001 + 0.002 * max(0, row.answer_rows - 40)
         return min(0.9, hazard * (6.0 if row.token in _SENTENCE_ENDS else 1.0))

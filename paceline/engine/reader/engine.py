@@ -27,19 +27,19 @@ from paceline.engine.reader.answer import (
     JOINTS,
     NOTHING,
     NOTHING_OF_SEVERAL,
-    Answer,
+    AnswerDists,
     Form,
     Ids,
-    Part,
+    PartTexts,
+    Spelling,
     Texts,
     ValuePath,
-    Vocabulary,
     Wording,
     listed,
     part_of,
     prompt_dist,
 )
-from paceline.engine.reader.pointer import Calibration, Pointer, Reading, shared_words, words_in
+from paceline.engine.reader.pointer import Pointer, SpanCalibration, SpanReading, shared_words, words_in
 from paceline.engine.reader.question import (
     ABILITIES,
     CANNOT,
@@ -148,7 +148,7 @@ class ReaderEngine(RowListEngine[int]):
         self._prompts = PromptReader(tokenizer)
         self._wording = _wording(tokenizer, self._prompts.end)
         every = range(tokenizer.vocab_size)
-        self._vocabulary = Vocabulary(list(map(tokenizer.token_bytes, every)), tokenizer.encode, self._prompts.end)
+        self._vocabulary = Spelling(list(map(tokenizer.token_bytes, every)), tokenizer.encode, self._prompts.end)
         self._answer_of = lru_cache(maxsize=_PROMPTS)(self._answer)
 
     def fork(self, seq: SeqId, into: SeqId) -> None:
@@ -190,7 +190,7 @@ class ReaderEngine(RowListEngine[int]):
         cut = len(tokens) - tokens[::-1].index(mark)
         return self._answer_of(owner, tokens[:cut]).next(tokens[cut:])
 
-    def _answer(self, owner: str | SeqId, prompt: Ids) -> Answer:
+    def _answer(self, owner: str | SeqId, prompt: Ids) -> AnswerDists:
         """owner: for whom it is kept: the time of an answer tells nobody what others have asked."""
         del owner
         asked, wording = self._prompts.read(prompt), self._wording
@@ -214,9 +214,9 @@ class ReaderEngine(RowListEngine[int]):
         words |= dict.fromkeys(words_in(asked.message), 2.0)
         values = lru_cache(maxsize=_VALUES)(partial(self._values, asked, parts))
         form = Form(self._vocabulary, partial(_texts, values), words, _function(asked), alone)
-        return Answer(read, wording, form)
+        return AnswerDists(read, wording, form)
 
-    def _own(self, asked: Asked, text: str, values: Mapping[str, str]) -> Answer:
+    def _own(self, asked: Asked, text: str, values: Mapping[str, str]) -> AnswerDists:
         """An answer that is in no document. values: by names of properties, in an answer in JSON."""
 
         def named(name: str, is_argument: bool) -> Texts:  # noqa: ARG001  # of whatever is called
@@ -224,8 +224,8 @@ class ReaderEngine(RowListEngine[int]):
             return ((value, 0.9),) if value else ()
 
         form = Form(self._vocabulary, partial(_texts, named), {}, _function(asked), alone=True)
-        part = Part(((tuple(self._tokenizer.encode(text)), 0.99),))
-        return Answer((part,), replace(self._wording, stop=()), form)
+        part = PartTexts(((tuple(self._tokenizer.encode(text)), 0.99),))
+        return AnswerDists((part,), replace(self._wording, stop=()), form)
 
     def _values(self, asked: Asked, parts: Sequence[str], name: str, is_argument: bool) -> Texts:
         """What may be the value of a property of this name, of an answer in JSON or of the arguments of a call."""
@@ -276,7 +276,7 @@ def _texts(values: Callable[[str, bool], Texts], path: ValuePath) -> Texts:
     return listed(found, places[-1]) if places else found
 
 
-def _of_message(reading: Reading) -> Texts:
+def _of_message(reading: SpanReading) -> Texts:
     """The one text of the question that can be a value, as the town of "How is the weather in Paris?"."""
     text, prob = reading.spans[0] if reading.spans else ("", 0.0)
     return ((text, prob),) if prob >= _CLEAR else ()
@@ -311,7 +311,7 @@ def load_reader(directory: Path, *, name: str, fingerprint: str, threads: int | 
     config = _config(directory)
     try:
         weights = {key: value.float() for key, value in load_file(directory / "model.safetensors").items()}
-        calibration = Calibration(*(float(config[name]) for name in ("middle", "slope", "words")))
+        calibration = SpanCalibration(*(float(config[name]) for name in ("middle", "slope", "words")))
         positions = int(config["max_position_embeddings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{directory} cannot be loaded ({error}): install paceline again") from error

@@ -22,7 +22,7 @@ CHUNK_ROWS = 512  # of a prompt that is computed again
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RanBatch:
     """A batch. Its result is not needed if the ticket is None."""
 
     batch: Batch
@@ -37,7 +37,7 @@ class Imported:
     tokens: tuple[int, ...]
 
 
-Entry = Ran | Imported | Change
+Entry = RanBatch | Imported | Change
 
 
 @dataclass(slots=True)
@@ -56,12 +56,12 @@ class History:
 
     def sent(self, entry: Entry) -> None:
         self._log.append(entry)
-        if isinstance(entry, Ran) and entry.ticket is not None:
+        if isinstance(entry, RanBatch) and entry.ticket is not None:
             self._needed.add(entry.ticket)
             self._open.add(entry.ticket)
         while len(self._log) > MAX_LOG:
             first = self._log[0]
-            if isinstance(first, Ran) and first.ticket is not None:
+            if isinstance(first, RanBatch) and first.ticket is not None:
                 if first.ticket in self._open:
                     break  # somebody waits for it; what may be under way bounds the log
                 self._needed.discard(first.ticket)
@@ -98,15 +98,15 @@ class History:
         for entry in self._log:
             if isinstance(entry, Imported):
                 yield from _chain(entry.seq, 0, entry.tokens)
-            elif isinstance(entry, Ran) and entry.ticket not in self._needed:
-                yield Ran(entry.batch)
+            elif isinstance(entry, RanBatch) and entry.ticket not in self._needed:
+                yield RanBatch(entry.batch)
             else:
                 yield entry
 
     def _advance(self) -> None:
         while self._log:
             first = self._log[0]
-            if isinstance(first, Ran) and first.ticket in self._needed:
+            if isinstance(first, RanBatch) and first.ticket in self._needed:
                 return
             self._apply(self._log.popleft())
 
@@ -117,17 +117,17 @@ class History:
         if anchor == ROOT or not tokens:
             yield from _chain(seq, 0, tokens)
             if tree.tokens:
-                yield Ran(Batch((Segment(seq, len(tokens), tree.tokens, tree.parent_ids, "none", tree.ids),)))
+                yield RanBatch(Batch((Segment(seq, len(tokens), tree.tokens, tree.parent_ids, "none", tree.ids),)))
             return
         yield from _chain(seq, 0, tokens[:-1])
         parents = tuple(anchor if parent == ROOT else parent for parent in tree.parent_ids)
         rows = Segment(seq, len(tokens) - 1, (tokens[-1], *tree.tokens), (ROOT, *parents), "none", (anchor, *tree.ids))
-        yield Ran(Batch((rows,)))
+        yield RanBatch(Batch((rows,)))
         yield PruneRows(seq, [anchor], list(tree.ids), max(anchor, self._table.last_id(seq)))
 
     def _apply(self, entry: Entry) -> None:
         """To the base. What a stage would refuse loses its sequence, as there."""
-        if isinstance(entry, Ran):
+        if isinstance(entry, RanBatch):
             for segment in entry.batch.segments:
                 self._apply_segment(segment)
             return
@@ -178,9 +178,9 @@ class History:
             assert len(self._tokens[seq]) + self._table.num_open_rows(seq) == length, (seq, length)
 
 
-def _chain(seq: SeqId, start: int, tokens: tuple[int, ...]) -> Iterator[Ran]:
+def _chain(seq: SeqId, start: int, tokens: tuple[int, ...]) -> Iterator[RanBatch]:
     for first in range(0, len(tokens), CHUNK_ROWS):
-        yield Ran(Batch((Segment(seq, start + first, tokens[first : first + CHUNK_ROWS], None, "none"),)))
+        yield RanBatch(Batch((Segment(seq, start + first, tokens[first : first + CHUNK_ROWS], None, "none"),)))
 
 
 # A pipeline's sequences as its caller sees them: as if everything that was sent had run. Used by every pipeline.

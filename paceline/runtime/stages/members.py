@@ -20,26 +20,26 @@ from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
     ROW_FORMATS,
     About,
-    Answered,
     Assign,
     Codec,
     Describe,
-    Failed,
     KvRows,
     LoadSpan,
     NeighbourLost,
+    RequestDone,
+    RequestFailed,
     RowFormat,
     ScoreRows,
     StageHave,
     StagePing,
 )
 from paceline.wire.stages.pipe import Bulk, Pipe
-from paceline.wire.stages.sampling import BatchDone, Sampled
+from paceline.wire.stages.sampling import BatchDone, SampledRows
 
 log = logging.getLogger("paceline.stages")
 A = TypeVar("A", bound=Frame)
 
-FROM_STAGE = Codec(StagePing, About, Answered, Failed, StageHave, NeighbourLost, BatchDone, Sampled)
+FROM_STAGE = Codec(StagePing, About, RequestDone, RequestFailed, StageHave, NeighbourLost, BatchDone, SampledRows)
 BULK = Codec(KvRows, ScoreRows)
 STANDING_S = 1.0  # between looks whether members may stay
 DESCRIBE_S = 120.0  # it may have to measure
@@ -109,7 +109,7 @@ class Member:
             raise LinkClosed(f"the stage at {self.place} did not answer within {seconds:.0f} s") from None
         finally:
             self.answers.pop(number, None)
-        if isinstance(found, Failed):
+        if isinstance(found, RequestFailed):
             raise LinkClosed(f"the stage at {self.place} failed: {found.reason}")
         if not isinstance(found, kind):
             raise LinkClosed(f"the stage at {self.place} answered something else")
@@ -300,7 +300,7 @@ class Members:
                 None if behind is None else behind.address,
                 None if behind is None else behind.key,
             )
-            requests.append(member.ask(message, ASSIGN_S, Answered))
+            requests.append(member.ask(message, ASSIGN_S, RequestDone))
         jobs = [asyncio.ensure_future(request) for request in requests]
         try:
             await asyncio.gather(*jobs)

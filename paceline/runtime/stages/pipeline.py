@@ -24,7 +24,7 @@ from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import Logits, ModelInfo, Output, SampleRequest, Ticket
 from paceline.engine.tensors import dists
 from paceline.errors import ConfigError, EngineError, LocalProtocolError, RemoteProtocolError
-from paceline.runtime.stages.history import History, Imported, Ran, SentRows
+from paceline.runtime.stages.history import History, Imported, RanBatch, SentRows
 from paceline.runtime.stages.members import Members
 from paceline.runtime.stages.stage_head import AheadRows, BatchUnderWay, StageHead, StageRequest
 from paceline.wire.messages import Frame
@@ -47,9 +47,9 @@ from paceline.wire.stages.messages import (
 )
 from paceline.wire.stages.pipe import Bulk
 from paceline.wire.stages.sampling import (
-    Mixture,
+    MixtureRows,
     SampleAhead,
-    Sampled,
+    SampledRows,
     SampledToken,
     SampleRows,
     Wanted,
@@ -140,7 +140,7 @@ def wanted_of(request: SampleRequest) -> Wanted | None:
             if len(part):
                 places.append((part.batch.ticket, part.segment))
         branches.append(places)
-    mixture: Mixture | None = None if request.mixture is None else mixture_to_wire(request.mixture)
+    mixture: MixtureRows | None = None if request.mixture is None else mixture_to_wire(request.mixture)
     return Wanted(branches, list(map(row_to_wire, request.rows)), mixture)
 
 
@@ -261,7 +261,7 @@ class RemotePipeline:
             self._last_ticket += 1
             ticket = Ticket(self._last_ticket)
             self._head.batches.append(BatchUnderWay(ticket, batch))
-            self._head.record(Ran(batch, ticket))
+            self._head.record(RanBatch(batch, ticket))
         return ticket
 
     def sample_ahead(self, ticket: Ticket, rows: Sequence[AheadRows]) -> None:
@@ -320,7 +320,7 @@ class RemotePipeline:
             parts = in_parts(list(wanted.values()))
             questions = [StageRequest(-1, SampleRows(self._head.number(), part)) for part in parts]
             for part, answer in zip(parts, self._head.ask_all(questions), strict=True):
-                if not isinstance(answer, Sampled) or len(answer.rows) != len(part):
+                if not isinstance(answer, SampledRows) or len(answer.rows) != len(part):
                     raise EngineError("the last stage answered something else")
                 found += answer.rows
             for place, rows in zip(wanted, found, strict=True):

@@ -16,22 +16,22 @@ from paceline.core.batching.segment import Batch
 from paceline.core.sampling.row import RowSampling
 from paceline.engine.base import Ticket
 from paceline.errors import ConfigError, EngineError, LinkClosed, LocalProtocolError
-from paceline.runtime.stages.history import Entry, History, Imported, Ran
+from paceline.runtime.stages.history import Entry, History, Imported, RanBatch
 from paceline.runtime.stages.members import Member, Members
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
-    Answered,
-    Failed,
     Forget,
     ImportRows,
     KvRows,
     NeighbourLost,
+    RequestDone,
+    RequestFailed,
     ScoreRows,
     StageHave,
     batch_to_wire,
 )
 from paceline.wire.stages.pipe import Bulk
-from paceline.wire.stages.sampling import BatchDone, Sampled
+from paceline.wire.stages.sampling import BatchDone, SampledRows
 
 log = logging.getLogger("paceline.stages")
 
@@ -227,7 +227,7 @@ class StageHead:
     def _send_entry(self, entry: Entry, ticket: int | None = None) -> None:
         message: Frame
         match entry:
-            case Ran(batch=batch, ticket=own):
+            case RanBatch(batch=batch, ticket=own):
                 number = own if own is not None else ticket
                 assert number is not None
                 message = batch_to_wire(number, batch)
@@ -346,9 +346,9 @@ class StageHead:
                     return
                 case Bulk(header=KvRows(request=number) | ScoreRows(request=number)):
                     self._answer(number, message)
-                case Answered(request=number) | StageHave(request=number) | Sampled(request=number):
+                case RequestDone(request=number) | StageHave(request=number) | SampledRows(request=number):
                     self._answer(number, message)
-                case Failed(request=number, reason=reason):
+                case RequestFailed(request=number, reason=reason):
                     self._answer(number, EngineError(reason))
                 case _:
                     return
@@ -402,7 +402,7 @@ class StageHead:
         rows = 0
         for entry in self.history.replay():
             again += 1
-            rows += entry.batch.num_rows if isinstance(entry, Ran) else 0
+            rows += entry.batch.num_rows if isinstance(entry, RanBatch) else 0
             self._send_entry(entry, again)
         for request in self.requests.values():
             if request.is_again:

@@ -19,7 +19,7 @@ import psutil
 from paceline.core.strangers import Strangers, counted_address
 from paceline.errors import EngineLost, LinkClosed, LocalProtocolError, RemoteProtocolError
 from paceline.runtime.identity import PrivateKey
-from paceline.runtime.stages.connecting import NOT_YOURS, Arrival, Certificate, Channel, accept, dial_stage
+from paceline.runtime.stages.connecting import NOT_YOURS, Accepted, Certificate, Channel, accept, dial_stage
 from paceline.runtime.stages.stage_worker import StageWorker
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
@@ -27,13 +27,11 @@ from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
     MAX_SENTENCE,
     About,
-    Answered,
     Assign,
     CheckRows,
     Codec,
     Describe,
     ExportRows,
-    Failed,
     FetchScores,
     Forget,
     ForkRows,
@@ -44,6 +42,8 @@ from paceline.wire.stages.messages import (
     NeighbourLost,
     PruneRows,
     ReleaseRows,
+    RequestDone,
+    RequestFailed,
     RunBatch,
     ScoreRows,
     StageCost,
@@ -115,7 +115,7 @@ class StageServer:
 
     async def listen(self, host: str, port: int) -> asyncio.Server:
         self.worker.start()
-        return await self._loop.create_server(lambda: Arrival(self._arrived), host, port)
+        return await self._loop.create_server(lambda: Accepted(self._arrived), host, port)
 
     def close(self) -> None:
         for channel in (self._head, self._before, self._behind):
@@ -227,7 +227,7 @@ class StageServer:
                 self._cost = self._measure()
             except Exception as error:  # of whatever the model's files hold
                 log.warning("what layers cost could not be measured: %s", error)
-                self.to_head(Failed(message.request, str(error)[:MAX_SENTENCE]))
+                self.to_head(RequestFailed(message.request, str(error)[:MAX_SENTENCE]))
                 return
         self.to_head(self._about(message.request))
 
@@ -237,7 +237,7 @@ class StageServer:
             stage = self.worker.load(message.first, message.stop)
         except Exception as error:
             log.warning("layers %d:%d could not be loaded: %s", message.first, message.stop, error)
-            self.to_head(Failed(message.request, str(error)[:MAX_SENTENCE]))
+            self.to_head(RequestFailed(message.request, str(error)[:MAX_SENTENCE]))
             return
         log.info("layers %d:%d, %d MiB resident", stage.first, stage.stop, resident_bytes() >> 20)
         self.to_head(self._about(message.request))
@@ -289,7 +289,7 @@ class StageServer:
                     break
                 except LinkClosed as error:
                     if self._loop.time() >= deadline or self._epoch != message.epoch:
-                        self.to_head(Failed(message.request, str(error)[:MAX_SENTENCE]))
+                        self.to_head(RequestFailed(message.request, str(error)[:MAX_SENTENCE]))
                         return
                     await asyncio.sleep(DIAL_PAUSE_S)
             if self._epoch != message.epoch:
@@ -297,7 +297,7 @@ class StageServer:
                 return
             self._behind = channel
             self._start(self._serve_behind(channel))
-        self.to_head(Answered(message.request))
+        self.to_head(RequestDone(message.request))
 
     async def _dial(self, address: str, key: bytes) -> Channel:
         async def admit(claim: Claim) -> bytes | CloseCode:
@@ -326,7 +326,7 @@ class StageServer:
             try:
                 head.send_bulk(header, payload)
             except LocalProtocolError as error:
-                head.send(Failed(header.request, str(error)[:MAX_SENTENCE]))
+                head.send(RequestFailed(header.request, str(error)[:MAX_SENTENCE]))
 
     def to_next(self, header: HiddenRows, payload: bytes) -> None:
         if (behind := self._behind) is not None and header.epoch == self._epoch:
@@ -346,7 +346,7 @@ def failure_of(message: Frame, reason: str) -> Frame:
     if isinstance(message, BatchDone):
         return BatchDone(message.epoch, message.ticket, [], [], [], reason[:MAX_SENTENCE])
     number = getattr(message, "request", None)
-    return StagePing() if number is None else Failed(number, reason[:MAX_SENTENCE])
+    return StagePing() if number is None else RequestFailed(number, reason[:MAX_SENTENCE])
 
 
 def _taken(channel: Channel) -> None:

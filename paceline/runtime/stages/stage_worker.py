@@ -24,11 +24,9 @@ from paceline.errors import EngineError, EngineLost, PacelineError
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
     MAX_SENTENCE,
-    Answered,
     Change,
     CheckRows,
     ExportRows,
-    Failed,
     FetchScores,
     Forget,
     ForkRows,
@@ -37,6 +35,8 @@ from paceline.wire.stages.messages import (
     KvRows,
     PruneRows,
     ReleaseRows,
+    RequestDone,
+    RequestFailed,
     RowFormat,
     RunBatch,
     ScoreRows,
@@ -54,7 +54,7 @@ from paceline.wire.stages.pipe import MAX_BULK_BYTES, Bulk
 from paceline.wire.stages.sampling import (
     BatchDone,
     SampleAhead,
-    Sampled,
+    SampledRows,
     SampledToken,
     SampleRows,
     Wanted,
@@ -167,7 +167,7 @@ class LastRows:
         if isinstance(asked, FetchScores):
             return self._scores(asked, vocab_size)
         found = self._sampler([self._request(wanted) for wanted in asked.wanted])
-        return Sampled(asked.request, [[sampled_to_wire(row) for row in answer] for answer in found])
+        return SampledRows(asked.request, [[sampled_to_wire(row) for row in answer] for answer in found])
 
     def _request(self, wanted: Wanted) -> SampleRequest:
         branches = tuple(tuple(self._logits(*part) for part in parts) for parts in wanted.branches)
@@ -350,7 +350,7 @@ class StageWorker(threading.Thread):
             except Exception as error:
                 if not isinstance(error, PacelineError):
                     log.exception("a request could not be answered")
-                answer = Failed(request, str(error)[:MAX_SENTENCE] or type(error).__name__)
+                answer = RequestFailed(request, str(error)[:MAX_SENTENCE] or type(error).__name__)
             if isinstance(answer, tuple):
                 self._outlet.to_head_in_bulk(*answer)
             else:
@@ -411,7 +411,7 @@ class StageWorker(threading.Thread):
     def _export(self, asked: ExportRows) -> Answer:
         return kv_to_wire(asked.request, self._stage().export_kv(SeqId(asked.seq), asked.tokens))
 
-    def _import(self, asked: ImportRows, bulk: Bulk, taken: Taken) -> Answered:
+    def _import(self, asked: ImportRows, bulk: Bulk, taken: Taken) -> RequestDone:
         stage = self._stage()
         try:
             assert isinstance(bulk.header, KvRows)
@@ -419,7 +419,7 @@ class StageWorker(threading.Thread):
         finally:
             taken()
         self._known.add(SeqId(asked.seq))
-        return Answered(asked.request)
+        return RequestDone(asked.request)
 
     def _check(self, asked: CheckRows) -> StageHave:
         stage = self._stage()

@@ -121,7 +121,7 @@ class Describe(Frame, frozen=True, tag="describe"):
 
 
 class LoadSpan(Frame, frozen=True, tag="load"):
-    """Load these layers in place of any others. Answered by `About`, or by `Failed` of this request."""
+    """Load these layers in place of any others. Answered by `About`, or by `RequestFailed` of this request."""
 
     request: Number
     first: Count
@@ -158,7 +158,7 @@ class About(Frame, frozen=True, tag="about"):
 
 
 class Assign(Frame, frozen=True, tag="assign"):
-    """A place in a pipeline: release everything, and link to the neighbours. Answered by `Answered`, or `Failed`.
+    """A place in a pipeline: release everything, link to the neighbours. Answered by `RequestDone` or `RequestFailed`.
 
     epoch: of the pipeline; rises with each `Assign`. What comes of another one is dropped.
     """
@@ -218,7 +218,7 @@ Change: TypeAlias = PruneRows | TruncateRows | ForkRows | ReleaseRows
 
 
 class ExportRows(Frame, frozen=True, tag="export"):
-    """Answered by a bulk message of this request with the header `KvRows`, or `Failed`."""
+    """Answered by a bulk message of this request with the header `KvRows`, or `RequestFailed`."""
 
     request: Number
     seq: SequenceNumber
@@ -226,7 +226,7 @@ class ExportRows(Frame, frozen=True, tag="export"):
 
 
 class ImportRows(Frame, frozen=True, tag="import"):
-    """Start a sequence with the rows of the bulk message of this request. Answered by `Answered` or `Failed`."""
+    """Start a sequence with the rows of this request's bulk message. Answered by `RequestDone` or `RequestFailed`."""
 
     request: Number
     seq: SequenceNumber
@@ -234,17 +234,17 @@ class ImportRows(Frame, frozen=True, tag="import"):
 
 
 class CheckRows(Frame, frozen=True, tag="check"):
-    """Check the invariants, behind everything sent before. Answered by `StageHave` or `Failed`."""
+    """Check the invariants, behind everything sent before. Answered by `StageHave` or `RequestFailed`."""
 
     request: Number
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
-class Answered(Frame, frozen=True, tag="answered"):
+class RequestDone(Frame, frozen=True, tag="answered"):
     request: Number
 
 
-class Failed(Frame, frozen=True, tag="failed"):
+class RequestFailed(Frame, frozen=True, tag="failed"):
     request: Number
     reason: Sentence
 
@@ -270,7 +270,7 @@ class Forget(Frame, frozen=True, tag="forget"):
 
 
 class FetchScores(Frame, frozen=True, tag="fetch"):
-    """Send the scores of these rows: answered by a bulk message with the header `ScoreRows`, or `Failed`."""
+    """Send the scores of these rows: answered by a bulk message with the header `ScoreRows`, or `RequestFailed`."""
 
     request: Number
     ticket: Number

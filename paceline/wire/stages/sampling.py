@@ -59,7 +59,7 @@ class SampledToken(Part, frozen=True):
     branch_heads: Annotated[list[SparseDist], msgspec.Meta(max_length=MAX_BRANCHES)]
 
 
-class Mixture(Part, frozen=True):
+class MixtureRows(Part, frozen=True):
     """`BranchMixture`."""
 
     log_weights: Annotated[list[float], msgspec.Meta(max_length=MAX_BRANCHES)]
@@ -71,7 +71,7 @@ class Mixture(Part, frozen=True):
     heads: bool
 
 
-Part_ = tuple[Number, Count]  # ticket, number of the segment in it
+SegmentOf = tuple[Number, Count]  # ticket, number of the segment in it
 WantedRows = Annotated[list[WantedRow], msgspec.Meta(max_length=MAX_ROWS)]
 
 
@@ -79,10 +79,10 @@ class Wanted(Part, frozen=True):
     """`SampleRequest`: of each branch its parts."""
 
     branches: Annotated[
-        list[Annotated[list[Part_], msgspec.Meta(max_length=MAX_ROWS)]], msgspec.Meta(max_length=MAX_BRANCHES)
+        list[Annotated[list[SegmentOf], msgspec.Meta(max_length=MAX_ROWS)]], msgspec.Meta(max_length=MAX_BRANCHES)
     ]
     rows: WantedRows
-    mixture: Mixture | None
+    mixture: MixtureRows | None
 
 
 class SampleAhead(Frame, frozen=True, tag="ahead"):
@@ -93,13 +93,13 @@ class SampleAhead(Frame, frozen=True, tag="ahead"):
 
 
 class SampleRows(Frame, frozen=True, tag="sample"):
-    """Sample rows that have been computed. Answered by `Sampled`, or `Failed`."""
+    """Sample rows that have been computed. Answered by `SampledRows`, or `RequestFailed`."""
 
     request: Number
     wanted: Annotated[list[Wanted], msgspec.Meta(max_length=MAX_ROWS)]
 
 
-class Sampled(Frame, frozen=True, tag="sampled"):
+class SampledRows(Frame, frozen=True, tag="sampled"):
     request: Number
     rows: Annotated[list[list[SampledToken]], msgspec.Meta(max_length=MAX_ROWS)]
 
@@ -179,8 +179,8 @@ def sampled_from_wire(row: SampledToken) -> SampledRow:
     )
 
 
-def mixture_to_wire(mixture: BranchMixture) -> Mixture:
-    return Mixture(
+def mixture_to_wire(mixture: BranchMixture) -> MixtureRows:
+    return MixtureRows(
         list(mixture.log_weights),
         [list(each) for each in mixture.evidence],
         mixture.rescoring,
@@ -191,7 +191,7 @@ def mixture_to_wire(mixture: BranchMixture) -> Mixture:
     )
 
 
-def mixture_from_wire(mixture: Mixture) -> BranchMixture:
+def mixture_from_wire(mixture: MixtureRows) -> BranchMixture:
     return BranchMixture(
         tuple(mixture.log_weights),
         tuple(tuple(each) for each in mixture.evidence),

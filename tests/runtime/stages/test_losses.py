@@ -27,7 +27,7 @@ from paceline.runtime.stages.members import Member, Members, Place
 from paceline.runtime.stages.stage_server import failure_of
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
-from paceline.wire.stages.messages import About, Answered, Codec, Describe, Failed, NeighbourLost, StagePing
+from paceline.wire.stages.messages import About, Codec, Describe, NeighbourLost, RequestDone, RequestFailed, StagePing
 from paceline.wire.stages.pipe import Pipe
 from paceline.wire.stages.sampling import BatchDone
 from tests.engine.trials import assert_same, scratch
@@ -193,7 +193,7 @@ async def test_a_stage_that_answers_something_else_counts_as_lost() -> None:
         closed = False
 
         def send(self, message: Describe) -> None:
-            assert member.heard(Answered(message.request))
+            assert member.heard(RequestDone(message.request))
 
     member.channel = cast(Channel, Confused())
     with pytest.raises(LinkClosed, match="answered something else"):
@@ -318,7 +318,7 @@ async def test_a_process_that_ends_at_once_has_failed() -> None:
 
 
 def test_what_is_too_large_to_be_sent_is_answered_by_a_failure() -> None:
-    assert failure_of(Answered(3), "too large") == Failed(3, "too large")
+    assert failure_of(RequestDone(3), "too large") == RequestFailed(3, "too large")
     done = failure_of(BatchDone(1, 2, [None], [1], [None], None), "too large")
     assert done == BatchDone(1, 2, [], [], [], "too large")
 
