@@ -13,9 +13,8 @@ import typer
 
 from paceline.commands.groups import devices_group, doctor_checks
 from paceline.commands.options import GroupedCommand, options
-from paceline.settings import AgentSettings, NodeSettings
+from paceline.settings import AgentSettings, NodeSettings, StageSettings
 from paceline.settings_sources import Origins, describe_given
-from paceline.stage_settings import StageSettings
 
 from .activity import activity
 from .stage import EXAMPLE, stage

@@ -12,8 +12,8 @@ import typer
 
 from paceline.errors import ConfigError
 from paceline.secret_files import STDIN, given_secret
+from paceline.settings import StageSettings
 from paceline.settings_sources import Origins, describe_given
-from paceline.stage_settings import StageSettings
 
 if TYPE_CHECKING:
     import asyncio

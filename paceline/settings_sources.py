@@ -29,8 +29,7 @@ from paceline.core.printable import is_text
 from paceline.core.side import SIDES, Side
 from paceline.errors import ConfigError
 from paceline.secret_files import is_others
-from paceline.settings import DERIVED, PREFIX, SCHEMAS, SECRETS, TRUSTING, ProgramSettings
-from paceline.stage_settings import StageSettings
+from paceline.settings import DERIVED, PREFIX, SCHEMAS, SECRETS, TRUSTING, ProgramSettings, StageSettings
 
 # Folders that are named once for both sides: each side uses its own below it.
 

@@ -19,9 +19,8 @@ from paceline.local_users import is_loopback
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.secret_files import is_others
-from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, ServerSettings
+from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, ServerSettings, StageSettings
 from paceline.settings_sources import describe, describe_given, resolve
-from paceline.stage_settings import StageSettings
 
 PORTS = st.integers(0, 65_535)
 
