@@ -81,8 +81,8 @@ class DistantStageServer(StageServer):
     def to_next(self, header: HiddenRows, payload: bytes) -> None:
         self._out.put(lambda: StageServer.to_next(self, header, payload))
 
-    def to_head(self, message: Frame) -> None:
-        self._out.put(lambda: StageServer.to_head(self, message))
+    def to_head(self, message: Frame, payload: bytes | None = None) -> None:
+        self._out.put(lambda: StageServer.to_head(self, message, payload))
 
     def _from_head(self, channel: Channel, found: Frame | Bulk) -> None:
         act = partial(StageServer._from_head, self, channel, found)

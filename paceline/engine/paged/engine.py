@@ -44,7 +44,7 @@ from paceline.engine.paged.attention.tile_plan import attention as attend
 from paceline.engine.paged.flat_batch import FlatBatch
 from paceline.engine.paged.kv_cache import KvStorage, PagedKvCache
 from paceline.engine.paged.packed_linear import pack, release_mapped_weights
-from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
+from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
 from paceline.engine.self_test import agrees, plain_scores, prompt_for
 from paceline.engine.tensors import engine_error, use_device
 from paceline.errors import EngineError

@@ -222,9 +222,5 @@ def _leading_mass(
 
 
 def _sums_above(probs: Tensor, thresholds: Tensor) -> Tensor:
-    """(rows,) sums of the values above each row's threshold, all others of which become 0. thresholds: (rows, 1)"""
-    if probs.device.type == "cpu":  # twice as fast as a mask
-        for row, threshold in zip(probs, thresholds.tolist(), strict=True):
-            torch.threshold_(row, threshold[0], 0.0)
-        return probs.sum(1)
+    """(rows,) sums of the values above each row's threshold. thresholds: (rows, 1)"""
     return torch.where(probs > thresholds, probs, 0.0).sum(1)

@@ -45,7 +45,6 @@ from paceline.wire.stages.messages import (
     RequestDone,
     RequestFailed,
     RunBatch,
-    ScoreRows,
     StageCost,
     StagePing,
     TruncateRows,
@@ -313,20 +312,16 @@ class StageServer:
             self._neighbour_lost(f"the stage behind: {reason}")
 
     # ---- as the worker's outlet, on its thread ----------------------------------------------------------------------
-    def to_head(self, message: Frame) -> None:
+    def to_head(self, message: Frame, payload: bytes | None = None) -> None:
         if (head := self._head) is not None:
             try:
-                head.send(message)
+                if payload is None:
+                    head.send(message)
+                else:
+                    head.send_bulk(message, payload)
             except LocalProtocolError as error:
                 log.warning("a result could not be sent: %s", error)
                 head.send(failure_of(message, str(error)))
-
-    def to_head_in_bulk(self, header: KvRows | ScoreRows, payload: bytes) -> None:
-        if (head := self._head) is not None:
-            try:
-                head.send_bulk(header, payload)
-            except LocalProtocolError as error:
-                head.send(RequestFailed(header.request, str(error)[:MAX_SENTENCE]))
 
     def to_next(self, header: HiddenRows, payload: bytes) -> None:
         if (behind := self._behind) is not None and header.epoch == self._epoch:

@@ -18,7 +18,7 @@ import numpy as np
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.row import RowSampling
 from paceline.engine.base import Logits, Output, SampleRequest
-from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
+from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
 from paceline.engine.stage import Stage
 from paceline.errors import EngineError, EngineLost, PacelineError
 from paceline.wire.messages import Frame
@@ -69,9 +69,8 @@ log = logging.getLogger("paceline.stage")
 class Outlet(Protocol):
     """Where results go. Called on the worker's thread; without effect once the other end is gone."""
 
-    def to_head(self, message: Frame) -> None: ...
-
-    def to_head_in_bulk(self, header: KvRows | ScoreRows, payload: bytes) -> None: ...
+    def to_head(self, message: Frame, payload: bytes | None = None) -> None:
+        """payload: of a bulk message, whose header the message is."""
 
     def to_next(self, header: HiddenRows, payload: bytes) -> None:
         """Waits while the pipe to the next stage is full."""
@@ -351,10 +350,7 @@ class StageWorker(threading.Thread):
                 if not isinstance(error, PacelineError):
                     log.exception("a request could not be answered")
                 answer = RequestFailed(request, str(error)[:MAX_SENTENCE] or type(error).__name__)
-            if isinstance(answer, tuple):
-                self._outlet.to_head_in_bulk(*answer)
-            else:
-                self._outlet.to_head(answer)
+            self._outlet.to_head(*(answer if isinstance(answer, tuple) else (answer,)))
 
         return acting
 

@@ -10,6 +10,7 @@ import numpy as np
 from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.row import RowHead, RowSampling, SampledRow
+from paceline.wire.codec import sampling_from_wire, sampling_to_wire
 from paceline.wire.messages import Count, Frame, Part, Sampling, Token
 from paceline.wire.stages.messages import MAX_ROWS, Number, RowIndices, Sentence, bad_frame
 
@@ -116,21 +117,9 @@ class BatchDone(Frame, frozen=True, tag="done"):
 
 
 def row_to_wire(row: RowSampling) -> WantedRow:
-    params = row.params
-    sampling = Sampling(
-        params.temperature,
-        params.top_p,
-        params.top_k,
-        params.min_p,
-        params.presence_penalty,
-        params.frequency_penalty,
-        list(params.logit_bias.items()),
-        params.seed,
-        params.repetition_penalty,
-    )
-    looks_back = params.looks_back  # else the counts are never read
+    looks_back = row.params.looks_back  # else the counts are never read
     return WantedRow(
-        sampling,
+        sampling_to_wire(row.params),
         row.position,
         row.vocab_size,
         [(int(token), int(count)) for token, count in row.counts.items()] if looks_back else [],
@@ -143,8 +132,6 @@ def row_to_wire(row: RowSampling) -> WantedRow:
 
 def row_from_wire(row: WantedRow) -> RowSampling:
     """Raises RemoteProtocolError."""
-    from paceline.wire.codec import sampling_from_wire
-
     allowed = None
     if row.allowed is not None:
         if len(row.allowed) != -(-row.num_allowed // 8):

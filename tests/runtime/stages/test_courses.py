@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 
 import paceline.models
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.engine.base import Engine, Output, Ticket
+from paceline.core.sampling.row import RowSampling
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import Engine, Output, SampleRequest, Ticket
 from paceline.engine.loader import EngineOptions, load_engine
 from paceline.engine.stage import Stage, StageOutput
 from paceline.errors import EngineError
@@ -214,3 +217,26 @@ def test_memory_is_counted_as_sent_and_a_batch_beyond_it_is_refused(made: Rig, p
     pipeline.release(SeqId(1))
     pipeline.check()
     assert {stage.free_rows() for stage in spans(made)} == {512}
+
+
+def test_tokens_are_sampled_at_the_last_stage_with_the_batch_or_behind_it(
+    pipeline: RemotePipeline, whole: Engine
+) -> None:
+    prompt = (5, 6, 7)
+    rows = tuple(
+        RowSampling(SamplingParams(temperature=1.0, seed=3, top_p=0.9), position, 2048, num_top=3)
+        for position in range(3)
+    )
+    expected = whole.sample([SampleRequest((whole.forward(chain(9, 0, prompt)).logits,), rows)])[0]
+    whole.release(SeqId(9))
+    for seq, ahead in ((1, True), (2, False)):
+        ticket = pipeline.submit(chain(seq, 0, prompt))
+        if ahead:
+            pipeline.sample_ahead(ticket, [rows])
+        output = pipeline.collect(ticket)
+        (found,) = pipeline.sample([SampleRequest((output.logits,), rows)])
+        assert [row.token for row in found] == [row.token for row in expected]
+        for one, other in zip(found, expected, strict=True):
+            assert one.top is not None and other.top is not None
+            assert np.array_equal(one.top.ids, other.top.ids)
+            assert np.allclose(one.top.probs, other.top.probs, atol=1e-4)
