@@ -306,9 +306,6 @@ class LoadedModel(ServedModel):
     engine: Engine
 
 
-# An engine that runs one batch after the other, as one that has batches under way.
-
-
 class ImmediateRunner:
     """Runs each batch of an engine when it is submitted."""
 

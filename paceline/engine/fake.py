@@ -14,15 +14,10 @@ from numpy.typing import NDArray
 from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import PlacedSegment, SeqId
 from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.noise import FIRST, GAMMA, SECOND, mixed
 from paceline.engine.base import NO_FIELDS, LoadedModel, ModelInfo
 from paceline.engine.row_lists import RowListEngine
 from paceline.errors import EngineError
-
-# Letter statistics of a word list: the base distributions of the fake model.
-#
-# Next-byte probabilities after the last two bytes, on a support that keeps the text valid UTF-8 (RFC 3629): inside a
-# character only bytes that can continue it. Knows nothing of sequences or rows.
-
 
 _WORDS = (
     "the of and to in a is that for it was on are as with at be this have from or one had by but not what all were we "
@@ -68,7 +63,12 @@ def _support(recent: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 class BigramModel:
-    """Base distributions of one seed, which weights the words. Results are cached and must not be written to."""
+    """Letter statistics of a word list: base distributions of one seed, which weights the words. Results are cached and
+    must not be written to.
+
+    Next-byte probabilities after the last two bytes, on a support that keeps the text valid UTF-8 (RFC 3629): inside a
+    character only bytes that can continue it.
+    """
 
     def __init__(self, seed: int) -> None:
         words = _WORDS.split()
@@ -108,9 +108,6 @@ class BigramModel:
         return support, probs
 
 
-# Tokenizer of the fake model: one id per byte, and one for the end of text. Its chat format is plain text.
-
-
 EOS = 256
 VOCAB = 257
 
@@ -123,7 +120,7 @@ def _text(content: object) -> str:
 
 
 class ByteTokenizer:
-    """`TextModel` over UTF-8 bytes."""
+    """`TextModel` over UTF-8 bytes: one id per byte, and one for the end of text. Its chat format is plain text."""
 
     @property
     def vocab_size(self) -> int:
@@ -175,35 +172,24 @@ class ByteTokenizer:
         return self.encode("document: "), self.encode(document + "\n"), self.chat(messages)
 
 
-# Seeded table model over bytes: the test double, the simulator's engine, and `--model fake`. No torch.
-#
-# next = (1 - spread) * base(last two tokens) + spread * own(hash of the whole prefix), so the distributions after two
-# prompts are similar, yet a wrong, missing or reordered row of KV changes every later distribution. The model computes
-# from its stored rows only, so it cannot use a row that was never written. Knows nothing of language beyond a word
-# list; its text is noise with spaces.
-
-
 _MASK = (1 << 64) - 1
 SPREAD = 0.15
 FAKE_ROWS_PER_MIB = 256  # its rows are a few bytes; `--kv-mib` bounds them as if they were a small model's
-_ROOT = 0x9E3779B97F4A7C15
 _SENTENCE_ENDS = frozenset(b".!?")
 _ANSWER_MARK = tuple(b"assistant: ")  # rows of an answer are counted from here; the model never writes a colon
 
 
 def _hash64(value: int) -> int:
     """splitmix64's finaliser (Steele, Lea and Flood 2014): a 64-bit hash of a 64-bit value."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    value = (value ^ (value >> 30)) * FIRST & _MASK
+    value = (value ^ (value >> 27)) * SECOND & _MASK
     return value ^ (value >> 31)
 
 
 def uniforms(key: int, count: int) -> NDArray[np.float64]:
     """(count,) uniform numbers in (0, 1), a function of `key` alone."""
-    steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_ROOT) + np.uint64(key)
-    steps = (steps ^ (steps >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    steps = (steps ^ (steps >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    bits: NDArray[np.float64] = ((steps ^ (steps >> np.uint64(31))) >> np.uint64(11)).astype(np.float64)
+    hashes = mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GAMMA) + np.uint64(key))
+    bits: NDArray[np.float64] = (hashes >> np.uint64(11)).astype(np.float64)
     return (bits + 0.5) / 2.0**53
 
 
@@ -234,7 +220,13 @@ def _num_common(rows: Sequence[FakeRow], tokens: tuple[int, ...], known: int) ->
 
 
 class FakeEngine(RowListEngine[FakeRow]):
-    """The engine contract on tables. order: number of last tokens that `own` depends on; None: the whole prefix.
+    """The engine contract on a seeded table model over bytes. Its text is noise with spaces.
+
+    next = (1 - spread) * base(last two tokens) + spread * own(hash of the whole prefix), so the distributions after two
+    prompts are similar, yet a wrong, missing or reordered row of KV changes every later distribution. It computes from
+    its stored rows only, so it cannot use a row that was never written.
+
+    order: number of last tokens that `own` depends on; None: the whole prefix.
 
     capacity_rows: bound on the rows of all sequences together, to test exhausted memory: a batch that does not fit is
     refused whole. The probability of the end grows with the answer, so that both greedy and sampled answers end,
@@ -258,7 +250,7 @@ class FakeEngine(RowListEngine[FakeRow]):
         wider = "" if vocab_size == VOCAB else f" {vocab_size}"
         identity = sha256(f"paceline fake 1 {seed} {order} {spread}{wider}".encode()).hexdigest()
         super().__init__(ModelInfo("fake", identity, vocab_size, max_positions, "float64", "fake"))
-        self._key = _hash64(seed & _MASK ^ _ROOT)
+        self._key = _hash64(seed & _MASK ^ GAMMA)
         self._order, self._spread = order, spread
         self._num_recent = max(len(_ANSWER_MARK), order or 0)
         self._base_model = BigramModel(seed)

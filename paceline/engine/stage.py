@@ -227,9 +227,6 @@ def _remove_other_stages(model: PreTrainedModel, *, is_first: bool, is_last: boo
             model.set_input_embeddings(nn.Embedding(1, 1))  # the table belongs to another stage
 
 
-# Cost of a layer on this machine, for the plan of spans: measured on one layer, its bytes read from the files.
-
-
 SAMPLES = 7  # forwards of one row; the median counts
 KV_ROWS = 256  # of the stages that are measured
 FREE_SHARE = 0.8  # of the free memory: the rest is for the KV cache and everything else
@@ -241,7 +238,10 @@ def num_layers(path_or_name: str | Path) -> int:
 
 
 def measure(path_or_name: str | Path, options: EngineOptions = DEFAULTS) -> StageCost:
-    """Loads the first layer, then the last with the head, one after the other. Takes seconds; raises ConfigError."""
+    """What layers cost on this machine, for the plan of spans. Takes seconds; raises ConfigError.
+
+    Loads the first layer, then the last with the head, one after the other.
+    """
     directory = find(path_or_name)
     layers = num_layers(directory)
     few = options._replace(kv_rows=KV_ROWS, kv_mib=None)

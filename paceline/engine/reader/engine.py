@@ -57,9 +57,6 @@ from paceline.engine.row_lists import RowListEngine
 from paceline.engine.tokenizer import PREAMBLE, Tokenizer
 from paceline.errors import ConfigError, EngineError
 
-# Document and question of a prompt, from its token ids: the conversation as the demonstration's template writes it.
-
-
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 
 
@@ -81,7 +78,7 @@ class Asked(NamedTuple):
 
 
 class PromptReader:
-    """Takes prompts apart at the marks of roles, which no text of a message can hold."""
+    """Document and question of a prompt, taken apart at the marks of roles, which no text of a message can hold."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

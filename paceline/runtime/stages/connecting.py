@@ -33,11 +33,6 @@ from paceline.wire.messages import NONCE_BYTES, Frame
 from paceline.wire.stages.messages import Codec, Refused, RequestDone, StageChallenge, StageHello, StagePing, StageProof
 from paceline.wire.stages.pipe import LENGTH_BYTES, Bulk, DiallerHandshake, ListenerHandshake, Pipe, Purpose
 
-# One connection of a pipeline: the machine `wire.stages.pipe.Pipe` on a TLS connection, with a heartbeat.
-#
-# `send` and `send_bulk` may be called on any thread; what comes is passed on in order, on the loop.
-
-
 log = logging.getLogger("paceline.stages")
 
 HEARTBEAT_S = 1.0
@@ -49,7 +44,11 @@ ROOM_S = 0.5  # between looks at a channel that has no room
 
 
 class Channel:
-    """Belongs to the loop on which it is made."""
+    """One connection of a pipeline: the machine `wire.stages.pipe.Pipe` on a TLS connection, with a heartbeat.
+
+    Belongs to the loop on which it is made. `send` and `send_bulk` may be called on any thread; what comes is passed on
+    in order, on the loop.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pipe: Pipe) -> None:
         self.closed = False

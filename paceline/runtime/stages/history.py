@@ -183,11 +183,11 @@ def _chain(seq: SeqId, start: int, tokens: tuple[int, ...]) -> Iterator[RanBatch
         yield RanBatch(Batch((Segment(seq, start + first, tokens[first : first + CHUNK_ROWS], None, "none"),)))
 
 
-# A pipeline's sequences as its caller sees them: as if everything that was sent had run. Used by every pipeline.
-
-
 class SentRows:
-    """Sequences, the memory they take at each stage, and which of them were lost with a step that failed."""
+    """A pipeline's sequences as its caller sees them, as if everything that was sent had run.
+
+    With the memory they take at each stage, and which of them were lost with a step that failed.
+    """
 
     def __init__(self, *, vocab_size: int, max_positions: int, capacity: int, block_size: int) -> None:
         """capacity: rows of the KV cache of the stage that has fewest."""

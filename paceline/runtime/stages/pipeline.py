@@ -59,9 +59,6 @@ from paceline.wire.stages.sampling import (
     sampled_from_wire,
 )
 
-# Scores of rows that stay at the last stage: handles of them at the head, and tokens that were sampled there.
-
-
 _ROW_BYTES = 512  # of a wanted row without its mask, prompt and counts
 
 

@@ -11,6 +11,8 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import paceline.models
+from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.sampler import NO_DEFAULTS
 from paceline.engine.loader import EngineOptions, fingerprint
 from paceline.engine.stage import load_stage, num_layers
@@ -23,7 +25,12 @@ from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
 
 Span = tuple[int, int]
+DEMO = Path(paceline.models.__file__).parent / "device"  # of six layers
 FLOAT32 = EngineOptions(dtype="float32")
+
+
+def chain(seq: int, start: int, tokens: tuple[int, ...]) -> Batch:
+    return Batch((Segment(SeqId(seq), start, tokens, logits="all"),))
 
 
 @dataclass

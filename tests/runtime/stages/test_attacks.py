@@ -7,12 +7,10 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
 
-import paceline.models
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.loader import EngineOptions
 from paceline.errors import ConfigError
@@ -22,9 +20,8 @@ from paceline.runtime.stages.connecting import dialling_context
 from paceline.runtime.stages.members import Place
 from paceline.wire.stages.messages import Codec, StageChallenge
 from paceline.wire.stages.pipe import DiallerHandshake, Pipe
-from tests.runtime.stages.rig import Rig, even_spans, open_pipeline, rig
+from tests.runtime.stages.rig import DEMO, Rig, even_spans, open_pipeline, rig
 
-DEMO = Path(paceline.models.__file__).parent / "device"  # of six layers
 OPTIONS = EngineOptions(dtype="float32", kv_rows=512)
 GARBAGE = b"\x00\x00\x00\x05\x00hello" + bytes(range(256))
 

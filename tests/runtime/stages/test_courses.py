@@ -5,19 +5,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
-import torch
 
-import paceline.models
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.row import RowSampling
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, Output, SampleRequest, Ticket
-from paceline.engine.loader import EngineOptions, load_engine
+from paceline.engine.loader import EngineOptions
 from paceline.engine.stage import Stage, StageOutput
 from paceline.errors import EngineError
 from paceline.runtime.stages.pipeline import RemotePipeline
@@ -25,17 +22,10 @@ from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import HiddenArray, PruneRows
 from tests.engine.late_segments import Sender
 from tests.engine.trials import assert_same, scratch
-from tests.runtime.stages.rig import Rig, even_spans, rig
+from tests.runtime.stages.rig import DEMO, Rig, chain, even_spans, rig
 
-DEMO = Path(paceline.models.__file__).parent / "device"  # of six layers
 OPTIONS = EngineOptions(dtype="float32", kv_rows=512)
 WAIT_S = 60
-
-
-@pytest.fixture(scope="module")
-def whole() -> Engine:
-    torch.set_num_threads(1)
-    return load_engine(DEMO, OPTIONS._replace(backend="paged"), name="whole")
 
 
 @pytest.fixture
@@ -69,10 +59,6 @@ class Gate:
         before = self._forward(batch, hidden)
         self.rows.append(before.batch.num_rows)
         return before
-
-
-def chain(seq: int, start: int, tokens: tuple[int, ...]) -> Batch:
-    return Batch((Segment(SeqId(seq), start, tokens, logits="all"),))
 
 
 def test_batches_run_beside_each_other_and_their_results_come_in_order(

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-import torch
 
-import paceline.models
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.row import RowSampling
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, SampleRequest
-from paceline.engine.loader import EngineOptions, load_engine
+from paceline.engine.loader import EngineOptions
 from paceline.errors import ConfigError, EngineError, LinkClosed
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages import connecting, members, stage_head, stage_worker
@@ -31,20 +29,9 @@ from paceline.wire.stages.messages import About, Codec, Describe, NeighbourLost,
 from paceline.wire.stages.pipe import Pipe
 from paceline.wire.stages.sampling import BatchDone
 from tests.engine.trials import assert_same, scratch
-from tests.runtime.stages.rig import Rig, Stage, even_spans, open_pipeline, rig
+from tests.runtime.stages.rig import DEMO, Rig, Stage, chain, even_spans, open_pipeline, rig
 
-DEMO = Path(paceline.models.__file__).parent / "device"
 OPTIONS = EngineOptions(dtype="float32", kv_rows=2048)
-
-
-@pytest.fixture(scope="module")
-def whole() -> Engine:
-    torch.set_num_threads(1)
-    return load_engine(DEMO, OPTIONS._replace(backend="paged"), name="whole")
-
-
-def chain(seq: int, start: int, tokens: tuple[int, ...]) -> Batch:
-    return Batch((Segment(SeqId(seq), start, tokens, logits="all"),))
 
 
 def begin(made: Rig) -> None:
