@@ -22,12 +22,13 @@ import tokenizers
 from jsonschema import Draft202012Validator, ValidationError
 from tokenizers import decoders, models, pre_tokenizers
 
+from lab.engines import Arbitrary
 from paceline.core.aggregation.aggregators import AggregatorName
 from paceline.core.permission import EVERYBODY
 from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.core.side import SIDES, Side
 from paceline.engine.base import LoadedModel
-from paceline.engine.fake import ByteTokenizer, FakeEngine, arbitrary
+from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.tokenizer import SpecialTokens, Tokenizer
 from paceline.runtime.asking import AskLimits, CloudAsks
@@ -194,7 +195,7 @@ async def _answer(node: Node, request: GenerateRequest) -> tuple[str, Generation
 async def linked_nodes() -> AsyncIterator[dict[Side, Node]]:
     """Both sides in this process, each with its own model and no documents."""
     seeds: dict[Side, int] = {"device": 1, "cloud": 2}
-    loaded = {side: LoadedModel(arbitrary(FakeEngine(seed)), ByteTokenizer()) for side, seed in seeds.items()}
+    loaded = {side: LoadedModel(Arbitrary(FakeEngine(seed)), ByteTokenizer()) for side, seed in seeds.items()}
     asks = CloudAsks(EVERYBODY, AskLimits(sys.maxsize, sys.maxsize))  # no question is one too many
     nodes = {side: Node(side, model, None, asks=asks if side == "device" else None) for side, model in loaded.items()}
     identity = {

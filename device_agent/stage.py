@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -48,12 +47,11 @@ async def _run(settings: StageSettings) -> None:
 
     import torch
 
-    from paceline.engine.stages.stage import load_stage, measure, num_layers
+    from paceline.engine.stage import load_stage, measure, num_layers
     from paceline.runtime.stages.connecting import split_address
     from paceline.runtime.stages.local import READY
     from paceline.runtime.stages.stage_server import StageServer, resident_bytes
     from paceline.runtime.stages.stage_worker import StageWorker
-    from paceline.wire.stages.messages import StageCost
 
     options = EngineOptions(
         "paged", settings.dtype, settings.engine_device, settings.tuning.threads, kv_rows=None, kv_mib=settings.kv_mib
@@ -72,7 +70,7 @@ async def _run(settings: StageSettings) -> None:
         name=known.name,
         head_key=known.head_key,
         model=(model_fingerprint, num_layers(directory)),
-        cost=None if settings.span is not None else lambda: StageCost(**asdict(measure(directory, options))),
+        cost=None if settings.span is not None else lambda: measure(directory, options),
     )
     if settings.span is not None:
         loaded = stage_server.worker.load(*settings.span)

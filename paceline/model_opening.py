@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from paceline.core.sampling.sampler import SamplingDefaults
-from paceline.engine.base import AsyncEngine, DelayedEngine, LoadedModel, ServedModel
+from paceline.engine.base import AsyncEngine, LoadedModel, ServedModel, delay_forwards
 from paceline.engine.loader import choose_device, describe_model, find, load_model
 from paceline.engine.loader import served_name as name_of
 from paceline.errors import ConfigError
@@ -51,7 +51,7 @@ def open_model(settings: NodeSettings, shipped: Shipped, wanted: str | None = No
     )
     if not (emulation.forward or emulation.row):
         return model
-    return replace(model, engine=DelayedEngine(model.engine, emulation.forward, emulation.row))
+    return replace(model, engine=delay_forwards(model.engine, emulation.forward, emulation.row))
 
 
 @contextmanager

@@ -22,10 +22,11 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from lab.engines import Arbitrary, WrappedEngine
 from paceline.core.batching.segment import Batch
 from paceline.core.side import SIDES, Side
-from paceline.engine.base import DelayedEngine, Engine, LoadedModel, ModelInfo, Output, WrappedEngine
-from paceline.engine.fake import FakeEngine, arbitrary
+from paceline.engine.base import Engine, LoadedModel, ModelInfo, Output, delay_forwards
+from paceline.engine.fake import FakeEngine
 from paceline.engine.paged.engine import PagedEngine, paged_engine
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import EngineError
@@ -87,7 +88,7 @@ class EmulatedForward:
 
     def engine(self, vocab_size: int) -> Engine:
         """Engine with arbitrary distributions that sleeps during a forward, using no core of this machine."""
-        return DelayedEngine(arbitrary(FakeEngine(vocab_size=vocab_size)), self.forward_s, self.row_s)
+        return delay_forwards(Arbitrary(FakeEngine(vocab_size=vocab_size)), self.forward_s, self.row_s)
 
 
 class PinnedEngine(WrappedEngine):

@@ -19,7 +19,7 @@ from typing import Final
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import Side
-from paceline.engine.base import DelayedEngine, LoadedModel
+from paceline.engine.base import LoadedModel, delay_forwards
 from paceline.engine.loader import load_model
 from paceline.errors import ConfigError, EngineError
 from paceline.models import CLOUD, DEVICE
@@ -83,7 +83,7 @@ class PairSetting(Setting):
     def model(self, side: Side) -> LoadedModel:
         loaded = load_model(str(CLOUD if side == "cloud" else DEVICE), threads=1)
         seconds = self.pace.cloud_s if side == "cloud" else self.pace.device_s
-        return replace(loaded, engine=DelayedEngine(loaded.engine, seconds, self.pace.row_s))
+        return replace(loaded, engine=delay_forwards(loaded.engine, seconds, self.pace.row_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,17 @@ from typing import cast
 import psutil
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.base import DelayedEngine, Engine, LoadedModel
+from paceline.engine.base import Engine, LoadedModel, delay_forwards
 from paceline.engine.generation_config import sampling_defaults
 from paceline.engine.loader import fingerprint, load_model
-from paceline.engine.stages.stage import num_layers
+from paceline.engine.stage import num_layers
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import CLOUD, DEVICE
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.runtime.stages.local import READY, StageCredential
-from paceline.runtime.stages.members import FixedPlace, Members
+from paceline.runtime.stages.members import Members, Place
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.strategies.pipeline.growth import PipelineOptions
 from paceline.wire.close_codes import CloseCode
@@ -118,7 +118,7 @@ async def staged_node(pace: Pace, model: Path = CLOUD, draft_model: Path = DEVIC
 
         make = partial(
             Members,
-            list(map(FixedPlace, addresses)),
+            list(map(Place, addresses)),
             key=head,
             admit=admit,
             fingerprint=fingerprint(model),
@@ -126,7 +126,7 @@ async def staged_node(pace: Pace, model: Path = CLOUD, draft_model: Path = DEVIC
         )
         pipeline = await asyncio.to_thread(RemotePipeline, make, "demo", sampling_defaults(model))
         try:
-            drafts = DelayedEngine(load_model(draft_model, threads=1, kv_mib=64).engine, pace.draft_s)
+            drafts = delay_forwards(load_model(draft_model, threads=1, kv_mib=64).engine, pace.draft_s)
             loaded = LoadedModel(cast(Engine, pipeline), Tokenizer.load(model))
             async with Node("cloud", loaded, None, draft_engine=drafts) as node:
                 yield StagedNode(node, processes)

@@ -16,13 +16,13 @@ from paceline.core.sampling.dist import total_variation
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine
-from paceline.engine.stages.stage import load_stage
+from paceline.engine.stage import load_stage
 from paceline.errors import EngineError
 from tests.engine.conftest import DEVICE, HERE
 from tests.engine.trials import assert_same, extend, scratch, sequences
 
 PROMPT = [(5 * i * i + i) % 97 for i in range(21)]
-SUBJECTS = ["fake", "fake-noisy", "hf-llama", "paged-llama", "paged-gemma2", "recompute-llama"]
+SUBJECTS = ["fake", "hf-llama", "paged-llama", "paged-gemma2", "recompute-llama"]
 
 
 def exported(engine: Engine) -> KvPrefix:

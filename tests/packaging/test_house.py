@@ -113,7 +113,6 @@ APART = {
     "paceline.api.passages": "an endpoint: the application is what imports endpoints",
     "paceline.api.status": "an endpoint",
     "paceline.commands.doctor": "the command, which --help shows; the checks behind it import what they check",
-    "server.stages": "imports torch, which a server without stages does without",
 }
 
 

@@ -1,6 +1,6 @@
 """Network emulation as a pure function of time: `rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01`, the setting `emulate`.
 
-The option also sets a slower engine (`forward=60ms,row=0.5ms`), see `engine.wrappers.DelayedEngine`.
+The option also sets a slower engine (`forward=60ms,row=0.5ms`), see `engine.base.delay_forwards`.
 
 Models one direction of a reliable, ordered stream such as TCP: a lost packet delays itself and all later ones until its
 retransmission. Knows no clock, no socket and no event loop; the same seed gives the same delays. Not modelled: slow

@@ -9,8 +9,9 @@ from functools import partial
 
 import pytest
 
+from lab.engines import WrappedEngine
 from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
-from paceline.engine.base import Engine, Output, WrappedEngine
+from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
 from paceline.runtime.engine_loop.executor import Answers
 from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, SequenceOp

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 import torch
 
-import paceline.models
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel, ServedModel
 from paceline.engine.loader import EngineOptions, load_model
@@ -17,10 +15,9 @@ from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.strategies.registry import STRATEGIES
 from tests.runtime.link.test_connection import pipes
-from tests.runtime.stages.rig import even_spans, rig
+from tests.runtime.stages.rig import DEMO, even_spans, rig
 from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
 
-DEMO = Path(paceline.models.__file__).parent / "device"  # of six layers
 QUESTION = ({"role": "user", "content": "What is the capital of France?"},)
 
 

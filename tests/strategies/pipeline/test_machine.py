@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from lab.engines import Arbitrary
 from lab.simulation import SimulatedSession, Simulation, StageTimes
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.fake import FakeEngine, arbitrary
+from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Branch, Cancelled, Emit, Forward, MachineConfig, Retrieved, Scored, Started
 from paceline.strategies.pipeline.growth import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions
 from paceline.strategies.pipeline.machine import Pipeline
@@ -75,9 +76,9 @@ def test_layers_of_any_drafts_leave_the_text(seed: int) -> None:
 
 def test_models_that_say_anything_at_all_change_nothing() -> None:
     sampling = SamplingParams(temperature=1.0, seed=11)
-    expected = simulated(PLAIN, engine=arbitrary(FakeEngine(seed=3)), sampling=sampling).run().tokens
+    expected = simulated(PLAIN, engine=Arbitrary(FakeEngine(seed=3)), sampling=sampling).run().tokens
     for drafter in (None, lambda: Random(expected, random.Random(5))):
-        world = simulated(strategy_with(drafter), FULL, engine=arbitrary(FakeEngine(seed=3)), sampling=sampling)
+        world = simulated(strategy_with(drafter), FULL, engine=Arbitrary(FakeEngine(seed=3)), sampling=sampling)
         assert world.run().tokens == expected
 
 

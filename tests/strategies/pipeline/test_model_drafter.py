@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from lab.engines import Arbitrary, Noisy, WrappedEngine
 from lab.simulation import SimulatedSession, Simulation, StageTimes
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.base import Engine, Output, WrappedEngine
-from paceline.engine.fake import FakeEngine, arbitrary, noisy
+from paceline.engine.base import Engine, Output
+from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
 from paceline.strategies.base import Cancelled
 from paceline.strategies.pipeline.growth import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions
@@ -46,9 +47,9 @@ class Counting(WrappedEngine):
 
 DRAFTS = {
     "the target itself": target,
-    "often wrong": lambda: noisy(target(), 0.3),
+    "often wrong": lambda: Noisy(target(), 0.3),
     "another": lambda: FakeEngine(seed=9, spread=0.5),
-    "anything at all": lambda: arbitrary(FakeEngine(seed=3)),
+    "anything at all": lambda: Arbitrary(FakeEngine(seed=3)),
 }
 
 
@@ -120,7 +121,7 @@ def test_a_model_that_is_always_right_fills_the_pipe() -> None:
 
 
 def test_only_new_nodes_are_computed() -> None:
-    draft = Counting(noisy(target(), 0.2))
+    draft = Counting(Noisy(target(), 0.2))
     answer = drafted(draft, eos_ids=NO_END).run(checks=False)
     assert stats(answer)["draft_forwards"] == draft.forwards
     computed = draft.rows - len(ALONE["cloud"][0].prompt)
@@ -131,7 +132,7 @@ def test_only_new_nodes_are_computed() -> None:
 @pytest.mark.parametrize("fails_at", [1, 2, 9])
 def test_a_draft_model_that_fails_leaves_the_answer_to_the_tables(fails_at: int) -> None:
     expected = simulated(STRATEGIES["autoregressive"]).run(checks=False).tokens
-    draft = Counting(noisy(target(), 0.2), fails_at)
+    draft = Counting(Noisy(target(), 0.2), fails_at)
     answer = drafted(draft).run(checks=False)
     assert answer.tokens == expected and draft.forwards == fails_at
 
@@ -158,4 +159,4 @@ def test_cancelled_at_any_step_both_engines_are_released() -> None:
             if world.events == step:
                 world.front.deliver_later(Cancelled())
 
-        drafted(noisy(target(), 0.2)).run(cancel, checks=False)  # asserts that no sequence is left
+        drafted(Noisy(target(), 0.2)).run(cancel, checks=False)  # asserts that no sequence is left

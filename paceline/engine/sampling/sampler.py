@@ -1,7 +1,8 @@
-"""Rows of several branches, mixed and sampled where the logits are: twin of `core.aggregation.branches`.
+"""Answers to `Engine.sample` from logits that stay on the model's device: rows, and rows of several branches, mixed.
 
-Each branch's probabilities are made once; a row's weights follow from its parent's, on the host, where rescoring wants
-them. The mixture's logarithms then go through `BatchSampler`, which leaves to the reference what rounding could decide.
+A mixture is the twin of `core.aggregation.weights`. Each branch's probabilities are made once; a row's weights follow
+from its parent's, on the host, where rescoring wants them. The mixture's logarithms then go through `BatchSampler`,
+which leaves to the reference what rounding could decide.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,8 +31,17 @@ from paceline.core.aggregation.weights import (
 )
 from paceline.core.sampling.dist import Dist, ProbArray
 from paceline.core.sampling.noise import row_keys
-from paceline.core.sampling.row import HEAD_BY_PROB, HEAD_BY_SCORE, RowHead, RowSampling, SampledRow
+from paceline.core.sampling.row import (
+    HEAD_BY_PROB,
+    HEAD_BY_SCORE,
+    NOT_SAMPLED,
+    RowHead,
+    RowSampling,
+    RowTree,
+    SampledRow,
+)
 from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import Logits, SampleRequest
 from paceline.engine.sampling.batch_sampler import BatchSampler
 from paceline.engine.sampling.noise import UNDERFLOW, GroupNoise, may_revive
 from paceline.engine.sampling.workspace import (
@@ -42,6 +53,7 @@ from paceline.engine.sampling.workspace import (
     group_maxima,
     ids_of,
     inverse_temperatures,
+    is_remote,
     largest,
     process,
     run,
@@ -52,17 +64,15 @@ from paceline.engine.sampling.workspace import (
 )
 from paceline.engine.tensors import dists
 
-# Heads of rows, where the logits are: torch's twin of `core.sampling.row_head` and of `evidence_head`.
-#
-# Which ids a head has may differ from the reference's at its edges; its bounds hold for all that it lacks.
-
-
 _GROUPS = 48  # with the highest bounds, searched for the best scores
 _EVIDENT = 64  # ids of a branch that are read first; rarely are more of them evident
 
 
 def row_heads(logs: Tensor, rows: Sequence[RowSampling]) -> Rounds[list[RowHead]]:
-    """logs: (rows, vocab) log-probabilities after processing."""
+    """Heads as of `core.sampling.row.row_head`. logs: (rows, vocab) log-probabilities after processing.
+
+    Which ids a head has may differ from the reference's at its edges; its bounds hold for all that it lacks.
+    """
     maxima = group_maxima(logs)
     vocab = logs.shape[1]
     found, values = largest(logs, maxima, min(HEAD_BY_PROB, vocab))
@@ -164,7 +174,6 @@ class MixtureSampler:
     def __init__(self, sampler: BatchSampler) -> None:
         self._sampler = sampler
         self._workspace = Workspace()
-        self.referred = 0  # rows left to the reference
 
     def sample(self, requests: Sequence[MixedRows]) -> list[tuple[SampledRow, ...]]:
         """The rows of all requests, of equally many branches each."""
@@ -293,8 +302,8 @@ class MixtureSampler:
             found.append(torch.softmax(values, -1, out=values))
         return found
 
-    def _referred(self, place: tuple[_Progress, int]) -> int:
-        self.referred += 1
+    @staticmethod
+    def _referred(place: tuple[_Progress, int]) -> int:
         each, row = place
         request = each.request
         return sample_mixed_row(
@@ -351,3 +360,101 @@ def _is_processed(row: RowSampling) -> bool:
 def _without_temperature(row: RowSampling) -> SamplingParams:
     """Parameters of the mixture itself: top-k, top-p, min-p and noise; greedy stays greedy."""
     return row.params if row.params.temperature in (0.0, 1.0) else replace(row.params, temperature=1.0)
+
+
+class DeviceLogits(msgspec.Struct, frozen=True):
+    """`Logits` as rows of a tensor on the model's device, which the segments of a batch share."""
+
+    scores: Tensor  # (rows of the batch, vocab)
+    first: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.first
+
+    def dists(self) -> tuple[Dist, ...]:
+        return dists(self.scores[self.first : self.stop])
+
+
+class _Wanted(NamedTuple):
+    """A row that is sampled by itself."""
+
+    request: int
+    row: int  # of the request's
+    scores: Tensor
+    place: int  # of its row in `scores`
+    sampling: RowSampling
+
+
+class DeviceSampler:
+    """`Engine.sample` for engines whose forwards return `DeviceLogits`.
+
+    Of trees the roots are sampled first, then the rows to which their tokens lead, those of all requests together.
+    Where every look at the device is a wait, all rows are sampled at once.
+    """
+
+    def __init__(self) -> None:
+        self._single = BatchSampler()
+        self._mixed = MixtureSampler(self._single)
+
+    def __call__(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
+        answers: list[list[SampledRow]] = [[] for _ in requests]
+        alone: list[_Wanted] = []
+        trees: dict[int, tuple[RowTree, list[_Wanted]]] = {}  # of requests of whose rows only some are sampled
+        mixed: dict[int, list[tuple[int, MixedRows]]] = {}  # by the number of branches
+        for number, request in enumerate(requests):
+            branches = [_places(parts) for parts in request.branches]
+            known = [branch for branch in branches if branch is not None]
+            if len(known) < len(branches):
+                answers[number] = list(request.by_reference())  # a wrapped engine has replaced the distributions
+                continue
+            mixture = request.mixture
+            count = len(request.rows) if mixture is None else len(request.rows) - len(mixture.tokens)
+            rows = [
+                _Wanted(number, row, *place, sampling)
+                for row, (place, sampling) in enumerate(zip(known[-1][:count], request.rows, strict=False))
+            ]
+            answers[number] = [NOT_SAMPLED] * len(rows)
+            if request.tree is None or is_remote(rows[0].scores.device):
+                alone += rows
+            else:
+                trees[number] = request.tree, rows
+                alone += [rows[row] for row in request.tree.roots]
+            if mixture is not None:
+                places = [branch[len(branch) - len(mixture.tokens) :] for branch in known]
+                mixed.setdefault(len(places), []).append((number, MixedRows(request.rows[count:], mixture, places)))
+        while alone:
+            following: list[_Wanted] = []
+            for each, sampled in zip(alone, self._sample_alone(alone), strict=True):
+                answers[each.request][each.row] = sampled
+                if each.request in trees:
+                    tree, rows = trees[each.request]
+                    child = tree.child(each.row, sampled.token)
+                    following += [] if child is None else [rows[child]]
+            alone = following
+        for group in mixed.values():
+            for (number, _), found in zip(group, self._mixed.sample([rows for _, rows in group]), strict=True):
+                answers[number] += found
+        return [tuple(answer) for answer in answers]
+
+    def _sample_alone(self, wanted: Sequence[_Wanted]) -> list[SampledRow]:
+        """Rows of one tensor in one pass."""
+        by_tensor: dict[int, list[int]] = {}
+        for at, each in enumerate(wanted):
+            by_tensor.setdefault(id(each.scores), []).append(at)
+        found: dict[int, SampledRow] = {}
+        for which in by_tensor.values():
+            rows = [wanted[at] for at in which]
+            places, samplings = [each.place for each in rows], [each.sampling for each in rows]
+            found.update(zip(which, self._single.sample(rows[0].scores, samplings, places), strict=True))
+        return [found[at] for at in range(len(wanted))]
+
+
+def _places(parts: Sequence[Logits]) -> list[tuple[Tensor, int]] | None:
+    """The rows of a branch in tensors; None for logits that are not in one."""
+    places: list[tuple[Tensor, int]] = []
+    for part in parts:
+        if not isinstance(part, DeviceLogits):
+            return None
+        places += [(part.scores, row) for row in range(part.first, part.stop)]
+    return places

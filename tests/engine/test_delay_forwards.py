@@ -1,11 +1,11 @@
-"""`DelayedEngine` on an emulated clock, without sleeping."""
+"""`delay_forwards` on an emulated clock, without sleeping."""
 
 from __future__ import annotations
 
 import pytest
 
 from paceline.core.batching.segment import Batch, LogitsMode, Segment, SeqId
-from paceline.engine.base import DelayedEngine, Output
+from paceline.engine.base import Engine, Output, delay_forwards
 from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
 from tests.engine.trials import Growing, assert_same, extend, scratch
@@ -37,8 +37,8 @@ class Slow(FakeEngine):
         return super().forward(batch)
 
 
-def delayed(clock: Clock, forward_s: float, row_s: float = 0.0) -> DelayedEngine:
-    return DelayedEngine(Slow(clock), forward_s, row_s, clock=clock.now, sleep=clock.sleep)
+def delayed(clock: Clock, forward_s: float, row_s: float = 0.0) -> Engine:
+    return delay_forwards(Slow(clock), forward_s, row_s, clock=clock.now, sleep=clock.sleep)
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,4 @@ def test_its_scores_are_those_of_the_engine_inside() -> None:
 @pytest.mark.parametrize("times", [(-1.0, 0.0), (1.0, -0.1)])
 def test_negative_times_are_refused(times: tuple[float, float]) -> None:
     with pytest.raises(EngineError, match="negative"):
-        DelayedEngine(FakeEngine(), *times)
+        delay_forwards(FakeEngine(), *times)

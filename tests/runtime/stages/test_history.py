@@ -11,7 +11,8 @@ import pytest
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
-from paceline.engine.stages.history import MAX_LOG, Entry, Forked, History, Imported, Pruned, Ran, Released, Truncated
+from paceline.runtime.stages.history import MAX_LOG, Entry, History, Imported, RanBatch
+from paceline.wire.stages.messages import ForkRows, PruneRows, ReleaseRows, TruncateRows
 from tests.engine.late_segments import Sender
 
 POSITIONS = 4096
@@ -27,16 +28,16 @@ def history() -> History:
 
 def do(engine: Engine, entry: Entry) -> Output | None:
     match entry:
-        case Ran(batch=batch):
+        case RanBatch(batch=batch):
             return engine.forward(batch)
-        case Pruned(seq=seq, keep=keep, live=live, horizon=horizon):
-            engine.prune(seq, keep, live, horizon)
-        case Truncated(seq=seq, length=length):
-            engine.truncate(seq, length)
-        case Forked(seq=seq, into=into):
-            engine.fork(seq, into)
-        case Released(seq=seq):
-            engine.release(seq)
+        case PruneRows(seq=seq, keep=keep, live=live, horizon=horizon):
+            engine.prune(SeqId(seq), keep, live, horizon)
+        case TruncateRows(seq=seq, length=length):
+            engine.truncate(SeqId(seq), length)
+        case ForkRows(seq=seq, into=into):
+            engine.fork(SeqId(seq), SeqId(into))
+        case ReleaseRows(seq=seq):
+            engine.release(SeqId(seq))
         case Imported():
             raise AssertionError("a replay computes what was imported")
     return None
@@ -57,9 +58,9 @@ def test_after_any_course_of_segments_and_prunes_stages_can_be_built_up_again(se
 
     def run(entry: Entry) -> None:
         nonlocal ticket
-        if isinstance(entry, Ran):
+        if isinstance(entry, RanBatch):
             ticket += 1
-            entry = Ran(entry.batch, ticket)
+            entry = RanBatch(entry.batch, ticket)
             needed.append(ticket)
         told.sent(entry)
         if (output := do(engine, entry)) is not None:
@@ -69,16 +70,16 @@ def test_after_any_course_of_segments_and_prunes_stages_can_be_built_up_again(se
         Sender(SeqId(i), random, tuple(random.randrange(90) for _ in range(random.randint(1, 5)))) for i in (1, 2)
     ]
     for sender in senders:
-        run(Ran(Batch((Segment(sender.seq, 0, sender.prompt),))))
+        run(RanBatch(Batch((Segment(sender.seq, 0, sender.prompt),))))
     for _ in range(random.randint(0, 20)):
         sender = random.choice(senders)
         if random.random() < 0.6 or not sender.live:
             sender.grow()
-            run(Ran(Batch((sender.lagging.popleft(),))))
+            run(RanBatch(Batch((sender.lagging.popleft(),))))
         else:
             keep, live, horizon = sender.prune()
             last = None if horizon is None else max(horizon, *sender.nodes)
-            run(Pruned(sender.seq, keep, live, last))
+            run(PruneRows(sender.seq, list(keep), list(live), last))
         while needed and random.random() < 0.5:
             told.settle(needed.popleft())
         told.check()
@@ -86,7 +87,7 @@ def test_after_any_course_of_segments_and_prunes_stages_can_be_built_up_again(se
     again = fresh()
     for entry in told.replay():
         output = do(again, entry)
-        if isinstance(entry, Ran) and entry.ticket is not None:
+        if isinstance(entry, RanBatch) and entry.ticket is not None:
             assert output is not None
             assert_equal(output, results[entry.ticket])
             assert told.has(entry.ticket)
@@ -102,12 +103,12 @@ def test_after_any_course_of_segments_and_prunes_stages_can_be_built_up_again(se
 def test_forks_truncations_releases_and_imports_are_kept() -> None:
     told = history()
     for entry in (
-        Ran(Batch((Segment(SeqId(1), 0, (1, 2, 3)),)), 1),
-        Forked(SeqId(1), SeqId(2)),
-        Truncated(SeqId(2), 1),
+        RanBatch(Batch((Segment(SeqId(1), 0, (1, 2, 3)),)), 1),
+        ForkRows(SeqId(1), SeqId(2)),
+        TruncateRows(SeqId(2), 1),
         Imported(SeqId(3), (7, 8)),
-        Ran(Batch((Segment(SeqId(4), 0, (9,)),)), 2),
-        Released(SeqId(4)),
+        RanBatch(Batch((Segment(SeqId(4), 0, (9,)),)), 2),
+        ReleaseRows(SeqId(4)),
     ):
         told.sent(entry)
     for settled in ((), (1,), (2,)):
@@ -122,15 +123,15 @@ def test_forks_truncations_releases_and_imports_are_kept() -> None:
 
 def test_a_step_that_failed_costs_its_sequence_only_until_it_is_released() -> None:
     told = history()
-    told.sent(Ran(Batch((Segment(SeqId(1), 5, (1,)), Segment(SeqId(2), 0, (1, 2))))))
-    told.sent(Truncated(SeqId(1), 2))
-    told.sent(Pruned(SeqId(1), (0,), (), None))
+    told.sent(RanBatch(Batch((Segment(SeqId(1), 5, (1,)), Segment(SeqId(2), 0, (1, 2))))))
+    told.sent(TruncateRows(SeqId(1), 2))
+    told.sent(PruneRows(SeqId(1), [0], [], None))
     engine = fresh()
     for entry in told.replay():
         do(engine, entry)
     assert engine.length(SeqId(1)) == 0 and engine.length(SeqId(2)) == 2
-    told.sent(Released(SeqId(1)))
-    told.sent(Ran(Batch((Segment(SeqId(1), 0, (4, 5)),))))
+    told.sent(ReleaseRows(SeqId(1)))
+    told.sent(RanBatch(Batch((Segment(SeqId(1), 0, (4, 5)),))))
     engine = fresh()
     for entry in told.replay():
         do(engine, entry)
@@ -139,12 +140,12 @@ def test_a_step_that_failed_costs_its_sequence_only_until_it_is_released() -> No
 
 def test_a_result_that_is_kept_for_ever_does_not_keep_the_log() -> None:
     told = history()
-    told.sent(Ran(Batch((Segment(SeqId(1), 0, (1,)),)), 1))
+    told.sent(RanBatch(Batch((Segment(SeqId(1), 0, (1,)),)), 1))
     for row in range(1, MAX_LOG + 5):
-        told.sent(Ran(Batch((Segment(SeqId(1), row, (row % 7,)),))))
+        told.sent(RanBatch(Batch((Segment(SeqId(1), row, (row % 7,)),))))
         assert told.has(1), "somebody waits for it"
     told.came(1)
-    told.sent(Ran(Batch((Segment(SeqId(1), MAX_LOG + 5, (3,)),))))
+    told.sent(RanBatch(Batch((Segment(SeqId(1), MAX_LOG + 5, (3,)),))))
     assert not told.has(1)
     engine = fresh()
     for entry in told.replay():
@@ -154,6 +155,6 @@ def test_a_result_that_is_kept_for_ever_does_not_keep_the_log() -> None:
 
 def test_without_stages_nothing_is_left() -> None:
     told = history()
-    told.sent(Ran(Batch((Segment(SeqId(1), 0, (1,)),)), 1))
+    told.sent(RanBatch(Batch((Segment(SeqId(1), 0, (1,)),)), 1))
     told.clear()
     assert not list(told.replay()) and not told.has(1)

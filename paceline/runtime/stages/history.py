@@ -8,50 +8,25 @@ keep their tickets, rows of trees their ids. Pure.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from paceline.core.batching.block_manager import OutOfBlocks
 from paceline.core.batching.segment import ROOT, Batch, PlacedSegment, Segment, SeqId
-from paceline.engine.base import Logits, Output
 from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError
+from paceline.wire.stages.messages import Change, ForkRows, PruneRows, ReleaseRows, TruncateRows
 
 MAX_LOG = 512  # entries; beyond, results that are there and still needed are not computed again
 CHUNK_ROWS = 512  # of a prompt that is computed again
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RanBatch:
     """A batch. Its result is not needed if the ticket is None."""
 
     batch: Batch
     ticket: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    seq: SeqId
-    keep: tuple[int, ...]
-    live: tuple[int, ...]
-    horizon: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Truncated:
-    seq: SeqId
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forked:
-    seq: SeqId
-    into: SeqId
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    seq: SeqId
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +37,7 @@ class Imported:
     tokens: tuple[int, ...]
 
 
-Entry = Ran | Pruned | Truncated | Forked | Released | Imported
+Entry = RanBatch | Imported | Change
 
 
 @dataclass(slots=True)
@@ -81,12 +56,12 @@ class History:
 
     def sent(self, entry: Entry) -> None:
         self._log.append(entry)
-        if isinstance(entry, Ran) and entry.ticket is not None:
+        if isinstance(entry, RanBatch) and entry.ticket is not None:
             self._needed.add(entry.ticket)
             self._open.add(entry.ticket)
         while len(self._log) > MAX_LOG:
             first = self._log[0]
-            if isinstance(first, Ran) and first.ticket is not None:
+            if isinstance(first, RanBatch) and first.ticket is not None:
                 if first.ticket in self._open:
                     break  # somebody waits for it; what may be under way bounds the log
                 self._needed.discard(first.ticket)
@@ -123,15 +98,15 @@ class History:
         for entry in self._log:
             if isinstance(entry, Imported):
                 yield from _chain(entry.seq, 0, entry.tokens)
-            elif isinstance(entry, Ran) and entry.ticket not in self._needed:
-                yield Ran(entry.batch)
+            elif isinstance(entry, RanBatch) and entry.ticket not in self._needed:
+                yield RanBatch(entry.batch)
             else:
                 yield entry
 
     def _advance(self) -> None:
         while self._log:
             first = self._log[0]
-            if isinstance(first, Ran) and first.ticket in self._needed:
+            if isinstance(first, RanBatch) and first.ticket in self._needed:
                 return
             self._apply(self._log.popleft())
 
@@ -142,38 +117,38 @@ class History:
         if anchor == ROOT or not tokens:
             yield from _chain(seq, 0, tokens)
             if tree.tokens:
-                yield Ran(Batch((Segment(seq, len(tokens), tree.tokens, tree.parent_ids, "none", tree.ids),)))
+                yield RanBatch(Batch((Segment(seq, len(tokens), tree.tokens, tree.parent_ids, "none", tree.ids),)))
             return
         yield from _chain(seq, 0, tokens[:-1])
         parents = tuple(anchor if parent == ROOT else parent for parent in tree.parent_ids)
         rows = Segment(seq, len(tokens) - 1, (tokens[-1], *tree.tokens), (ROOT, *parents), "none", (anchor, *tree.ids))
-        yield Ran(Batch((rows,)))
-        yield Pruned(seq, (anchor,), tree.ids, max(anchor, self._table.last_id(seq)))
+        yield RanBatch(Batch((rows,)))
+        yield PruneRows(seq, [anchor], list(tree.ids), max(anchor, self._table.last_id(seq)))
 
     def _apply(self, entry: Entry) -> None:
         """To the base. What a stage would refuse loses its sequence, as there."""
-        if isinstance(entry, Ran):
+        if isinstance(entry, RanBatch):
             for segment in entry.batch.segments:
                 self._apply_segment(segment)
             return
-        seq = entry.seq
+        seq = SeqId(entry.seq)
         try:
             match entry:
-                case Released():
+                case ReleaseRows():
                     self._table.release(seq)
                     self._tokens.pop(seq, None)
                     self._lost.discard(seq)
                 case _ if seq in self._lost:
                     return
-                case Pruned(keep=keep, live=live, horizon=horizon):
+                case PruneRows(keep=keep, live=live, horizon=horizon):
                     kept = self._table.prune(seq, keep, live, horizon)
                     self._tokens.setdefault(seq, []).extend(kept.committed)
-                case Truncated(length=length):
+                case TruncateRows(length=length):
                     self._table.truncate(seq, length)
                     del self._tokens.get(seq, [])[length:]
-                case Forked(into=into):
-                    self._table.fork(seq, into)
-                    self._tokens[into] = list(self._tokens[seq])
+                case ForkRows(into=into):
+                    self._table.fork(seq, SeqId(into))
+                    self._tokens[SeqId(into)] = list(self._tokens[seq])
                 case Imported(tokens=tokens):
                     self._table.adopt(seq, tokens)
                     self._tokens[seq] = list(tokens)
@@ -203,16 +178,16 @@ class History:
             assert len(self._tokens[seq]) + self._table.num_open_rows(seq) == length, (seq, length)
 
 
-def _chain(seq: SeqId, start: int, tokens: tuple[int, ...]) -> Iterator[Ran]:
+def _chain(seq: SeqId, start: int, tokens: tuple[int, ...]) -> Iterator[RanBatch]:
     for first in range(0, len(tokens), CHUNK_ROWS):
-        yield Ran(Batch((Segment(seq, start + first, tokens[first : first + CHUNK_ROWS], None, "none"),)))
-
-
-# A pipeline's sequences as its caller sees them: as if everything that was sent had run. Used by every pipeline.
+        yield RanBatch(Batch((Segment(seq, start + first, tokens[first : first + CHUNK_ROWS], None, "none"),)))
 
 
 class SentRows:
-    """Sequences, the memory they take at each stage, and which of them were lost with a step that failed."""
+    """A pipeline's sequences as its caller sees them, as if everything that was sent had run.
+
+    With the memory they take at each stage, and which of them were lost with a step that failed.
+    """
 
     def __init__(self, *, vocab_size: int, max_positions: int, capacity: int, block_size: int) -> None:
         """capacity: rows of the KV cache of the stage that has fewest."""
@@ -260,28 +235,3 @@ class SentRows:
         lengths = Counter(self.table.lengths())
         lengths.update(more)
         return sum(-(-rows // self._block_size) for rows in lengths.values())
-
-
-def scored_of(asked: Batch, left: Batch, output: Output) -> list[tuple[Logits | None, tuple[int, ...] | None]]:
-    """Of each segment of `asked`, the logits and which of its `logits_rows()` they are of; None: all.
-
-    left, output: what of the batch the last stage was given, and has returned. No logits: nothing of the segment came.
-    """
-    scored: Sequence[tuple[int, ...] | None] = output.scored or (None,) * len(left.segments)
-    found = {
-        segment.seq: (segment, logits, rows)
-        for segment, logits, rows in zip(left.segments, output.logits, scored, strict=True)
-    }
-    parts: list[tuple[Logits | None, tuple[int, ...] | None]] = []
-    for each in asked.segments:
-        if each.seq not in found:
-            parts.append((None, ()))
-            continue
-        segment, logits, rows = found[each.seq]
-        if rows is None and len(segment.tokens) == len(each.tokens):
-            parts.append((logits, None))
-            continue
-        wanted = [segment.node_ids[row] for row in segment.logits_rows()]
-        names = set(wanted if rows is None else (wanted[row] for row in rows))
-        parts.append((logits, tuple(i for i, row in enumerate(each.logits_rows()) if each.node_ids[row] in names)))
-    return parts

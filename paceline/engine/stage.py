@@ -18,7 +18,6 @@ from typing import cast
 import numpy as np
 import psutil
 import torch
-from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, AutoConfig, PreTrainedModel
@@ -32,8 +31,7 @@ from paceline.engine.paged.engine import best_attention, output_of, patch_model
 from paceline.engine.paged.kv_cache import KvStorage, PagedKvCache
 from paceline.engine.tensors import use_device
 from paceline.errors import ConfigError, EngineError
-
-HiddenArray = NDArray[np.float32]
+from paceline.wire.stages.messages import HiddenArray, StageCost
 
 LAYER = re.compile(r"(?P<before>(?:\w+\.)*?(?:layers|h|blocks))\.(?P<index>\d+)\.(?P<rest>.+)")
 HEAD = re.compile(r"(lm_head|embed_out)\.")
@@ -229,22 +227,9 @@ def _remove_other_stages(model: PreTrainedModel, *, is_first: bool, is_last: boo
             model.set_input_embeddings(nn.Embedding(1, 1))  # the table belongs to another stage
 
 
-# Cost of a layer on this machine, for the plan of spans: measured on one layer, its bytes read from the files.
-
-
 SAMPLES = 7  # forwards of one row; the median counts
 KV_ROWS = 256  # of the stages that are measured
 FREE_SHARE = 0.8  # of the free memory: the rest is for the KV cache and everything else
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCost:
-    layer_s: float
-    head_s: float
-    layer_bytes: int
-    embedding_bytes: int
-    head_bytes: int
-    free_bytes: int
 
 
 def num_layers(path_or_name: str | Path) -> int:
@@ -252,15 +237,18 @@ def num_layers(path_or_name: str | Path) -> int:
     return int(config.num_hidden_layers)
 
 
-def measure(path_or_name: str | Path, options: EngineOptions = DEFAULTS) -> LayerCost:
-    """Loads the first layer, then the last with the head, one after the other. Takes seconds; raises ConfigError."""
+def measure(path_or_name: str | Path, options: EngineOptions = DEFAULTS) -> StageCost:
+    """What layers cost on this machine, for the plan of spans. Takes seconds; raises ConfigError.
+
+    Loads the first layer, then the last with the head, one after the other.
+    """
     directory = find(path_or_name)
     layers = num_layers(directory)
     few = options._replace(kv_rows=KV_ROWS, kv_mib=None)
     layer_s = _row_s(load_stage(directory, 0, 1, few)) if layers > 1 else 0.0
     last_s = _row_s(load_stage(directory, layers - 1, layers, few))
     sizes = _sizes(directory, options, layers)
-    return LayerCost(layer_s or last_s, max(0.0, last_s - layer_s), *sizes, _free_bytes(options))
+    return StageCost(layer_s or last_s, max(0.0, last_s - layer_s), *sizes, _free_bytes(options))
 
 
 def _row_s(stage: Stage) -> float:
