@@ -157,7 +157,6 @@ class Seal:
     is_on = False
     name = ""  # as the store records which seal it has
     rows: Box = PLAIN_BOX  # what belongs to no document: names of vector stores, attributes
-    index: Box = PLAIN_BOX  # the index file
     kv_secret = b""  # key of the hashes that name files of stored KV
 
     def lookup(self, value: str | bytes) -> str:
@@ -192,7 +191,6 @@ class StoreSeal(Seal):
 
         self.name = f"1 {salt.hex()} {derived('check').hex()[:32]}"
         self.rows = SealedBox(derived("rows"), "rows")
-        self.index = SealedBox(derived("index"), "index")
         self.kv_secret = derived("kv")
         self._lookup = derived("lookup")
         self._wrap = AESGCM(derived("wrap"))

@@ -105,7 +105,7 @@ _logger = logging.getLogger("paceline.rag")
 
 
 class Database:
-    """One connection. The caller must ensure that one thread at a time uses it."""
+    """One connection for several threads: a lock admits one transaction at a time. `execute` is for its thread."""
 
     def __init__(
         self, directory: Path, *, embedder: str, dimensions: int, side: Side | None = None, encrypt: bool = False
@@ -115,6 +115,7 @@ class Database:
         side: the owner of the documents, recorded by the first opening that names one; None: do not check.
         encrypt: seal a store that is created now; one that exists stays as it is.
         """
+        self._lock = threading.Lock()
         self._directory = directory
         self._encrypt = encrypt
         self.seal: Seal = PLAIN
@@ -186,7 +187,7 @@ class Database:
 
     def vacuum(self) -> None:
         """Write the file anew without free pages, and empty the log. Raises ConfigError."""
-        with self._errors_explained():
+        with self._lock, self._errors_explained():
             self._connection.execute("PRAGMA temp_store = FILE")  # a copy of the store, which may exceed the memory
             self._connection.execute("VACUUM")
             self._connection.execute("PRAGMA temp_store = MEMORY")
@@ -212,7 +213,8 @@ class Database:
             )
 
     def close(self) -> None:
-        self._connection.close()
+        with self._lock:
+            self._connection.close()
 
     def meta(self) -> dict[str, str]:
         return dict(self._connection.execute("SELECT key, value FROM meta"))
@@ -249,24 +251,20 @@ class Database:
     def executemany(self, statement: str, rows: Iterator[tuple[object, ...]]) -> None:
         self._connection.executemany(statement, rows)
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> AbstractContextManager[Database]:
         """A transaction, committed whole or rolled back. Waits up to `sqlite.BUSY_S` for those of other processes."""
-        with self._transaction("BEGIN IMMEDIATE"):
-            yield
+        return self._transaction("BEGIN IMMEDIATE")
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[Database]:
         """A read transaction: every query inside sees the same snapshot."""
-        with self._transaction("BEGIN"):
-            yield
+        return self._transaction("BEGIN")
 
     @contextmanager
-    def _transaction(self, begin: str) -> Iterator[None]:
-        with self._errors_explained(), sqlite.transaction(self._connection, begin):
+    def _transaction(self, begin: str) -> Iterator[Database]:
+        with self._lock, self._errors_explained(), sqlite.transaction(self._connection, begin):
             if self._is_prepared:
                 self._check_seal()
-            yield
+            yield self
 
     def _check_seal(self) -> None:
         """Raises ConfigError where another program has sealed the store since it was opened."""
@@ -276,45 +274,12 @@ class Database:
                 f"The documents in {self._directory} were encrypted by another program meanwhile: start this one again."
             )
 
-    def checkpoint(self) -> bool:
-        """Move the log into the database and empty it. False if a reader prevented that for too long."""
-        with self._errors_explained():
-            return sqlite.checkpoint(self._connection)
+    def checkpoint(self) -> None:
+        """Empty the log into the database, so that removed text leaves the disk. A reader may prevent it."""
+        with self._lock, self._errors_explained():
+            emptied = sqlite.checkpoint(self._connection)
+        if not emptied:
+            _logger.warning("a reader kept the log from being emptied; removed text goes with the next change")
 
     def _errors_explained(self) -> AbstractContextManager[None]:
         return sqlite.speaking(self._directory / FILE, "a document store")
-
-
-class SharedConnection:
-    """One connection for several threads: a lock admits one transaction at a time."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._lock = threading.Lock()
-
-    def close(self) -> None:
-        with self._lock:
-            self._database.close()
-
-    @contextmanager
-    def reading(self) -> Iterator[Database]:
-        with self._lock, self._database.reading():
-            yield self._database
-
-    @contextmanager
-    def writing(self) -> Iterator[Database]:
-        with self._lock, self._database.writing():
-            yield self._database
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Exclude the transactions of other threads without beginning one."""
-        with self._lock:
-            yield
-
-    def checkpoint(self) -> None:
-        """Empty the write-ahead log after a change, so that removed text leaves the disk; a reader may prevent it."""
-        with self._lock:
-            emptied = self._database.checkpoint()
-        if not emptied:
-            _logger.warning("a reader kept the log from being emptied; removed text goes with the next change")

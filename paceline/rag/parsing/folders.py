@@ -230,6 +230,20 @@ def _name_below(path: Path, root: Path) -> str:
     return _readable(path.relative_to(root).as_posix())
 
 
+def is_gone(source: str) -> bool:
+    """True if nothing has this path any more. False for a path that is not shown whole, and where that cannot be
+    seen."""
+    if "\ufffd" in source:
+        return False
+    try:
+        os.lstat(source)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _readable(name: str) -> str:
     """Replace the bytes of a file name that are not UTF-8, since they can be neither stored nor shown."""
     return os.fsencode(name).decode("utf-8", "replace")
