@@ -28,9 +28,8 @@ from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import Embedder, ProgressCallback, embed_all, no_progress
 from paceline.rag.index.hybrid import HybridIndex
 from paceline.rag.parsing.folders import FoundFile, find_files, is_gone, read_files
-from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.pool import ParserPool
-from paceline.rag.parsing.text import parsed_text
+from paceline.rag.parsing.parsed import Parsed, parsed_text
+from paceline.rag.parsing.process import ParserPool
 from paceline.rag.records import (
     DEFAULT_COLLECTION,
     MANAGED,

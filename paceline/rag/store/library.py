@@ -26,7 +26,7 @@ from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import Embedder
 from paceline.rag.index.bm25 import rank_fusion
 from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.pool import ParserBudget, ParserPool
+from paceline.rag.parsing.process import ParserBudget, ParserPool
 from paceline.rag.records import Document, Passage, Selection, Vectors, Zone
 from paceline.rag.rows import (
     ShownPassage,
