@@ -19,7 +19,7 @@ from pathlib import Path
 from paceline import sqlite
 from paceline.core.side import Side
 from paceline.errors import ConfigError
-from paceline.sealing import PLAIN, Seal, StoreKey, StoreSeal
+from paceline.sealing import PLAIN, Seal, StoreKey
 
 FILE = "documents.sqlite"
 VERSION = 1  # PRAGMA user_version
@@ -144,7 +144,7 @@ class Database:
                     self._connection.execute(statement)
                 meta = {"generation": "0", "store": uuid.uuid4().hex, **self._made_by}
                 if self._encrypt:
-                    meta["seal"] = StoreSeal.new(StoreKey(self._directory).read_or_make()).name
+                    meta["seal"] = StoreKey(self._directory).new_seal().name
                 self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
             self.seal = self._open_seal()
         self.checkpoint()
@@ -155,20 +155,7 @@ class Database:
         if name is None:
             self._check_plain()
             return PLAIN
-        where = StoreKey(self._directory)
-        key = where.read()
-        if key is None:
-            raise ConfigError(
-                f"The documents in {self._directory} are encrypted, and {where.path}, which held their key, is gone: "
-                "put it back, or choose another folder and add them again. Nothing was changed."
-            )
-        seal = StoreSeal.of(name, key)
-        if seal is None:
-            raise ConfigError(
-                f"The documents in {self._directory} are encrypted with another key than that of {where.path}: put "
-                "back the file that belongs to them, or choose another folder. Nothing was changed."
-            )
-        return seal
+        return StoreKey(self._directory).open_seal(name, self._directory)
 
     def _check_plain(self) -> None:
         """Raises ConfigError where documents have keys of their own, although no seal is recorded."""

@@ -20,7 +20,7 @@ from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.rows import document_id, seal_chunk, seal_record, stored_source
 from paceline.rag.store.files import FOLDER, seal_file_name, stored_name, write_pieces
 from paceline.rag.store.vector_stores import seal_attributes, seal_error, seal_metadata, seal_name
-from paceline.sealing import Seal, StoreKey, StoreSeal
+from paceline.sealing import Seal, StoreKey
 
 _UNFINISHED = "unfinished"  # in `meta`: plain text is left outside the rows
 _logger = logging.getLogger("paceline.rag")
@@ -28,7 +28,7 @@ _logger = logging.getLogger("paceline.rag")
 
 def encrypt_store(directory: Path, database: Database) -> None:
     """Encrypt a plain store. Raises ConfigError; then nothing has changed."""
-    plain, seal = database.seal, StoreSeal.new(StoreKey(directory).read_or_make())
+    plain, seal = database.seal, StoreKey(directory).new_seal()
     try:
         with database.writing():
             database.seal = seal

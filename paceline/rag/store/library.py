@@ -26,7 +26,7 @@ from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import Embedder
 from paceline.rag.index.bm25 import rank_fusion
 from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.process import ParserBudget, ParserPool
+from paceline.rag.parsing.process import Around, ParserBudget, ParserPool
 from paceline.rag.records import Document, Passage, Selection, Vectors, Zone
 from paceline.rag.rows import (
     ShownPassage,
@@ -53,27 +53,15 @@ from paceline.rag.store.vector_stores import (
     total_usage,
 )
 
-# Reading files in, as work of whatever processing units a node has. Knows none of them.
-
 
 class FileWork(Protocol):
-    """Contexts around the two parts of it that compute."""
+    """Contexts around the two parts of reading files in that compute, as work of the processing units of a node."""
 
     def indexing(self) -> AbstractContextManager[None]:
         """Entered for each turn, by the thread that embeds."""
 
     def parsing(self) -> AbstractContextManager[None]:
         """Entered by the thread that waits for a parser, and starts it if it has to."""
-
-
-class Anywhere:
-    """No units are known."""
-
-    def indexing(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def parsing(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 # Ingestion: read uploaded files into vector stores on a background thread, one file of each owner at a time, in turns.
@@ -135,11 +123,12 @@ class Ingester:
         document_kv: DocumentKvStore,
         embedder: Embedder,
         zone: Zone,
-        work: FileWork,
+        work: FileWork | None,
         budget: ParserBudget,
     ) -> None:
         """`document_kv`: stored KV, from which that of replaced chunks is deleted. budget: of the files' owners."""
-        self._work_on = work
+        self._indexing: Around = work.indexing if work else nullcontext
+        self._parsing: Around = work.parsing if work else nullcontext
         self._database = database
         self._document_kv = document_kv
         self._uploads = uploads
@@ -197,7 +186,7 @@ class Ingester:
             return False
         del self._readings[reading.job.owner]
         try:
-            with self._work_on.indexing():
+            with self._indexing():
                 reading.awaited = next(reading.turns)
         except StopIteration:
             return True
@@ -259,9 +248,7 @@ class Ingester:
         return False
 
     def _read(self, job: _Job) -> Iterator[Future[Parsed] | None]:
-        parsing = self._parsers.submit(
-            job.name, lambda: self._uploads.open(job.file), self._work_on.parsing, owner=job.owner
-        )
+        parsing = self._parsers.submit(job.name, lambda: self._uploads.open(job.file), self._parsing, owner=job.owner)
         parsing.add_done_callback(lambda _: self._wake.set())
         yield parsing
         parsed = parsing.result()
@@ -376,7 +363,6 @@ class Library:
             documents.directory / FOLDER, 0, seal=self._database.seal
         )  # only to remove from
         self.budget = ParserBudget()  # of reading files, in stores and in messages
-        work = work or Anywhere()
         self._ingester = Ingester(self._database, self.uploads, self._document_kv, embedder, zone, work, self.budget)
 
     def start(self) -> None:
