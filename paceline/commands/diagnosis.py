@@ -54,6 +54,7 @@ class Check:
 
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "documents": ("pypdfium2", "python_calamine", "lxml.etree", "charset_normalizer"),
     "keyring": ("keyring",),
     "nvml": ("pynvml",),
     "otel": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"),
@@ -477,7 +478,7 @@ def documents() -> Found:
     from paceline.rag.parsing.process import ParserProcess
 
     with ParserProcess() as parser:
-        parser.parse_bytes("page.html", b"<p>a bicycle race")
+        parser.parse_bytes("page.md", b"a bicycle race")
         if parser.has_network:
             return "warn", "parsed in a process of their own, which this machine leaves with access to the network"
         if parser.has_files:

@@ -25,8 +25,7 @@ from paceline.api.http.body import body_too_large as too_large
 from paceline.api.http.errors import decode_object
 from paceline.errors import DocumentError, ParserLost, RequestError
 from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.pool import ParserPool
-from paceline.rag.parsing.process import memory_file
+from paceline.rag.parsing.process import ParserPool, memory_file
 from paceline.rag.store.files import harmless, missing
 from paceline.runtime.service import Service
 

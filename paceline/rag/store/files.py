@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from paceline.errors import ConfigError, RequestError, StorageError, is_full
-from paceline.rag.database import Database, SharedConnection
+from paceline.rag.database import Database
 from paceline.rag.parsing.kinds import MAX_FILE_BYTES
 from paceline.rag.parsing.parsed import MAX_NAME
 from paceline.sealing import PLAIN_BOX, Box, DamagedError, FileSealer
@@ -232,13 +232,12 @@ class StoredFile:
 class Uploads:
     """The uploaded files of all owners. Safe to use from several threads; methods block on the disk."""
 
-    def __init__(self, directory: Path, connection: SharedConnection) -> None:
+    def __init__(self, directory: Path, database: Database) -> None:
         """Raises ConfigError when the folder cannot be used."""
         self._folder = directory / FOLDER
-        self._connection = connection
+        self._database = database
         self._arrivals = Arrivals(self._check)
-        with connection.reading() as database:
-            self._seal = database.seal  # it never changes while the store is open
+        self._seal = database.seal  # it never changes while the store is open
         try:
             private_folder(self._folder)
             self._remove_orphans()
@@ -264,7 +263,7 @@ class Uploads:
         arrival.complete()
         file_id = arrival.path.stem
         stored = StoredFile(file_id, harmless(name), purpose, arrival.num_bytes, time.time())
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             _check_quota(database, arrival.owner, 1, stored.num_bytes)  # again: another process may have stored some
             database.execute(
                 "INSERT INTO files (id, owner, name, purpose, bytes, created_at, key) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -276,7 +275,7 @@ class Uploads:
 
     def get(self, owner: str, file_id: str) -> StoredFile:
         """A file's record. Raises RequestError (404) when the owner has no such file."""
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             row = database.execute(
                 f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND id = ?", owner, file_id
             ).fetchone()
@@ -289,7 +288,7 @@ class Uploads:
         source, parameters = f"SELECT {_COLUMNS} FROM files WHERE owner = ?", [owner]
         if purpose is not None:
             source, parameters = f"{source} AND purpose = ?", [owner, purpose]
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             rows, more = page(database, source, list(parameters), paging)
             return [_stored(database, row) for row in rows], more
 
@@ -298,7 +297,7 @@ class Uploads:
         return None if self._seal.is_on else self._folder / file_id
 
     def _check(self, owner: str, files: int, num_bytes: int) -> None:
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             _check_quota(database, owner, files, num_bytes)
 
     def open(self, file_id: str) -> BinaryIO:
@@ -306,7 +305,7 @@ class Uploads:
 
         Raises FileNotFoundError for one that has been deleted, DamagedError.
         """
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             row = database.execute("SELECT key FROM files WHERE id = ?", file_id).fetchone()
         if row is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file_id)
@@ -334,7 +333,7 @@ class Uploads:
 
         A write transaction excludes other processes that have renamed a file and not yet committed its row.
         """
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             sealed = database.seal.is_on
             known = {stored_name(file_id, sealed=sealed) for (file_id,) in database.execute("SELECT id FROM files")}
             for path in self._folder.iterdir():

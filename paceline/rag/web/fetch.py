@@ -32,8 +32,7 @@ from paceline.core.strangers import Address, parsed_address
 from paceline.errors import DocumentError, ParserLost, WebError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split_document
 from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.pool import Around, ParserPool
-from paceline.rag.parsing.process import memory_file
+from paceline.rag.parsing.process import Around, ParserPool, memory_file
 
 # Which IP addresses are public: unicast, and reachable by anyone on the Internet. Pure.
 #

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from paceline.core.side import Side
 from paceline.errors import LinkError, PacelineError, WebError
-from paceline.rag.parsing.pool import Around, ParserPool
+from paceline.rag.parsing.process import Around, ParserPool
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore

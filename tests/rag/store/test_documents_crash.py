@@ -83,7 +83,8 @@ def check(folder: Path) -> int:
         closing(sqlite3.connect(folder / "documents.sqlite")) as connection,
     ):
         ids = {row[0] for row in connection.execute("SELECT id FROM chunks")}
-        assert store._search._index._vector_index.ids == ids
+        store.search("version", 1)
+        assert set(store._index._vector_index.ids.tolist()) == ids
         documents = connection.execute("SELECT id, num_chunks FROM documents").fetchall()
         assert bool(ids) == bool(documents)
         for document, num_chunks in documents:

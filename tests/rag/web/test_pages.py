@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import WebError
 from paceline.rag.embedder import HashEmbedder
-from paceline.rag.parsing.pool import ParserPool
+from paceline.rag.parsing.process import ParserPool
 from paceline.rag.web.fetch import PageReader, WebPage
 from tests.rag.parsing.made import pdf, shown
 from tests.rag.web.site import Site, fetcher, reply, serving

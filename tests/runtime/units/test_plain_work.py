@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.rag.parsing.pool import ParserPool
-from paceline.rag.parsing.process import memory_file
+from paceline.rag.parsing.process import ParserPool, memory_file
 from paceline.runtime.service import GenerateRequest
 from paceline.runtime.units import HostUnit, PlainWork, UnitRegistry
 from tests.runtime.test_node import nodes

@@ -28,8 +28,7 @@ _HIDDEN = 0b10  # flag of an annotation
 _ON_PAGE = (pdfium.FPDF_ANNOT_FREETEXT, pdfium.FPDF_ANNOT_TEXT, pdfium.FPDF_ANNOT_WIDGET)
 
 
-def read(data: bytes, name: str) -> Content:
-    del name
+def read_pdf(data: bytes, _name: str) -> Content:
     try:
         document = pypdfium2.PdfDocument(data)
     except pypdfium2.PdfiumError as error:

@@ -32,8 +32,7 @@ _CHARSETS = {  # code pages by `fcharset` of a font
 }  # fmt: skip
 
 
-def read(data: bytes, name: str) -> Content:
-    del name
+def read_rtf(data: bytes, _name: str) -> Content:
     reader = _Reader()
     reader.feed(data)
     if not reader.out.num_characters:

@@ -1,12 +1,14 @@
-"""The rows of documents and their chunks: the one module that inserts, removes and re-embeds them.
+"""The rows of documents and their chunks: what inserts, reads, removes and re-embeds them.
 
 `DocumentStore` (the default collection) and vector stores (the others) both write through these functions, each inside
 its own transaction. In a sealed store each document has a data key in its row, and columns that are searched hold keyed
-hashes. Removing returns the hashes under which stored KV of the removed texts is found.
+hashes. A value that was changed on the disk is told in the log with its document, and keeps no other from being read.
+Removing returns the hashes under which stored KV of the removed texts is found.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -15,17 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.rag.chunk import Chunk
-from paceline.rag.chunk_rows import FROM, open_place, open_text, read_texts, report, seal_chunk, seal_vector
 from paceline.rag.database import Database
 from paceline.rag.document_kv import text_hash
-from paceline.rag.records import DEFAULT_COLLECTION, Document, Passage, Vectors, Zone, titled
+from paceline.rag.records import DEFAULT_COLLECTION, Document, Passage, Vectors, Zone
 from paceline.sealing import Box, DamagedError
 
+FROM = "chunks JOIN documents ON documents.id = document"
 _DOCUMENT = "id, name, sha256, zone, added_at, num_chunks, source, key, sealed"
-PASSAGE = "name, title, text, place, position, documents.id, key, sealed"  # columns that `open_passage` reads
 _RECORD = "record"  # what `sealed` is, to its seal
 AROUND = 2  # chunks before and after a passage that are shown with it
 _DAMAGED = "(damaged)"  # in place of a name that cannot be read
+_logger = logging.getLogger("paceline.rag")
 
 
 class ShownPassage(NamedTuple):
@@ -43,6 +45,7 @@ class Removed(NamedTuple):
     text_hashes: set[str]  # of the removed chunks' texts within their collections
 
 
+# ---- changes --------------------------------------------------------------------------------------------------------
 def insert_document(
     database: Database,
     document: Document,
@@ -84,107 +87,14 @@ def insert_text(database: Database, document_id: str, text: str) -> None:
     database.execute("INSERT INTO texts VALUES (?, ?)", document_id, box.seal_text(text, "whole text"))
 
 
-def find_text(database: Database, collection: str, file: str) -> str | None:
-    """The whole text read from an uploaded file; None where it is gone. Raises DamagedError."""
-    row = database.execute(
-        "SELECT text, id, key FROM texts JOIN documents ON documents.id = document WHERE collection = ? AND file = ?",
-        collection, file,
-    ).fetchone()  # fmt: skip
-    return None if row is None else database.seal.box(row[2], row[1]).open_text(row[0], "whole text")
-
-
-def find_chunks(database: Database, chunk_ids: Collection[int]) -> dict[int, tuple[str, str]]:
-    """(text as it stands in prompts, place) of those of these chunks that exist, without damaged ones."""
-    marks = ", ".join("?" * len(chunk_ids))
-    rows = database.execute(f"SELECT chunks.id, {PASSAGE} FROM {FROM} WHERE chunks.id IN ({marks})", *chunk_ids)
-    found = {chunk_id: open_passage(database, *columns) for chunk_id, *columns in rows.fetchall()}
-    return {number: (titled(each[1], each[2]).strip(), each[3]) for number, each in found.items() if each is not None}
-
-
-def find_passage(database: Database, owner: str, chunk_id: int) -> ShownPassage | None:
-    """A passage of the default collection or of a vector store of this owner; None for any other, and a damaged one."""
-    row = database.execute(
-        f"SELECT collection, documents.id, position FROM {FROM} WHERE chunks.id = ? AND (collection = ? OR collection "
-        "IN (SELECT id FROM vector_stores WHERE owner = ?))",
-        chunk_id, DEFAULT_COLLECTION, owner,
-    ).fetchone()  # fmt: skip
-    if row is None:
-        return None
-    collection, document, position = row
-    around = database.execute(
-        f"SELECT chunks.id, position, {PASSAGE} FROM {FROM} WHERE documents.id = ? AND position BETWEEN ? AND ? "
-        "ORDER BY position",
-        document, position - AROUND, position + AROUND,
-    ).fetchall()  # fmt: skip
-    texts: dict[int, str] = {}
-    passage: Passage | None = None
-    for number, place_in_order, *columns in around:
-        if (opened := open_passage(database, *columns)) is None:
-            continue
-        name, title, text, place = opened
-        texts[place_in_order] = text.strip()
-        if number == chunk_id:
-            passage = Passage(name, chunk_id, title, text, 0.0, document, collection, place=place)
-    if passage is None:
-        return None
-    before = tuple(text for number, text in texts.items() if number < position)
-    return ShownPassage(passage, before, tuple(text for number, text in texts.items() if number > position))
-
-
-def read_passages(database: Database, after: int, count: int) -> list[Passage]:
-    """The next `count` chunks of all collections with ids greater than `after`, ordered by id, without damaged ones;
-    scores are 0. Empty only at the end."""
-    while True:
-        rows = database.execute(
-            f"SELECT chunks.id, collection, {PASSAGE} FROM {FROM} WHERE chunks.id > ? ORDER BY chunks.id LIMIT ?",
-            after, count,
-        ).fetchall()  # fmt: skip
-        passages = []
-        for chunk_id, collection, *row in rows:
-            opened = open_passage(database, *row)
-            if opened is not None:
-                name, title, text, place = opened
-                passages.append(Passage(name, chunk_id, title, text, 0.0, collection=collection, place=place))
-            after = chunk_id
-        if passages or not rows:
-            return passages
-
-
-def open_passage(
-    database: Database,
-    name: str,
-    title: str | bytes,
-    text: str | bytes,
-    place: str | bytes,
-    position: int,
-    document: str,
-    key: bytes,
-    sealed: bytes,
-) -> tuple[str, str, str, str] | None:
-    """(document's name, title, text, place) of a chunk, from the columns PASSAGE.
-
-    None, with a line in the log, for a damaged one.
-    """
-    try:
-        box = database.seal.box(key, document)
-        if database.seal.is_on:
-            name, *_ = open_record(box, sealed)
-        return name, *open_text(box, position, title, text), open_place(box, position, place)
-    except DamagedError as error:
-        report(document, error)
-        return None
-
-
 def remove_documents(database: Database, where: str, *parameters: object) -> Removed:
     """Remove documents with their chunks inside the caller's transaction.
 
     where: SQL over the columns of `documents`; `id` and `document` must be qualified, since chunks are joined.
     """
     secret = database.seal.kv_secret
-    text_hashes = {
-        text_hash(titled(chunk.title, chunk.text), chunk.collection, secret)
-        for chunk in read_texts(database, f"WHERE {where}", *parameters)
-    }
+    passages = read_passages(database, f"WHERE {where}", *parameters)
+    text_hashes = {text_hash(passage.titled, passage.collection, secret) for passage in passages}
     num_documents = database.execute(f"DELETE FROM documents WHERE {where}", *parameters).rowcount
     if num_documents:
         database.seal.forget()
@@ -196,15 +106,13 @@ def remove_documents(database: Database, where: str, *parameters: object) -> Rem
 def replace_vectors(database: Database, chunk_ids: Sequence[int], vectors: Vectors) -> None:
     """Store new embeddings of all chunks inside the caller's transaction, and record the embedder that made them."""
     rows = database.execute(f"SELECT chunks.id, position, documents.id, key FROM {FROM}").fetchall()
-    places = {chunk_id: place for chunk_id, *place in rows}
-
-    def sealed(chunk_id: int, vector: NDArray[np.float32]) -> bytes:
-        position, document, key = places[chunk_id]
-        return seal_vector(database.seal.box(key, document), position, vector)
-
+    of_each = dict(zip(chunk_ids, vectors, strict=True))
     database.executemany(
         "UPDATE chunks SET embedding = ? WHERE id = ?",
-        ((sealed(chunk_id, vector), chunk_id) for vector, chunk_id in zip(vectors, chunk_ids, strict=True)),
+        (
+            (_seal_vector(database.seal.box(key, document), position, of_each[chunk_id]), chunk_id)
+            for chunk_id, position, document, key in rows
+        ),
     )
     database.renew()
 
@@ -225,7 +133,7 @@ def set_source(database: Database, document: Document, name: str, source: bytes)
     if database.seal.is_on:
         key, record = database.execute("SELECT key, sealed FROM documents WHERE id = ?", document.id).fetchone()
         box = database.seal.box(key, document.id)
-        _, sha256, _ = open_record(box, record)
+        _, sha256, _ = _open_record(box, record)
         sealed = seal_record(box, name, sha256, source)
     database.execute(
         "UPDATE documents SET name = ?, source = ?, sealed = ? WHERE id = ?",
@@ -234,20 +142,96 @@ def set_source(database: Database, document: Document, name: str, source: bytes)
     database.bump()
 
 
-# ---- sealed records -------------------------------------------------------------------------------------------------
-def seal_record(box: Box, name: str, sha256: str, source: bytes) -> bytes:
-    """What `sealed` holds of a document."""
-    return box.seal(msgspec.msgpack.encode((name, sha256, source)), _RECORD)
+# ---- reading chunks -------------------------------------------------------------------------------------------------
+def read_passages(database: Database, where: str, *parameters: object, strict: bool = False) -> list[Passage]:
+    """Chunks as passages without scores, ordered by id; damaged ones are left out. where: SQL after FROM.
+
+    strict: raise DamagedError for a damaged one.
+    """
+    rows = database.execute(
+        "SELECT chunks.id, position, title, text, place, collection, file, documents.id, name, key, sealed "
+        f"FROM {FROM} {where} ORDER BY chunks.id",
+        *parameters,
+    ).fetchall()
+    passages = []
+    for chunk_id, position, title, text, place, collection, file, document, name, key, sealed in rows:
+        try:
+            box = database.seal.box(key, document)
+            if database.seal.is_on:
+                name, *_ = _open_record(box, sealed)
+            texts = (box.open_text(title, f"title {position}"), box.open_text(text, f"text {position}"))
+            place = box.open_text(place, f"place {position}")
+        except DamagedError as error:
+            if strict:
+                raise
+            _report(document, error)
+            continue
+        passages.append(Passage(name, chunk_id, *texts, 0.0, file or document, collection, place=place))
+    return passages
 
 
-def open_record(box: Box, sealed: bytes) -> tuple[str, str, bytes]:
-    """(name, sha256, source) of a document. Raises DamagedError."""
-    return msgspec.msgpack.decode(box.open(sealed, _RECORD), type=tuple[str, str, bytes])
+def next_passages(database: Database, after: int, count: int) -> list[Passage]:
+    """The next `count` chunks of all collections with ids greater than `after`, ordered by id, without damaged ones.
+    Empty only at the end."""
+    while True:
+        ids = database.execute("SELECT id FROM chunks WHERE id > ? ORDER BY id LIMIT ?", after, count).fetchall()
+        if not ids:
+            return []
+        if passages := read_passages(database, "WHERE chunks.id > ? AND chunks.id <= ?", after, ids[-1][0]):
+            return passages
+        after = ids[-1][0]
 
 
-def stored_source(database: Database, source: bytes) -> bytes:
-    """What stands in the column `source` for a path."""
-    return database.seal.lookup(source).encode() if database.seal.is_on else source
+def find_chunks(database: Database, chunk_ids: Collection[int]) -> dict[int, tuple[str, str]]:
+    """(text as it stands in prompts, place) of those of these chunks that exist, without damaged ones."""
+    marks = ", ".join("?" * len(chunk_ids))
+    passages = read_passages(database, f"WHERE chunks.id IN ({marks})", *chunk_ids)
+    return {passage.chunk_id: (passage.titled.strip(), passage.place) for passage in passages}
+
+
+def find_passage(database: Database, owner: str, chunk_id: int) -> ShownPassage | None:
+    """A passage of the default collection or of a vector store of this owner; None for any other, and a damaged one."""
+    row = database.execute(
+        f"SELECT documents.id, position FROM {FROM} WHERE chunks.id = ? AND (collection = ? OR collection IN "
+        "(SELECT id FROM vector_stores WHERE owner = ?))",
+        chunk_id, DEFAULT_COLLECTION, owner,
+    ).fetchone()  # fmt: skip
+    if row is None:
+        return None
+    document, position = row
+    around = read_passages(
+        database, "WHERE documents.id = ? AND position BETWEEN ? AND ?", document, position - AROUND, position + AROUND
+    )  # in order of their positions too, since a document's chunks are inserted in order
+    passage = next((each for each in around if each.chunk_id == chunk_id), None)
+    if passage is None:
+        return None
+    before = tuple(each.text.strip() for each in around if each.chunk_id < chunk_id)
+    return ShownPassage(passage, before, tuple(each.text.strip() for each in around if each.chunk_id > chunk_id))
+
+
+def read_vectors(database: Database, where: str, *parameters: object) -> tuple[NDArray[np.int64], bytes]:
+    """((n,) chunk ids in order, their vectors as float32, little-endian); damaged ones are left out."""
+    rows = database.execute(
+        f"SELECT chunks.id, embedding, position, documents.id, key FROM {FROM} {where} ORDER BY chunks.id", *parameters
+    ).fetchall()
+    ids, vectors = [], []
+    for chunk_id, embedding, position, document, key in rows:
+        try:
+            vectors.append(database.seal.box(key, document).open(embedding, f"vector {position}"))
+        except DamagedError as error:
+            _report(document, error)
+            continue
+        ids.append(chunk_id)
+    return np.array(ids, np.int64), b"".join(vectors)
+
+
+def find_text(database: Database, collection: str, file: str) -> str | None:
+    """The whole text read from an uploaded file; None where it is gone. Raises DamagedError."""
+    row = database.execute(
+        "SELECT text, id, key FROM texts JOIN documents ON documents.id = document WHERE collection = ? AND file = ?",
+        collection, file,
+    ).fetchone()  # fmt: skip
+    return None if row is None else database.seal.box(row[2], row[1]).open_text(row[0], "whole text")
 
 
 # ---- reading the default collection ---------------------------------------------------------------------------------
@@ -297,8 +281,41 @@ def _document(database: Database, row: tuple[str, str, str, Zone, float, int, by
     number, name, sha256, zone, added_at, num_chunks, source, key, sealed = row
     if database.seal.is_on:
         try:
-            name, sha256, source = open_record(database.seal.box(key, number), sealed)
+            name, sha256, source = _open_record(database.seal.box(key, number), sealed)
         except DamagedError as error:
-            report(number, error)
+            _report(number, error)
             name, sha256, source = _DAMAGED, "", b""
     return Document(number, name, sha256, zone, added_at, num_chunks, source.decode("utf-8", "replace"))
+
+
+# ---- sealed values --------------------------------------------------------------------------------------------------
+def seal_record(box: Box, name: str, sha256: str, source: bytes) -> bytes:
+    """What `sealed` holds of a document."""
+    return box.seal(msgspec.msgpack.encode((name, sha256, source)), _RECORD)
+
+
+def _open_record(box: Box, sealed: bytes) -> tuple[str, str, bytes]:
+    """(name, sha256, source) of a document. Raises DamagedError."""
+    return msgspec.msgpack.decode(box.open(sealed, _RECORD), type=tuple[str, str, bytes])
+
+
+def stored_source(database: Database, source: bytes) -> bytes:
+    """What stands in the column `source` for a path."""
+    return database.seal.lookup(source).encode() if database.seal.is_on else source
+
+
+def seal_chunk(
+    box: Box, position: int, title: str, text: str, vector: NDArray[np.float32], place: str
+) -> tuple[str | bytes, str | bytes, bytes, str | bytes]:
+    """The stored form of (title, text, vector, place)."""
+    texts = box.seal_text(title, f"title {position}"), box.seal_text(text, f"text {position}")
+    return *texts, _seal_vector(box, position, vector), box.seal_text(place, f"place {position}")
+
+
+def _seal_vector(box: Box, position: int, vector: NDArray[np.float32]) -> bytes:
+    return box.seal(vector.astype("<f4").tobytes(), f"vector {position}")
+
+
+def _report(document: str, error: DamagedError) -> None:
+    """Tell the operator of a document that cannot be read whole."""
+    _logger.error("the document %s is damaged on the disk (%s): remove it and add it again", document, error)
