@@ -12,12 +12,14 @@ Knows no engine, drafter or sampling.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple
 
 from paceline.core.batching.segment import ROOT
 from paceline.core.drafting.tree_search import DraftTree
+
+Candidates = Sequence[tuple[int, float]]  # distinct tokens, best first, with their probabilities of being accepted
 
 _LEAST: Final = 1e-12  # a score below is one that a drafter has rounded to nothing
 
@@ -83,8 +85,7 @@ class GrowingTree:
         """
         place: dict[int, Node] = {-1: self.head}
         added: list[Node] = []
-        tree = drafted.tree
-        for index, (token, above, prob) in enumerate(zip(tree.tokens, tree.parents, drafted.probs, strict=True)):
+        for index, (token, above, prob) in enumerate(zip(drafted.tokens, drafted.parents, drafted.probs, strict=True)):
             parent = place.get(above)
             if parent is None:
                 continue
@@ -92,7 +93,7 @@ class GrowingTree:
             if node is None:
                 if not admits(parent, token):
                     continue
-                node = self._add(parent, token)
+                node = self.add(parent, token, parent.score)
                 added.append(node)
             node.score = max(prob, _LEAST)
             place[index] = node
@@ -101,15 +102,11 @@ class GrowingTree:
                 node.score = min(node.score, node.parent.score)
         return added
 
-    def add_child(self, parent: Node, token: int, score: float) -> Node:
-        """One draft more. score: given the head."""
+    def add(self, parent: Node, token: int, score: float) -> Node:
+        """One draft more. score: given the head; at most the parent's."""
         assert parent.alive and token not in parent.children
-        node = self._add(parent, token)
-        node.score = min(max(score, _LEAST), parent.score)
-        return node
-
-    def _add(self, parent: Node, token: int) -> Node:
-        node = parent.children[token] = Node(token, parent.position + 1, parent, parent.score, self._next_number)
+        score = min(max(score, _LEAST), parent.score)
+        node = parent.children[token] = Node(token, parent.position + 1, parent, score, self._next_number)
         self._next_number += 1
         self._nodes.append(node)
         return node
@@ -137,7 +134,7 @@ class GrowingTree:
             self._passed.append(before.row)
         head = before.children.get(token)
         if head is None:
-            head = self._add(before, token)
+            head = self.add(before, token, before.score)
         share = head.score
         below = {head}
         for node in self._nodes:  # parents first
@@ -161,14 +158,9 @@ class GrowingTree:
         return RowPrune(keep, live)
 
     # ---- sending ----------------------------------------------------------------------------------------------------
-    def best(self, count: int, *, by_score: bool = True) -> list[Node]:
-        """The first waiting nodes: by score, or by depth. Parents come first."""
-        waiting = self.waiting
-        if by_score:
-            waiting.sort(key=lambda node: (-node.score, node.number))
-        else:
-            waiting.sort(key=lambda node: (node.position, node.number))
-        return waiting[:count]
+    def best(self, count: int) -> list[Node]:
+        """The first waiting nodes, by falling score. Parents come first."""
+        return sorted(self.waiting, key=lambda node: (-node.score, node.number))[:count]
 
     def send(self, nodes: list[Node]) -> None:
         """Give rows to waiting nodes whose parents are sent or among them, parents first. After `commit`."""
@@ -186,16 +178,6 @@ class GrowingTree:
             return ROOT
         assert node.parent is not None and node.parent.row is not None
         return node.parent.row
-
-    def path(self, node: Node) -> list[int]:
-        """Tokens below the head, down to this node."""
-        return [each.token for each in self._up(node)][::-1]
-
-    def _up(self, node: Node) -> Iterator[Node]:
-        while node is not self.head:
-            yield node
-            assert node.parent is not None
-            node = node.parent
 
     def _drop(self, condition: Callable[[Node], bool]) -> None:
         kept: list[Node] = []
@@ -223,18 +205,3 @@ class GrowingTree:
                 assert not node.known or parent.known, "a row is answered before its parent's"
             seen.add(node)
         assert self._open >= {node.row for node in self._nodes if node.row is not None}
-
-
-# Drafters that score many nodes at once, such as a draft model, which grow a tree layer by layer (FlowSpec, eq. 1).
-
-
-Path = tuple[int, ...]
-Candidates = Sequence[tuple[int, float]]  # distinct tokens, best first, with their probabilities of being accepted
-
-
-@runtime_checkable
-class LayerSource(Protocol):
-    """Supplies candidates for many nodes at once."""
-
-    def successors(self, paths: Sequence[Path]) -> Sequence[Candidates]:
-        """Candidates after each path of tokens below the present context; the empty path is the context itself."""

@@ -17,7 +17,6 @@ from paceline.core.drafting.budget import (
     AcceptanceCalibration,
     AdaptiveBudget,
     BudgetStats,
-    FixedBudget,
     TimeCredit,
     step_class,
 )
@@ -170,13 +169,6 @@ def test_credit_is_bounded_on_both_sides() -> None:
     assert credit.credit == -1.0
     credit.plain()
     assert credit.credit > -1.0
-
-
-def test_a_fixed_budget_is_constant() -> None:
-    budget = FixedBudget(3)
-    assert budget.max_draft_tokens() == 3 and budget.choose([0.1] * 5) == 3 and budget.choose([0.1]) == 1
-    budget.record(3, 0.3, 0, StepSize(4, 1), 1.0)
-    assert budget.stats() == {}
 
 
 def test_step_classes() -> None:
