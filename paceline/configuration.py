@@ -30,6 +30,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "credential_hours",
         "device_days",
         "emulate",
+        "debug_options",
     ),
     "Documents": (
         "documents",

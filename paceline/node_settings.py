@@ -132,6 +132,11 @@ class NodeSettings(ProgramSettings):
         description="emulated link: rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01, and pace of the engine: "
         "forward=60ms,row=0.5ms; default: both as they are",
     )
+    debug_options: bool = Field(
+        False,
+        description="accept paceline.debug in requests, which chooses forms of strategies for measurements, such as a "
+        "paper's own",
+    )
     energy_meter: MeterName = Field(
         "auto",
         description="where the energy of answers is read: rapl (processors), nvml (an NVIDIA GPU), battery; power or "

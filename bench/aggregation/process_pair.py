@@ -30,6 +30,6 @@ def linked_pair(directory: Path, *, model: str, emulate: Mapping[Side, str]) -> 
             model=model,
             embedder="hash",
             device=DEVICE,
-            flags=("--threads", "1"),
+            flags=("--threads", "1", "--debug-options"),
             side_flags=flags,
         )
