@@ -13,8 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from lab.baselines.dragon import shaped
-from paceline.core.aggregation.placement import speed_up
+from lab.baselines.dragon import shaped, speed_up
 from paceline.core.side import Side
 
 from . import wide_vocabulary

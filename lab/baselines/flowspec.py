@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final, Protocol, cast
 
 from paceline.core.drafting.budget import OnlineStats
-from paceline.core.drafting.growing_tree import Candidates, GrowingTree, Node
+from paceline.core.drafting.growing_tree import Candidates, DraftNode, GrowingTree
 from paceline.strategies.base import Effect, Emit, FinishReason, MachineConfig
 from paceline.strategies.decoding.drafter_feed import TreeDrafter
 from paceline.strategies.decoding.prefix_tree import PrefixNode
@@ -33,7 +33,7 @@ class LayerDrafter(Protocol):
 class LayeredTree(GrowingTree):
     """Nodes are sent in layers."""
 
-    def best(self, count: int) -> list[Node]:
+    def best(self, count: int) -> list[DraftNode]:
         return sorted(self.waiting, key=lambda node: (node.position, node.number))[:count]
 
 
@@ -180,13 +180,13 @@ class Layers(WholeTrees):
     def _budget(self) -> int:
         return TreeGrowth._budget(self)
 
-    def _deepest(self) -> tuple[list[Node], list[Path]]:
+    def _deepest(self) -> tuple[list[DraftNode], list[Path]]:
         """The deepest nodes, and their paths below the head."""
         deepest = max(node.position for node in self._tree.nodes)
         frontier = [node for node in self._tree.nodes if node.position == deepest]
         return frontier, [self._path(node) for node in frontier]
 
-    def _path(self, node: Node) -> Path:
+    def _path(self, node: DraftNode) -> Path:
         tokens: list[int] = []
         while node is not self._tree.head:
             tokens.append(node.token)
@@ -210,7 +210,7 @@ class Pruned(Pipeline):
     ) -> None:
         super().__init__(config, drafter=drafter, tree=tree, growth=growth, nodes=nodes, least_gain=least_gain)
 
-    def _next_segment(self, now: float | None) -> list[Node]:
+    def _next_segment(self, now: float | None) -> list[DraftNode]:
         return [] if cast("WholeTrees", self._growth).holds() else super()._next_segment(now)
 
 

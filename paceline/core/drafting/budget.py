@@ -235,7 +235,7 @@ class AcceptanceCalibration:
 
 
 @dataclass(slots=True)
-class StepTimes:
+class RowTimes:
     """Seconds of a step by its rows, for one class of sequences: each costs the host time, whatever its rows."""
 
     times: ForwardTime = field(default_factory=lambda: ForwardTime(average=RecentMedian, max_rows=MAX_ROWS))
@@ -275,7 +275,7 @@ class BudgetStats:
     guard: StepGuard = field(default_factory=StepGuard)
     calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
     idle: int = 0  # trees in a row, of any request, that were not worth verifying
-    _times: dict[int, StepTimes] = field(default_factory=dict)  # by class of sequences
+    _times: dict[int, RowTimes] = field(default_factory=dict)  # by class of sequences
     _last_step: StepSize = UNKNOWN
 
     def record_step(self, step: StepSize, seconds: float) -> None:
@@ -285,11 +285,11 @@ class BudgetStats:
             self._last_step = step
             self.times(step.sequences).add(step.rows, seconds)
 
-    def times(self, sequences: int) -> StepTimes:
+    def times(self, sequences: int) -> RowTimes:
         """Times of steps of about so many sequences."""
         sequences = step_class(sequences)
         if sequences not in self._times:
-            self._times[sequences] = StepTimes()
+            self._times[sequences] = RowTimes()
         return self._times[sequences]
 
 

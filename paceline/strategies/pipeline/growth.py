@@ -13,7 +13,7 @@ from typing import Final
 from paceline.core.batching.segment import StepSize
 from paceline.core.drafting.acceptance import MAX_RANKS, AcceptanceByRank, model_margin_class
 from paceline.core.drafting.budget import OnlineStats
-from paceline.core.drafting.growing_tree import Candidates, GrowingTree, Node
+from paceline.core.drafting.growing_tree import Candidates, DraftNode, GrowingTree
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable
 from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.core.drafting.tree_search import DraftTree, grow_tree
@@ -366,7 +366,7 @@ class TreeGrowth:
         self._tree.merge(drafted, self._admits)
         self._drafted = count
 
-    def _admits(self, parent: Node, token: int) -> bool:
+    def _admits(self, parent: DraftNode, token: int) -> bool:
         """A draft may be verified: the answer goes on behind it, and its context holds it."""
         position = parent.position + 1
         return position < self._config.max_tokens and self._decoder.fits(position) and token not in self._config.eos_ids

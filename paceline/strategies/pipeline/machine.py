@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from paceline.core.batching.segment import StepSize
-from paceline.core.drafting.growing_tree import GrowingTree, Node
+from paceline.core.drafting.growing_tree import DraftNode, GrowingTree
 from paceline.strategies.base import (
     Cancelled,
     DraftModelLost,
@@ -166,7 +166,7 @@ class Pipeline:
         effects += [] if now is None else growth.compute(now)
         return effects if growth.deadline is None else [*effects, WakeAt(growth.deadline)]
 
-    def _next_segment(self, now: float | None) -> list[Node]:
+    def _next_segment(self, now: float | None) -> list[DraftNode]:
         """Waiting nodes, parents first: the head, or what is worth it. None while they wait for drafts; now: None if
         they shall not."""
         growth = self._growth

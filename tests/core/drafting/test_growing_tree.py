@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lab.baselines.flowspec import LayeredTree
 from paceline.core.batching.segment import ROOT, Batch, Segment, SeqId
-from paceline.core.drafting.growing_tree import GrowingTree, Node
+from paceline.core.drafting.growing_tree import DraftNode, GrowingTree
 from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree
 from paceline.engine.sequence_table import SequenceTable
 from tests.core.drafting.draft_paths import text
@@ -34,7 +34,7 @@ def drafts(draw: st.DrawFn, most: int = 20) -> DraftTree:
     return DraftTree(tuple(tokens), tuple(parents), tuple(probs))
 
 
-def path(tree: GrowingTree, node: Node) -> tuple[int, ...]:
+def path(tree: GrowingTree, node: DraftNode) -> tuple[int, ...]:
     tokens: list[int] = []
     while node is not tree.head:
         tokens.append(node.token)
@@ -59,7 +59,7 @@ def started(*, kind: type[GrowingTree] = GrowingTree) -> GrowingTree:
     return tree
 
 
-def answer(nodes: Iterable[Node]) -> None:
+def answer(nodes: Iterable[DraftNode]) -> None:
     for node in nodes:
         if node.alive:
             node.known = True
@@ -84,7 +84,7 @@ def test_segments_hold_parents_before_children_and_the_best_nodes_first(
 ) -> None:
     tree = started(kind=LayeredTree if layered else GrowingTree)
     tree.merge(drafted)
-    sent: list[Node] = []
+    sent: list[DraftNode] = []
     while nodes := tree.best(size):
         tree.send(nodes)
         sent += nodes
@@ -136,7 +136,7 @@ def test_any_course_of_an_answer_keeps_the_invariants(seed: int, depth: int, siz
     for table in (head_side, stage):
         table.written(table.place(Batch((Segment(SEQ, 0, (1, 2)),))))
     committed = 2
-    under_way: list[list[Node]] = []
+    under_way: list[list[DraftNode]] = []
     news: list[tuple[str, object]] = []  # what the stage has not heard yet: segments in order, prunes at any time
     wanted: set[int] = set()  # rows whose answer was used
     for _ in range(30):

@@ -16,6 +16,7 @@ from paceline.core.drafting.ngram_drafter import DrafterStats, NgramDrafter
 from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams, sample
+from tests.core.dists import from_logits
 from tests.core.drafting.draft_paths import roots, text, walk
 
 VOCAB = 24
@@ -25,7 +26,7 @@ TABLE_PROBS = replace(AS_PUBLISHED, noise=False)
 def markov(seed: int, sharpness: float = 2.0) -> list[Dist]:
     """A distribution after each token."""
     rows = np.random.default_rng(seed).normal(size=(VOCAB, VOCAB)) * sharpness
-    return [Dist.from_logits(row) for row in rows]
+    return [from_logits(row) for row in rows]
 
 
 def filled_table(dists: list[Dist]) -> LookupTable:
@@ -238,7 +239,7 @@ def test_a_row_of_a_large_vocabulary_is_its_head(rows: int = 3) -> None:
     table = LookupTable(50_000)
     drafter = NgramDrafter(table, SamplingParams(temperature=0.0))
     logits: NDArray[np.float64] = np.random.default_rng(0).normal(size=(rows, 50_000))
-    dists = [Dist.from_logits(row) for row in logits]
+    dists = [from_logits(row) for row in logits]
     for token, dist in enumerate(dists):
         drafter.learn(token, dist)
     assert table.successors(1)[0] == np.argsort(-logits[1])[:NUM_SUCCESSORS].tolist()
