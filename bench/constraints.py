@@ -22,6 +22,7 @@ import tokenizers
 from jsonschema import Draft202012Validator, ValidationError
 from tokenizers import decoders, models, pre_tokenizers
 
+from lab.baselines.dragon import SHAPES
 from lab.engines import Arbitrary
 from paceline.core.aggregation.aggregators import AggregatorName
 from paceline.core.permission import EVERYBODY
@@ -35,7 +36,7 @@ from paceline.runtime.asking import AskLimits, CloudAsks
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
-from paceline.runtime.service import DRAFT_MODES, DraftMode, GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
 from paceline.wire.messages import Introduction
@@ -166,7 +167,7 @@ async def judged(nodes: dict[Side, Node], strategy: Strategy, count: int, at_onc
 
 
 def request(strategy: Strategy, form: AnswerForm, number: int) -> GenerateRequest:
-    aggregators, modes = get_args(AggregatorName), get_args(DraftMode)
+    aggregators, shapes = get_args(AggregatorName), list(SHAPES.values())
     return GenerateRequest(
         messages=({"role": "user", "content": f"Who is number {number}?"},),
         sampling=SamplingParams(temperature=0.0 if number % 5 == 4 else 1.0, seed=number),
@@ -174,7 +175,7 @@ def request(strategy: Strategy, form: AnswerForm, number: int) -> GenerateReques
         strategy=strategy.name,
         options={
             "aggregator": aggregators[number // 6 % len(aggregators)] if strategy.text_of == "both" else "",
-            "drafting": DRAFT_MODES[modes[number // 18 % len(modes)]],
+            "drafting": shapes[number // 18 % len(shapes)],
         },
         constraint=form.constraint,
     )

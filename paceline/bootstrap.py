@@ -166,7 +166,12 @@ async def run_node(
             others = f" and {len(settings.model) - 1} more" if len(settings.model) > 1 else ""
             typer.echo(f"paceline: serving {name}{others} on {url_of(listener)} ({node.num_documents} documents)")
 
-        async with node, ServedModels(node, further_models(settings, shipped, model, further)) as service:
+        async with (
+            node,
+            ServedModels(
+                node, further_models(settings, shipped, model, further), debug_options=settings.debug_options
+            ) as service,
+        ):
             app, background = await compose(OpenedNode(node, service, model, name, seal, tracer))
             async with asyncio.TaskGroup() as tasks:
                 beside = None if background is None else tasks.create_task(background())

@@ -328,6 +328,11 @@ class NodeSettings(ProgramSettings):
         "tokens each); default: nine tenths of what the weights leave on a GPU, a quarter of the free memory on a CPU, "
         "of which four contexts stay filled for later prompts",
     )
+    debug_options: bool = Field(
+        False,
+        description="accept paceline.debug in requests, which chooses forms of strategies for measurements, such as a "
+        "paper's own",
+    )
     web_search: str | None = Field(
         None,
         repr=False,

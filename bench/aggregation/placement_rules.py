@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from lab.baselines.dragon import expected_token_time
 from paceline.core.aggregation.placement import Placement
 from paceline.core.estimation import AcceptanceRate, DecodeSpeed, MovingAverage, TimingModel
 from paceline.core.side import SIDES, Side, other
@@ -72,11 +73,11 @@ class Greedy(Static):
             self._placement.observe_target(accepted)
 
     def choose(self, side: Side, targets: int, now: float, *, ready: bool) -> Side:  # noqa: ARG002  # the placement has it
-        for each in SIDES:
-            self._placement.observe_speed(each, DecodeSpeed(self._trace.decode[each][targets]))
-        self._placement.observe_round_trip(2.0 * self._link.expected(now))
-        expected, holder = self._placement.expected_token_time(), self._placement.holder
-        return other(holder) if expected is not None and expected.gain(holder) > 0.0 else holder
+        decode = {each: self._trace.decode[each][targets] for each in SIDES}
+        acceptance = {each: rate.value for each, rate in self._placement.acceptance.items()}
+        expected = expected_token_time(decode, 2.0 * self._link.expected(now), acceptance)
+        holder = self._placement.holder
+        return other(holder) if expected.gain(holder) > 0.0 else holder
 
     def moved(self, side: Side, holder: Side, targets: int) -> None:  # noqa: ARG002  # both sides call it
         self._placement.moved(holder)

@@ -32,5 +32,6 @@ def linked_pair(directory: Path, *, model: str, emulate: Mapping[Side, str]) -> 
             model=model,
             embedder="hash",
             device=DEVICE,
+            flags=("--debug-options",),
             side_flags=flags,
         )

@@ -28,7 +28,8 @@ from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelt
 from paceline.runtime.stages.local import READY, StageCredential
 from paceline.runtime.stages.members import Members, Place
 from paceline.runtime.stages.pipeline import RemotePipeline
-from paceline.strategies.pipeline.growth import PipelineOptions
+from paceline.strategies.registry import STRATEGIES, register
+from paceline.strategies.strategy import Strategy
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
 
@@ -72,20 +73,21 @@ class StagedNode:
         return [psutil.Process(each.pid).memory_info().rss >> 20 for each in self.processes]
 
     async def answer(
-        self, prompt: Sequence[int], sampling: SamplingParams, tokens: int, options: PipelineOptions | None
+        self, prompt: Sequence[int], sampling: SamplingParams, tokens: int, strategy: Strategy
     ) -> Answered:
-        """options: None for plain decoding. Look-up tables know nothing of the answers before."""
+        """Look-up tables know nothing of the answers before."""
         self.answers += 1
-        asked = {} if options is None else {each: getattr(options, each) for each in options.__struct_fields__}
+        if strategy.name not in STRATEGIES:
+            register(strategy)
         request = GenerateRequest(
             messages=(),
             prompt=tuple(prompt),
             sampling=sampling,
             max_tokens=tokens,
-            strategy="autoregressive" if options is None else "pipeline",
+            strategy=strategy.name,
             documents=0,
             owner=f"answer {self.answers}",
-            options=asked,
+            options={"rescoring": False},
         )
         loop = asyncio.get_running_loop()
         session = await self.node.prepare(request)

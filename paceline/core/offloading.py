@@ -352,7 +352,7 @@ class AnswerPace:
 
 
 @dataclass(slots=True)
-class Calibration:
+class StepCalibration:
     """Ratio of measured to predicted figures of steps, recent ones counted more; 1 before some are known.
 
     Predictions know nothing of drafts that no verdict reaches, because they are late or the verifier takes none. A
@@ -381,8 +381,8 @@ class Calibration:
 class EnergyEstimates:
     """Joules of a draft's forward and of a byte sent, from what a machine was told; None before it was."""
 
-    cost: Calibration = field(default_factory=lambda: Calibration(0.1))  # of steps, J
-    gain: Calibration = field(default_factory=Calibration)  # accepted drafts of steps
+    cost: StepCalibration = field(default_factory=lambda: StepCalibration(0.1))  # of steps, J
+    gain: StepCalibration = field(default_factory=StepCalibration)  # accepted drafts of steps
     _forward: MovingAverage = field(default_factory=lambda: MovingAverage(0.05))
     _byte: MovingAverage = field(default_factory=lambda: MovingAverage(0.05))
 
@@ -446,7 +446,7 @@ class OffloadStats:
     joules: float = 0.0  # spent in all
 
 
-# Operations, time and energy of drafting on a device (GELATO eq. 1 and 3), where they are modelled, not measured.
+# Operations of drafting on a device (GELATO eq. 1), where its energy is modelled, not measured.
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,20 +473,3 @@ class ModelShape:
         feed_forward = 2.0 * self.matrices * d * self.inner
         per_layer = queries_and_output + keys_and_values + attention + feed_forward
         return tokens * (self.layers * per_layer + 2.0 * d * self.vocab)
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """Speed and power of a device, as its owner states them."""
-
-    flops_per_s: float
-    compute_w: float  # while it computes
-    send_w: float  # while it sends
-
-    def draft_s(self, shape: ModelShape, tokens: int, context: int) -> float:
-        """Seconds of drafting (T^D)."""
-        return shape.flops(tokens, context) / self.flops_per_s
-
-    def joules(self, draft_s: float, send_s: float) -> float:
-        """Energy of drafting and sending for so many seconds (eq. 3)."""
-        return self.compute_w * draft_s + self.send_w * send_s

@@ -18,10 +18,10 @@ from typing import Any, Final
 from paceline.core.energy import (
     CounterMeter,
     MeterName,
+    MeterReading,
     MeterUnreadable,
     MeterWithSubstitute,
     PowerMeter,
-    Reading,
     StepMeter,
     WorkloadMeter,
 )
@@ -155,10 +155,10 @@ class Nvml:
             raise MeterUnreadable(f"NVML cannot be used: {error}") from None
         self.read()
 
-    def read(self) -> Sequence[Reading]:
+    def read(self) -> Sequence[MeterReading]:
         """Joules since the driver was loaded. Raises MeterUnreadable."""
         try:
-            return [Reading(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) * _MILLI)]
+            return [MeterReading(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) * _MILLI)]
         except self._nvml.NVMLError as error:
             raise MeterUnreadable(f"NVML shows no energy: {error}") from None
 
@@ -184,9 +184,9 @@ class Zone:
     counter: Path
     span: float  # J, after which it begins anew
 
-    def read(self) -> Reading:
+    def read(self) -> MeterReading:
         """Raises MeterUnreadable."""
-        return Reading(_counter(self.counter) * _MICRO, self.span)
+        return MeterReading(_counter(self.counter) * _MICRO, self.span)
 
 
 class Rapl:
@@ -209,7 +209,7 @@ class Rapl:
         self.zones += [each for each in parts if each.name == "dram"]
         self.read()
 
-    def read(self) -> Sequence[Reading]:
+    def read(self) -> Sequence[MeterReading]:
         """Raises MeterUnreadable."""
         return [zone.read() for zone in self.zones]
 

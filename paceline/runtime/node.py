@@ -108,6 +108,8 @@ class Beside:
 class Node(NodeTexts):
     """Use as an async context manager on the loop that serves it. Methods belong to that loop's thread."""
 
+    debug_options = False  # accepted by `ServedModels` where its settings say so
+
     def __init__(
         self,
         side: Side,

@@ -310,8 +310,9 @@ WATCH_S: Final = 1.0  # between looks at what is idle
 class ServedModels:
     """Use as an async context manager inside that of the first node, on the loop that serves it."""
 
-    def __init__(self, first: Node, memory: ModelMemory) -> None:
-        """memory: with the further models, which have names of their own."""
+    def __init__(self, first: Node, memory: ModelMemory, *, debug_options: bool = False) -> None:
+        """memory: with the further models, which have names of their own. debug_options: as of `Service`."""
+        self.debug_options = debug_options
         self._first = first
         self._slots = {slot.info.name: slot for slot in memory.slots}
         assert len(self._slots) == len(memory.slots) and first.models()[0].name not in self._slots, "names are unique"

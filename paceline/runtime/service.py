@@ -19,21 +19,12 @@ from paceline.engine.base import ModelInfo
 from paceline.rag.records import DEFAULT_COLLECTION, MIN_SCORE, Passage
 from paceline.strategies.base import FinishReason, Side
 from paceline.strategies.strategy import Privacy
-from paceline.wire.options import DraftLimits
 from paceline.workflow.builder import WorkflowName
 
 if TYPE_CHECKING:
     from paceline.rag.store.library import Library
 
 OnLoss = Literal["continue", "pause", "fail"]
-DraftMode = Literal["tree", "chain", "sequence", "none"]  # shape of the draft trees
-DRAFT_MODES: dict[DraftMode, DraftLimits] = {
-    "tree": DraftLimits(),
-    "chain": DraftLimits(width=1, rows=1),  # DRAGON as published
-    "sequence": DraftLimits(width=1, rows=1, ahead=20, whole_sequences=True),
-    "none": DraftLimits(width=1, rows=1, ahead=0),  # token by token
-}
-
 ModelState = Literal["loaded", "loading", "unloaded"]
 
 
@@ -240,6 +231,10 @@ class Service(Protocol):
         """Embedders for `embed`; none where this side keeps no documents."""
 
     def strategies(self) -> Sequence[str]: ...
+
+    @property
+    def debug_options(self) -> bool:
+        """Requests may choose forms of strategies that are for measurements."""
 
     def workflows(self) -> Sequence[WorkflowName]:
         """Those that can run here: `research` only where the web can be searched."""

@@ -1,8 +1,7 @@
 """Messages of the link. Each struct is tagged with an explicit name.
 
 Renaming a class is not a protocol change; changing a tag or field is, and raises VERSION.
-Strings and lists are bounded so that the decoder refuses oversized ones before any other code runs. Types and bases are
-in `wire.fields`, the messages of the handshake in `wire.identity_messages`.
+Strings and lists are bounded so that the decoder refuses oversized ones before any other code runs.
 
 A strategy adds its messages as subclasses of `SessionMessage`, and its options as a subclass of `wire.options.Options`;
 messages of the strategies in this package are defined here, others are added with `wire.codec.register`.
@@ -159,7 +158,7 @@ class SessionFrame(Frame, frozen=True):
 class SessionMessage(SessionFrame, frozen=True):
     """Base of the messages between the two machines of a session. Link, egress, limits and simulator dispatch on it."""
 
-    compact_code: ClassVar[int | None] = None  # 1 to 31; None: no short form (`wire.payloads.compact`)
+    compact_code: ClassVar[int | None] = None  # 1 to 31; None: no short form (`wire.payloads.pack`)
     compact_numbers: ClassVar[int] = 0  # behind session and epoch in it
 
     epoch: Count  # epoch of the opening it belongs to; a message of another epoch is dropped
@@ -217,7 +216,7 @@ class Sampling(Part, frozen=True):
 
 
 class Constraint(Part, frozen=True):
-    """`core.sampling.constraint.Constraint` on the wire."""
+    """`core.sampling.sampler.Constraint` on the wire."""
 
     kind: ConstraintKind
     text: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
@@ -279,7 +278,7 @@ class DistPayload(Part, frozen=True):
 
 
 class Drafts(SessionMessage, frozen=True, tag="d"):
-    """Nodes of the sender's draft tree, encoded by `wire.payloads.tree_codec`, with its prediction after each.
+    """Nodes of the sender's draft tree, encoded by `wire.payloads.pack_nodes`, with its prediction after each.
 
     The root of the tree is an anchor, a node whose prefix is decided. Messages sent for every token have short tags.
     Distributions are decoded once, where they are used: a bad one is ignored there.

@@ -33,12 +33,12 @@ class Options(Part, frozen=True):
 
     @property
     def stats_kind(self) -> str:
-        """Kind of answers that share measured statistics, see `core.drafting.online_stats`."""
+        """Kind of answers that share measured statistics, see `core.drafting.budget.OnlineStats`."""
         return ""
 
     @property
     def energy_budget(self) -> tuple[float, Unit] | None:
-        """The request's energy budget, J a unit, as `core.offloading.draft_length.EnergyQueue` keeps it; None: none."""
+        """The request's energy budget, J a unit, as `core.offloading.EnergyQueue` keeps it; None: none."""
         return None
 
     @property

@@ -129,6 +129,7 @@ class ScriptedService:
         self.script = Script(answering("Hello", " there", "."))
         self.requests: list[GenerateRequest] = []
         self.is_ready = True
+        self.debug_options = False
         self.refuse_after: int | None = None
 
     def models(self) -> Sequence[ModelInfo]:

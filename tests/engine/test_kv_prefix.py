@@ -12,12 +12,12 @@ import pytest
 
 from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.sampling.dist import total_variation
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine
 from paceline.engine.stage import load_stage
 from paceline.errors import EngineError
+from tests.core.dists import total_variation
 from tests.engine.conftest import DEVICE, HERE
 from tests.engine.trials import assert_same, extend, scratch, sequences
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from lab.baselines.dragon import shaped
 from paceline.commands.demo import Child, configured
 from paceline.core.estimation import SILENCE_S
 from paceline.core.side import SIDES, Side, other
@@ -35,7 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 def ask(pair: Pair, front: Side, tokens: int = MAX_TOKENS, **options: object) -> Stream:
     # A question with which the cloud finds its passage, and both sides' distributions: each token needs both sides.
-    joint = {"strategy": "aggregate", "aggregator": "mixture", "drafts": "none", "report": True}
+    joint = {"strategy": "aggregate", "report": True} | shaped("none", aggregator="mixture")
     paceline: dict[str, object] = {**joint, **options}
     if front == "cloud":
         paceline["device"] = DEVICE

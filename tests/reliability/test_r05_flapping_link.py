@@ -15,6 +15,7 @@ import pytest
 
 from device_agent.cloud import Cloud
 from device_agent.credentials import Credentials
+from lab.baselines.dragon import shaped
 from paceline.commands.demo import Children, command, configured, free_port
 from paceline.engine.fake import fake_model
 from paceline.runtime.link.connection import Link
@@ -49,7 +50,7 @@ def test_an_answer_that_pauses_at_each_cut_is_the_undisturbed_one(
                     "device": DEVICE,
                     "strategy": "aggregate",
                     "report": True,
-                    "drafts": "none",
+                    **shaped("none"),
                     "on_device_loss": "pause",
                 },
             }

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from lab.baselines.dragon import SHAPES, Shape
 from paceline.core.sampling.sampler import Constraint
 from paceline.core.side import SIDES, Side
 from paceline.engine.fake import ByteTokenizer
@@ -19,7 +20,7 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.asking import AskCounter, AskLimits
-from paceline.runtime.service import DRAFT_MODES, Generation, GenerationResult
+from paceline.runtime.service import Generation, GenerationResult
 from paceline.runtime.sessions.output_text import AnswerText, Written
 from paceline.runtime.sessions.prompts import query_with_text
 from paceline.wire.messages import Targets
@@ -112,10 +113,11 @@ async def test_drafts_change_no_token_of_such_an_answer(
     opened, searched = stores
     texts = []
     async with nodes(stores=opened) as (bench, _):
-        for mode in ("none", "chain", "tree"):
+        shapes: tuple[Shape, ...] = ("none", "chain", "tree")
+        for shape in shapes:
             for queries in searched.queries.values():
                 queries.clear()
-            options = {"search_every": EVERY, "drafting": DRAFT_MODES[mode], "aggregator": "mixture"}
+            options = {"search_every": EVERY, "drafting": SHAPES[shape], "aggregator": "mixture"}
             request = replace(AGAIN, options=options)
             texts.append((await told(await getattr(bench, front).prepare(request)))[0])
     assert len(set(texts)) == 1

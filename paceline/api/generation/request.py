@@ -16,6 +16,7 @@ from typing import Annotated
 from pydantic import Field
 
 from paceline.api.generation.schema import (
+    Extension,
     FormFields,
     GrammarFormat,
     JsonFormat,
@@ -38,7 +39,8 @@ from paceline.core.sampling.sampler import (
 )
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
-from paceline.runtime.service import DRAFT_MODES, GenerateRequest, Service
+from paceline.runtime.service import GenerateRequest, Service
+from paceline.strategies.registry import debug_options
 
 MAX_SCHEMAS = 65_536  # characters: of the form of an answer, and of all tools' schemas together
 MAX_DEPTH = 64  # of one schema, which is compiled recursively
@@ -81,19 +83,29 @@ def generation_of(
         on_loss=extension.on_device_loss,
         privacy=extension.privacy,
         seeded=asked.seed is not None,
-        options={
-            "aggregator": extension.aggregator or "",
-            "drafting": DRAFT_MODES[extension.drafts],
-            "rescoring": extension.rescoring,
-            "search_every": extension.search_every or 0,
-            "verifier": extension.verifier,
-        }
-        | ({} if extension.energy is None else extension.energy.model_dump(exclude_none=True)),
+        options=options_of(extension, service),
         owner=identity.key,
         workflow=extension.workflow,
         steps=extension.steps,
         trace=request_id.get(),
     )
+
+
+def options_of(extension: Extension, service: Service) -> dict[str, object]:
+    """Options of strategies that the request asks for, by field. Raises RequestError (400) where `debug` is not known
+    or not accepted."""
+    options: dict[str, object] = {"search_every": extension.search_every or 0}
+    if extension.energy is not None:
+        options |= extension.energy.model_dump(exclude_none=True)
+    if extension.debug is None:
+        return options
+    if not service.debug_options:
+        raise RequestError(
+            "paceline.debug chooses forms of strategies for measurements. This server was started without "
+            "--debug-options and does not accept it.",
+            param="paceline.debug",
+        )
+    return options | debug_options(extension.debug)
 
 
 def sampling_of(asked: SamplingFields, model: ModelInfo) -> SamplingParams:

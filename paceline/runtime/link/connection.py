@@ -26,8 +26,8 @@ from paceline.wire.effects import (
     MakeKey,
     SettleKey,
     Signer,
+    TickAt,
     Transmit,
-    WakeAt,
 )
 from paceline.wire.identity import CloudRenewal, DeviceRenewal, Handshake
 from paceline.wire.link import LinkMachine
@@ -268,7 +268,7 @@ class Link:
                     self._queue(data)
                 case Deliver(message):
                     self._deliver(message)
-                case WakeAt(time):
+                case TickAt(time):
                     self._wake_at(time)
                 case Connected():
                     self.up.set()

@@ -19,11 +19,18 @@ AGGREGATORS: tuple[AggregatorName, ...] = get_args(AggregatorName)
 
 
 def check(context: RoutingContext) -> None:
-    """Raises RequestError for logprobs that the request's aggregator, or the cloud as its front, cannot give."""
-    if context.logprobs and asked_options(AggregateOptions, context).aggregator == "coin":
+    """Raises RequestError for an aggregator that is not known, and for logprobs that it, or the cloud as the front,
+    cannot give."""
+    aggregator = asked_options(AggregateOptions, context).aggregator
+    if aggregator not in ("", *AGGREGATORS):
+        raise RequestError(
+            f"The aggregator '{aggregator}' is not known; known: {', '.join(AGGREGATORS)}.",
+            param="paceline.debug.aggregator",
+        )
+    if context.logprobs and aggregator == "coin":
         raise RequestError(
             "The aggregator 'coin' exchanges no distributions and so gives no logprobs; 'mixture' does.",
-            param="paceline.aggregator",
+            param="paceline.debug.aggregator",
         )
     if context.logprobs and context.side == "cloud" and context.strategy == "aggregate":
         raise RequestError(

@@ -50,7 +50,7 @@ def check(context: RoutingContext) -> None:
     ):
         raise RequestError(
             "With the verifier 'rejection' the device draws tokens of the answer: ask the device, or use 'truncated'.",
-            param="paceline.verifier",
+            param="paceline.debug.verifier",
         )
 
 

@@ -269,7 +269,7 @@ class CountingEngine(FakeEngine):
     [
         {"paceline": {"strategy": "aggregate"}},
         {"paceline": {"privacy": "answer-private"}},
-        {"paceline": {"aggregator": "coin"}},
+        {"paceline": {"debug": {"aggregator": "coin"}}},
         {"prompt": [PROMPT, [300]]},
     ],
 )

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.sampling.dist import Dist, total_variation
+from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine, TextModel
 from paceline.engine.fake import EOS, ByteTokenizer, FakeEngine, fake_model
 from paceline.errors import EngineError
+from tests.core.dists import total_variation
 from tests.engine.trials import scratch
 
 TEXT: TextModel = ByteTokenizer()

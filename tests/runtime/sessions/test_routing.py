@@ -130,7 +130,7 @@ def test_an_aggregator_without_distributions_gives_no_logprobs() -> None:
     for strategy in ("auto", "lookup_tree"):
         with pytest.raises(RequestError, match="no logprobs") as refused:
             chosen(LINKED, logprobs=True, strategy=strategy, options={"aggregator": "coin"})
-        assert refused.value.param == "paceline.aggregator"
+        assert refused.value.param == "paceline.debug.aggregator"
 
 
 def test_raw_tokens_are_continued_by_one_side_and_report_no_missing_peer() -> None:
