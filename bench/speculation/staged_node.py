@@ -24,7 +24,16 @@ from paceline.engine.tokenizer import Tokenizer
 from paceline.models import CLOUD, DEVICE
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node
-from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.service import (
+    Account,
+    AskedPrompt,
+    AskedStrategy,
+    GenerateRequest,
+    GenerationResult,
+    OutputForm,
+    Sources,
+    TextDelta,
+)
 from paceline.runtime.stages.local import READY, StageCredential
 from paceline.runtime.stages.members import FixedPlace, Members
 from paceline.runtime.stages.pipeline import RemotePipeline
@@ -78,14 +87,12 @@ class StagedNode:
         self.answers += 1
         asked = {} if options is None else {each: getattr(options, each) for each in options.__struct_fields__}
         request = GenerateRequest(
-            messages=(),
-            prompt=tuple(prompt),
-            sampling=sampling,
-            max_tokens=tokens,
-            strategy="autoregressive" if options is None else "pipeline",
-            documents=0,
-            owner=f"answer {self.answers}",
-            options=asked,
+            AskedPrompt(tokens=tuple(prompt)),
+            sampling,
+            OutputForm(tokens),
+            Sources(documents=0),
+            strategy=AskedStrategy("autoregressive" if options is None else "pipeline", asked),
+            account=Account(owner=f"answer {self.answers}"),
         )
         loop = asyncio.get_running_loop()
         session = await self.node.prepare(request)
