@@ -107,7 +107,7 @@ def test_tools_are_described_to_the_model_and_enforced(http: httpx.Client, servi
 
 def test_a_system_message_is_kept_and_added_to(http: httpx.Client, service: ScriptedService) -> None:
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    system, _ = asked(http, service, messages=messages, tools=TOOLS).messages
+    system, _ = asked(http, service, messages=messages, tools=TOOLS).prompt.messages
     assert system["role"] == "system" and system["content"].startswith("Be brief.\n\n# Tools")
 
 
@@ -202,7 +202,7 @@ def test_results_are_written_in_the_order_of_the_calls(http: httpx.Client, servi
         {"role": "tool", "tool_call_id": "a", "content": "first"},
         {"role": "user", "content": "Well?"},
     ]
-    roles = [message["role"] for message in asked(http, service, messages=messages).messages]
+    roles = [message["role"] for message in asked(http, service, messages=messages).prompt.messages]
     assert roles == ["user", "assistant", "tool", "user"]
     one, two = (f"<tool_response>\n{text}\n</tool_response>" for text in ("first", "second"))
     assert service.requests[0].prompt.messages[2]["content"] == f"{one}\n{two}"
@@ -227,7 +227,7 @@ def test_earlier_calls_of_an_assistant_are_accepted(
     http: httpx.Client, service: ScriptedService, message: Json, text: str
 ) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant"} | message, {"role": "user", "content": "So?"}]
-    assert text in asked(http, service, messages=messages).messages[1]["content"]
+    assert text in asked(http, service, messages=messages).prompt.messages[1]["content"]
 
 
 @pytest.mark.parametrize(
@@ -241,10 +241,10 @@ def test_earlier_calls_of_an_assistant_are_accepted(
 def test_a_format_is_a_constraint(
     http: httpx.Client, service: ScriptedService, wanted: Json, kind: str, text: str
 ) -> None:
-    held = asked(http, service, response_format=wanted).constraint
+    held = asked(http, service, response_format=wanted).output.constraint
     assert held is not None and (held.kind, held.text) == (kind, text)
     assert text in service.requests[0].prompt.messages[0]["content"], "the model knows what it is held to"
-    with_tools = asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="none").constraint
+    with_tools = asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="none").output.constraint
     assert with_tools == held
     assert constraint(asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="required"))["required"]
 
@@ -275,7 +275,7 @@ def test_a_strict_format_is_strict_beside_tools(http: httpx.Client, service: Scr
 
 
 def test_text_is_no_constraint(http: httpx.Client, service: ScriptedService) -> None:
-    assert asked(http, service, response_format={"type": "text"}).constraint is None
+    assert asked(http, service, response_format={"type": "text"}).output.constraint is None
 
 
 # ---- the answer to the client ---------------------------------------------------------------------------------------

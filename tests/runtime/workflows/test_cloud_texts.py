@@ -139,7 +139,7 @@ async def test_what_reads_nothing_private_is_written_by_the_cloud_and_the_answer
 async def test_no_frame_has_a_word_of_a_private_document_or_of_an_earlier_answer() -> None:
     places = ScriptedPlaces({"key": SECRET, "broom": SECRET}, {"broom": MAP})
     async with device() as made:
-        asked = changed(RESEARCH, messages=(*EARLIER, *RESEARCH.messages))
+        asked = changed(RESEARCH, messages=(*EARLIER, *RESEARCH.prompt.messages))
         await made.answer(asked, places, ScriptedWeb())
         assert made.here.of("refine") and "XYZZYVELDA" in str(made.here.of("refine"))
         assert len(made.openings()) >= 4 and all(opening.strategy == WRITE for opening in made.openings())
@@ -173,10 +173,14 @@ async def test_each_zone_is_refined_in_a_text_of_its_own_and_the_answer_reads_th
         assert (units(done, "refine"), units(done, "refine public")) == ({ENGINE}, {CLOUD})
         assert texts_read(made) == ["The hall is in the east.", "The key lies below the broom."]
         (private,), (public,) = here.of("refine"), there.of("refine")
-        assert HERE_TOO.passage.text in str(private.messages) and LONG.passage.text not in str(private.messages)
-        assert LONG.passage.text in str(public.messages) and HERE_TOO.passage.text not in str(public.messages)
-        assert private.max_tokens is not None and public.max_tokens is not None
-        assert private.max_tokens < public.max_tokens  # it reads one passage, the other two
+        assert HERE_TOO.passage.text in str(private.prompt.messages) and LONG.passage.text not in str(
+            private.prompt.messages
+        )
+        assert LONG.passage.text in str(public.prompt.messages) and HERE_TOO.passage.text not in str(
+            public.prompt.messages
+        )
+        assert private.output.max_tokens is not None and public.output.max_tokens is not None
+        assert private.output.max_tokens < public.output.max_tokens  # it reads one passage, the other two
 
 
 @pytest.mark.parametrize("near", [[], [SECRET], BETTER])
@@ -214,7 +218,9 @@ async def test_a_device_alone_refines_the_passages_of_both_sides_in_one_text() -
     async with device(here=Models(rewrite=("NONE",))) as made:
         await made.answer(changed(ASKED, privacy="answer-private"), FarAndNear([HERE_TOO], [LONG]))
         (refined,) = made.here.of("refine")
-        assert LONG.passage.text in str(refined.messages) and HERE_TOO.passage.text in str(refined.messages)
+        assert LONG.passage.text in str(refined.prompt.messages) and HERE_TOO.passage.text in str(
+            refined.prompt.messages
+        )
 
 
 @pytest.mark.parametrize("privacy", ["answer-private", "local-only"])
