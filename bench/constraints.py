@@ -36,7 +36,14 @@ from paceline.runtime.asking import AskLimits, CloudAsks
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
-from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.service import (
+    AskedPrompt,
+    AskedStrategy,
+    GenerateRequest,
+    GenerationResult,
+    OutputForm,
+    TextDelta,
+)
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
 from paceline.wire.messages import Introduction
@@ -169,15 +176,16 @@ async def judged(nodes: dict[Side, Node], strategy: Strategy, count: int, at_onc
 def request(strategy: Strategy, form: AnswerForm, number: int) -> GenerateRequest:
     aggregators, shapes = get_args(AggregatorName), list(SHAPES.values())
     return GenerateRequest(
-        messages=({"role": "user", "content": f"Who is number {number}?"},),
-        sampling=SamplingParams(temperature=0.0 if number % 5 == 4 else 1.0, seed=number),
-        max_tokens=MAX_TOKENS,
-        strategy=strategy.name,
-        options={
-            "aggregator": aggregators[number // 6 % len(aggregators)] if strategy.text_of == "both" else "",
-            "drafting": shapes[number // 18 % len(shapes)],
-        },
-        constraint=form.constraint,
+        AskedPrompt(({"role": "user", "content": f"Who is number {number}?"},)),
+        SamplingParams(temperature=0.0 if number % 5 == 4 else 1.0, seed=number),
+        OutputForm(MAX_TOKENS, constraint=form.constraint),
+        strategy=AskedStrategy(
+            strategy.name,
+            {
+                "aggregator": aggregators[number // 6 % len(aggregators)] if strategy.text_of == "both" else "",
+                "drafting": shapes[number // 18 % len(shapes)],
+            },
+        ),
     )
 
 

@@ -24,7 +24,16 @@ from paceline.engine.tokenizer import Tokenizer
 from paceline.models import CLOUD, DEVICE
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node
-from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.service import (
+    Account,
+    AskedPrompt,
+    AskedStrategy,
+    GenerateRequest,
+    GenerationResult,
+    OutputForm,
+    Sources,
+    TextDelta,
+)
 from paceline.runtime.stages.local import READY, StageCredential
 from paceline.runtime.stages.members import Members, Place
 from paceline.runtime.stages.pipeline import RemotePipeline
@@ -80,14 +89,12 @@ class StagedNode:
         if strategy.name not in STRATEGIES:
             register(strategy)
         request = GenerateRequest(
-            messages=(),
-            prompt=tuple(prompt),
-            sampling=sampling,
-            max_tokens=tokens,
-            strategy=strategy.name,
-            documents=0,
-            owner=f"answer {self.answers}",
-            options={"rescoring": False},
+            AskedPrompt(tokens=tuple(prompt)),
+            sampling,
+            OutputForm(tokens),
+            Sources(documents=0),
+            strategy=AskedStrategy(strategy.name, {"rescoring": False}),
+            account=Account(owner=f"answer {self.answers}"),
         )
         loop = asyncio.get_running_loop()
         session = await self.node.prepare(request)

@@ -37,6 +37,7 @@ from paceline.api.routes import Route
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import (
+    AskedPrompt,
     GenerateEvent,
     GenerateRequest,
     Generation,
@@ -184,11 +185,11 @@ class CompletionCall:
     def requests(self, prompts: Sequence[tuple[int, ...]]) -> list[GenerateRequest]:
         """One request per choice. With a seed, a prompt has the same answers alone and among others; without one,
         all answers differ."""
-        if self.request.seeded:
+        if self.request.strategy.seeded:
             choices = choices_of(self.request, self.n) * len(prompts)
         else:
             choices = choices_of(self.request, self.n * len(prompts))
-        return [replace(one, prompt=prompts[index // self.n]) for index, one in enumerate(choices)]
+        return [replace(one, prompt=AskedPrompt(tokens=prompts[index // self.n])) for index, one in enumerate(choices)]
 
 
 def completion_call(body: Mapping[str, object], service: Service, identity: Identity) -> CompletionCall:
@@ -241,7 +242,11 @@ def completion_call(body: Mapping[str, object], service: Service, identity: Iden
         n=asked.n,
         prompts=prompts,
         write=asked.max_tokens > 0,
-        request=replace(request, documents=0, top_logprobs=asked.logprobs),
+        request=replace(
+            request,
+            output=replace(request.output, top_logprobs=asked.logprobs),
+            sources=replace(request.sources, documents=0),
+        ),
     )
 
 
@@ -491,11 +496,11 @@ class CompletionsEndpoint:
     async def _begin(self, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
         """Admit the answers, then score the prompts: nothing is computed for a request that will be refused."""
         if call.write and not call.echo and must_load(self._service, call.model.name):
-            await self._service.wait_for_room(call.request.owner)
+            await self._service.wait_for_room(call.request.account.owner)
             return await self._meta(call, ()), self._late(call)
         prompts = [await self._tokens(prompt, call.model.name) for prompt in call.prompts]
         for prompt in prompts if call.echo else ():
-            await self._service.check(replace(call.request, prompt=prompt), room=int(call.write))
+            await self._service.check(replace(call.request, prompt=AskedPrompt(tokens=prompt)), room=int(call.write))
         if not call.write:
             empty = [_EmptyGeneration(len(prompt)) for prompt in prompts for _ in range(call.n)]
             return await self._meta(call, prompts), empty
@@ -510,7 +515,8 @@ class CompletionsEndpoint:
         """The answers of a model that has to be loaded first."""
 
         async def prepare(asked: GenerateRequest, prompt: Input) -> Generation:
-            return await self._service.prepare(replace(asked, prompt=await self._tokens(prompt, asked.model)))
+            tokens = await self._tokens(prompt, asked.model)
+            return await self._service.prepare(replace(asked, prompt=AskedPrompt(tokens=tokens)))
 
         unread = call.requests([()] * len(call.prompts))
         return [

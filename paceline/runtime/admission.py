@@ -190,19 +190,19 @@ class Admission:
     async def admit(self, request: GenerateRequest, *, has_place: bool = False) -> ClientSession:
         """The first session of an answer. has_place: it is part of a workflow, which takes one."""
         if not has_place:
-            self._places.check_room(request.owner)
+            self._places.check_room(request.account.owner)
         session = await self._begin(
-            request.owner, lambda egress: self._preparation.prepare(request, egress, self._closed)
+            request.account.owner, lambda egress: self._preparation.prepare(request, egress, self._closed)
         )
         if not has_place:
-            self._work.begin_text(session, request.max_tokens or session.prepared.max_new_tokens)
+            self._work.begin_text(session, request.output.max_tokens or session.prepared.max_new_tokens)
         return session
 
     async def _go_on(self, earlier: ClientSession) -> ClientSession:
         """The next stretch of an answer, in the place of the one that has ended."""
         prepared = earlier.prepared
         session = await self._begin(
-            prepared.request.owner, lambda egress: self._preparation.go_on(earlier, egress, self._closed)
+            prepared.request.account.owner, lambda egress: self._preparation.go_on(earlier, egress, self._closed)
         )
         self._work.begin_text(session, prepared.limit - prepared.end)
         return session
@@ -227,4 +227,4 @@ class Admission:
         if session in self._clients:
             self._clients.discard(session)
             self._work.end_text(session)
-            self._places.give_back(session.prepared.request.owner)
+            self._places.give_back(session.prepared.request.account.owner)

@@ -312,12 +312,14 @@ class Node(NodeTexts):
         await self._places.wait_for_room(owner)
 
     async def prepare(self, request: GenerateRequest) -> Generation:
-        if request.workflow is None:
+        if request.sources.workflow is None:
             return await self._admission.prepare(request)
-        run = self._workflows.prepare(request, lambda: self._places.give_back(request.owner))
+        run = self._workflows.prepare(request, lambda: self._places.give_back(request.account.owner))
         # What would be refused as an answer is refused before any agent writes, and before a query leaves this side.
-        await (await self._admission.admit(replace(request, workflow=None, passages=()))).aclose()
-        self._places.take(request.owner)
+        await (
+            await self._admission.admit(replace(request, sources=replace(request.sources, workflow=None, passages=())))
+        ).aclose()
+        self._places.take(request.account.owner)
         return run
 
     async def _admit(self, request: GenerateRequest) -> Generation:

@@ -96,8 +96,8 @@ class Peers:
 
     def peer_for(self, request: GenerateRequest) -> tuple[str | None, Link | None]:
         """Peer of an answer: the request's device, else the only linked peer if any may take part."""
-        if self._resources.side == "cloud" and (request.device is not None or not request.any_device):
-            return request.device, self.link(request.device)
+        if self._resources.side == "cloud" and (request.joining.device is not None or not request.joining.any_device):
+            return request.joining.device, self.link(request.joining.device)
         if len(self.links) == 1:
             return next(iter(self.links.items()))
         return None, None
@@ -105,18 +105,18 @@ class Peers:
     def expects(self, request: GenerateRequest) -> bool:
         """True if a second side belongs to this request, whether it is linked now or not. One that several linked
         devices could be belongs to none."""
-        if self._resources.side == "device" or request.device is not None:
-            return request.device is not None or self._expects_peer()
-        if self.links or not (request.any_device and self._may_ask.allows(request.asker)):
+        if self._resources.side == "device" or request.joining.device is not None:
+            return request.joining.device is not None or self._expects_peer()
+        if self.links or not (request.joining.any_device and self._may_ask.allows(request.account.asker)):
             return False
         return self._expects_peer()
 
     def absence(self, request: GenerateRequest) -> str:
         """Why no device takes part in a request that names none, as the end of a sentence, where it is not that it is
         not linked."""
-        if self._resources.side == "device" or request.device is not None:
+        if self._resources.side == "device" or request.joining.device is not None:
             return ""
-        if not request.any_device:
+        if not request.joining.any_device:
             return ": its key is bound to no device, and it names none in paceline.device"
         return ": several are linked, and it names none in paceline.device" if len(self.links) > 1 else ""
 
@@ -125,7 +125,7 @@ class Peers:
         if link is None or self._resources.side == "device":
             return ""
         may_ask = MayAsk.of(link.peer.asked_by)
-        return "" if may_ask.allows(request.asker) else may_ask.refusal()
+        return "" if may_ask.allows(request.account.asker) else may_ask.refusal()
 
     def on_link(self, link: Link, peer: str) -> None:
         """A link to this peer is up. The caller must close the link it replaces, which counts as lost for sessions."""

@@ -399,7 +399,7 @@ class ServedModels:
         slot = self._slots.get(request.model)
         if slot is None:
             return await self._first.prepare(request)
-        await self.wait_for_room(request.owner)  # a model is not loaded for what is refused anyway
+        await self.wait_for_room(request.account.owner)  # a model is not loaded for what is refused anyway
         node = await slot.take()
         try:
             return _Kept(await node.prepare(request), slot.give_back)

@@ -14,11 +14,12 @@ from paceline.engine.base import LoadedModel, Output
 from paceline.engine.fake import ByteTokenizer, FakeEngine, fake_model
 from paceline.errors import ConfigError
 from paceline.runtime.node import Node
-from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.settings import ServerSettings
 from server.program import opened_draft
+from tests.requests import a_request
 
-REQUEST = GenerateRequest(
+REQUEST = a_request(
     messages=({"role": "user", "content": "Where is the key?"},),
     sampling=SamplingParams(temperature=1.0, seed=5),
     max_tokens=30,

@@ -338,5 +338,5 @@ class MessagesEndpoint:
         asked = parse(CountRequest, body)
         check(body)
         call = chat_call(chat_body(asked), self._service, request.state.identity, documents=0)
-        tokens = await self._service.tokenize_chat(call.requests[0].messages, call.requests[0].model)
+        tokens = await self._service.tokenize_chat(call.requests[0].prompt.messages, call.requests[0].model)
         return answer(TokenCount(input_tokens=len(tokens)).model_dump())

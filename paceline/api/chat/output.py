@@ -421,7 +421,7 @@ def _optional(name: str, value: Mapping[str, object] | None) -> Json:
 
 
 def _logprobs(call: ChatCall, items: list[Json]) -> Json | None:
-    return {"content": items, "refusal": None} if call.requests[0].top_logprobs is not None else None
+    return {"content": items, "refusal": None} if call.requests[0].output.top_logprobs is not None else None
 
 
 def logprob_items(delta: TextDelta) -> list[Json]:

@@ -23,7 +23,7 @@ from paceline.api.http.auth import Identity
 from paceline.api.http.body import parse
 from paceline.api.models import chat_model, named_switch
 from paceline.errors import RequestError
-from paceline.runtime.service import GenerateRequest, Service, SharedPrompt
+from paceline.runtime.service import AskedPrompt, GenerateRequest, Service, SharedPrompt
 from paceline.wire.messages import MAX_TEMPLATE
 
 # Conversion of a conversation to the input of a chat template: one role and one text per message.
@@ -171,24 +171,30 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
     tools = tool_use(asked)
     form = form_of(asked)
     instructions = [text for text in (tools and tools.instructions(), format_instructions(asked, tools)) if text]
-    request = replace(
-        generation_of(
-            asked,
-            model,
-            service,
-            identity,
-            documents=documents,
-            limit=limit,
-            form=form if tools is None else tools.constraint(form),
-        ),
-        messages=begun(asked, conversation(asked.messages, instructions, model.system)),
-        top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-        template=_template(asked),
-        # In a workflow each choice has agents of its own, who find other passages.
-        shared=SharedPrompt() if asked.n > 1 and asked.paceline.workflow is None else None,
+    request = generation_of(
+        asked,
+        model,
+        service,
+        identity,
+        documents=documents,
+        limit=limit,
+        form=form if tools is None else tools.constraint(form),
     )
-    if tools is not None and not tools.required and form is None:
-        request = replace(request, default_tokens=None)  # it may be free text
+    may_be_free = tools is not None and not tools.required and form is None
+    request = replace(
+        request,
+        prompt=AskedPrompt(
+            messages=begun(asked, conversation(asked.messages, instructions, model.system)),
+            template=_template(asked),
+            # In a workflow each choice has agents of its own, who find other passages.
+            shared=SharedPrompt() if asked.n > 1 and asked.paceline.workflow is None else None,
+        ),
+        output=replace(
+            request.output,
+            top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+            default_tokens=None if may_be_free else request.output.default_tokens,
+        ),
+    )
     return ChatCall(
         model=asked.model,
         stream=asked.stream,

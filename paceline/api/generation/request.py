@@ -39,7 +39,16 @@ from paceline.core.sampling.sampler import (
 )
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
-from paceline.runtime.service import GenerateRequest, Service
+from paceline.runtime.service import (
+    Account,
+    AskedPrompt,
+    AskedStrategy,
+    GenerateRequest,
+    Joining,
+    OutputForm,
+    Service,
+    Sources,
+)
 from paceline.strategies.registry import debug_options
 
 MAX_SCHEMAS = 65_536  # characters: of the form of an answer, and of all tools' schemas together
@@ -66,28 +75,34 @@ def generation_of(
     extension = asked.paceline
     _check_ends(asked, model, limit)
     return GenerateRequest(
-        messages=(),
-        sampling=sampling_of(asked, model),
-        max_tokens=None if limit is None else min(limit, model.max_positions),
-        default_tokens=None if form is None else FORMED_TOKENS,
-        stop=tuple(asked.stop),
-        stop_token_ids=tuple(asked.stop_token_ids),
-        constraint=ended(form, asked),
-        model=model.name,
-        strategy=strategy_of(extension.strategy, service.strategies()),
-        device=device_of(extension.device, service, identity),
-        names_device=extension.device is not None,
-        any_device=not identity.key,
-        asker=identity.name,
-        documents=documents if extension.documents is None else extension.documents,
-        on_loss=extension.on_device_loss,
-        privacy=extension.privacy,
-        seeded=asked.seed is not None,
-        options=options_of(extension, service),
-        owner=identity.key,
-        workflow=extension.workflow,
-        steps=extension.steps,
-        trace=request_id.get(),
+        AskedPrompt(),
+        sampling_of(asked, model),
+        OutputForm(
+            max_tokens=None if limit is None else min(limit, model.max_positions),
+            default_tokens=None if form is None else FORMED_TOKENS,
+            stop=tuple(asked.stop),
+            stop_token_ids=tuple(asked.stop_token_ids),
+            constraint=ended(form, asked),
+        ),
+        Sources(
+            documents=documents if extension.documents is None else extension.documents,
+            workflow=extension.workflow,
+            steps=extension.steps,
+        ),
+        Joining(
+            on_loss=extension.on_device_loss,
+            privacy=extension.privacy,
+            device=device_of(extension.device, service, identity),
+            names_device=extension.device is not None,
+            any_device=not identity.key,
+        ),
+        AskedStrategy(
+            strategy_of(extension.strategy, service.strategies()),
+            options=options_of(extension, service),
+            seeded=asked.seed is not None,
+        ),
+        Account(owner=identity.key, asker=identity.name, trace=request_id.get()),
+        model.name,
     )
 
 

@@ -371,7 +371,7 @@ class OllamaGeneration:
 
         async def begin() -> list[Generation]:
             if must_load(self._service, call.model.name):
-                await self._service.wait_for_room(call.request.owner)
+                await self._service.wait_for_room(call.request.account.owner)
                 return [LateGeneration(prepare)]
             return [await prepare()]
 

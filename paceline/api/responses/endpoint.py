@@ -141,7 +141,7 @@ async def prepare(service: Service, asked: ResponseRequest, request: GenerateReq
     Where the model has to be loaded first, it is admitted when it is run, and may be refused then.
     """
     if must_load(service, request.model):
-        await service.wait_for_room(request.owner)
+        await service.wait_for_room(request.account.owner)
         return LateGeneration(partial(_prepare_now, service, asked, request))
     return await _prepare_now(service, asked, request)
 
@@ -154,11 +154,12 @@ async def _prepare_now(service: Service, asked: ResponseRequest, request: Genera
         if error.code != "context_length_exceeded" or asked.truncation != "auto":
             raise
         too_long = error
-    messages = request.messages
+    messages = request.prompt.messages
     fixed = sum(1 for message in messages[:1] if asked.instructions and message["role"] == "system")
 
     def without(count: int) -> GenerateRequest:
-        return replace(request, messages=(*messages[:fixed], *messages[fixed + count :]))
+        left = (*messages[:fixed], *messages[fixed + count :])
+        return replace(request, prompt=replace(request.prompt, messages=left))
 
     low, high = 1, len(messages) - fixed - 1  # messages to drop
     max_dropped = high
@@ -398,11 +399,16 @@ class ResponsesEndpoint:
         min_score = min_score_of(tool.ranking_options, f"tools[{index}].ranking_options")
         request = replace(
             request,
-            documents=tool.max_num_results or request.documents,
-            min_score=min_score or request.min_score,
+            sources=replace(
+                request.sources,
+                documents=tool.max_num_results or request.sources.documents,
+                min_score=min_score or request.sources.min_score,
+            ),
         )
         stores = tuple(tool.vector_store_ids or ()) or call.vector_stores
-        user_messages = (message["content"] for message in reversed(request.messages) if message["role"] == "user")
+        user_messages = (
+            message["content"] for message in reversed(request.prompt.messages) if message["role"] == "user"
+        )
         query = next(user_messages, "")
         (request,), attributes = await select_stores_with_attributes(
             [request], self._service, identity, stores, condition

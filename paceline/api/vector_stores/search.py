@@ -133,6 +133,9 @@ async def select_stores_with_attributes(
     library = library_of(service)
     selection, attributes = await asyncio.to_thread(library.selection, identity.key, names, condition)
     selected = (
-        replace(one, collections=selection.collections, document_ids=selection.document_ids) for one in requests
+        replace(
+            one, sources=replace(one.sources, collections=selection.collections, document_ids=selection.document_ids)
+        )
+        for one in requests
     )
     return tuple(selected), attributes

@@ -24,10 +24,16 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.peers import Peers
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import (
+    Account,
+    AskedPrompt,
+    AskedStrategy,
     GenerateEvent,
     GenerateRequest,
     Generation,
     GenerationResult,
+    Joining,
+    OutputForm,
+    Sources,
     TextDelta,
     WorkflowStep,
 )
@@ -91,19 +97,19 @@ class WorkflowRun:
         """side: this one. admit: prepares a generation of this side. closed: called once, when it has ended. web: that
         `research` searches; None: it is done without, and the answer says so. cloud: whose model may write agents'
         texts that read nothing private; None: this side's writes all."""
-        assert request.workflow is not None
+        assert request.sources.workflow is not None
         self.places = places
         self.registry = driver.registry
         self._request = request
-        self._web = web if request.workflow == "research" else None
+        self._web = web if request.sources.workflow == "research" else None
         self._cloud = cloud
-        barred = request.workflow == "research" and web is None
-        self._workflow: WorkflowName = "advanced" if barred else request.workflow
+        barred = request.sources.workflow == "research" and web is None
+        self._workflow: WorkflowName = "advanced" if barred else request.sources.workflow
         self._side = side
         self._driver = driver
         self._admit = admit
         self._closed: Callable[[], None] | None = closed
-        self._question = query_of(request.messages)
+        self._question = query_of(request.prompt.messages)
         self._events: asyncio.Queue[GenerateEvent | Exception] = asyncio.Queue()
         self._number: int | None = None  # of the request at the driver
         self._builder: WorkflowBuilder | None = None
@@ -151,7 +157,7 @@ class WorkflowRun:
         self._number = self._driver.begin(self._ended)
         sizes = _sizes(self._question, self._side, far=self.places.has_far, alone=self._cloud is None)
         self._builder = builder = WorkflowBuilder(
-            self._workflow, sizes, self.registry.models, self._number, self._request.owner, self._driver.ids
+            self._workflow, sizes, self.registry.models, self._number, self._request.account.owner, self._driver.ids
         )
         nodes = builder.begin()
         works: list[tuple[SubStage, Work]] = []
@@ -191,16 +197,13 @@ class WorkflowRun:
     async def _write(self, messages: Prompt, max_tokens: int, criticality: float) -> TextStream:
         """Begin an agent's text: greedy, by this side's model alone, without documents of its own."""
         request = GenerateRequest(
-            messages=tuple({name: str(value) for name, value in message.items()} for message in messages),
-            sampling=SamplingParams(temperature=0.0),
-            max_tokens=max_tokens,
-            strategy=LOCAL,
-            any_device=False,
-            documents=0,
-            owner=self._request.owner,
-            privacy=self._request.privacy,
-            passages=(),
-            criticality=criticality,
+            AskedPrompt(tuple({name: str(value) for name, value in message.items()} for message in messages)),
+            SamplingParams(temperature=0.0),
+            OutputForm(max_tokens),
+            Sources(documents=0, passages=()),
+            Joining(privacy=self._request.joining.privacy, any_device=False),
+            AskedStrategy(LOCAL),
+            Account(owner=self._request.account.owner, criticality=criticality),
         )
         return TextStream(await self._admit(request))
 
@@ -223,9 +226,9 @@ class WorkflowRun:
         self._steps.append(step)
         if failed:
             self._failed.append(stage)
-            if stage == "search far" and self._request.on_loss != "continue":
+            if stage == "search far" and self._request.joining.on_loss != "continue":
                 self._fail(peer_missing(other(self._side)))
-        if self._request.steps:
+        if self._request.sources.steps:
             self._events.put_nowait(TextDelta("", 0, step=step))
 
     async def read(self, launch: Launch, found: Sequence[Found]) -> int:
@@ -241,17 +244,13 @@ class WorkflowRun:
         if not (own or others):
             return 0
         request = GenerateRequest(
-            messages=self._request.messages,
-            template=self._request.template,
-            sampling=self._request.sampling,
-            max_tokens=1,
-            strategy=LOCAL,
-            any_device=False,
-            owner=self._request.owner,
-            privacy=self._request.privacy,
-            passages=tuple(own),
-            other_passages=tuple(others),
-            criticality=launch.criticality,
+            replace(self._request.prompt, shared=None),
+            self._request.sampling,
+            OutputForm(max_tokens=1),
+            Sources(passages=tuple(own), other_passages=tuple(others)),
+            Joining(privacy=self._request.joining.privacy, any_device=False),
+            AskedStrategy(LOCAL),
+            Account(owner=self._request.account.owner, criticality=launch.criticality),
         )
         generation = await self._admit(request)
         async for _ in generation.run():
@@ -262,7 +261,9 @@ class WorkflowRun:
     async def _prefill_answer(self, launch: Launch) -> Outcome:
         own, others = reading_list(self._read, self._side)
         request = replace(
-            self._request, workflow=None, passages=own, other_passages=others, criticality=launch.criticality
+            self._request,
+            sources=replace(self._request.sources, workflow=None, passages=own, other_passages=others),
+            account=replace(self._request.account, criticality=launch.criticality),
         )
         try:
             generation = await self._admit(request)
@@ -299,7 +300,7 @@ class WorkflowRun:
         left_out = f"; left out: {', '.join(dict.fromkeys(self._failed))}" if self._failed else ""
         return replace(
             done,
-            strategy_reason=f"workflow {self._request.workflow}{left_out}; {done.strategy_reason}",
+            strategy_reason=f"workflow {self._request.sources.workflow}{left_out}; {done.strategy_reason}",
             degraded=done.degraded or ("workflow_incomplete" if self._failed else None),
             steps=tuple(self._steps),
             stats={**done.stats, **sent, "agent_tokens": agents, "lookups": len(self._lookups)},
@@ -323,7 +324,7 @@ class WorkflowRun:
 
 def _prompt_tokens(request: GenerateRequest, passages: Sequence[Passage]) -> int:
     """Of the answer's prompts with these passages, a branch each; about."""
-    said = sum(len(str(message["content"])) for message in request.messages)
+    said = sum(len(str(message["content"])) for message in request.prompt.messages)
     texts = sum(len(passages_text(passage)) for passage in passages)
     return max(1, (said * max(1, len(passages)) + texts) // CHARACTERS)
 
@@ -380,28 +381,28 @@ class Workflows:
         """Nothing runs before the workflow is. Raises RequestError for one that cannot run here. closed: called once,
         when it has ended."""
         resources, side = self._resources, self._resources.side
-        if request.workflow not in self.names:
+        if request.sources.workflow not in self.names:
             raise RequestError(
                 "The workflow 'research' searches the web, for which no provider is configured here: its operator can "
                 "set web_search.",
                 param="paceline.workflow",
                 code="workflow_unavailable",
             )
-        if request.prompt is not None:
+        if request.prompt.tokens is not None:
             raise RequestError("A workflow needs a conversation.", param="paceline.workflow")
         if self._driver is None:
             self._driver = WorkflowDriver(resources.registry, None if self._profiles is None else self._profiles.open())
             resources.work.watch(self._driver)
             self._cloud = CloudUnits(self._driver)
         _, link = self._peers.peer_for(request)
-        searched = request.documents > 0  # otherwise the client wants none
+        searched = request.sources.documents > 0  # otherwise the client wants none
         places = NodePlaces(
             side,
             resources.store if searched else None,
-            Selection(request.collections, request.document_ids),
-            request.min_score,
+            Selection(request.sources.collections, request.sources.document_ids),
+            request.sources.min_score,
             self._reranker,
-            link if searched and side == "device" and request.privacy != "local-only" else None,
+            link if searched and side == "device" and request.joining.privacy != "local-only" else None,
         )
         web, cloud = self._web_for(request, link), self._cloud_for(request, link)
         return WorkflowRun(request, side, places, self._driver, self._admit, closed, web, cloud)
@@ -415,16 +416,18 @@ class Workflows:
     def _web_for(self, request: GenerateRequest, link: Link | None) -> NodeWeb | None:
         """The web for a request; None where its level of privacy lets nothing leave."""
         resources = self._resources
-        if self._web is None or resources.store is None or request.privacy == "local-only":
+        if self._web is None or resources.store is None or request.joining.privacy == "local-only":
             return None
-        return NodeWeb(resources.side, self._web, resources.store, request.min_score, link, resources.work.parsing)
+        return NodeWeb(
+            resources.side, self._web, resources.store, request.sources.min_score, link, resources.work.parsing
+        )
 
     def _cloud_for(self, request: GenerateRequest, link: Link | None) -> CloudTexts | None:
         """The cloud's model for a request's agents; None where it may write none of their texts, or there is none."""
         if self._cloud is None:
             return None
-        key = partial(self._resources.cache_key, f"workflows of {request.owner}")
-        return cloud_texts(self._cloud, link, request.privacy, key)
+        key = partial(self._resources.cache_key, f"workflows of {request.account.owner}")
+        return cloud_texts(self._cloud, link, request.joining.privacy, key)
 
     async def close(self) -> None:
         if self._driver is not None:

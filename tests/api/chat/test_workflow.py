@@ -37,13 +37,13 @@ def test_a_workflow_is_asked_for_by_field_or_name(
 ) -> None:
     answer = post(http, model=model, paceline=extension)
     assert answer.json()["model"] == model
-    assert service.requests[-1].workflow == asked
+    assert service.requests[-1].sources.workflow == asked
 
 
 def test_responses_run_workflows_too(http: httpx.Client, service: ScriptedService) -> None:
     body = {"model": f"{MODEL.name}:fast", "input": "Hi"}
     assert http.post("/v1/responses", json=body).json()["status"] == "completed"
-    assert service.requests[-1].workflow == "fast"
+    assert service.requests[-1].sources.workflow == "fast"
 
 
 def test_a_model_with_a_workflow_can_be_looked_up(http: httpx.Client) -> None:

@@ -81,7 +81,7 @@ def uploaded(path: str, file_id: str) -> dict[str, object]:
 
 
 def read(service: ScriptedService) -> str:
-    return service.requests[-1].messages[-1]["content"]
+    return service.requests[-1].prompt.messages[-1]["content"]
 
 
 def refused(response: httpx.Response) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def test_openais_client_sends_one(url: str, service: ScriptedService) -> None:
         first = client.responses.create(model=MODEL.name, input=given)
         assert TEXT in read(service)
         client.responses.create(model=MODEL.name, input="And then?", previous_response_id=first.id)
-    assert TEXT in service.requests[-1].messages[0]["content"], "it stays in the conversation"
+    assert TEXT in service.requests[-1].prompt.messages[0]["content"], "it stays in the conversation"
 
 
 @pytest.mark.parametrize(

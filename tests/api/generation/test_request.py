@@ -67,7 +67,12 @@ def test_an_explicit_null_means_absent(http: httpx.Client, service: ScriptedServ
     response = post(http, **dict.fromkeys(NULLABLE))
     assert response.status_code == 200, response.text
     asked = service.requests[0]
-    assert (asked.max_tokens, asked.stop, asked.strategy, asked.documents) == (None, (), "auto", 2)
+    assert (asked.output.max_tokens, asked.output.stop, asked.strategy.name, asked.sources.documents) == (
+        None,
+        (),
+        "auto",
+        2,
+    )
     assert asked.sampling.temperature == asked.sampling.top_p == 1.0
 
 
@@ -76,7 +81,7 @@ def test_variables_of_the_chat_template_are_taken_as_other_servers_take_them(
 ) -> None:
     for fields in ({"chat_template_kwargs": {"a": [1]}, "enable_thinking": False}, {}):
         assert post(http, **fields).status_code == 200
-    assert [dict(request.template) for request in service.requests] == [{"enable_thinking": False, "a": [1]}, {}]
+    assert [dict(request.prompt.template) for request in service.requests] == [{"enable_thinking": False, "a": [1]}, {}]
     assert fault(post(http, chat_template_kwargs={"a": "x" * 5000}))["param"] == "chat_template_kwargs"
     assert fault(post(http, chat_template_kwargs=nested(100)))["param"] == "chat_template_kwargs"
 
@@ -267,7 +272,7 @@ def test_parts_are_joined_and_developer_is_system(http: httpx.Client, service: S
         {"role": "user", "content": "Why?"},
     ]
     assert post(http, messages=messages).status_code == 200
-    assert service.requests[0].messages == (
+    assert service.requests[0].prompt.messages == (
         {"role": "system", "content": "Be brief."},
         {"role": "assistant", "content": "No."},
         {"role": "user", "content": "Why?"},
@@ -282,7 +287,7 @@ def test_an_agents_earlier_tool_calls_are_kept_as_text(http: httpx.Client, servi
         {"role": "tool", "tool_call_id": "c1", "content": "Sunny"},
     ]
     assert post(http, messages=messages).status_code == 200
-    assistant, tool = service.requests[0].messages[1:]
+    assistant, tool = service.requests[0].prompt.messages[1:]
     expected = '<tool_call>\n{"name": "weather", "arguments": {"city":"Rome"}}\n</tool_call>'
     assert assistant == {"role": "assistant", "content": expected}
     assert tool == {"role": "tool", "content": "<tool_response>\nSunny\n</tool_response>"}
@@ -308,7 +313,7 @@ def test_every_sampling_field_reaches_the_service(http: httpx.Client, service: S
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0.5, 7, 0.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2, 2)
     assert (sampling.logit_bias, sampling.seed) == ({0: -100.0, 255: 100.0}, -5)
-    assert (asked.stop, asked.max_tokens) == (("END",), 9)
+    assert (asked.output.stop, asked.output.max_tokens) == (("END",), 9)
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
@@ -333,7 +338,7 @@ def test_the_newer_limit_wins_and_a_limit_above_the_context_is_clamped(
 ) -> None:
     assert post(http, max_tokens=5, max_completion_tokens=6).status_code == 200
     assert post(http, max_tokens=10**30).status_code == 200
-    assert [asked.max_tokens for asked in service.requests] == [6, 4096]
+    assert [asked.output.max_tokens for asked in service.requests] == [6, 4096]
 
 
 def test_our_object_reaches_the_service(http: httpx.Client, service: ScriptedService) -> None:
@@ -346,14 +351,14 @@ def test_our_object_reaches_the_service(http: httpx.Client, service: ScriptedSer
     }
     assert post(http, paceline=paceline).status_code == 200
     asked = service.requests[0]
-    assert (asked.strategy, asked.device, asked.privacy) == ("aggregate", "phone", "local-only")
-    assert (asked.documents, asked.on_loss) == (0, "fail")
+    assert (asked.strategy.name, asked.joining.device, asked.joining.privacy) == ("aggregate", "phone", "local-only")
+    assert (asked.sources.documents, asked.joining.on_loss) == (0, "fail")
 
 
 def test_logprobs_alone_ask_for_none_of_the_others(http: httpx.Client, service: ScriptedService) -> None:
     assert post(http, logprobs=True).status_code == 200
     assert post(http, logprobs=False).status_code == 200
-    assert [asked.top_logprobs for asked in service.requests] == [0, None]
+    assert [asked.output.top_logprobs for asked in service.requests] == [0, None]
 
 
 def test_an_unknown_model_is_not_found(http: httpx.Client, service: ScriptedService) -> None:

@@ -65,7 +65,7 @@ def test_a_bound_key_is_joined_by_its_device_and_no_other(keyed: tuple[ScriptedS
         assert fault(post(http, paceline={"device": "laptop"}), 403)["param"] == "paceline.device"
     with client_of(url, "sk-open") as http:
         assert post(http, paceline={"device": "laptop"}).status_code == 200
-    assert [asked.device for asked in service.requests[-3:]] == ["phone", "phone", "laptop"]
+    assert [asked.joining.device for asked in service.requests[-3:]] == ["phone", "phone", "laptop"]
 
 
 def test_a_key_that_is_bound_to_no_device_is_joined_by_the_one_it_names_if_it_may() -> None:
@@ -84,11 +84,21 @@ def test_a_key_that_is_bound_to_no_device_is_joined_by_the_one_it_names_if_it_ma
                     assert "scope 'devices'" in fault(named, 403)["message"]
                 assert post(http).status_code == 200
                 asked = service.requests[-1]
-                assert (asked.device, asked.any_device, asked.names_device, asked.asker) == (None, False, False, name)
+                assert (
+                    asked.joining.device,
+                    asked.joining.any_device,
+                    asked.joining.names_device,
+                    asked.account.asker,
+                ) == (None, False, False, name)
     with serving(service) as url, client_of(url) as http:
         assert post(http, paceline={"device": "phone"}).status_code == 200
         asked = service.requests[-1]
-        assert (asked.device, asked.any_device, asked.names_device, asked.asker) == ("phone", True, True, "")
+        assert (asked.joining.device, asked.joining.any_device, asked.joining.names_device, asked.account.asker) == (
+            "phone",
+            True,
+            True,
+            "",
+        )
 
 
 def test_a_device_is_not_named_at_a_device() -> None:

@@ -61,7 +61,7 @@ def test_a_whole_surrogate_pair_is_a_character(http: httpx.Client, service: Scri
     body = json.dumps(BODY | {"messages": [{"role": "user", "content": "🚲"}]})
     assert "\\ud83d" in body
     assert http.post(CHAT, content=body).status_code == 200
-    assert service.requests[0].messages[0]["content"] == "🚲"
+    assert service.requests[0].prompt.messages[0]["content"] == "🚲"
 
 
 JSON = st.recursive(

@@ -31,7 +31,7 @@ class Places:
         monkeypatch.setattr(service, "prepare", self.prepare)
 
     async def prepare(self, request: GenerateRequest) -> Generation:
-        if len(request.messages) > self._fit:
+        if len(request.prompt.messages) > self._fit:
             raise RequestError("Too long.", code="context_length_exceeded", param="messages")
         if self.admitted >= self.busy_after:
             raise RequestError("Too much to do.", status=429, type="rate_limit_error", code="busy")
@@ -74,7 +74,7 @@ def test_one_place_at_a_time_is_held_while_a_conversation_is_cut(
     http: httpx.Client, service: ScriptedService, places: Places
 ) -> None:
     assert post(http, input=LONG, truncation="auto").status_code == 200
-    assert [m["content"] for m in service.requests[-1].messages] == [str(number) for number in range(33, 40)]
+    assert [m["content"] for m in service.requests[-1].prompt.messages] == [str(number) for number in range(33, 40)]
     assert (places.held, places.max_held) == (0, 1)
 
 
@@ -113,7 +113,7 @@ def test_a_chain_of_many_items_goes_on_without_the_oldest(http: httpx.Client, se
     assert error_of(two) == (400, "input", None)
     two = post(http, input=numbered(600), previous_response_id=one, truncation="auto", instructions="Be brief.")
     assert two.status_code == 200, two.text
-    received = [message["content"] for message in service.requests[-1].messages]
+    received = [message["content"] for message in service.requests[-1].prompt.messages]
     assert len(received) == MAX_MESSAGES and received[0] == "Be brief."
     assert received[1:3] == ["202", "203"] and received[-1] == "1199" and "Hello there." in received
     full = post(
@@ -121,7 +121,7 @@ def test_a_chain_of_many_items_goes_on_without_the_oldest(http: httpx.Client, se
     )
     assert error_of(full)[1:] == ("previous_response_id", "previous_response_not_found"), "though it has no room"
     three = post(http, input="And now?", previous_response_id=two.json()["id"], truncation="auto")
-    received = [message["content"] for message in service.requests[-1].messages]
+    received = [message["content"] for message in service.requests[-1].prompt.messages]
     assert three.status_code == 200 and len(received) == MAX_MESSAGES and received[-1] == "And now?"
 
 
@@ -137,7 +137,7 @@ def test_a_chain_is_read_no_further_than_there_is_room(
     refused = post(http, previous_response_id=previous)
     assert error_of(refused) == (400, "previous_response_id", "context_length_exceeded")
     assert post(http, previous_response_id=previous, truncation="auto").status_code == 200
-    received = [message["content"] for message in service.requests[-1].messages]
+    received = [message["content"] for message in service.requests[-1].prompt.messages]
     assert received == ["2" * 1000, "Hello there.", "3" * 1000, "Hello there.", "Hi"]
 
 

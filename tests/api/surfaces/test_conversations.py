@@ -48,7 +48,7 @@ def test_responses_add_what_was_asked_and_answered(client: openai.OpenAI, servic
     first = ask(client, "Hi", conversation=made.id)
     assert first.conversation is not None and first.conversation.id == made.id
     ask(client, "And?", conversation={"id": made.id}, stream=False)
-    assert [message["content"] for message in service.requests[1].messages] == [
+    assert [message["content"] for message in service.requests[1].prompt.messages] == [
         "I am Ann.",
         "Hi",
         "Hello there.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,12 +30,13 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
-from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.settings import AgentSettings
 from paceline.settings_sources import resolve
 from paceline.strategies.base import SIDES, Side
 from paceline.strategies.registry import STRATEGIES
 from tests.engine.checkpoints import save
+from tests.requests import a_request, changed
 from tests.runtime.link.test_connection import pipes
 from tests.runtime.test_node import open_gate
 from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
@@ -48,7 +48,7 @@ NOTES = {
     "cloud": ("public.md", "The harbour museum opens at nine and shows the old red boat."),
     "device": ("private.md", "My key to the old red boat lies under the flat stone."),
 }
-REQUEST = GenerateRequest(
+REQUEST = a_request(
     messages=({"role": "user", "content": "Where is the key to the old red boat?"},),
     sampling=SamplingParams(temperature=0.8, seed=5),
     max_tokens=24,
@@ -100,7 +100,7 @@ class Pair:
 
     async def text(self, strategy: str) -> str:
         text = ""
-        session = await self.nodes["device"].prepare(replace(REQUEST, strategy=strategy))
+        session = await self.nodes["device"].prepare(changed(REQUEST, strategy=strategy))
         async for event in session.run():
             assert isinstance(event, TextDelta | GenerationResult)
             text += event.text if isinstance(event, TextDelta) else ""
@@ -213,7 +213,7 @@ async def test_documents_leave_room_for_an_answer_whose_request_sets_no_limit(tm
             model = LoadedModel(FakeEngine(3, spread=0.3, max_positions=positions), ByteTokenizer())
             async with asyncio.timeout(60), Node("device", model, store) as node:
                 sampling = SamplingParams(seed=5, logit_bias={256: -100.0})
-                request = replace(REQUEST, max_tokens=None, strategy="autoregressive", sampling=sampling)
+                request = changed(REQUEST, max_tokens=None, strategy="autoregressive", sampling=sampling)
                 done = [event async for event in (await node.prepare(request)).run()][-1]
         assert isinstance(done, GenerationResult) and done.reason == "length" and done.completion_tokens >= least
         cited += len(done.citations)
@@ -361,7 +361,7 @@ def test_a_prompt_with_stored_rows_gives_the_same_dists_as_one_without(budget: i
 
 
 def test_rows_the_engine_refuses_are_computed(caplog: pytest.LogCaptureFixture) -> None:
-    for rows in (replace(rows_of(BEGIN), model="another"), rows_of(BEGIN)):
+    for rows in (changed(rows_of(BEGIN), model="another"), rows_of(BEGIN)):
         results: list[object] = []
         steps = StepExecutor(FakeEngine())
         if rows.model != "another":  # a sequence that the engine already has

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from paceline.engine.fake import fake_model
 from paceline.errors import RequestError
 from paceline.runtime.node import Node
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 
 pytestmark = pytest.mark.anyio
@@ -47,5 +46,5 @@ async def test_a_model_with_another_tokenizer_writes_alone_and_says_why() -> Non
             assert done.strategy_reason == "the cloud is not asked: it has another tokenizer"
             assert done.degraded == "cloud_refused"
             with pytest.raises(RequestError, match="The cloud takes no part: it has another tokenizer") as refused:
-                await further.prepare(replace(REQUEST, on_loss="fail"))
+                await further.prepare(changed(REQUEST, on_loss="fail"))
             assert refused.value.code == "model_writes_alone"

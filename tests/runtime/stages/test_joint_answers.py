@@ -14,6 +14,7 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.strategies.registry import STRATEGIES
+from tests.requests import a_request
 from tests.runtime.link.test_connection import pipes
 from tests.runtime.stages.rig import DEMO, even_spans, rig
 from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
@@ -29,7 +30,7 @@ def whole() -> LoadedModel:
 
 def requests() -> list[GenerateRequest]:
     return [
-        GenerateRequest(QUESTION, SamplingParams(temperature=warmth, seed=7), 10, strategy=strategy, owner="anna")
+        a_request(QUESTION, SamplingParams(temperature=warmth, seed=7), 10, strategy=strategy, owner="anna")
         for strategy in ("aggregate", "draft_verify", "lookup_tree", "pipeline", "autoregressive")
         for warmth in (0.0, 0.9)
     ]

@@ -13,8 +13,8 @@ import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.rag.parsing.process import ParserPool, memory_file
-from paceline.runtime.service import GenerateRequest
 from paceline.runtime.units import HostUnit, PlainWork, UnitRegistry
+from tests.requests import a_request
 from tests.runtime.test_node import nodes
 
 pytestmark = pytest.mark.anyio
@@ -141,7 +141,7 @@ async def test_an_answer_counts_from_its_admission_to_its_end() -> None:
         node = bench.cloud
         node._resources.work.watch(watching)
         generation = await node.prepare(
-            GenerateRequest(messages=({"role": "user", "content": "hi"},), sampling=SamplingParams(), max_tokens=5)
+            a_request(messages=({"role": "user", "content": "hi"},), sampling=SamplingParams(), max_tokens=5)
         )
         assert [began[1:] for began in watching.began][-1] == ("engine 0", "chat/decode", 5)
         number = watching.began[-1][0]

@@ -25,6 +25,7 @@ from paceline.wire.codec import decode, encode
 from paceline.wire.messages import WRITE, OpenSession, WrittenText
 from paceline.workflow.graph import Launch, SubStageId
 from paceline.workflow.profiling import OperationProfile, ProfileStore, ShapePoint
+from tests.requests import changed
 from tests.runtime.test_node import Bench, nodes
 from tests.runtime.workflows.test_research import RESEARCH, ScriptedWeb
 from tests.runtime.workflows.test_run import ASKED, KEY, MAP, Models, ScriptedPlaces, _all
@@ -76,7 +77,7 @@ class Device:
 
     def run(self, request: GenerateRequest, places: ScriptedPlaces, web: ScriptedWeb | None = None) -> WorkflowRun:
         link = None if self.bench.links is None else self.bench.links[0]
-        cloud = cloud_texts(self.units, link, request.privacy, lambda: b"0" * 16)
+        cloud = cloud_texts(self.units, link, request.joining.privacy, lambda: b"0" * 16)
         return WorkflowRun(request, "device", places, self.driver, self.here.admit, web=web, cloud=cloud)
 
     async def answer(
@@ -130,15 +131,15 @@ async def test_what_reads_nothing_private_is_written_by_the_cloud_and_the_answer
         assert done.stats["sent_open_bytes"] > 500.0
         (away,) = made.here.of("answer")
     async with device() as made:
-        await made.answer(replace(RESEARCH, privacy="answer-private"), places, ScriptedWeb())
+        await made.answer(changed(RESEARCH, privacy="answer-private"), places, ScriptedWeb())
         (alone,) = made.here.of("answer")
-    assert sorted(away.passages or (), key=str) == sorted(alone.passages or (), key=str)
+    assert sorted(away.sources.passages or (), key=str) == sorted(alone.sources.passages or (), key=str)
 
 
 async def test_no_frame_has_a_word_of_a_private_document_or_of_an_earlier_answer() -> None:
     places = ScriptedPlaces({"key": SECRET, "broom": SECRET}, {"broom": MAP})
     async with device() as made:
-        asked = replace(RESEARCH, messages=(*EARLIER, *RESEARCH.messages))
+        asked = changed(RESEARCH, messages=(*EARLIER, *RESEARCH.prompt.messages))
         await made.answer(asked, places, ScriptedWeb())
         assert made.here.of("refine") and "XYZZYVELDA" in str(made.here.of("refine"))
         assert len(made.openings()) >= 4 and all(opening.strategy == WRITE for opening in made.openings())
@@ -160,7 +161,7 @@ BETTER = [HERE_TOO, replace(HERE_TOO, passage=Passage("diary.md", 3, "", f"{HERE
 def texts_read(made: Device) -> list[str]:
     """Of the passages of the answer."""
     (asked,) = made.here.of("answer")
-    return sorted(passage.text for passage in (*(asked.passages or ()), *asked.other_passages))
+    return sorted(passage.text for passage in (*(asked.sources.passages or ()), *asked.sources.other_passages))
 
 
 async def test_each_zone_is_refined_in_a_text_of_its_own_and_the_answer_reads_the_best_of_both() -> None:
@@ -172,10 +173,14 @@ async def test_each_zone_is_refined_in_a_text_of_its_own_and_the_answer_reads_th
         assert (units(done, "refine"), units(done, "refine public")) == ({ENGINE}, {CLOUD})
         assert texts_read(made) == ["The hall is in the east.", "The key lies below the broom."]
         (private,), (public,) = here.of("refine"), there.of("refine")
-        assert HERE_TOO.passage.text in str(private.messages) and LONG.passage.text not in str(private.messages)
-        assert LONG.passage.text in str(public.messages) and HERE_TOO.passage.text not in str(public.messages)
-        assert private.max_tokens is not None and public.max_tokens is not None
-        assert private.max_tokens < public.max_tokens  # it reads one passage, the other two
+        assert HERE_TOO.passage.text in str(private.prompt.messages) and LONG.passage.text not in str(
+            private.prompt.messages
+        )
+        assert LONG.passage.text in str(public.prompt.messages) and HERE_TOO.passage.text not in str(
+            public.prompt.messages
+        )
+        assert private.output.max_tokens is not None and public.output.max_tokens is not None
+        assert private.output.max_tokens < public.output.max_tokens  # it reads one passage, the other two
 
 
 @pytest.mark.parametrize("near", [[], [SECRET], BETTER])
@@ -211,15 +216,17 @@ async def test_a_public_text_that_the_cloud_does_not_write_is_written_here_if_it
 
 async def test_a_device_alone_refines_the_passages_of_both_sides_in_one_text() -> None:
     async with device(here=Models(rewrite=("NONE",))) as made:
-        await made.answer(replace(ASKED, privacy="answer-private"), FarAndNear([HERE_TOO], [LONG]))
+        await made.answer(changed(ASKED, privacy="answer-private"), FarAndNear([HERE_TOO], [LONG]))
         (refined,) = made.here.of("refine")
-        assert LONG.passage.text in str(refined.messages) and HERE_TOO.passage.text in str(refined.messages)
+        assert LONG.passage.text in str(refined.prompt.messages) and HERE_TOO.passage.text in str(
+            refined.prompt.messages
+        )
 
 
 @pytest.mark.parametrize("privacy", ["answer-private", "local-only"])
 async def test_levels_that_keep_texts_here_keep_them_here(privacy: Any) -> None:
     async with device() as made:
-        done = await made.answer(replace(ASKED, privacy=privacy))
+        done = await made.answer(changed(ASKED, privacy=privacy))
         assert not made.openings() and not made.there.asked
         assert units(done, "rewrite") == {ENGINE}
 
@@ -315,8 +322,8 @@ async def test_a_real_cloud_writes_a_text_as_it_would_for_its_own_client() -> No
         egress = Egress()
         text = RemoteText(bench.links[0], messages, 12, "document-private", b"", egress)
         written = await _all(text)
-        plain = replace(ASKED, workflow=None, strategy="autoregressive", documents=0, max_tokens=12, steps=False)
-        own = await _all(await bench.cloud.prepare(replace(plain, sampling=replace(plain.sampling, temperature=0.0))))
+        plain = changed(ASKED, workflow=None, strategy="autoregressive", documents=0, max_tokens=12, steps=False)
+        own = await _all(await bench.cloud.prepare(changed(plain, sampling=replace(plain.sampling, temperature=0.0))))
         assert "".join(getattr(each, "text", "") for each in written) == "".join(
             getattr(each, "text", "") for each in own
         )

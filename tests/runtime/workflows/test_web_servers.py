@@ -24,12 +24,13 @@ from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.runtime.workflows.web import WebAccess, WebLimits
 from tests.rag.web.site import PRIVATE, PUBLIC, Names, Site, fetcher, leading_to, reply, serving, usual_tls
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST
 from tests.runtime.workflows.test_run import INSTRUCTIONS, Models
 
 pytestmark = pytest.mark.anyio
 
-ASKED = replace(
+ASKED = changed(
     REQUEST,
     messages=({"role": "user", "content": "Where is the red key of the mill?"},),
     workflow="research",
@@ -124,7 +125,7 @@ async def test_a_question_of_two_hops_is_searched_for_in_two(tmp_path: Path) -> 
         workflows, admit = made.node._workflows, made.node._workflows._admit
 
         async def admitted(request: GenerateRequest) -> Any:
-            system = request.messages[0]["content"]
+            system = request.prompt.messages[0]["content"]
             is_agent = any(words in system for words in INSTRUCTIONS)
             return await (agents.admit(request) if is_agent else admit(request))
 
@@ -137,7 +138,7 @@ async def test_a_question_of_two_hops_is_searched_for_in_two(tmp_path: Path) -> 
 async def test_the_level_local_only_sends_nothing(tmp_path: Path) -> None:
     async with web(tmp_path) as made:
         made.finds(made.page("/mill"))
-        done = await made.asked(replace(ASKED, privacy="local-only"))
+        done = await made.asked(changed(ASKED, privacy="local-only"))
         assert not made.site.requests and urls(done) == {""}
         assert done.degraded == "workflow_incomplete"
         assert not [name for name in done.stats if name.startswith("sent_")]
@@ -150,7 +151,7 @@ async def test_nothing_of_a_document_is_in_any_request(tmp_path: Path) -> None:
     async with web(tmp_path) as made:
         made.finds(made.page("/lure"))
         made.site.pages["/lure"] = reply(lure)
-        done = await made.asked(replace(ASKED, messages=(*before, *ASKED.messages)))
+        done = await made.asked(changed(ASKED, messages=(*before, *ASKED.prompt.messages)))
         assert urls(done) == {"", made.page("/lure")}
         assert made.site.requests and not any("velda" in request.lower() for request in made.site.requests)
 
@@ -261,7 +262,7 @@ async def test_the_cloud_s_documents_may_stand_for_the_web(tmp_path: Path) -> No
                 done = [event async for event in events][-1]
             assert _texts(done.found) == ["The red key of the mill is in the hall."]
             assert done.degraded is None and not done.stats.get("sent_web_query_bytes")
-            only_web = [event async for event in (await node.prepare(replace(ASKED, documents=0))).run()][-1]
+            only_web = [event async for event in (await node.prepare(changed(ASKED, documents=0))).run()][-1]
             assert _texts(only_web.found) == ["The red key of the mill is in the hall."]
 
 

@@ -40,6 +40,7 @@ from paceline.strategies.strategy import JOINT_LEVELS, RoutingContext, Strategy,
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import Count, OpenSession, SessionMessage
 from paceline.wire.options import Options
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 from tests.strategies.cases import SAMPLINGS, Manner, engines, job, manners
 from tests.strategies.conformance.laws import (
@@ -282,7 +283,7 @@ def test_its_message_is_decoded_and_checked_as_any_other() -> None:
 
 
 # ---- routing --------------------------------------------------------------------------------------------------------
-ASKED = replace(REQUEST, strategy="salted", options={"period": 7})
+ASKED = changed(REQUEST, strategy="salted", options={"period": 7})
 
 
 def test_it_is_routed_where_a_request_names_it() -> None:
@@ -306,11 +307,11 @@ async def test_two_nodes_write_with_it_over_a_link(side: Side) -> None:
     """Also where the peer refuses: the front's own text, and the answer says that the peer was lost."""
     async with nodes() as (bench, _):
         node = bench.cloud if side == "cloud" else bench.device
-        plain, _ = await collect(await node.prepare(replace(REQUEST, strategy="autoregressive")))
-        asked = replace(REQUEST, strategy="salted", options={"period": 2})
+        plain, _ = await collect(await node.prepare(changed(REQUEST, strategy="autoregressive")))
+        asked = changed(REQUEST, strategy="salted", options={"period": 2})
         text, done = await collect(await node.prepare(asked))
         assert text == plain and (done.strategy, done.degraded) == ("salted", None)
         assert done.stats["echoes"] > 0 and done.stats["sent_salt_bytes"] > 0
-        refused, done = await collect(await node.prepare(replace(asked, options={"period": 40})))
+        refused, done = await collect(await node.prepare(changed(asked, options={"period": 40})))
         assert refused == plain and (done.strategy, done.degraded) == ("salted", f"{other(side)}_refused")
         assert done.stats["echoes"] == 0
