@@ -20,7 +20,7 @@ from paceline.core.verification import VerifierName
 from paceline.errors import RequestError
 from paceline.runtime.service import DraftMode, OnLoss
 from paceline.strategies.strategy import Privacy
-from paceline.workflow.builder import WORKFLOWS, WorkflowName
+from paceline.workflow.flows import WORKFLOWS, WorkflowName
 
 MAX_CHOICES = 128
 MAX_STOPS = 64
