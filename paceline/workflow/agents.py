@@ -7,7 +7,8 @@ a fallback for nonsense, which small models write often.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
@@ -162,6 +163,67 @@ def _prompt(instructions: str, question: str, quotes: str = "") -> Prompt:
     return [{"role": "system", "content": instructions}, {"role": "user", "content": content}]
 
 
+class _ListParser(Generic[Decision]):
+    """Items of a list as a model writes it, each as soon as its line ends; at most `most`, and each once."""
+
+    def __init__(self, max_line: int, most: int) -> None:
+        self._most = most
+        self._lines = LineReader(max_line)
+        self._found: list[Decision] = []
+        self._seen: set[str] = set()
+        self._declined = self._ended = self._fallback = False
+        self._dropped = 0
+
+    @property
+    def done(self) -> bool:
+        return self._ended or self._declined or len(self._found) >= self._most
+
+    def feed(self, piece: str) -> list[Decision]:
+        return [] if self.done else self._read(self._lines.feed(piece))
+
+    def end(self) -> list[Decision]:
+        if self._ended:
+            return []
+        found = [] if self.done else self._read(self._lines.end())
+        self._ended = True
+        if not self._found and (instead := self._instead()) is not None:
+            self._fallback = True
+            self._found += instead
+            return instead
+        return found
+
+    def _read(self, lines: list[str]) -> list[Decision]:
+        before = len(self._found)
+        for line in lines:
+            if self.done:
+                break
+            for item in self._line(line):
+                if len(self._found) < self._most and (read := self._item(item)) is not None:
+                    self._found.append(read)
+        return self._found[before:]
+
+    def _is_new(self, text: str, *, usable: bool) -> bool:
+        """Whether a text says something that was not there before, and is no nonsense; counts those that are not."""
+        key = folded(text)
+        if not key or not usable or is_repetitive(text) or key in self._seen:
+            self._dropped += bool(text)
+            return False
+        self._seen.add(key)
+        return True
+
+    @abstractmethod
+    def _line(self, line: str) -> Iterator[str]:
+        """The items of a line. Sets `_declined` where it says that there are none."""
+
+    @abstractmethod
+    def _item(self, item: str) -> Decision | None:
+        """What it decides; None for one that is not usable."""
+
+    @abstractmethod
+    def _instead(self) -> list[Decision] | None:
+        """What stands for a list without a usable item; None: that is a decision."""
+
+
 # Agents that ask for searches, a question or a query a line: each is read as soon as its line ends.
 
 
@@ -189,60 +251,29 @@ class QueryRules:
     may_decline: bool = True  # that the model wants no search is a decision; otherwise the fallback is taken
 
 
-class QueryParser:
+class QueryParser(_ListParser[str]):
     """At most `most` distinct queries. What follows the last of them, or a refusal, is not read."""
 
     def __init__(self, rules: QueryRules) -> None:
+        super().__init__(QUERY_LINE, rules.most)
         self._rules = rules
-        self._lines = LineReader(QUERY_LINE)
-        self._texts: list[str] = []
-        self._seen: set[str] = set()
-        self._declined = self._ended = self._fallback = False
-        self._dropped = 0
-
-    @property
-    def done(self) -> bool:
-        return self._ended or self._declined or len(self._texts) >= self._rules.most
-
-    def feed(self, piece: str) -> list[str]:
-        return [] if self.done else self._read(self._lines.feed(piece))
-
-    def end(self) -> list[str]:
-        if self._ended:
-            return []
-        found = [] if self.done else self._read(self._lines.end())
-        self._ended = True
-        if not self._texts and not (self._declined and self._rules.may_decline):
-            self._fallback = True
-            found = [self._rules.fallback] if self._rules.fallback else []
-            self._texts += found
-        return found
 
     def result(self) -> Queries:
-        return Queries(tuple(self._texts), self._fallback, self._declined, self._dropped)
+        return Queries(tuple(self._found), self._fallback, self._declined, self._dropped)
 
-    def _read(self, lines: list[str]) -> list[str]:
-        found: list[str] = []
-        for line in lines:
-            if self.done:
-                break
-            self._declined = has_declined(line)
-            for item in [] if self._declined else items_of(line):
-                if len(self._texts) < self._rules.most:
-                    found += self._accepted(item)
-        return found
+    def _line(self, line: str) -> Iterator[str]:
+        self._declined = has_declined(line)
+        yield from () if self._declined else items_of(line)
 
-    def _accepted(self, item: str) -> list[str]:
-        text = one_line(item)
-        key = folded(text)
-        rules = self._rules
-        nonsense = not key or len(text) > rules.max_chars or is_repetitive(text) or not rules.vocabulary.touches(text)
-        if nonsense or key in self._seen:
-            self._dropped += bool(text)
-            return []
-        self._seen.add(key)
-        self._texts.append(text)
-        return [text]
+    def _item(self, item: str) -> str | None:
+        text, rules = one_line(item), self._rules
+        usable = len(text) <= rules.max_chars and rules.vocabulary.touches(text)
+        return text if self._is_new(text, usable=usable) else None
+
+    def _instead(self) -> list[str] | None:
+        if self._declined and self._rules.may_decline:
+            return None
+        return [self._rules.fallback] if self._rules.fallback else []
 
 
 QueryAgent = Asked[AgentParser[str, Queries]]
@@ -327,7 +358,7 @@ class Refined:
     dropped: int  # statements that were not usable: not from the passages, too long, or there before
 
 
-class StatementParser:
+class StatementParser(_ListParser[Evidence]):
     """At most `most` distinct statements that are supported by the words of what was read.
 
     shown: the passages by number, from 1. read: all that the agent was given, for the fallback and for privacy.
@@ -336,60 +367,31 @@ class StatementParser:
     def __init__(
         self, question: str, shown: Sequence[SourcePassage], read: Sequence[SourcePassage], *, most: int
     ) -> None:
-        self._shown, self._passages, self._most = shown, read, most
+        super().__init__(STATEMENT_LINE, most)
+        self._shown, self._passages = shown, read
         self._vocabulary = Vocabulary([question, *(f"{each.title}\n{each.text}" for each in shown)])
-        self._lines = LineReader(STATEMENT_LINE)
-        self._evidence: list[Evidence] = []
-        self._seen: set[str] = set()
-        self._declined = self._ended = self._fallback = False
-        self._dropped = 0
-
-    @property
-    def done(self) -> bool:
-        return self._ended or self._declined or len(self._evidence) >= self._most
-
-    def feed(self, piece: str) -> list[Evidence]:
-        return [] if self.done else self._read(self._lines.feed(piece))
-
-    def end(self) -> list[Evidence]:
-        if self._ended:
-            return []
-        found = [] if self.done else self._read(self._lines.end())
-        self._ended = True
-        if not self._evidence:
-            self._fallback = True
-            found = [Evidence.of(passage) for passage in self._passages]
-            self._evidence += found
-        return found
 
     def result(self) -> Refined:
-        return Refined(tuple(self._evidence), self._fallback, self._declined, self._dropped)
+        return Refined(tuple(self._found), self._fallback, self._declined, self._dropped)
 
-    def _read(self, lines: list[str]) -> list[Evidence]:
-        found: list[Evidence] = []
-        for line in lines:
-            for sentence in _sentences(line):
-                if self.done:
-                    return found
-                self._declined = has_declined(without_citations(sentence))
-                if not self._declined:
-                    found += self._accepted(sentence)
-        return found
+    def _line(self, line: str) -> Iterator[str]:
+        for sentence in _sentences(line):
+            if self.done:
+                return
+            self._declined = has_declined(without_citations(sentence))
+            if not self._declined:
+                yield sentence
 
-    def _accepted(self, sentence: str) -> list[Evidence]:
-        items = items_of(without_citations(sentence))
-        text = one_line(" ".join(items))
-        key = folded(text)
-        nonsense = not key or len(text) > MAX_STATEMENT or is_repetitive(text) or not self._vocabulary.supports(text)
-        if nonsense or key in self._seen:
-            self._dropped += bool(text)
-            return []
-        self._seen.add(key)
-        ranges = [each for citation in find_citations(sentence) for each in citation.ranges]
+    def _item(self, item: str) -> Evidence | None:
+        text = one_line(" ".join(items_of(without_citations(item))))
+        if not self._is_new(text, usable=len(text) <= MAX_STATEMENT and self._vocabulary.supports(text)):
+            return None
+        ranges = [each for citation in find_citations(item) for each in citation.ranges]
         cited = (self._shown[number - 1] for number in resolved(ranges, len(self._shown)))
-        evidence = Evidence.from_reading(text, cited, self._passages)
-        self._evidence.append(evidence)
-        return [evidence]
+        return Evidence.from_reading(text, cited, self._passages)
+
+    def _instead(self) -> list[Evidence]:
+        return [Evidence.of(passage) for passage in self._passages]
 
 
 def _sentences(line: str) -> list[str]:

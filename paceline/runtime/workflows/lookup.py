@@ -69,32 +69,11 @@ class Found:
 CANDIDATES: Final = 8  # passages of a search that are reranked: 60 ms each on a core
 
 
-class Places(Protocol):
-    """Where lookups search. `embed`, `search` and `rerank` are called on a host unit's thread."""
-
-    @property
-    def has_far(self) -> bool:
-        """Whether the other side's documents are searched."""
-
-    def sent(self) -> Mapping[str, float]:
-        """Bytes sent to the other side, by kind of message."""
-
-    def embed(self, query: str) -> Vectors | None:
-        """(1, dimensions). None: nothing here can be searched."""
-
-    def search(self, query: str, vector: Vectors) -> Sequence[Found]: ...
-
-    async def search_far(self, query: str) -> Sequence[Found]:
-        """What the other side finds. Raises PacelineError."""
-
-    def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        """A score for each text, larger ones better."""
-
-
 @dataclass(slots=True)
 class NodePlaces:
-    """For one request. link: to the side whose documents are searched too; None: to none. egress: counts the queries
-    that are sent there, which are all that is sent."""
+    """For one request. `embed`, `search` and `rerank` are called on a host unit's thread. link: to the side whose
+    documents are searched too; None: to none. egress: counts the queries that are sent there, which are all that is
+    sent."""
 
     side: Side
     store: DocumentStore | None
@@ -107,12 +86,15 @@ class NodePlaces:
 
     @property
     def has_far(self) -> bool:
+        """Whether the other side's documents are searched."""
         return self.link is not None
 
     def sent(self) -> Mapping[str, float]:
+        """Bytes sent to the other side, by kind of message."""
         return self.egress.stats()
 
     def embed(self, query: str) -> Vectors | None:
+        """(1, dimensions). None: nothing here can be searched."""
         if self.store is None or not query.strip() or not self.store.count(self.selection):
             return None  # without loading a model
         return self.store.embedder.embed([query])
@@ -123,6 +105,7 @@ class NodePlaces:
         return [Found(passage, self.side, private=self.side == "device") for passage in found]
 
     async def search_far(self, query: str) -> Sequence[Found]:
+        """What the other side finds. Raises PacelineError."""
         if self.link is None or not query.strip():
             return ()  # nothing is asked of the other side, as nothing is of this one
         try:
@@ -132,6 +115,7 @@ class NodePlaces:
         return [Found(passage, other(self.side), private=False) for passage in found]
 
     def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+        """A score for each text, larger ones better."""
         if self.reranker is None:
             return [-float(place) for place in range(len(texts))]
         return [float(score) for score in self.reranker.score(query, texts)]
@@ -272,7 +256,7 @@ def best_of(lists: Sequence[Shortlist], count: int) -> list[Found]:
 class Workflow(Protocol):
     """The one that a lookup is part of. kept: passages of a search that are read, at most."""
 
-    places: Places
+    places: NodePlaces
     registry: UnitRegistry
     claims: Claims
     kept: int

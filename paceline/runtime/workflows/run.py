@@ -44,8 +44,8 @@ from paceline.runtime.workflows.agent_text import (
 )
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.kept_profiles import KeptProfiles
-from paceline.runtime.workflows.lookup import STAGE_S, Claims, Found, Lookup, NodePlaces, Places, reading_list
-from paceline.runtime.workflows.web import NodeWeb, Research, WebAccess, WebPlaces
+from paceline.runtime.workflows.lookup import STAGE_S, Claims, Found, Lookup, NodePlaces, reading_list
+from paceline.runtime.workflows.web import NodeWeb, Research, WebAccess
 from paceline.strategies.base import Side, other
 from paceline.workflow import agents
 from paceline.workflow.agents import Prompt
@@ -80,11 +80,11 @@ class WorkflowRun:
         self,
         request: GenerateRequest,
         side: Side,
-        places: Places,
+        places: NodePlaces,
         driver: WorkflowDriver,
         admit: Admit,
         closed: Callable[[], None] = lambda: None,
-        web: WebPlaces | None = None,
+        web: NodeWeb | None = None,
         cloud: CloudTexts | None = None,
     ) -> None:
         """side: this one. admit: prepares a generation of this side. closed: called once, when it has ended. web: that

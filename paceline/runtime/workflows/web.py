@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from paceline.core.side import Side
 from paceline.errors import LinkError, PacelineError, WebError
@@ -17,8 +17,8 @@ from paceline.rag.parsing.pool import Around, ParserPool
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.web.fetch import DEFAULTS, FetchLimits, PageFetcher, PageReader, WebPage, shown
-from paceline.rag.web.search import MAX_SNIPPET, MAX_TITLE, StoreSearch, WebResult, WebSearch, checked_query, one_line
+from paceline.rag.web.fetch import DEFAULTS, FetchLimits, PageFetcher, WebPage, read_page, shown
+from paceline.rag.web.search import MAX_SNIPPET, MAX_TITLE, SearxngSearch, WebResult, checked_query, one_line
 from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import RemoteSearch
@@ -54,7 +54,7 @@ class WebAccess:
     page is being read."""
 
     def __init__(
-        self, provider: WebSearch | None, limits: WebLimits | None = None, *, fetcher: PageFetcher | None = None
+        self, provider: SearxngSearch | None, limits: WebLimits | None = None, *, fetcher: PageFetcher | None = None
     ) -> None:
         """provider: None: the cloud's public documents stand for the web. fetcher: None: one that fetches from public
         addresses alone."""
@@ -69,9 +69,9 @@ class WebAccess:
         """A page in passages of the size that the store's embedder reads. around: parsing, see `ParserPool.submit`.
         Raises PacelineError."""
         count = store.embedder.count
-        reader = PageReader(self._fetcher, self._parsers, count, max_passages=MAX_CHUNKS, around=around)
+        reading = read_page(url, self._fetcher, self._parsers, count, most=MAX_CHUNKS, around=around)
         async with self._resting():
-            return await within(self.limits.page_s + PARSE_S, reader.read(url))
+            return await within(self.limits.page_s + PARSE_S, reading)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._parsers.close)
@@ -90,41 +90,15 @@ class WebAccess:
 # The web for one request: its searches and pages, what was sent for them, and which passages are about a query.
 
 
-class WebPlaces(Protocol):
-    """What research searches and reads. `scores` is called on a host unit's thread."""
-
-    @property
-    def side(self) -> Side:
-        """Whose a result without a page is, and where pages are read."""
-
-    @property
-    def limits(self) -> WebLimits: ...
-
-    @property
-    def min_score(self) -> float:
-        """Passages of a page that are less similar to its query are not read."""
-
-    def sent(self) -> Mapping[str, float]:
-        """Bytes sent for it, by kind."""
-
-    async def search(self, query: str) -> Sequence[WebResult]:
-        """Raises PacelineError."""
-
-    async def read(self, url: str) -> WebPage:
-        """Raises PacelineError."""
-
-    def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        """The cosine of each text to the query. Raises PacelineError."""
-
-
 @dataclass(slots=True)
 class NodeWeb:
-    """link: to the cloud, for a device without another provider than the cloud's documents."""
+    """What research searches and reads. link: to the cloud, for a device without another provider than the cloud's
+    documents."""
 
     here: Side
     access: WebAccess
     store: DocumentStore
-    min_score: float
+    min_score: float  # passages of a page that are less similar to its query are not read
     link: Link | None = None
     parsing: Around = nullcontext  # of pages
     _egress: Egress = field(default_factory=Egress)
@@ -133,6 +107,7 @@ class NodeWeb:
 
     @property
     def side(self) -> Side:
+        """Whose a result without a page is, and where pages are read."""
         return self.here if self.access.provider is not None else "cloud"
 
     @property
@@ -140,16 +115,20 @@ class NodeWeb:
         return self.access.limits
 
     def sent(self) -> Mapping[str, float]:
+        """Bytes sent for it, by kind."""
         return self._egress.stats() | {f"sent_{kind}_bytes": float(size) for kind, size in sorted(self._sent.items())}
 
     async def search(self, query: str) -> Sequence[WebResult]:
+        """Raises PacelineError."""
         return await within(self.limits.search_s, self._search(checked_query(query)))
 
     async def read(self, url: str) -> WebPage:
+        """Raises PacelineError."""
         self._sent["page_url"] += len(url.encode())
         return await self.access.read(url, self.store, self.parsing)
 
     def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+        """The cosine of each text to the query; called on a host unit's thread. Raises PacelineError."""
         vectors = self.store.embedder.embed([query, *texts])
         return [float(score) for score in vectors[1:] @ vectors[0]]
 
@@ -163,7 +142,8 @@ class NodeWeb:
                 log.warning("a web search has failed: %s", error)
                 raise PacelineError("the web search has failed; this side's log says why") from error
         if self.here == "cloud":
-            return await StoreSearch(self.store.search).search(query, results)
+            found: Sequence[Passage] = await asyncio.to_thread(self.store.search, query, results) if query else ()
+            return [_result(passage) for passage in found]
         if self.link is None:
             raise PacelineError("the cloud, whose documents stand for the web, is not linked")
         try:
@@ -174,7 +154,9 @@ class NodeWeb:
 
 
 def _result(passage: Passage) -> WebResult:
-    return WebResult(one_line(passage.document, MAX_TITLE), "", one_line(passages_text(passage), MAX_SNIPPET))
+    return WebResult(
+        one_line(passage.title or passage.document, MAX_TITLE), "", one_line(passages_text(passage), MAX_SNIPPET)
+    )
 
 
 # Research of one workflow: queries of the plan are searched for, pages are read, and a second look may ask for more.
@@ -192,7 +174,7 @@ CHUNKS: Final = 6  # of a page, as expected before it is there
 class Research:
     """stages: of the whole workflow, begun."""
 
-    def __init__(self, run: Workflow, web: WebPlaces, stages: WorkflowStages, question: str) -> None:
+    def __init__(self, run: Workflow, web: NodeWeb, stages: WorkflowStages, question: str) -> None:
         assert stages.plan is not None and stages.look is not None, "the flow researches"
         self._run = run
         self._web = web
@@ -258,7 +240,7 @@ class PageLookup:
         self,
         query: str,
         results: Sequence[WebResult],
-        web: WebPlaces,
+        web: NodeWeb,
         run: Workflow,
         research: Research,
         stages: SearchStages,
