@@ -31,19 +31,17 @@ from unittest.mock import patch
 
 import httpx
 
+from lab.scheduling import Ablation, static_map
 from paceline.commands import demo
 from paceline.commands.demo import Children
 from paceline.core.side import SIDES, Side
 from paceline.models import CLOUD
-from paceline.workflow.builder import PUBLIC
-from paceline.workflow.placement import SchedulingPolicy
 
 from .bootstrap import Estimate, ratio_of, worst_of
 from .findings import claimed
 from .report import Claim, Options, Report
 from .workflow import program
 from .workflow.town import Asked, documents, questions, web
-from .workflow.ways import mapped
 
 NAME: Final = "workflow_real"
 SUMMARY: Final = "seconds of served workflows on two cores and a cloud process; baselines: static maps, one core"
@@ -83,23 +81,23 @@ QUICK: Final = Workload(rounds=2)
 @dataclass(frozen=True, slots=True)
 class Way:
     name: str
-    policy: SchedulingPolicy
+    policy: Ablation
     tuning: Sequence[str] = UNITS
     apart: bool = True  # each zone's passages are refined in a text of their own, where there is a cloud
 
 
-def at_the_cloud(agents: Sequence[str]) -> SchedulingPolicy:
+def at_the_cloud(agents: Sequence[str]) -> Ablation:
     """The static map, with texts of these agents at the cloud."""
-    return mapped(MAP | {f"{agent}.{phase}": "cloud" for agent in agents for phase in ("prefill", "decode")})
+    return static_map(MAP | dict.fromkeys(agents, "cloud"))
 
 
 WAYS: Final = (
-    Way(OURS, SchedulingPolicy()),
-    Way(ONE_TEXT, SchedulingPolicy(), apart=False),
-    Way(STATIC, mapped(MAP), apart=False),
+    Way(OURS, Ablation()),
+    Way(ONE_TEXT, Ablation(), apart=False),
+    Way(STATIC, static_map(MAP), apart=False),
     Way(STATIC_ASKING, at_the_cloud(ASKING), apart=False),
-    Way(STATIC_PUBLIC, at_the_cloud((*ASKING, f"refine{PUBLIC}"))),
-    Way(ALONE, mapped({**MAP, "rerank": "left"}), ONE),
+    Way(STATIC_PUBLIC, at_the_cloud((*ASKING, "refine public"))),
+    Way(ALONE, static_map({**MAP, "rerank": "left"}), ONE),
 )
 
 

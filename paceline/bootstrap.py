@@ -43,7 +43,7 @@ from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
 from paceline.runtime.served_models import ServedModels
 from paceline.runtime.tracing import Tracer, tracer_of
-from paceline.runtime.workflows.kept_profiles import Conditions, KeptProfiles, describe_machine, launch_bytes
+from paceline.runtime.workflows.kept_profiles import KeptProfiles, describe_machine
 from paceline.runtime.workflows.web import WebAccess, WebLimits
 from paceline.sealing import PLAIN, Seal, open_answers_seal
 from paceline.secret_files import STDIN, secret_lines
@@ -276,18 +276,16 @@ def open_profiles(
     """What the state directory knows of this side's units, read at the first workflow. spread: over other machines."""
     fake = settings.first_model == "fake"
     device = "cpu" if fake else choose_device(settings.engine_device)
-    here = device == "cpu" and not spread
-    embedder = store.embedder.name
-    conditions = Conditions(
-        model.engine.info.fingerprint,
-        embedder,
-        describe_machine(gpu_uuid(device) or device if device.startswith("cuda") and not spread else None),
-        engine_threads() if here and not fake else 0,
+    gpu = gpu_uuid(device) or device if device.startswith("cuda") and not spread else None
+    conditions = (
+        f"model {model.engine.info.fingerprint}",
+        f"embedder {store.embedder.name}",
+        f"reranker {settings.tuning.reranker or ''}",
+        describe_machine(gpu),
+        f"{engine_threads() if device == 'cpu' and not (spread or fake) else 0} threads",
         str(workflow_units(settings)),
-        settings.tuning.reranker or "",
     )
-    demand = launch_bytes(model.engine.info, step_limits(settings).rows, embedder)
-    return KeptProfiles(settings.state_dir, conditions, demand, shared=here)
+    return KeptProfiles(settings.state_dir, "; ".join(conditions))
 
 
 def retention_of(settings: NodeSettings) -> Retention:

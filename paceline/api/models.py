@@ -22,7 +22,7 @@ from paceline.api.routes import Route
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import EmbedderInfo, Service
-from paceline.workflow.builder import WORKFLOWS
+from paceline.workflow.flows import WORKFLOWS
 
 EMBEDDER_PREFIX = "text-embedding-"
 

@@ -51,7 +51,7 @@ from paceline.runtime.workflows.run import Workflows
 from paceline.runtime.workflows.web import WebAccess
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
-from paceline.workflow.builder import WorkflowName
+from paceline.workflow.flows import WorkflowName
 
 # What a node does for ever beside its answers.
 
@@ -163,7 +163,6 @@ class Node(NodeTexts):
             energy=energy,
             draft_engine=draft_engine,
             units=units,
-            shared=profiles is not None and profiles.shared,
             tracer=tracer,
             web=web is not None,
             cloud_texts=cloud_texts,
@@ -183,7 +182,7 @@ class Node(NodeTexts):
             self._resources, self._peers, max_tokens_default=max_tokens_default, alone=alone
         )
         self._places = AnswerPlaces() if beside is None else beside.places
-        self._admission = Admission(self._preparation, self._places, self._resources.work, self._clients)
+        self._admission = Admission(self._preparation, self._places, self._clients)
         admit = partial(self._admission.admit, has_place=True)
         self._workflows = Workflows(self._resources, self._peers, admit, reranker=reranker, profiles=profiles, web=web)
         self._profiles = profiles

@@ -106,7 +106,6 @@ class Resources:
         energy: SideEnergy | None = None,
         draft_engine: Engine | None = None,
         units: NodeUnits | None = None,
-        shared: bool = False,
         web: bool = False,
         cloud_texts: bool = True,
         tracer: Tracer | None = None,
@@ -114,13 +113,13 @@ class Resources:
     ) -> None:
         """sampling: defaults before those the model recommends. system: as in `ModelInfo`. tables: None keeps n-grams
         in memory only. draft_engine: of the draft model, whose vocabulary must be the model's. units: None: those
-        found. shared: the engine computes on this host's processor. web: workflows may search the web. cloud_texts: of
+        found. web: workflows may search the web. cloud_texts: of
         a device, its cloud's model may write texts of their agents. tracer: of what this side does for peers' clients.
         relevance_temperature: by which cosines are divided.
         """
         self.tracer = tracer
         units = units or NodeUnits()
-        self.registry = units.registry(side, shared=shared, web=web, cloud=side == "device" and cloud_texts)
+        self.registry = units.registry(side, web=web, cloud=side == "device" and cloud_texts)
         self.work = PlainWork(self.registry)
         self.energy = energy or SideEnergy()
         info = model.engine.info
@@ -149,7 +148,6 @@ class Resources:
 
     async def start(self, *, timed: bool) -> None:
         """Start the engine's thread. timed: measure forwards before the first answer."""
-        self.work.start()
         await self._compiling.start()
         await self.worker.start()
         if self.drafts is not None:

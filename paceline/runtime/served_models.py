@@ -36,7 +36,7 @@ from paceline.runtime.service import (
     Reranked,
 )
 from paceline.strategies.base import Side
-from paceline.workflow.builder import WorkflowName
+from paceline.workflow.flows import WorkflowName
 
 # Sums of what several engines have done. Pure.
 

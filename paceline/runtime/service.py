@@ -19,7 +19,7 @@ from paceline.engine.base import ModelInfo
 from paceline.rag.records import DEFAULT_COLLECTION, MIN_SCORE, Passage
 from paceline.strategies.base import FinishReason, Side
 from paceline.strategies.strategy import Privacy
-from paceline.workflow.builder import WorkflowName
+from paceline.workflow.flows import WorkflowName
 
 if TYPE_CHECKING:
     from paceline.rag.store.library import Library

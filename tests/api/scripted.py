@@ -33,7 +33,7 @@ from paceline.runtime.service import (
     TextDelta,
 )
 from paceline.strategies.base import Side
-from paceline.workflow.builder import WORKFLOWS, WorkflowName
+from paceline.workflow.flows import WORKFLOWS, WorkflowName
 
 T = TypeVar("T")
 MODEL = ModelInfo("scripted", "f" * 64, 256, 4096, "float32", "fake")

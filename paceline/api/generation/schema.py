@@ -17,7 +17,7 @@ from paceline.core.stretches import MAX_STRETCH, MIN_STRETCH
 from paceline.errors import RequestError
 from paceline.runtime.service import OnLoss
 from paceline.strategies.strategy import Privacy
-from paceline.workflow.builder import WORKFLOWS, WorkflowName
+from paceline.workflow.flows import WORKFLOWS, WorkflowName
 
 MAX_CHOICES = 128
 MAX_STOPS = 64

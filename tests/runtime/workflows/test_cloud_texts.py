@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ from paceline.runtime.workflows.lookup import Found, Refining
 from paceline.runtime.workflows.run import WorkflowRun
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import WRITE, OpenSession, WrittenText
-from paceline.workflow.graph import Launch, SubStageId
-from paceline.workflow.profiling import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.flows import FLOWS, WorkflowSizes, WorkflowStages
+from paceline.workflow.graph import Launch
+from paceline.workflow.profiles import WINDOW, Profiles
 from tests.requests import changed
 from tests.runtime.test_node import Bench, nodes
 from tests.runtime.workflows.test_research import RESEARCH, ScriptedWeb
@@ -36,16 +38,14 @@ SECRET = Found(Passage("diary.md", 1, "", "The key is with XYZZYVELDA.", 0.6), "
 EARLIER = ({"role": "user", "content": "What does my diary say?"}, {"role": "assistant", "content": "It says PLUGHED."})
 
 
-def eager() -> ProfileStore:
+def eager() -> Profiles:
     """The cloud writes a hundred times as fast."""
-    seconds = {CLOUD: 0.01, ENGINE: 1.0}
-    return ProfileStore(
-        {
-            (f"agent/{phase}", kind): OperationProfile([ShapePoint(4, each, 0.0)])
-            for phase in ("prefill", "decode")
-            for kind, each in seconds.items()
-        }
-    )
+    known = Profiles()
+    for phase in ("prefill", "decode"):
+        for _ in range(WINDOW):
+            known.learn(f"agent/{phase}", CLOUD, 4, 0.01)
+            known.learn(f"agent/{phase}", ENGINE, 4, 1.0)
+    return known
 
 
 @dataclass
@@ -232,10 +232,12 @@ async def test_levels_that_keep_texts_here_keep_them_here(privacy: Any) -> None:
 
 
 async def test_a_prompt_with_private_text_is_not_sent_even_where_a_launch_says_so() -> None:
-    class Written:
-        """A unit elsewhere that must not be asked."""
+    rested: list[str] = []
 
-        rested = ""
+    class Written:
+        """The cloud, which must not be asked."""
+
+        units = SimpleNamespace(rest=rested.append)
 
         def has(self, unit: str) -> bool:  # noqa: ARG002
             return True
@@ -243,14 +245,15 @@ async def test_a_prompt_with_private_text_is_not_sent_even_where_a_launch_says_s
         def write(self, *_: object) -> Any:
             raise AssertionError("it was sent")
 
-        def rest(self, reason: str) -> None:
-            self.rested = reason
-
-    refining, elsewhere = Refining("Where?"), Written()
+    refining = Refining("Where?")
     refining.begin([SECRET])
-    text = AgentText("refine", refining.messages, 8, refining, None, None, 5.0, elsewhere)  # type: ignore[arg-type]
-    await text.prefill(Launch(1, SubStageId(1), "cloud 0", 1, 0, 1))
-    assert "private" in elsewhere.rested
+    flow = WorkflowStages(FLOWS["advanced"], WorkflowSizes(question=4, chunks=4))
+    flow.begin()
+    stages = flow.rewrite
+    assert stages is not None
+    AgentText(stages, refining, None, None, 5.0, Written())  # type: ignore[arg-type]
+    await stages.read.run(Launch(1, stages.read, "cloud 0", 1, 0, 1))
+    assert len(rested) == 1 and "private" in rested[0]
 
 
 @pytest.mark.parametrize("fault", ["refused", "mute", "lost", "nonsense"])

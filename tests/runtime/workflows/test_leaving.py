@@ -11,10 +11,10 @@ from paceline.errors import PacelineError, RequestError
 from paceline.runtime import admission
 from paceline.runtime.service import GenerationResult
 from paceline.runtime.units import UnitRegistry
-from paceline.runtime.workflows.driver import Outcome, WorkflowDriver
+from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.run import WorkflowRun
-from paceline.workflow.builder import WorkflowBuilder, WorkflowSizes
-from paceline.workflow.graph import Launch
+from paceline.workflow.flows import FLOWS, WorkflowSizes, WorkflowStages
+from paceline.workflow.graph import Launch, Outcome, Stage
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, nodes
 from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces, _all, _text
@@ -44,16 +44,20 @@ async def test_a_launch_that_is_cancelled_before_its_first_step_gives_its_unit_b
         launched.append(launch.id)
         return Outcome(finished=True)
 
+    def begun() -> list[Stage]:
+        stages = WorkflowStages(FLOWS["advanced"], WorkflowSizes(question=4, chunks=4)).begin()
+        for stage in stages:
+            stage.run = work
+        return stages
+
     for _ in range(2):
-        number = driver.begin(lambda _: None)
-        builder = WorkflowBuilder("advanced", WorkflowSizes(question=4, chunks=4), request=number, ids=driver.ids)
-        driver.add([(node, work) for node in builder.begin()])
-        driver.cancel(number)
+        stages = begun()
+        driver.begin(stages[0].request, stages, lambda _: None)
+        driver.cancel(stages[0].request)
     assert not launched
     ended = asyncio.Event()
-    number = driver.begin(lambda _: ended.set())
-    builder = WorkflowBuilder("advanced", WorkflowSizes(question=4, chunks=4), request=number, ids=driver.ids)
-    driver.add([(node, work) for node in builder.begin()])
+    stages = begun()
+    driver.begin(stages[0].request, stages, lambda _: ended.set())
     async with asyncio.timeout(30):
         await ended.wait()
     await driver.close()

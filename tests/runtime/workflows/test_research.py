@@ -56,7 +56,7 @@ class ScriptedWeb:
         self.read_urls.append(url)
         await self._pass(url)
         texts = self.pages[url]
-        return WebPage(url, "", tuple(Chunk(0, len(text), text, "") for text in texts), is_cut=False)
+        return WebPage(url, "", tuple(Chunk(0, len(text), text, "") for text in texts))
 
     def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:  # noqa: ARG002
         if self.broken:

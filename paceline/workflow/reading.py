@@ -13,12 +13,11 @@ from paceline.core.words import folded as comparable
 
 # Numbers in brackets that name sources: [2], [1, 3], [2-4], [^1], [source 2], and the same in 【】.
 #
-# Brackets stand on one line. In the text of an answer, those within code are no citations: `a[1]` is an element.
+# Brackets stand on one line.
 
 
 Range = tuple[int, int]  # first and last number, each at most 4 digits
 MAX_CONTENT: Final = 40  # characters within brackets
-OPENING, CLOSING = frozenset("[【"), frozenset("]】")
 _WORD: Final = r"(?:(?:sources?|passages?|documents?|docs?|refs?|s|p)\.? ?)?#?"
 _NUMBERS: Final = rf"{_WORD}\d{{1,4}}(?: ?[-–] ?\d{{1,4}})?"
 _CONTENT: Final = re.compile(rf"\^? ?({_NUMBERS}(?: ?(?:,|;|&|and)? ?{_NUMBERS}){{0,9}}) ?(?:†[^\n]*)?", re.I | re.A)
@@ -73,47 +72,6 @@ def resolved(ranges: Sequence[Range], count: int) -> list[int]:
     """The numbers from 1 to `count` among these, distinct and in order; others are dropped."""
     numbers = [number for first, last in ranges for number in range(max(first, 1), min(last, count) + 1)]
     return list(dict.fromkeys(numbers))
-
-
-class CitationScanner:
-    """Finds citations in text that comes in pieces, as soon as their brackets close."""
-
-    def __init__(self) -> None:
-        self._at = 0
-        self._start: int | None = None
-        self._content: list[str] = []
-        self._ticks = 0  # on this line
-        self._only_ticks = True  # and blanks, on this line so far
-        self._fenced = False
-
-    def feed(self, piece: str) -> list[FoundCitation]:
-        found: list[FoundCitation] = []
-        for character in piece:
-            self._at += 1
-            if character == "\n":
-                self._start, self._ticks, self._only_ticks = None, 0, True
-            elif character == "`":
-                self._start, self._ticks = None, self._ticks + 1
-                if self._only_ticks and self._ticks == 3:
-                    self._fenced = not self._fenced
-            else:
-                self._only_ticks = self._only_ticks and character.isspace()
-                if not self._fenced and self._ticks % 2 == 0:
-                    found += self._outside_code(character)
-        return found
-
-    def _outside_code(self, character: str) -> list[FoundCitation]:
-        if character in OPENING:
-            self._start, self._content = self._at - 1, []
-        elif self._start is not None and character in CLOSING:
-            start, self._start = self._start, None
-            ranges = numbers_within("".join(self._content))
-            return [] if ranges is None else [FoundCitation(start, self._at, ranges)]
-        elif self._start is not None:
-            self._content.append(character)
-            if len(self._content) > MAX_CONTENT:
-                self._start = None
-        return []
 
 
 # One item of a list that a model writes: without its bullet, number, label and quotes.
