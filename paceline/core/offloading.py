@@ -25,7 +25,6 @@ from paceline.core.sampling.dist import Dist
 # is bounded where the least draft fits the budget; the number of drafts does not grow with the queue.
 
 
-Objective = Literal["per_step", "renewal"]
 Unit = Literal["step", "token"]
 THROUGHPUT_WEIGHT: Final = 100.0  # V of the paper's figures
 DEBT_DRAFTS: Final = 64.0
@@ -108,24 +107,13 @@ def weight_of(draft_j: float, round_s: float) -> float:
     return DEBT_DRAFTS * draft_j * draft_j * round_s if draft_j else THROUGHPUT_WEIGHT
 
 
-def utility(
-    step: Prediction,
-    *,
-    backlog: float,
-    weight: float,
-    objective: Objective = "per_step",
-    rate: float = 0.0,
-    earned: float = 0.0,
-) -> float:
+def utility(step: Prediction, *, backlog: float, weight: float, earned: float = 0.0) -> float:
     """The worth of a step: weighted throughput less the joules that the debt forbids (eq. 8).
 
-    weight: V, J per token/s; what throughput is worth in energy. objective: `per_step` is the paper's, the mean of
-    the steps' tokens per second; `renewal` is tokens per second of the whole, Σ tokens ÷ Σ seconds, for which a step
-    is worth its tokens less what its seconds give at the present `rate` (tokens/s), and V is J a token. earned: J that
-    each token pays off, with a budget a token.
+    weight: V, J per token/s; what throughput is worth in energy. earned: J that each token pays off, with a budget a
+    token.
     """
-    gain = step.tokens / step.seconds if objective == "per_step" else step.tokens - rate * step.seconds
-    return weight * gain - backlog * (step.joules - earned * step.tokens)
+    return weight * (step.tokens / step.seconds) - backlog * (step.joules - earned * step.tokens)
 
 
 def choose_length(
@@ -403,28 +391,21 @@ class EnergyEstimates:
 
 
 @dataclass(slots=True)
-class Throughput:
-    """Tokens a second of answers as they were written, the later the more (θ of the renewal objective)."""
+class Rounds:
+    """Seconds of a round, which ends with a verdict, the later ones the more."""
 
-    tokens: float = 0.0
     seconds: float = 0.0
-    rounds: float = 0.0  # verdicts
+    count: float = 0.0
 
-    def add(self, tokens: int, seconds: float) -> None:
-        """Record a verdict: its tokens, and the seconds since the one before."""
-        self.tokens = _RECENT * self.tokens + tokens
+    def add(self, seconds: float) -> None:
+        """Record the seconds since the verdict before."""
         self.seconds = _RECENT * self.seconds + seconds
-        self.rounds = _RECENT * self.rounds + 1.0
-
-    @property
-    def rate(self) -> float:
-        """Tokens/s; 0 before anything is known."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+        self.count = _RECENT * self.count + 1.0
 
     @property
     def round_s(self) -> float:
         """Seconds of a round; 1 before anything is known."""
-        return self.seconds / self.rounds if self.seconds else 1.0
+        return self.seconds / self.count if self.seconds else 1.0
 
 
 @dataclass(slots=True)
@@ -438,7 +419,7 @@ class OffloadStats:
     acceptance: AcceptanceByEntropy = field(default_factory=AcceptanceByEntropy)
     seconds: SecondGuesses = field(default_factory=SecondGuesses)
     pace: AnswerPace = field(default_factory=AnswerPace)
-    throughput: Throughput = field(default_factory=Throughput)
+    rounds: Rounds = field(default_factory=Rounds)
     energy: EnergyEstimates = field(default_factory=EnergyEstimates)
     queue: EnergyQueue | None = None  # None: no budget
     compute_w: float = 0.0  # power while drafting, where nobody tells the joules of a forward

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from paceline.core.offloading import Objective, Unit
+from paceline.core.offloading import Unit
 from paceline.core.verification import VerifierName
 from paceline.wire.messages import MAX_FRAME_BYTES, Count, DistPayload, SessionMessage, Token, bad_tokens
 from paceline.wire.options import Options
@@ -29,7 +29,6 @@ class VerifyOptions(Options, frozen=True):
     waits: bool = False  # the verifier waits for drafts; else it decodes meanwhile
     second_guesses: bool = True  # beside drafts that are unsure another token is verified: *agreement* alone
     needs_dists: bool = False  # verdicts carry distributions, for logprobs
-    objective: Objective = "per_step"  # see `core.offloading.utility`
     joules_per_step: Joules | None = None  # energy budget of the device's drafting
     joules_per_token: Joules | None = None  # likewise; not both
     verifier: VerifierName = "agreement"  # see `core.verification`; the other two wait for drafts
