@@ -147,10 +147,6 @@ class PagedKvCache:
     def info(self) -> ModelInfo:
         return self._info
 
-    @property
-    def num_layers(self) -> int:
-        return len(self._storage.keys)
-
     def _allocate(self, placed: Sequence[PlacedSegment]) -> FlatBatch:
         """Reserve slots for these rows, at least one. Raises EngineError and leaves everything unchanged."""
         segments: list[SegmentSlots] = []

@@ -87,10 +87,6 @@ class History:
         self._lost.clear()
         self.__post_init__()
 
-    def has(self, ticket: int) -> bool:
-        """The result of this batch would be computed again."""
-        return ticket in self._needed
-
     def replay(self) -> Iterator[Entry]:
         """Entries that build the sequences up in empty stages."""
         for seq in self._tokens:
@@ -193,12 +189,11 @@ class SentRows:
         """capacity: rows of the KV cache of the stage that has fewest."""
         self.table = SequenceTable(vocab_size=vocab_size, max_positions=max_positions)
         self.failed: set[SeqId] = set()  # to be released
-        self._capacity, self._block_size = capacity, block_size
+        self.capacity, self._block_size = capacity, block_size
 
     def place(self, batch: Batch) -> tuple[PlacedSegment, ...]:
         """Segments of a batch, placed. Raises EngineError for one that cannot run."""
-        if failed := {segment.seq for segment in batch.segments} & self.failed:
-            raise EngineError(f"sequences {sorted(failed)} were lost with a step that failed")
+        self.check_held(batch)
         placed = self.table.place(batch)
         rows = {segment.seq: len(segment.tokens) for segment in placed}
         if self._blocks(rows) > self._num_blocks:
@@ -209,7 +204,7 @@ class SentRows:
         """The batch has failed: its sequences are lost, but for those released meanwhile."""
         self.failed.update(segment.seq for segment in batch.segments if segment.seq in self.table)
 
-    def check_result(self, batch: Batch) -> None:
+    def check_held(self, batch: Batch) -> None:
         """Raise EngineError for a batch with a sequence that an earlier one has lost."""
         if lost := {segment.seq for segment in batch.segments} & self.failed:
             raise EngineError(f"sequences {sorted(lost)} were lost with a step that failed")
@@ -218,13 +213,9 @@ class SentRows:
         self.table.release(seq)
         self.failed.discard(seq)
 
-    def set_capacity(self, rows: int) -> None:
-        """A stage has been replaced by one with another memory."""
-        self._capacity = rows
-
     @property
     def _num_blocks(self) -> int:
-        return self._capacity // self._block_size
+        return self.capacity // self._block_size
 
     def free_rows(self) -> int:
         """As if forks shared nothing."""

@@ -237,7 +237,7 @@ class RemotePipeline:
     def _measure(self) -> None:
         """A stage that was replaced may have another memory than before."""
         abouts = [member.about for member in self.members.order if member.about is not None]
-        self._sent.set_capacity(min(about.capacity for about in abouts))
+        self._sent.capacity = min(about.capacity for about in abouts)
 
     # ---- batches ----------------------------------------------------------------------------------------------------
     @property
@@ -289,7 +289,7 @@ class RemotePipeline:
             try:
                 if under.error is not None:
                     raise under.error
-                self._sent.check_result(under.asked)
+                self._sent.check_held(under.asked)
             except EngineError:
                 self._sent.fail(under.asked)
                 self._head.history.settle(under.ticket)
