@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 
 FRAME: Final = 1 << 20  # bytes of a file that are sealed together
+KEY_BYTES: Final = 32
 NONCE: Final = 12
 OVERHEAD: Final = NONCE + 16  # bytes that sealing adds
-_KEY_BITS = 256
 _MARK = "paceline 1 "  # of additional data, so that a later form is never taken for this one
 _KEPT_BOXES = 256  # data keys in memory
 
@@ -191,7 +191,7 @@ class StoreSeal(Seal):
         self.rows = SealedBox(derived("rows"), "rows")
         self.kv_secret = derived("kv")
         self._lookup = derived("lookup")
-        self._wrap = AESGCM(derived("wrap"))
+        self._wrap = SealedBox(derived("wrap"), "key")
         self._boxes: dict[tuple[str, bytes], Box] = {}
 
     @classmethod
@@ -215,20 +215,17 @@ class StoreSeal(Seal):
         return hmac.digest(self._lookup, data, "sha256").hex() if data else ""
 
     def make_key(self, owner: str) -> tuple[bytes, Box]:
-        key, nonce = secrets.token_bytes(_KEY_BITS // 8), secrets.token_bytes(NONCE)
-        return nonce + self._wrap.encrypt(nonce, key, f"{_MARK}{owner}".encode()), SealedBox(key, owner)
+        key = secrets.token_bytes(KEY_BYTES)
+        return self._wrap.seal(key, owner), SealedBox(key, owner)
 
     def box(self, stored: bytes, owner: str) -> Box:
         known = self._boxes.get((owner, stored))
         if known is not None:
             return known
-        try:
-            key = self._wrap.decrypt(stored[:NONCE], stored[NONCE:], f"{_MARK}{owner}".encode())
-        except (InvalidTag, ValueError, TypeError) as error:
-            raise DamagedError(f"{owner} is damaged (its key): its seal does not fit") from error
+        box = SealedBox(self._wrap.open(stored, owner), owner)
         if len(self._boxes) >= _KEPT_BOXES:
             self._boxes.clear()
-        box = self._boxes[owner, stored] = SealedBox(key, owner)
+        self._boxes[owner, stored] = box
         return box
 
     def forget(self) -> None:
@@ -250,7 +247,6 @@ def _frame(number: int, *, last: bool) -> str:
 # Not handled: an attacker who acts as this user.
 
 
-KEY_BYTES = 32
 INSIDE = "documents.key"  # in the folder itself, where that is a mount point
 SERVICE = "paceline documents"  # in the keyring
 _log = logging.getLogger("paceline.rag")

@@ -177,12 +177,6 @@ def read_store(database: Database, owner: str, store_id: str) -> VectorStore:
     return _store(database, row[1:])
 
 
-def read_stores(database: Database, owner: str, paging: Paging) -> tuple[list[VectorStore], bool]:
-    """A page of the owner's stores, and whether there are more."""
-    rows, more = page(database, f"SELECT {_STORE} FROM vector_stores WHERE owner = ?", [owner], paging)
-    return [_store(database, row) for row in rows], more
-
-
 def read_store_file(database: Database, store_id: str, file_id: str) -> VectorStoreFile:
     row = database.execute(
         f"SELECT {_ATTACHED} FROM attached WHERE store = ? AND file = ?", store_id, file_id
@@ -190,18 +184,6 @@ def read_store_file(database: Database, store_id: str, file_id: str) -> VectorSt
     if row is None:
         raise missing("file in this vector store", file_id)
     return _file(database, row[1:])
-
-
-def read_store_files(
-    database: Database, store_id: str, paging: Paging, *, status: Status | None, batch: str | None
-) -> tuple[list[VectorStoreFile], bool]:
-    """A page of a store's files, and whether there are more. `status` and `batch` restrict the list; None: do not."""
-    source, parameters = f"SELECT {_ATTACHED} FROM attached WHERE store = ?", [store_id]
-    for column, value in (("status", status), ("batch", batch)):
-        if value is not None:
-            source, parameters = f"{source} AND {column} = ?", [*parameters, value]
-    rows, more = page(database, source, list(parameters), paging, key="file")
-    return [_file(database, row) for row in rows], more
 
 
 def read_batch(database: Database, store_id: str, batch_id: str) -> FileBatch:
@@ -279,8 +261,6 @@ def _opened(box: Box, value: str | bytes, place: str, damaged: str = "(damaged)"
         return damaged
 
 
-__all__ = ["Counts", "FileBatch", "FileSpec", "Status", "VectorStore", "VectorStoreFile", "VectorStores"]
-
 MAX_STORES = 1_000  # per owner
 MAX_STORE_FILES = 10_000  # per store
 MAX_OWNED_USAGE = 2**30  # bytes of texts and vectors in one owner's stores together; the vectors are held in memory
@@ -316,7 +296,8 @@ class VectorStores:
     def page(self, owner: str, paging: Paging) -> tuple[list[VectorStore], bool]:
         """Stores, and whether there are more."""
         with self._database.reading() as database:
-            return read_stores(database, owner, paging)
+            rows, more = page(database, f"SELECT {_STORE} FROM vector_stores WHERE owner = ?", [owner], paging)
+            return [_store(database, row) for row in rows], more
 
     def modify(
         self, owner: str, store_id: str, *, name: str | None = None, metadata: Mapping[str, str] | None = None
@@ -361,7 +342,12 @@ class VectorStores:
             check_store(database, owner, store_id)
             if batch is not None:
                 read_batch(database, store_id, batch)
-            return read_store_files(database, store_id, paging, status=status, batch=batch)
+            source, parameters = f"SELECT {_ATTACHED} FROM attached WHERE store = ?", [store_id]
+            for column, value in (("status", status), ("batch", batch)):
+                if value is not None:
+                    source, parameters = f"{source} AND {column} = ?", [*parameters, value]
+            rows, more = page(database, source, list(parameters), paging, key="file")
+            return [_file(database, row) for row in rows], more
 
     def modify_file(self, owner: str, store_id: str, file_id: str, attributes: Attributes) -> VectorStoreFile:
         with self._database.writing() as database:

@@ -16,7 +16,6 @@ from paceline.rag.document_kv import FOLDER as KV_FOLDER
 from paceline.rag.document_kv import text_hash
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Selection, Vectors
-from paceline.rag.store import files as arrivals_module
 from paceline.rag.store import files as uploads_module
 from paceline.rag.store import library as ingest_module
 from paceline.rag.store import vector_stores as vector_stores_module
@@ -343,7 +342,7 @@ def test_an_upload_that_others_have_overtaken_meets_the_limit_too(
 def test_an_owner_has_a_few_uploads_arrive_at_once(library: Library) -> None:
     receive = library.uploads.receive
     with ExitStack() as arriving:
-        for _ in range(arrivals_module.MAX_ARRIVING):
+        for _ in range(uploads_module.MAX_ARRIVING):
             arriving.enter_context(closing(receive(ANN)))
         with pytest.raises(RequestError) as refused:
             receive(ANN)
