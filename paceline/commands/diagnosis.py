@@ -54,6 +54,7 @@ class Check:
 
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "chat": ("prompt_toolkit",),
     "keyring": ("keyring",),
     "nvml": ("pynvml",),
     "otel": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"),
