@@ -11,8 +11,12 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
+
+pytestmark = pytest.mark.slow
 
 # Changes the store in a loop and sends itself SIGKILL just before its n-th step. A step is an SQL statement or one of
 # the calls that write the index file.
