@@ -162,24 +162,22 @@ def test_no_key_that_nobody_knows_passes_in_silence(key: str) -> None:
         resolve(AgentSettings, {key: "1"}, {})
 
 
-TABLED = [(schema, path) for schema in PROGRAMS for path in paths(schema) if "." in path]
-
-
-@pytest.mark.parametrize(("schema", "path"), TABLED, ids=str)
+@pytest.mark.parametrize("schema", PROGRAMS)
 def test_what_stands_in_a_table_and_is_given_elsewhere_is_told_where_it_is(
-    tmp_path: Path, schema: type[ProgramSettings], path: str
+    tmp_path: Path, schema: type[ProgramSettings]
 ) -> None:
-    table, key = path.split(".")
-    said = f"{key} in \\[{table}\\] of the file, see --config, or {variable(path)}"
-    for flags, env, text in (
-        ({key: "1"}, {}, ""),
-        ({path.replace(".", "_"): "1"}, {}, ""),
-        ({}, {f"PACELINE_{key.upper()}": "1"}, ""),
-        ({}, {}, f"{key} = 1"),
-        ({}, {}, f"[{schema.table}]\n{key} = 1"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            resolve(schema, flags, env, written(tmp_path, text))
+    for path in (path for path in paths(schema) if "." in path):
+        table, key = path.split(".")
+        said = f"{key} in \\[{table}\\] of the file, see --config, or {variable(path)}"
+        for flags, env, text in (
+            ({key: "1"}, {}, ""),
+            ({path.replace(".", "_"): "1"}, {}, ""),
+            ({}, {f"PACELINE_{key.upper()}": "1"}, ""),
+            ({}, {}, f"{key} = 1"),
+            ({}, {}, f"[{schema.table}]\n{key} = 1"),
+        ):
+            with pytest.raises(ConfigError, match=said):
+                resolve(schema, flags, env, written(tmp_path, text))
 
 
 def test_a_table_stands_in_the_file_or_in_that_of_a_program_and_a_variable_comes_first(tmp_path: Path) -> None:
