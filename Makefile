@@ -57,7 +57,8 @@ demo: $(VENV)/.runtime ## a server and a device answer three questions together;
 
 BUDGET ?= 0
 # What must hold whatever changes: the laws of algorithms, wire and strategies, the fake engine, the API.
-LAWS := tests/core tests/wire tests/workflow tests/strategies tests/engine/fake tests/engine/test_contract.py tests/api
+LAWS := tests/core tests/wire tests/workflow tests/strategies/conformance tests/strategies/decoding tests/engine/fake \
+	tests/engine/test_contract.py tests/api
 check: venv ## the inner loop: lint, types, import contracts, laws; fails after BUDGET seconds, if any is given
 	@begun=$$(date +%s); scripts/check && scripts/test -m 'not slow and not gpu and not net' $(LAWS) || exit 1; \
 	taken=$$(($$(date +%s) - begun)); echo "make check took $$taken s"; \
