@@ -79,12 +79,6 @@ def test_defaults_listen_on_loopback_and_need_nothing(schema: type[NodeSettings]
     assert set(origins.values()) == {"default"}
 
 
-def test_the_two_programs_have_different_ports_and_state_directories() -> None:
-    server, agent = resolve(ServerSettings, {}, {})[0], resolve(AgentSettings, {}, {})[0]
-    assert (server.port, agent.port) == (8000, 8001)
-    assert server.state_dir != agent.state_dir
-
-
 def test_documents_lie_in_the_state_directory_that_was_given(tmp_path: Path) -> None:
     settings, origins = resolve(ServerSettings, {"state_dir": tmp_path / "here"}, {})
     assert settings.docs_dir == tmp_path / "here" / "docs"
@@ -127,14 +121,6 @@ def test_what_a_side_kept_in_the_folder_of_both_is_not_lost_in_silence(tmp_path:
 @pytest.mark.parametrize(("flags", "embedder"), [({}, "minilm"), ({"model": "fake"}, "hash")])
 def test_the_fake_model_gets_the_embedder_without_a_model(flags: dict[str, object], embedder: str) -> None:
     assert resolve(ServerSettings, flags, {})[0].embedder == embedder
-
-
-def test_an_embedder_that_was_named_stays_with_the_fake_model() -> None:
-    assert resolve(ServerSettings, {"model": "fake", "embedder": "minilm"}, {})[0].embedder == "minilm"
-
-
-def test_relative_paths_become_absolute(tmp_path: Path) -> None:
-    assert resolve(ServerSettings, {"state_dir": "here"}, {})[0].state_dir == tmp_path / "here"
 
 
 @pytest.mark.parametrize(
@@ -389,12 +375,6 @@ def test_a_start_tells_what_was_set_and_every_value_can_be_shown_with_its_origin
     assert any(line.split() == ["kv_mib", "=", "2", "(flag", "--kv-mib)"] for line in lines)
     assert any(line.split() == ["model", "=", "fake", "(environment", "PACELINE_MODEL)"] for line in lines)
     assert any(line.split() == ["cloud", "=", "(none)", "(default)"] for line in lines)
-
-
-def test_settings_cannot_be_changed_afterwards() -> None:
-    settings, _ = resolve(ServerSettings, {}, {})
-    with pytest.raises(ValueError, match="frozen"):
-        settings.port = 1
 
 
 def test_the_engines_settings_reach_it(tmp_path: Path) -> None:
