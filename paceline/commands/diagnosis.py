@@ -12,6 +12,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -55,6 +56,7 @@ class Check:
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "documents": ("pypdfium2", "python_calamine", "lxml.etree", "charset_normalizer"),
+    "chat": ("prompt_toolkit",),
     "keyring": ("keyring",),
     "nvml": ("pynvml",),
     "otel": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"),
@@ -97,23 +99,28 @@ def _fault_of(module: str) -> str | None:
 
 def _unfit(extra: str) -> list[str]:
     """Packages of the extra in a release that paceline was not made for."""
-    found = []
-    try:
-        wanted = [Requirement(line) for line in requires("paceline") or ()]
-    except PackageNotFoundError:
-        return []  # `packages` says so
-    for requirement in wanted:
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            continue
-        if not requirement.marker.evaluate({"extra": extra}):
+    with suppress(PackageNotFoundError):  # `packages` says so
+        return _compared(extra)[1]
+    return []
+
+
+def _compared(extra: str = "") -> tuple[list[str], list[str], list[str]]:
+    """What paceline, or an extra of it, requires: what is here, what is of a wrong release, what is missing."""
+    here, wrong, missing = [], [], []
+    for line in requires("paceline") or ():
+        requirement = Requirement(line)
+        plain = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if plain == bool(extra) or (requirement.marker and not requirement.marker.evaluate({"extra": extra})):
             continue
         try:
             installed = version(requirement.name)
         except PackageNotFoundError:
+            missing.append(f"{requirement} is missing")
             continue
+        here.append(f"{requirement.name} {installed}")
         if not requirement.specifier.contains(installed, prereleases=True):
-            found.append(f"{requirement.name} {installed} is not {requirement.specifier}")
-    return found
+            wrong.append(f"{requirement.name} {installed} is not {requirement.specifier}")
+    return here, wrong, missing
 
 
 # The models of the settings as `paceline doctor` sees them: files, chat template, and memory beside what is there.
@@ -393,24 +400,12 @@ def python() -> Found:
 def packages() -> Found:
     """Compare installed versions with paceline's requirements."""
     try:
-        wanted = [Requirement(line) for line in requires("paceline") or ()]
+        here, wrong, missing = _compared()
     except PackageNotFoundError:
         return "warn", "paceline runs from a checkout that is not installed: run `pip install -e .`"
-    wrong, present = [], []
-    for requirement in wanted:
-        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            installed = version(requirement.name)
-        except PackageNotFoundError:
-            wrong.append(f"{requirement} is missing")
-            continue
-        present.append(f"{requirement.name} {installed}")
-        if not requirement.specifier.contains(installed, prereleases=True):
-            wrong.append(f"{requirement.name} {installed} is not {requirement.specifier}")
-    if wrong:
-        return "fail", f"{'; '.join(wrong)}: install paceline again"
-    return "ok", ", ".join(present)
+    if wrong or missing:
+        return "fail", f"{'; '.join([*missing, *wrong])}: install paceline again"
+    return "ok", ", ".join(here)
 
 
 def torch_build() -> Found:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from client.commands import register
 from client.conversation import Conversation
-from client.dialogue import Screen
+from client.dialogue import Screen, Terminal
 from paceline.api.http.server import listen, url_of
 from paceline.errors import EngineError, PacelineError
 from paceline.runtime.service import Citation, TextDelta
@@ -153,3 +153,9 @@ def test_bytes_in_another_encoding_are_refused_and_the_next_question_is_asked(
             list(conversation.ask("caf\udce9?"))
         assert [text for text, _ in conversation.ask("Who?")]
     assert [request.prompt.messages[0]["content"] for request in service.requests] == ["Who?"]
+
+
+def test_a_terminal_without_its_line_editor_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prompt_toolkit", None)
+    with pytest.raises(PacelineError, match=r"pip install 'paceline\[chat\]'"):
+        Terminal(())

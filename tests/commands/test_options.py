@@ -85,12 +85,6 @@ def test_a_flag_can_say_no_to_what_the_environment_says(monkeypatch: pytest.Monk
     assert "False  (flag --insecure)" in shown
 
 
-def test_a_file_can_be_named(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text("[agent]\nport = 77")
-    shown = CliRunner().invoke(app_of(AgentSettings), ["--config", "mine.toml"]).output
-    assert "77  (file mine.toml [agent])" in shown
-
-
 def test_what_cannot_be_used_is_an_error_before_anything_runs() -> None:
     assert "is not one of" in CliRunner().invoke(app_of(AgentSettings), ["--dtype", "int4"]).output
     result = CliRunner().invoke(app_of(AgentSettings), ["--cloud", "nowhere"])

@@ -28,7 +28,10 @@ from tests.engine import checkpoints
 from tests.engine.blocking import Blocking
 from tests.engine.checkpoints import ARCHITECTURES
 from tests.runtime.stages.rig import even_spans, rig
+from tests.slow import slow_in
 
+CONTRACT = "test_contract.py"  # of all engines; `make check` runs it with the fake one
+pytest_collection_modifyitems = slow_in(__file__, unless=lambda case: CONTRACT not in case or "fake" in case)
 KV_ROWS = 2048
 # `TEST_DEVICE=cuda:0 python -m pytest tests/engine` runs the engines there, with the attention and the graphs of a GPU.
 DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))

@@ -11,6 +11,9 @@ import pytest
 
 from tests.reliability.forked import USUAL, Starts, forked_starts, starting
 from tests.reliability.real_server import RealServer, hurried, many_files, real_server
+from tests.slow import slow_in
+
+pytest_collection_modifyitems = slow_in(__file__)
 
 SEED = 1  # without --seed
 

@@ -24,6 +24,8 @@ from server.commands import register as register_server
 from server.devices import Registry
 from tests.api.scripted import request
 
+pytestmark = pytest.mark.slow
+
 STARTER = (
     "import sys, typer, server.commands, device_agent.commands\n"
     "from paceline.errors import PacelineError\n"

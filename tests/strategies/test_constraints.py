@@ -47,6 +47,8 @@ from tests.strategies.cases import (
 from tests.strategies.conformance.laws import settled
 from tests.strategies.conformance.worlds import changing_speeds, harsh
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = {
     "type": "object",
     "properties": {

@@ -32,6 +32,8 @@ from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB, Manner, engines, job
 from tests.strategies.conformance.worlds import harsh
 
+pytestmark = pytest.mark.slow
+
 NUM_SEEDS = 250 * DEPTH
 SHORT: dict[Side, tuple[Branch, ...]] = {
     "cloud": (Branch(tuple(b"a "), 0.8), Branch(tuple(b"in "), 0.1)),

@@ -41,7 +41,7 @@ from tests.runtime.link.test_connection import pipes
 from tests.runtime.test_node import open_gate
 from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 MIB = 1 << 20
 NOTES = {

@@ -22,7 +22,7 @@ from paceline.strategies.base import SIDES, Side
 from tests.requests import a_request, changed
 from tests.runtime.test_node import Bench, collect, open_gate
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 QUESTION = "Where is the key of the mill?"
 TEXTS = ("The key of the mill is red.", "The key of the mill is lost.")
