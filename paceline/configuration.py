@@ -65,7 +65,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "repetition_penalty",
     ),
     "State": ("state_dir", "responses_mib", "responses_days"),
-    "Logging": ("log_level", "log_format"),
+    "Logging": ("log_level", "log_text", "log_format"),
     "Engine and memory": (
         "engine_device",
         "threads",

@@ -201,6 +201,11 @@ class NodeSettings(ProgramSettings):
     min_p: float | None = Field(None, ge=0, le=1, description="likewise; default: the model's, or 0")
     repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="likewise; default: the model's, or 1")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
+    log_text: bool = Field(
+        False,
+        description="with --log-level debug, log in machines.jsonl of --state-dir what answers read and write, so that "
+        "a fault can be run again; without it kinds and times alone",
+    )
     log_format: Literal["text", "json"] = Field("text", description="of a line of the log; json: one object a line")
 
     @property

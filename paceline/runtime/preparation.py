@@ -61,18 +61,11 @@ class _Common:
 class Preparation:
     """Belongs to the event loop of the node."""
 
-    def __init__(
-        self,
-        resources: Resources,
-        peers: Peers,
-        *,
-        max_tokens_default: int | None,
-        alone: Callable[[], str] | None = None,
-    ) -> None:
+    def __init__(self, resources: Resources, peers: Peers, *, alone: Callable[[], str] | None = None) -> None:
         """alone: why none of the peers takes part now, as the end of a sentence; empty, or None: one may."""
         self._resources = resources
         self._peers = peers
-        self._max_tokens_default = max_tokens_default
+        self._max_tokens_default = resources.parts.offer.max_tokens
         self._alone = alone or str  # without words
         self._search = RemoteSearch()
         self._common: WeakKeyDictionary[SharedPrompt, _Common] = WeakKeyDictionary()
@@ -225,7 +218,8 @@ class Preparation:
         resources, request, name = self._resources, prepared.request, prepared.peer_name
         strategy = STRATEGIES[prepared.strategy]
         table = resources.table(request.account.owner, _lifetime(request, prepared.prompts, strategy), removals)
-        return strategy.machine(
+        return resources.machine(
+            strategy,
             replace(
                 resources.config(
                     strategy, prepared.options, request.sampling, prepared.end, table=table, faces_client=True
@@ -240,7 +234,7 @@ class Preparation:
                 mask=prepared.mask,
                 needs_dists=request.output.top_logprobs is not None,
                 draft_positions=resources.draft_positions if prepared.draft_claim is not None else 0,
-            )
+            ),
         )
 
     async def _read(
