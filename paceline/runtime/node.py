@@ -256,9 +256,7 @@ class Node(NodeTexts):
             return await self._admission.prepare(request)
         run = self._workflows.prepare(request, lambda: self._places.give_back(request.account.owner))
         # What would be refused as an answer is refused before any agent writes, and before a query leaves this side.
-        await (
-            await self._admission.admit(replace(request, sources=replace(request.sources, workflow=None, passages=())))
-        ).aclose()
+        await self._admission.check(replace(request, sources=replace(request.sources, workflow=None, passages=())))
         self._places.take(request.account.owner)
         return run
 
