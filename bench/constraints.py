@@ -36,6 +36,7 @@ from paceline.runtime.asking import AskLimits, CloudAsks
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.service import (
     AskedPrompt,
     AskedStrategy,
@@ -206,7 +207,10 @@ async def linked_nodes() -> AsyncIterator[dict[Side, Node]]:
     seeds: dict[Side, int] = {"device": 1, "cloud": 2}
     loaded = {side: LoadedModel(Arbitrary(FakeEngine(seed)), ByteTokenizer()) for side, seed in seeds.items()}
     asks = CloudAsks(EVERYBODY, AskLimits(sys.maxsize, sys.maxsize))  # no question is one too many
-    nodes = {side: Node(side, model, None, asks=asks if side == "device" else None) for side, model in loaded.items()}
+    nodes = {
+        side: Node(side, model, None, NodeParts(company=Company(asks=asks if side == "device" else None)))
+        for side, model in loaded.items()
+    }
     identity = {
         side: Introduction(model.tokenizer.fingerprint, model.engine.info.fingerprint, side, list(STRATEGIES), 0, None)
         for side, model in loaded.items()

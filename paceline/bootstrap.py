@@ -11,8 +11,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from paceline.api.responses.event_log.log import Retention
 from paceline.core.offloading import ModelShape, Unit
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ServedModel
 from paceline.engine.loader import choose_device, engine_threads, gpu_uuid
+from paceline.errors import ConfigError
 from paceline.local_users import can_tell
 from paceline.model_opening import further_models, opened_model, sampling_of, served_name
 from paceline.model_opening import open_model as open_model
@@ -41,12 +41,16 @@ from paceline.runtime.energy import ChosenMeter, DebtFile, Machine, Powers, Side
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Company, Computing, Kept, NodeParts, Offer
 from paceline.runtime.served_models import ServedModels
+from paceline.runtime.stimuli import FILE as STIMULI
+from paceline.runtime.stimuli import StimulusLog
 from paceline.runtime.tracing import Tracer, tracer_of
 from paceline.runtime.workflows.kept_profiles import KeptProfiles, describe_machine
+from paceline.runtime.workflows.run import Tools
 from paceline.runtime.workflows.web import WebAccess, WebLimits
 from paceline.sealing import PLAIN, Seal, open_answers_seal
-from paceline.secret_files import STDIN, secret_lines
+from paceline.secret_files import STDIN, private_folder, secret_lines
 from paceline.settings import STORE, AgentSettings, NodeSettings, ServerSettings
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Introduction
@@ -101,7 +105,7 @@ async def run_node(
     """Open store, model and node, serve on `listener` until a signal, then close them in reverse order.
 
     `compose` returns the application and the task to run beside it, which is cancelled once the server has drained.
-    `shipped`: see `open_model`; `expects_peer`, `open_to_peer`, `asks`: see `Node`. `open_engine`: of a model's
+    `shipped`: see `open_model`; `expects_peer`, `open_to_peer`, `asks`: see `Company`. `open_engine`: of a model's
     directory and name, in place of loading its engine here. `open_draft`: the draft model's engine beside this
     model. The caller closes `listener`.
     Raises ConfigError for a model, documents or a state directory that cannot be used, EngineLost after the engine's
@@ -112,50 +116,39 @@ async def run_node(
         name = served_name(settings, model)
         tracer = tracer_of(settings.side)
         reranker = open_reranker(settings, store)
-        node_of = partial(
-            Node,
-            settings.side,
-            store=store,
-            sampling=sampling_of(settings),
-            system=settings.answers.system or "",
-            max_tokens_default=settings.answers.max_tokens_default,
-            expects_peer=expects_peer,
+        answers = settings.answers
+        offer = Offer(name, sampling_of(settings), answers.system or "", answers.max_tokens_default)
+        computing = Computing(
+            step_limits(settings),
             timed=True,
-            limits=step_limits(settings),
-            reranker=reranker,
-            tracer=tracer,
-            relevance_temperature=(
-                settings.tuning.relevance_temperature if isinstance(settings, ServerSettings) else RELEVANCE_TEMPERATURE
-            ),
-        )
-        node = node_of(
-            model=model,
-            served_name=name,
-            open_to_peer=open_to_peer,
-            asks=asks,
-            kv=open_kv(settings, store),
-            tables=open_tables(settings, model, seal),
-            energy=open_energy(settings, model),
             draft_engine=None if open_draft is None else open_draft(model),
-            profiles=open_profiles(settings, model, store, spread=open_engine is not None),
             units=workflow_units(settings),
-            web=open_web(settings),
-            cloud_texts=isinstance(settings, AgentSettings) and settings.tuning.cloud_texts,
+            energy=open_energy(settings, model),
+            stimuli=open_stimuli(settings),
         )
+        temperature = RELEVANCE_TEMPERATURE  # a device follows its clouds
+        if isinstance(settings, ServerSettings):
+            temperature = settings.tuning.relevance_temperature
+        kept = Kept(open_kv(settings, store), open_tables(settings, model, seal), temperature)
+        cloud_texts = isinstance(settings, AgentSettings) and settings.tuning.cloud_texts
+        terms = Company(expects_peer, open_to_peer, asks, cloud_texts, tracer)
+        profiles = open_profiles(settings, model, store, spread=open_engine is not None)
+        tools = Tools(profiles, reranker, open_web(settings))
+        node = Node(settings.side, model, store, NodeParts(offer, computing, kept, terms), tools)
 
         def further(loaded: LoadedModel, its_name: str) -> Node:
             """A node on the first one's documents. What it learns is forgotten with it."""
             joins = loaded.tokenizer.fingerprint == model.tokenizer.fingerprint
             energy = SideEnergy(energy_meter(settings, loaded.engine.info.shape).meter, settings.energy.send_watts)
-            return node_of(
-                model=loaded,
-                served_name=its_name,
-                energy=energy,
-                units=workflow_units(settings),
-                web=open_web(settings),
-                cloud_texts=False,
-                beside=node.beside(joins=joins, alone=str if joins else apart),
+            parts = NodeParts(
+                replace(offer, name=its_name),
+                replace(computing, draft_engine=None, units=workflow_units(settings), energy=energy),
+                Kept(),
+                replace(terms, open_to_peer=False, asks=None, cloud_texts=False),
             )
+            tools = Tools(reranker=reranker, web=open_web(settings))
+            beside = node.beside(joins=joins, alone=str if joins else apart)
+            return Node(settings.side, loaded, store, parts, tools, beside=beside)
 
         def apart() -> str:
             """Why a model with another tokenizer is not joined, if there is anybody to join."""
@@ -259,6 +252,17 @@ def open_tables(settings: NodeSettings, model: ServedModel, seal: Seal = PLAIN) 
     """
     tokenizer = model.tokenizer
     return TableStore(settings.state_dir / TABLES, tokenizer.fingerprint, tokenizer.vocab_size, seal=seal)
+
+
+def open_stimuli(settings: NodeSettings) -> StimulusLog | None:
+    """The log of what machines are told, begun anew; None where the settings want none. Raises ConfigError."""
+    if settings.log_level != "debug":
+        return None
+    private_folder(settings.state_dir)
+    try:
+        return StimulusLog(settings.state_dir / STIMULI, text=settings.tuning.log_text)
+    except OSError as error:
+        raise ConfigError(f"{STIMULI} cannot be written in {settings.state_dir}: {error.strerror}") from error
 
 
 def open_kv(settings: NodeSettings, store: DocumentStore) -> DocumentKvStore | None:

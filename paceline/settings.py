@@ -204,6 +204,11 @@ class Tuning(StageTuning):
         default_factory=dict,
         description="processing units of workflows, a table for each; default: a thread, and the model in 4 lanes",
     )
+    log_text: bool = Field(
+        False,
+        description="with log_level debug, log in machines.jsonl of the state directory what answers read and write, "
+        "so that a fault can be run again; without it kinds and times alone",
+    )
     emulate: str | None = Field(
         None,
         description="emulated link: rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01, and pace of the engine: "

@@ -22,6 +22,7 @@ from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node
+from paceline.runtime.parts import NodeParts, Offer
 from paceline.wire.messages import Introduction
 
 from .app import create_server
@@ -33,7 +34,7 @@ from .links import Links
 def sample(directory: Path, keyring: Keyring) -> Iterator[tuple[Node, FastAPI]]:
     """Build the application as the program does, with its files in `directory`; the node has not been entered."""
     with DocumentStore.open(directory / "docs", load_embedder("hash")) as store:
-        node = Node("cloud", fake_model(0), store, max_tokens_default=8)
+        node = Node("cloud", fake_model(0), store, NodeParts(offer=Offer(max_tokens=8)))
         registry = Registry(directory)
         links = Links(registry, node, _no_introduction, key=PrivateKey.generate())
         yield node, create_server(node, registry, links, keyring=keyring)

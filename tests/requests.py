@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.runtime.service import Account, AskedPrompt, AskedStrategy, GenerateRequest, Joining, OutputForm, Sources
+from paceline.strategies.strategy import PeerPresence, RoutingContext, Wish
 
 PARTS = {
     "prompt": AskedPrompt,
@@ -40,3 +41,23 @@ def changed(request: GenerateRequest, **changes: Any) -> GenerateRequest:
         part, field = ("strategy", "name") if name == "strategy" else (PART_OF[name], name)
         request = replace(request, **{part: replace(getattr(request, part), **{field: value})})
     return request
+
+
+FACTS = {
+    **{field.name: ("wish", field.name) for field in fields(Wish)},
+    **{field.name: ("presence", field.name) for field in fields(PeerPresence)},
+    **{name: ("own", name.removeprefix("own_")) for name in ("own_documents", "num_weights", "decode_s")},
+    **{f"peer_{name}": ("peer", name) for name in ("documents", "decode_s")},
+    "peer_weights": ("peer", "num_weights"),
+}
+
+
+def routed(context: RoutingContext, **changes: Any) -> RoutingContext:
+    """The context with these facts, whichever part has them; those of the peer begin with `peer_`."""
+    for name, value in changes.items():
+        if name not in FACTS:
+            context = replace(context, **{name: value})
+            continue
+        part, field = FACTS[name]
+        context = replace(context, **{part: replace(getattr(context, part), **{field: value})})
+    return context

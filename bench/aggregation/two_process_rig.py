@@ -40,6 +40,7 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.link.emulation import Emulation, emulated
 from paceline.runtime.link.transport import Transport, TransportClosed
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Kept, NodeParts
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Introduction
 
@@ -222,7 +223,7 @@ async def two_sides(setting: Setting) -> AsyncIterator[DeviceSide]:
         cloud.start()
         opened.callback(_end, cloud)
         files, model = setting.open_kv("device"), setting.model("device")
-        node = Node("device", model, stores["device"], kv=files)
+        node = Node("device", model, stores["device"], NodeParts(kept=Kept(kv=files)))
         async with node, AsyncExitStack() as running:
             while not (setting.socket.exists() and files.groups() and setting.open_kv("cloud").groups()):
                 if not cloud.is_alive():
@@ -283,7 +284,7 @@ async def _served(setting: Setting) -> None:
     """Serve until both connections have ended."""
     model = setting.model("cloud")
     with setting.open_store("cloud") as store:
-        node = Node("cloud", model, store, kv=setting.open_kv("cloud"))
+        node = Node("cloud", model, store, NodeParts(kept=Kept(kv=setting.open_kv("cloud"))))
         ended = {kind: asyncio.Event() for kind in (_LINK, _LINE)}
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -24,6 +24,7 @@ from paceline.engine.tokenizer import Tokenizer
 from paceline.models import CLOUD, DEVICE
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Computing, NodeParts
 from paceline.runtime.service import (
     Account,
     AskedPrompt,
@@ -137,7 +138,7 @@ async def staged_node(pace: Pace, model: Path = CLOUD, draft_model: Path = DEVIC
         try:
             drafts = delay_forwards(load_model(draft_model, threads=1, kv_mib=64).engine, pace.draft_s)
             loaded = LoadedModel(cast(Engine, pipeline), Tokenizer.load(model))
-            async with Node("cloud", loaded, None, draft_engine=drafts) as node:
+            async with Node("cloud", loaded, None, NodeParts(computing=Computing(draft_engine=drafts))) as node:
                 yield StagedNode(node, processes)
         finally:
             await asyncio.to_thread(pipeline.close)

@@ -183,6 +183,11 @@ class Admission:
         whole = session.prepared.end >= session.prepared.limit
         return session if whole else Stretches(session, self._go_on)
 
+    async def check(self, request: GenerateRequest) -> None:
+        """Raises as `prepare` would now. Takes no place."""
+        self._places.check_room(request.account.owner)
+        await self._preparation.prepared(request, Egress())
+
     async def admit(self, request: GenerateRequest, *, has_place: bool = False) -> ClientSession:
         """The first session of an answer. has_place: it is part of a workflow, which takes one."""
         if not has_place:

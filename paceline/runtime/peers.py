@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -50,21 +50,16 @@ class Peers:
         resources: Resources,
         clients: Collection[ClientSession],
         run: Background,
-        *,
-        expects_peer: Callable[[], bool],
-        open_to_peer: bool,
         asks: CloudAsks,
         admit: Admit,
     ) -> None:
-        """expects_peer: see `Node`. open_to_peer: a device sends distributions of its documents if the cloud's client
-        requests it. asks: the gate for openings of a cloud. admit: see `TextServer`."""
+        """asks: the gate for openings of a cloud. admit: see `TextServer`."""
         self._resources = resources
         # By model: those of others with the same tokenizer are told of links as well. What peers open is the first's.
         self.clients: dict[object, Collection[ClientSession]] = {self: clients}
         self._run = run
-        self._expects_peer = expects_peer
+        self._company = resources.parts.company
         self._may_ask = EVERYBODY  # the device that was linked last
-        self._open_to_peer = open_to_peer
         self._asks = asks
         self.links: dict[str, Link] = {}
         self._totals = LinkTotals()
@@ -106,10 +101,10 @@ class Peers:
         """True if a second side belongs to this request, whether it is linked now or not. One that several linked
         devices could be belongs to none."""
         if self._resources.side == "device" or request.joining.device is not None:
-            return request.joining.device is not None or self._expects_peer()
+            return request.joining.device is not None or self._company.expects_peer()
         if self.links or not (request.joining.any_device and self._may_ask.allows(request.account.asker)):
             return False
-        return self._expects_peer()
+        return self._company.expects_peer()
 
     def absence(self, request: GenerateRequest) -> str:
         """Why no device takes part in a request that names none, as the end of a sentence, where it is not that it is
@@ -223,7 +218,7 @@ class Peers:
             resources.config(strategy, options, sampling, end, table=table, faces_client=False),
             targets=tuple(opening.targets),
             epoch=opening.epoch,
-            private=opening.privacy != "open" or (resources.side == "device" and not self._open_to_peer),
+            private=opening.privacy != "open" or (resources.side == "device" and not self._company.open_to_peer),
             rtt=link.rtt,
             bandwidth=link.bandwidth,
             mask=mask,
@@ -234,7 +229,7 @@ class Peers:
 
         def closed(session: PeerSession) -> None:
             if self._sessions.pop(session, None) is not None:
-                tell_of_part(session, peer, opening.strategy, resources.tracer)
+                tell_of_part(session, peer, opening.strategy, self._company.tracer)
                 self._shares.give_back(peer)
                 if session in self._counted:
                     self._tokens.give_back(peer, self._counted.pop(session))
@@ -242,7 +237,7 @@ class Peers:
                 ask.end(session.outcome, session.egress)
 
         owner = f"peer:{peer}"  # a peer's clients share its turns in the engine's steps
-        machine = strategy.machine(config)
+        machine = resources.machine(strategy, config)
         session = PeerSession(
             machine,
             resources.worker,

@@ -44,11 +44,11 @@ from paceline.runtime.sessions.routing import (
     peer_apart,
     peer_barred,
     peer_missing,
-    routing_context,
+    wish_of,
 )
 from paceline.strategies.base import Machine, Side, other
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import RoutingContext, Strategy
+from paceline.strategies.strategy import PeerPresence, RoutingContext, SideFacts, Strategy
 from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
 from paceline.wire.messages import ChatMessage, OpenSession
 from paceline.wire.options import Options
@@ -68,18 +68,11 @@ class _Common:
 class Preparation:
     """Belongs to the event loop of the node."""
 
-    def __init__(
-        self,
-        resources: Resources,
-        peers: Peers,
-        *,
-        max_tokens_default: int | None,
-        alone: Callable[[], str] | None = None,
-    ) -> None:
+    def __init__(self, resources: Resources, peers: Peers, *, alone: Callable[[], str] | None = None) -> None:
         """alone: why none of the peers takes part now, as the end of a sentence; empty, or None: one may."""
         self._resources = resources
         self._peers = peers
-        self._max_tokens_default = max_tokens_default
+        self._max_tokens_default = resources.parts.offer.max_tokens
         self._alone = alone or str  # without words
         self._search = RemoteSearch()
         self._common: WeakKeyDictionary[SharedPrompt, _Common] = WeakKeyDictionary()
@@ -96,6 +89,12 @@ class Preparation:
     ) -> ClientSession:
         """Prepare a session. Raises RequestError for a request that cannot be fulfilled; by then nothing has been sent
         but the query of `answer-private`."""
+        prepared, removals = await self.prepared(request, egress)
+        return self._session(prepared, removals, egress, closed)
+
+    async def prepared(self, request: GenerateRequest, egress: Egress) -> tuple[PreparedRequest, int]:
+        """What `prepare` finds out, without a session, and the removals of documents before its search. Raises as
+        that."""
         resources, side = self._resources, self._resources.side
         name, link = self._peers.peer_for(request)
         alone = self._alone()
@@ -138,7 +137,7 @@ class Preparation:
             options = without_drafts(options)
         complete = not choice.missing and peer_passages is not None
         salt = " ".join(filter(None, (str(removals), request.account.owner, request.account.guest_key)))
-        prepared = PreparedRequest(
+        found_out = PreparedRequest(
             request=request,
             side=side,
             strategy=strategy.name,
@@ -158,7 +157,7 @@ class Preparation:
             refusals=resources.info.refusals,
             nothing_found=_nothing_found(options.alone, side) if strategy.text_of == "both" else "",
         )
-        return self._session(prepared, removals, egress, closed)
+        return found_out, removals
 
     async def go_on(
         self, earlier: ClientSession, egress: Egress, closed: Callable[[ClientSession], None]
@@ -232,7 +231,8 @@ class Preparation:
         resources, request, name = self._resources, prepared.request, prepared.peer_name
         strategy = STRATEGIES[prepared.strategy]
         table = resources.table(request.account.owner, _lifetime(request, prepared.prompts, strategy), removals)
-        return strategy.machine(
+        return resources.machine(
+            strategy,
             replace(
                 resources.config(
                     strategy, prepared.options, request.sampling, prepared.end, table=table, faces_client=True
@@ -247,7 +247,7 @@ class Preparation:
                 mask=prepared.mask,
                 needs_dists=request.output.top_logprobs is not None,
                 draft_positions=resources.draft_positions if prepared.draft_claim is not None else 0,
-            )
+            ),
         )
 
     async def _read(
@@ -270,20 +270,16 @@ class Preparation:
     ) -> RoutingContext:
         peer = None if link is None else link.peer
         resources = self._resources
-        return routing_context(
-            request,
-            resources.side,
+        presence = PeerPresence(
             expected=name is not None or request.joining.on_loss != "continue" or self._peers.expects(request),
             linked=link is not None and link.accepting,
             barred=barred,
-            common=() if link is None else link.strategies,
-            own_documents=own_documents,
-            peer_documents=0 if peer is None else peer.documents,
-            num_weights=resources.info.num_weights,
-            peer_weights=0 if peer is None else peer.num_weights,
-            decode_s=resources.decode_s,
-            peer_decode_s=None if peer is None else self._verified_s(request) or (1e-6 * peer.decode_us or None),
+            common=() if link is None else tuple(link.strategies),
         )
+        own = SideFacts(own_documents, resources.info.num_weights, resources.decode_s)
+        decode_s = None if peer is None else self._verified_s(request) or (1e-6 * peer.decode_us or None)
+        theirs = SideFacts() if peer is None else SideFacts(peer.documents, peer.num_weights, decode_s)
+        return RoutingContext(resources.side, wish_of(request), presence, own, theirs)
 
     def _verified_s(self, request: GenerateRequest) -> float | None:
         """Seconds a token of recent answers that the cloud has verified for this device; None without any."""

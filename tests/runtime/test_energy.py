@@ -17,6 +17,7 @@ from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import RequestError
 from paceline.runtime.energy import DebtFile, SideEnergy
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Company, Computing, NodeParts
 from paceline.strategies.registry import STRATEGIES
 from tests.requests import a_request, changed
 from tests.runtime.test_node import Bench, GatedEngine, collect, open_gate
@@ -45,8 +46,13 @@ async def linked(device: SideEnergy | None = None, cloud: SideEnergy | None = No
         engine.open = True
     models = {side: LoadedModel(engine, ByteTokenizer()) for side, engine in engines.items()}
     nodes = (
-        Node("cloud", models["cloud"], None, energy=cloud),
-        Node("device", models["device"], None, energy=device, asks=open_gate()),
+        Node("cloud", models["cloud"], None, NodeParts(computing=Computing(energy=cloud))),
+        Node(
+            "device",
+            models["device"],
+            None,
+            NodeParts(computing=Computing(energy=device), company=Company(asks=open_gate())),
+        ),
     )
     async with asyncio.timeout(120), nodes[0], nodes[1], asyncio.TaskGroup() as tasks:
         bench = Bench(*nodes, engines)  # type: ignore[arg-type]  # sides by name
@@ -81,7 +87,9 @@ async def test_answers_that_share_batches_have_shares_and_a_meter_by_seconds_is_
         return seconds
 
     energy = SideEnergy(PowerMeter("battery", lambda: 2.0, clock, measured=True))
-    node = Node("device", LoadedModel(FakeEngine(seed=1), ByteTokenizer()), None, energy=energy)
+    node = Node(
+        "device", LoadedModel(FakeEngine(seed=1), ByteTokenizer()), None, NodeParts(computing=Computing(energy=energy))
+    )
     async with node:
         asked = [changed(REQUEST, strategy="autoregressive", sampling=SamplingParams(seed=seed)) for seed in range(4)]
         done = [await each for each in [asyncio.ensure_future(collect(await node.prepare(one))) for one in asked]]

@@ -26,6 +26,7 @@ from paceline.runtime import node as node_module
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore, table_files
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Kept, NodeParts
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.strategies.base import SIDES, MachineConfig, Side
@@ -53,7 +54,7 @@ async def cloud(folder: Path, make: Callable[[Side], Engine]) -> AsyncIterator[t
     """A node with documents, whose engine has computed nothing yet. Pending KV is written when this ends."""
     with DocumentStore.open(folder, HashEmbedder()) as store:
         model, kv = LoadedModel(make("cloud"), ByteTokenizer()), DocumentKvStore(folder / FOLDER, MIB)
-        async with asyncio.timeout(60), Node("cloud", model, store, kv=kv) as node:
+        async with asyncio.timeout(60), Node("cloud", model, store, NodeParts(kept=Kept(kv=kv))) as node:
             assert node.library is not None
             yield node, node.library
 
@@ -231,7 +232,7 @@ async def test_tables_of_owners_stay_below_and_are_erased_together(tmp_path: Pat
     tables = TableStore(tmp_path, tokenizer.fingerprint, VOCAB)
     with DocumentStore.open(tmp_path / "docs", HashEmbedder()) as store:
         model = LoadedModel(fake("cloud"), tokenizer)
-        async with asyncio.timeout(60), Node("cloud", model, store, tables=tables) as node:
+        async with asyncio.timeout(60), Node("cloud", model, store, NodeParts(kept=Kept(tables=tables))) as node:
             resources = node._resources
             resources.table("ann").record(1, [2], [0.5], overwrite=True)
             over = resources.table("ann", "documents", 0)

@@ -24,9 +24,11 @@ from paceline.runtime import admission
 from paceline.runtime.asking import AskLimits, CloudAsks
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Company, Computing, NodeParts
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions.client import ClientSession
-from paceline.strategies.base import Side
+from paceline.runtime.stimuli import StimulusLog
+from paceline.strategies.base import SIDES, Side
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Introduction
 from tests.requests import a_request, changed
@@ -117,14 +119,20 @@ async def nodes(
     may_ask: MayAsk = EVERYBODY,
     introduction: Introduction = CLOUD,
     stores: Mapping[Side, DocumentStore] = MappingProxyType({}),
+    stimuli: Mapping[Side, StimulusLog] = MappingProxyType({}),
 ) -> AsyncIterator[tuple[Bench, asyncio.TaskGroup]]:
     engines: dict[Side, GatedEngine] = {"cloud": GatedEngine(1, max_positions), "device": GatedEngine(2, max_positions)}
     for side, engine in engines.items():
         engine.open = side not in gated
     models = {side: LoadedModel(engine, ByteTokenizer()) for side, engine in engines.items()}
     cloud, device = (
-        Node("cloud", models["cloud"], stores.get("cloud")),
-        Node("device", models["device"], stores.get("device"), asks=open_gate(may_ask)),
+        Node(
+            side,
+            models[side],
+            stores.get(side),
+            NodeParts(computing=Computing(stimuli=stimuli.get(side)), company=Company(asks=open_gate(may_ask))),
+        )
+        for side in SIDES
     )
     async with asyncio.timeout(30), cloud, device, asyncio.TaskGroup() as tasks:
         bench = Bench(cloud, device, engines, may_ask=may_ask, introduction=introduction)

@@ -19,6 +19,7 @@ from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import admission
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions import client as client_module
 from paceline.strategies.aggregate import machine as aggregate_module
@@ -68,7 +69,9 @@ async def short_device(max_positions: int) -> AsyncIterator[Bench]:
     engine.open = True
     async with (
         nodes(linked=False) as (bench, tasks),
-        Node("device", LoadedModel(engine, ByteTokenizer()), None, asks=open_gate()) as bench.device,
+        Node(
+            "device", LoadedModel(engine, ByteTokenizer()), None, NodeParts(company=Company(asks=open_gate()))
+        ) as bench.device,
     ):
         await bench.link(tasks)
         yield bench

@@ -97,7 +97,7 @@ class ClientSession(Session):
     ) -> None:
         """drafts: of the draft model, where the machine is told of one. written: in earlier stretches of the answer.
         alone: how this side writes where neither has found anything; None: as it does with the peer."""
-        super().__init__(machine, worker, prepared.salt, drafts, masked=prepared.mask is not None)
+        super().__init__(machine, worker, prepared.salt, drafts, client=self, masked=prepared.mask is not None)
         if self._drafts is not None:
             self._drafts.claim(prepared.draft_claim or 0)
         self._prefixes = prepared.prompts.prefixes  # here alone: let go of at the end
@@ -223,7 +223,7 @@ class ClientSession(Session):
         self.link = None
         self._cancel_pause()
         self._degraded = self.prepared.missing  # nothing was lost by a peer that came late
-        self._driver = Driver(machine(), self)
+        self._driver = Driver(machine(), self, self)
         self.deliver(Started(self._loop.time()))
 
     def link_lost(self, *, returns: bool = True, refusal: str = "") -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -335,6 +335,18 @@ def refined_apart(*, alone: bool) -> bool:
 # Workflows of a node: one driver for all, begun with the first.
 
 
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Of workflows."""
+
+    # Read at the first workflow; None: learnt from nothing, and forgotten.
+    profiles: KeptProfiles | None = None
+    # None: late interaction over the store's own embedder; where that has no vectors of tokens, passages keep the order
+    # of their search.
+    reranker: Reranker | None = None
+    web: WebAccess | None = None  # closed with the node; None: `research` is refused
+
+
 class Workflows:
     """Belongs to the event loop of its node. admit: prepares a generation of the node."""
 
@@ -343,20 +355,13 @@ class Workflows:
         resources: Resources,
         peers: Peers,
         admit: Admit,
-        *,
-        reranker: Reranker | None = None,
-        profiles: KeptProfiles | None = None,
-        web: WebAccess | None = None,
+        tools: Tools,
     ) -> None:
-        """reranker: None for late interaction over the store's own embedder; where that has no vectors of tokens,
-        passages keep the order of their search. profiles: read at the first workflow; None: learnt from nothing, and
-        forgotten. web: closed with this; None: `research` is refused."""
         self._resources = resources
         self._peers = peers
         self._admit = admit
-        self._reranker = reranker or own_reranker(resources.store)
-        self._profiles = profiles
-        self._web = web
+        self._reranker = tools.reranker or own_reranker(resources.store)
+        self._profiles, self._web = tools.profiles, tools.web
         self._driver: WorkflowDriver | None = None
         self._cloud: CloudUnits | None = None
 

@@ -30,6 +30,7 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Company, Kept, NodeParts
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.settings import AgentSettings
 from paceline.settings_sources import resolve
@@ -125,9 +126,13 @@ async def pair(folder: Path, make: Callable[[Side], Engine], *, keep_kv: bool = 
                 side,
                 LoadedModel(make(side), tokenizer),
                 stores[side],
-                kv=files[side] if keep_kv else None,
-                tables=TableStore(folder / side / TABLES, tokenizer.fingerprint, tokenizer.vocab_size),
-                asks=open_gate(),
+                NodeParts(
+                    kept=Kept(
+                        kv=files[side] if keep_kv else None,
+                        tables=TableStore(folder / side / TABLES, tokenizer.fingerprint, tokenizer.vocab_size),
+                    ),
+                    company=Company(asks=open_gate()),
+                ),
             )
             for side in SIDES
         }

@@ -17,6 +17,7 @@ from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.strategies.base import SIDES, Side
 from tests.requests import a_request, changed
@@ -126,7 +127,7 @@ async def joint_answers(folder: Path, short: Collection[Side], count: int) -> li
     }
     with store_in(folder / "cloud", "cloud") as public, store_in(folder / "device", "device") as private:
         cloud = Node("cloud", models["cloud"], public)
-        device = Node("device", models["device"], private, asks=open_gate())
+        device = Node("device", models["device"], private, NodeParts(company=Company(asks=open_gate())))
         async with asyncio.timeout(100), cloud, device, asyncio.TaskGroup() as tasks:
             bench = Bench(cloud, device, {})
             await bench.link(tasks)

@@ -22,6 +22,7 @@ from paceline.rag.web.fetch import FetchLimits
 from paceline.rag.web.search import SearxngSearch
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult
+from paceline.runtime.workflows.run import Tools
 from paceline.runtime.workflows.web import WebAccess, WebLimits
 from tests.rag.web.site import PRIVATE, PUBLIC, Names, Site, fetcher, leading_to, reply, serving, usual_tls
 from tests.requests import changed
@@ -81,7 +82,7 @@ async def web(folder: Path, *, limits: FetchLimits = LIMITS, search_s: float = 1
         with DocumentStore.open(folder, HashEmbedder(), side="device") as store:
             store.add_text("home.md", SECRET, zone="device")
             model = LoadedModel(FakeEngine(seed=1, spread=0.3, max_positions=16_384), ByteTokenizer())
-            async with Node("device", model, store, web=access) as node:
+            async with Node("device", model, store, tools=Tools(web=access)) as node:
                 yield Web(site, node)
 
 
@@ -255,7 +256,7 @@ async def test_the_cloud_s_documents_may_stand_for_the_web(tmp_path: Path) -> No
     with DocumentStore.open(tmp_path, HashEmbedder(), side="cloud") as store:
         store.add_text("mill.md", "The red key of the mill is in the hall.", zone="cloud")
         model = LoadedModel(FakeEngine(seed=1, spread=0.3, max_positions=16_384), ByteTokenizer())
-        async with Node("cloud", model, store, web=WebAccess(None)) as node:
+        async with Node("cloud", model, store, tools=Tools(web=WebAccess(None))) as node:
             assert "research" in node.workflows()
             events: Any = (await node.prepare(ASKED)).run()
             async with aclosing(events):
@@ -269,7 +270,7 @@ async def test_the_cloud_s_documents_may_stand_for_the_web(tmp_path: Path) -> No
 async def test_a_device_without_its_cloud_cannot_search_the_cloud_s_documents(tmp_path: Path) -> None:
     with DocumentStore.open(tmp_path, HashEmbedder(), side="device") as store:
         model = LoadedModel(FakeEngine(seed=1, spread=0.3, max_positions=16_384), ByteTokenizer())
-        async with Node("device", model, store, web=WebAccess(None)) as node:
+        async with Node("device", model, store, tools=Tools(web=WebAccess(None))) as node:
             events: Any = (await node.prepare(ASKED)).run()
             async with aclosing(events):
                 done = [event async for event in events][-1]

@@ -15,7 +15,7 @@ import pytest
 from lab.simulation import Simulation
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RemoteProtocolError, RequestError
-from paceline.runtime.sessions.routing import candidates, choose, routing_context
+from paceline.runtime.sessions.routing import candidates, choose, wish_of
 from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import (
     SIDES,
@@ -36,11 +36,11 @@ from paceline.strategies.base import (
     other,
 )
 from paceline.strategies.registry import register, unregister
-from paceline.strategies.strategy import JOINT_LEVELS, RoutingContext, Strategy, asked_options
+from paceline.strategies.strategy import JOINT_LEVELS, PeerPresence, RoutingContext, Strategy, asked_options
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import Count, OpenSession, SessionMessage
 from paceline.wire.options import Options
-from tests.requests import changed
+from tests.requests import changed, routed
 from tests.runtime.test_node import REQUEST, collect, nodes
 from tests.strategies.cases import SAMPLINGS, Manner, engines, job, manners
 from tests.strategies.conformance.laws import (
@@ -166,7 +166,7 @@ def choose_options(context: RoutingContext) -> SaltOptions | None:
 
 
 def check(context: RoutingContext) -> None:
-    if context.strategy == "salted" and context.logprobs:
+    if context.wish.strategy == "salted" and context.wish.logprobs:
         raise RequestError("The strategy 'salted' gives no logprobs.", param="logprobs")
 
 
@@ -287,17 +287,18 @@ ASKED = changed(REQUEST, strategy="salted", options={"period": 7})
 
 
 def test_it_is_routed_where_a_request_names_it() -> None:
-    known = routing_context(ASKED, "device", expected=True, linked=True, common=("salted",))
+    presence = PeerPresence(expected=True, linked=True, common=("salted",))
+    known = RoutingContext("device", wish_of(ASKED), presence)
     choice = choose(candidates(known), known)
     assert (choice.strategy, choice.options, choice.missing) == ("salted", SaltOptions(period=7), False)
-    declined = replace(known, passages=3)
+    declined = routed(known, passages=3)
     assert choose(candidates(declined), declined).strategy == "lookup_tree"
-    unknown = replace(known, common=("aggregate",))
+    unknown = routed(known, common=("aggregate",))
     assert candidates(unknown)[0].missing and candidates(unknown)[0].strategy == "lookup_tree"
     with pytest.raises(RequestError, match="forbids"):
-        candidates(replace(known, privacy="local-only"))
+        candidates(routed(known, privacy="local-only"))
     with pytest.raises(RequestError, match="no logprobs"):
-        candidates(replace(known, logprobs=True))
+        candidates(routed(known, logprobs=True))
 
 
 # ---- two nodes ------------------------------------------------------------------------------------------------------

@@ -18,21 +18,22 @@ from paceline.strategies.base import Finish, Received, Side
 from paceline.strategies.draft_verify.options import check, options_of
 from paceline.strategies.draft_verify.verifiers import Agreement, Rejection, Truncation, Verifier, verifier_of
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import RoutingContext
+from paceline.strategies.strategy import RoutingContext, Wish
 from paceline.wire.codec import encode
 from paceline.wire.messages import DistPayload, SessionMessage
 from paceline.wire.payloads import encode_places, encode_tokens
 from paceline.wire.verify_messages import DraftChain, DraftsWithDists, Rejected, Verdict, VerdictRequest, VerifyOptions
+from tests.requests import routed
 from tests.strategies.cases import Manner, engines, job
 
 
 def test_a_device_draws_tokens_only_of_its_own_clients_answers() -> None:
-    asked = RoutingContext("cloud", "draft_verify", SamplingParams(), options={"verifier": "rejection"})
+    asked = RoutingContext("cloud", Wish("draft_verify", SamplingParams(), options={"verifier": "rejection"}))
     with pytest.raises(RequestError, match="ask the device"):
         check(asked)
     check(replace(asked, side="device"))
-    check(replace(asked, strategy="lookup_tree"))
-    check(replace(asked, options={"verifier": "truncated"}))
+    check(routed(asked, strategy="lookup_tree"))
+    check(routed(asked, options={"verifier": "truncated"}))
 
 
 @pytest.mark.parametrize("front", ["cloud", "device"])
