@@ -40,7 +40,6 @@ from paceline.runtime.workflows.agent_text import (
     Reader,
     Searching,
     TextStream,
-    cloud_texts,
 )
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.kept_profiles import KeptProfiles
@@ -406,7 +405,7 @@ class Workflows:
         if self._cloud is None:
             return None
         key = partial(self._resources.cache_key, f"workflows of {request.owner}")
-        return cloud_texts(self._cloud, link, request.privacy, key)
+        return self._cloud.texts(link, request.privacy, key)
 
     async def close(self) -> None:
         if self._driver is not None:
