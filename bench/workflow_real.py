@@ -33,7 +33,7 @@ import httpx
 
 from lab.scheduling import Ablation, static_map
 from paceline.commands import demo
-from paceline.commands.demo import Children
+from paceline.commands.demo import Children, command
 from paceline.core.side import SIDES, Side
 from paceline.models import CLOUD
 
@@ -170,7 +170,7 @@ def _pair(way: Way, folder: Path, base: str, load: Workload, asked: Sequence[Ask
 def _command(*arguments: str) -> list[str]:
     """The command line of a program of a pair, with what its folder has for it."""
     if arguments[0] not in ("serve", "agent"):
-        return demo.command(*arguments)
+        return command(*arguments)
     state = Path(arguments[arguments.index("--state-dir") + 1])
     return [sys.executable, str(Path(program.__file__)), str(state.parent / PROGRAM), *arguments]
 

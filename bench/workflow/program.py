@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lab.scheduling import Ablation
 from paceline.commands.main import main
 from paceline.core.strangers import Address
 from paceline.rag.web.fetch import PageFetcher
@@ -77,6 +76,9 @@ def is_loopback(address: Address) -> bool:
 if __name__ == "__main__":
     # {"policy": fields, "apart": whether zones are refined apart, "script": {question: {agent: [queries]}}}
     given = json.loads(Path(sys.argv.pop(1)).read_text())
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run by its path, and `lab` is not installed
+    from lab.scheduling import Ablation
+
     policy = Ablation(**given["policy"])
     setattr(run, WorkflowDriver.__name__, partial(WorkflowDriver, policy=policy))  # it is made there
     if not given["apart"]:

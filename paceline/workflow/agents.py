@@ -386,7 +386,7 @@ class StatementParser(_ListParser[Evidence]):
         text = one_line(" ".join(items_of(without_citations(item))))
         if not self._is_new(text, usable=len(text) <= MAX_STATEMENT and self._vocabulary.supports(text)):
             return None
-        ranges = [each for citation in find_citations(item) for each in citation.ranges]
+        ranges = [each for cited in find_citations(item) for each in cited]
         cited = (self._shown[number - 1] for number in resolved(ranges, len(self._shown)))
         return Evidence.from_reading(text, cited, self._passages)
 

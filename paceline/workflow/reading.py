@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from paceline.core.printable import printable_lines
@@ -26,13 +25,6 @@ _BRACKETED: Final = re.compile(rf"[\[【]([^\[\]【】\n]{{1,{MAX_CONTENT}}})[\]
 _LIKE_BRACKETED: Final = re.compile(r"[\[［【〔]([^\[\]［］【】〔〕\n]{1,80})[\]］】〕]")
 
 
-@dataclass(frozen=True, slots=True)
-class FoundCitation:
-    start: int  # characters from the beginning of the text, the brackets included
-    end: int
-    ranges: tuple[Range, ...]
-
-
 def numbers_within(content: str) -> tuple[Range, ...] | None:
     """The numbers of what stands in brackets; None where it is something else."""
     found = _CONTENT.fullmatch(content)
@@ -42,13 +34,9 @@ def numbers_within(content: str) -> tuple[Range, ...] | None:
     return tuple((min(pair), max(pair)) for pair in pairs)
 
 
-def find_citations(line: str) -> list[FoundCitation]:
-    """All citations of one line."""
-    return [
-        FoundCitation(found.start(), found.end(), ranges)
-        for found in _BRACKETED.finditer(line)
-        if (ranges := numbers_within(found[1])) is not None
-    ]
+def find_citations(line: str) -> list[tuple[Range, ...]]:
+    """The numbers of each citation of one line."""
+    return [ranges for found in _BRACKETED.finditer(line) if (ranges := numbers_within(found[1])) is not None]
 
 
 def without_citations(line: str) -> str:

@@ -356,6 +356,12 @@ class CloudUnits:
         seconds = [profile.seconds(TEXT) for profile in known if profile is not None]
         return sum(seconds) if len(seconds) == len(known) else None
 
+    def texts(self, link: Link | None, privacy: Privacy, cache_key: Callable[[], bytes]) -> CloudTexts | None:
+        """For a request; None where there is no cloud now, or its level of privacy keeps all texts here."""
+        if not self.offer(link) or link is None or privacy not in LEVELS:
+            return None
+        return CloudTexts(self, link, privacy, cache_key())
+
     def rest(self, reason: str) -> None:
         """The cloud has not written a text: it is asked for none for a while."""
         log.warning("the cloud writes no texts of workflows for %g s: %s", REST_S, reason)
@@ -382,12 +388,3 @@ class CloudTexts:
             raise PacelineError(f"at {self.privacy} no text is written elsewhere")
         told = [{name: str(value) for name, value in message.items()} for message in messages]
         return TextStream(RemoteText(self.link, told, max_tokens, self.privacy, self.cache_key, self.egress))
-
-
-def cloud_texts(
-    units: CloudUnits, link: Link | None, privacy: Privacy, cache_key: Callable[[], bytes]
-) -> CloudTexts | None:
-    """For a request; None where there is no cloud now, or its level of privacy keeps all texts here."""
-    if not units.offer(link) or link is None or privacy not in LEVELS:
-        return None
-    return CloudTexts(units, link, privacy, cache_key())

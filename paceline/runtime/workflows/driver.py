@@ -43,9 +43,7 @@ class WorkflowDriver:
         self.registry = registry
         self.profiles = profiles or Profiles()
         self._scheduler = WorkflowScheduler(registry.units, self.profiles, policy)
-        self._tasks: dict[int, asyncio.Task[Outcome]] = {}  # by launch
-        self._began: dict[int, float] = {}  # likewise, on the loop's clock
-        self._units: dict[int, str] = {}  # likewise
+        self._running: dict[int, tuple[Launch, asyncio.Future[Outcome], float]] = {}  # with when it began
         self._ended: dict[Request, Heard] = {}
         self._closed = False
 
@@ -66,8 +64,8 @@ class WorkflowDriver:
 
     def lose(self, units: Sequence[str]) -> None:
         """Units are gone, all at once. What ran there, the caller's own launch included, begins again on others."""
-        for number, running in list(self._tasks.items()):
-            if self._units[number] in units:
+        for launch, running, _ in list(self._running.values()):
+            if launch.unit in units:
                 running.cancel()
         self._tell(UnitsLost(self._now(), units))
 
@@ -78,18 +76,18 @@ class WorkflowDriver:
     @property
     def under_way(self) -> int:
         """Launches."""
-        return len(self._tasks)
+        return len(self._running)
 
     def seconds(self, launch: Launch) -> float:
         """Seconds since a launch began that is under way."""
-        return self._now() - self._began[launch.id]
+        return self._now() - self._running[launch.id][2]
 
     async def close(self) -> None:
         """Cancel all, and tell each request so. Nothing may be added after."""
         self._closed = True
         for request in list(self._ended):
             self._end(request, PacelineError("the program is shutting down"))
-        tasks = list(self._tasks.values())
+        tasks = [task for _, task, _ in self._running.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -102,21 +100,20 @@ class WorkflowDriver:
             match effect:
                 case Launch(stage=stage):
                     task = asyncio.ensure_future(stage.run(effect))
-                    self._tasks[effect.id] = task
-                    self._began[effect.id], self._units[effect.id] = self._now(), effect.unit
+                    self._running[effect.id] = effect, task, self._now()
                     task.add_done_callback(partial(self._done, effect))
                 case Cancel(launch):
-                    if (running := self._tasks.get(launch)) is not None:  # else it has just ended, and says so next
-                        running.cancel()
+                    if launch in self._running:  # else it has just ended, and says so next
+                        self._running[launch][1].cancel()
                 case RequestDone(request):
                     self._end(request, None)
                 case Unrunnable(stage):
                     fault = f"The workflow cannot go on: its stage {stage.name} has failed everywhere."
                     self._end(stage.request, PacelineError(fault))
 
-    def _done(self, launch: Launch, task: asyncio.Task[Outcome]) -> None:
+    def _done(self, launch: Launch, task: asyncio.Future[Outcome]) -> None:
         """A launch has ended; also one that was cancelled before its first step, of which its work knows nothing."""
-        del self._tasks[launch.id], self._began[launch.id], self._units[launch.id]
+        del self._running[launch.id]
         if task.cancelled():
             log.debug("launch %s on %s was cancelled", launch.id, launch.unit)
         elif (error := task.exception()) is not None:

@@ -46,7 +46,6 @@ from paceline.runtime.workflows.agent_text import (
     Reader,
     Searching,
     TextStream,
-    cloud_texts,
 )
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.kept_profiles import KeptProfiles
@@ -414,7 +413,7 @@ class Workflows:
         if self._cloud is None:
             return None
         key = partial(self._resources.cache_key, f"workflows of {request.account.owner}")
-        return cloud_texts(self._cloud, link, request.joining.privacy, key)
+        return self._cloud.texts(link, request.joining.privacy, key)
 
     async def close(self) -> None:
         if self._driver is not None:

@@ -18,7 +18,7 @@ from paceline.runtime.sessions import remote
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import MAX_TEXTS_OF_ONE, RemoteText, TextServer
 from paceline.runtime.units import CLOUD, ENGINE, UnitRegistry
-from paceline.runtime.workflows.agent_text import AgentText, CloudUnits, cloud_texts
+from paceline.runtime.workflows.agent_text import AgentText, CloudUnits
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.lookup import Found, Refining
 from paceline.runtime.workflows.run import WorkflowRun
@@ -77,7 +77,7 @@ class Device:
 
     def run(self, request: GenerateRequest, places: ScriptedPlaces, web: ScriptedWeb | None = None) -> WorkflowRun:
         link = None if self.bench.links is None else self.bench.links[0]
-        cloud = cloud_texts(self.units, link, request.joining.privacy, lambda: b"0" * 16)
+        cloud = self.units.texts(link, request.joining.privacy, lambda: b"0" * 16)
         return WorkflowRun(request, "device", places, self.driver, self.here.admit, web=web, cloud=cloud)
 
     async def answer(
