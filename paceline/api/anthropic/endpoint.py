@@ -20,9 +20,10 @@ from paceline.api.anthropic.request import (
     chat_body,
     check,
 )
-from paceline.api.chat.endpoint import admit_chat, read_chat
+from paceline.api.chat.endpoint import admit_chat
 from paceline.api.chat.output import annotations_of, step_line, summary
 from paceline.api.chat.request import ChatCall, chat_call
+from paceline.api.chat.schema import ChatRequest
 from paceline.api.chat.tools import (
     Content,
     ParsedOutput,
@@ -32,6 +33,7 @@ from paceline.api.chat.tools import (
     ToolUse,
     arguments_of,
 )
+from paceline.api.generation.attachments import read_conversation
 from paceline.api.generation.links import NO_LINKS, Addresses, PassageLinks
 from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
 from paceline.api.http import sse
@@ -322,10 +324,12 @@ class MessagesEndpoint:
         )
 
     async def create(self, request: Request) -> Response:
-        body = await read_chat(request, self._service)
+        body = await _read(request, self._service)
         asked = parse(MessagesRequest, body)
         check(body)
-        call = chat_call(chat_body(asked), self._service, request.state.identity, documents=self._documents)
+        call = chat_call(
+            parse(ChatRequest, chat_body(asked)), self._service, request.state.identity, documents=self._documents
+        )
         generations = await admit_chat(request, call, self._service)
         links = self._addresses.links(request)
         meta = MessageMeta(f"msg_{secrets.token_hex(12)}", call, generations[0].prompt_tokens, links)
@@ -334,9 +338,14 @@ class MessagesEndpoint:
         return StreamedAnswer(generations, MessageEvents(meta), self._keep_alive, meta.id)
 
     async def count(self, request: Request) -> Response:
-        body = await read_chat(request, self._service)
+        body = await _read(request, self._service)
         asked = parse(CountRequest, body)
         check(body)
-        call = chat_call(chat_body(asked), self._service, request.state.identity, documents=0)
+        call = chat_call(parse(ChatRequest, chat_body(asked)), self._service, request.state.identity, documents=0)
         tokens = await self._service.tokenize_chat(call.requests[0].messages, call.requests[0].model)
         return answer(TokenCount(input_tokens=len(tokens)).model_dump())
+
+
+async def _read(request: Request, service: Service) -> Mapping[str, object]:
+    await service.wait_for_room(request.state.identity.key)
+    return await read_conversation(request)

@@ -14,12 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
-from paceline.api.chat.endpoint import admit_chat, read_chat
+from paceline.api.chat.endpoint import admit_chat
 from paceline.api.chat.output import Json, MessageBuilder, Reporting, logprob_items, step_line, summary
 from paceline.api.chat.request import ChatCall, chat_call
+from paceline.api.chat.schema import ChatRequest
 from paceline.api.chat.tools import ToolUse, arguments_of
-from paceline.api.completions import CompletionCall, completion_call
+from paceline.api.completions import CompletionCall, CompletionRequest, completion_call
 from paceline.api.embeddings import MAX_BODY, MAX_INPUTS
+from paceline.api.generation.attachments import read_conversation
 from paceline.api.generation.fan_in import LateGeneration, must_load
 from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
 from paceline.api.http import sse
@@ -333,7 +335,7 @@ class OllamaGeneration:
         )
 
     async def chat(self, request: Request) -> Response:
-        body = await read_chat(request, self._service)
+        body = await _read(request, self._service)
         asked = parse(ChatBody, body)
         check(body, asked)
         if not asked.messages:
@@ -341,7 +343,7 @@ class OllamaGeneration:
         return await self._answered(request, asked)
 
     async def generate(self, request: Request) -> Response:
-        body = await read_chat(request, self._service)
+        body = await _read(request, self._service)
         asked = parse(GenerateBody, body)
         check(body, asked)
         if not asked.prompt:
@@ -349,7 +351,9 @@ class OllamaGeneration:
         return await (self._continued(request, asked) if asked.raw else self._answered(request, asked))
 
     async def _answered(self, request: Request, asked: ChatBody | GenerateBody) -> Response:
-        call = chat_call(chat_body(asked), self._service, request.state.identity, documents=self._documents)
+        call = chat_call(
+            parse(ChatRequest, chat_body(asked)), self._service, request.state.identity, documents=self._documents
+        )
         generations = await admit_chat(request, call, self._service)
         return self._response(request, asked, call, call.tools, generations)
 
@@ -362,7 +366,7 @@ class OllamaGeneration:
                 code="insufficient_scope",
                 param="raw",
             )
-        call = completion_call(raw_body(asked), self._service, identity)
+        call = completion_call(parse(CompletionRequest, raw_body(asked)), self._service, identity)
         request.state.model = call.model.name  # for the log
 
         async def prepare() -> Generation:
@@ -541,3 +545,8 @@ def _info(model: ModelInfo | EmbedderInfo) -> Mapping[str, object]:
 
 def _length(model: ModelInfo | EmbedderInfo) -> int | None:
     return model.max_positions if isinstance(model, ModelInfo) else model.max_tokens
+
+
+async def _read(request: Request, service: Service) -> Mapping[str, object]:
+    await service.wait_for_room(request.state.identity.key)
+    return await read_conversation(request)

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.api.chat.output import summary
 from paceline.api.chat.request import ChatCall, chat_call
-from paceline.api.chat.schema import MAX_MESSAGES
+from paceline.api.chat.schema import MAX_MESSAGES, ChatRequest
 from paceline.api.generation.attachments import read_conversation
 from paceline.api.generation.fan_in import LateGeneration, must_load
 from paceline.api.generation.links import NO_ADDRESSES, Addresses, PassageLinks
@@ -317,7 +317,9 @@ class ResponsesEndpoint:
         given = input_items(asked.input, new_id) if body.get("input") is not None else []
         items = await conversation_of(asked, given, self._log, self.conversations, identity.key)
         with as_written(asked):
-            call = chat_call(chat_body(asked, items), self._service, identity, documents=self._documents)
+            call = chat_call(
+                parse(ChatRequest, chat_body(asked, items)), self._service, identity, documents=self._documents
+            )
             request.state.model = call.requests[0].model  # for the log
             wanted, search = await self._searching(asked, call, identity)
             generation = await while_connected(request.receive, prepare(self._service, asked, wanted))
