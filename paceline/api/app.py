@@ -14,7 +14,8 @@ from pathlib import Path
 from fastapi import APIRouter, FastAPI
 
 from paceline import __version__
-from paceline.api import completions, embeddings, models, openapi
+from paceline.api import completions, embeddings, metrics, models, openapi, passages, rerank, status, tokens
+from paceline.api.anthropic import endpoint as anthropic
 from paceline.api.anthropic.endpoint import MessagesEndpoint
 from paceline.api.chat import endpoint as chat
 from paceline.api.conversations import ConversationsEndpoint
@@ -25,18 +26,14 @@ from paceline.api.http.admission import MAX_ACTIVE, AdmissionControl, AdmissionM
 from paceline.api.http.auth import Keyring
 from paceline.api.http.doors import DoorLimits
 from paceline.api.http.routing import HANDLERS, Route
-from paceline.api.metrics import Metrics
 from paceline.api.observation import Observer
+from paceline.api.ollama import endpoint as ollama
 from paceline.api.ollama.endpoint import OllamaEmbedding, OllamaGeneration, OllamaListing
-from paceline.api.page.endpoint import Page
-from paceline.api.passages import Passages
-from paceline.api.rerank import RerankEndpoint
+from paceline.api.page import endpoint as page
 from paceline.api.responses.endpoint import ResponsesEndpoint
 from paceline.api.responses.event_log.log import DEFAULT_RETENTION, EventLog, Retention
 from paceline.api.responses.event_log.replay import close_interrupted
 from paceline.api.routes import register
-from paceline.api.status import Status
-from paceline.api.tokens import TokensEndpoint
 from paceline.api.vector_stores.endpoint import VectorStoresEndpoint
 from paceline.api.vector_stores.files import FilesEndpoint
 from paceline.runtime.service import Service
@@ -47,9 +44,15 @@ ROUTERS = (
     chat.router,  # /v1/chat/completions
     completions.router,  # /v1/completions
     embeddings.router,  # /v1/embeddings
-    models.router,  # /v1/models, /version
+    rerank.router,  # /v1/rerank, /v2/rerank
+    tokens.router,  # /tokenize, /detokenize
+    passages.router,  # /v1/passages/{id}
+    models.router,  # /v1/models, /v1/models/{name}, /version
     models.probes,  # /healthz, /readyz, /health
+    status.router,  # /v1/status
+    metrics.router,  # /metrics
     openapi.router,  # /openapi.json
+    page.router,  # /, /docs, /passage, /page/*
 )
 
 
@@ -93,6 +96,7 @@ def create_app(
     app.state.service = service
     app.state.settings = Settings(documents, keep_alive, addresses, longest_silent or math.inf)
     app.state.admission = admission
+    admission.error_shapes = {shape.prefix: shape for shape in (anthropic.SHAPE, ollama.SHAPE)}
     app.state.routes = []
     app.state.openai_ids = embeddings.OpenAIIds()
     app.state.attachments = Attachments(service)
@@ -102,29 +106,23 @@ def create_app(
     for router in ROUTERS:
         include(app, router)
 
-    def passages(chunk_ids: Collection[int]) -> Mapping[int, tuple[str, str]]:
+    def passages_of(chunk_ids: Collection[int]) -> Mapping[int, tuple[str, str]]:
         return {} if service.library is None else service.library.passages(chunk_ids)
 
-    event_log = EventLog(state, close_interrupted, retention, passages=passages, seal=seal)
+    event_log = EventLog(state, close_interrupted, retention, passages=passages_of, seal=seal)
     responses = ResponsesEndpoint(
         service, event_log, admission, documents=documents, keep_alive=keep_alive, addresses=addresses
     )
     app.state.closers.append(responses.close)
     for endpoints in (
         MessagesEndpoint(service, documents=documents, keep_alive=keep_alive, addresses=addresses),
-        Passages(service),
         responses,
         ConversationsEndpoint(responses.conversations),
         FilesEndpoint(service),
         VectorStoresEndpoint(service),
-        RerankEndpoint(service),
-        TokensEndpoint(service),
         OllamaGeneration(service, documents=documents, keep_alive=keep_alive),
         OllamaEmbedding(service),
         OllamaListing(service),
-        Metrics(service, app.state.observer.counts),
-        Status(service, admission),
-        Page(),
     ):
         register(app, endpoints.routes())
     return app
