@@ -19,7 +19,6 @@ from paceline import __version__
 from paceline.api.anthropic.endpoint import MessagesEndpoint
 from paceline.api.chat.endpoint import ChatEndpoint
 from paceline.api.completions import CompletionsEndpoint
-from paceline.api.conversations import ConversationsEndpoint
 from paceline.api.description import ApiDescription
 from paceline.api.embeddings import EmbeddingsEndpoint
 from paceline.api.generation.attachments import Attachments
@@ -37,9 +36,10 @@ from paceline.api.ollama.endpoint import OllamaEmbedding, OllamaGeneration, Olla
 from paceline.api.page.endpoint import Page
 from paceline.api.passages import Passages
 from paceline.api.rerank import RerankEndpoint
+from paceline.api.responses.conversations import ConversationsEndpoint
 from paceline.api.responses.endpoint import ResponsesEndpoint
-from paceline.api.responses.event_log.log import DEFAULT_RETENTION, EventLog, Retention
-from paceline.api.responses.event_log.replay import close_interrupted
+from paceline.api.responses.log import DEFAULT_RETENTION, EventLog, Retention
+from paceline.api.responses.replay import close_interrupted
 from paceline.api.routes import allowed, register
 from paceline.api.status import Status
 from paceline.api.tokens import TokensEndpoint

@@ -33,12 +33,11 @@ from paceline.api.http.body import MAX_BODY, ClientGoneError, parse, while_conne
 from paceline.api.http.errors import encode_json, failure_of
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of, parse_query
 from paceline.api.observation import AnswerWatch
-from paceline.api.responses.event_log.conversation_rows import Turn
-from paceline.api.responses.event_log.conversations import Conversations
-from paceline.api.responses.event_log.log import EventLog, EventReader
-from paceline.api.responses.event_log.replay import close_interrupted, replay
-from paceline.api.responses.event_log.store import ENDS, ResponseRecord
+from paceline.api.responses.conversation_rows import Turn
 from paceline.api.responses.events import Json, ResponseEvents, Search
+from paceline.api.responses.kept_conversations import Conversations
+from paceline.api.responses.log import EventLog, EventReader
+from paceline.api.responses.replay import close_interrupted, replay
 from paceline.api.responses.request import (
     DeletedResponse,
     ResponseRequest,
@@ -51,6 +50,7 @@ from paceline.api.responses.request import (
     search_of,
 )
 from paceline.api.responses.runs import Run, Runs
+from paceline.api.responses.store import ENDS, ResponseRecord
 from paceline.api.routes import Route
 from paceline.api.vector_stores.search import filter_of, min_score_of, select_stores, select_stores_with_attributes
 from paceline.errors import PacelineError, RequestError

@@ -16,11 +16,11 @@ from paceline.api.generation.fan_in import GenerationFanIn
 from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.errors import Failure, encode_json, failure_of
 from paceline.api.observation import AnswerWatch
-from paceline.api.responses.event_log.conversation_rows import Turn
-from paceline.api.responses.event_log.log import EventLog, LiveEvents
-from paceline.api.responses.event_log.store import ResponseRecord
+from paceline.api.responses.conversation_rows import Turn
 from paceline.api.responses.events import Event, Json, ResponseEvents
+from paceline.api.responses.log import EventLog, LiveEvents
 from paceline.api.responses.passages import stored_form, without_passages
+from paceline.api.responses.store import ResponseRecord
 from paceline.core.shares import Shares
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import Generation, GenerationResult

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.api.responses.event_log import log as event_writer
-from paceline.api.responses.event_log.log import TAIL_ROWS, EventLog, EventReader, LiveEvents, Retention
-from paceline.api.responses.event_log.replay import close_interrupted
-from paceline.api.responses.event_log.store import FILE, EventRow, EventStore, ResponseRecord, fair_share
+from paceline.api.responses import log as event_writer
+from paceline.api.responses.log import TAIL_ROWS, EventLog, EventReader, LiveEvents, Retention
+from paceline.api.responses.replay import close_interrupted
+from paceline.api.responses.store import FILE, EventRow, EventStore, ResponseRecord, fair_share
 from paceline.errors import ConfigError, PacelineError
 from paceline.sealing import PLAIN, Seal, StoreSeal
 

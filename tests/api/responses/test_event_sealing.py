@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.api.responses.event_log.conversation_rows import RowSealing
-from paceline.api.responses.event_log.store import FILE, EventRow, EventStore, ResponseRecord
+from paceline.api.responses.conversation_rows import RowSealing
+from paceline.api.responses.store import FILE, EventRow, EventStore, ResponseRecord
 from paceline.errors import ConfigError
 from paceline.sealing import MARK, PLAIN, DamagedError, Seal, StoreSeal, answers_key, open_answers_seal
 

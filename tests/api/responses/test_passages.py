@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.api.http.errors import encode_json
-from paceline.api.responses.event_log.log import EventLog
-from paceline.api.responses.event_log.replay import close_interrupted, replay
+from paceline.api.responses.log import EventLog
 from paceline.api.responses.passages import stored_form
+from paceline.api.responses.replay import close_interrupted, replay
 from paceline.runtime.service import Citation
 from tests.api.responses.test_event_log import record, rest_of
 from tests.api.scripted import done

@@ -11,10 +11,10 @@ import httpx
 import openai
 import pytest
 
-from paceline.api.responses.event_log.conversation_rows import MAX_BYTES
-from paceline.api.responses.event_log.conversations import Conversations
-from paceline.api.responses.event_log.log import EventLog, Retention
-from paceline.api.responses.event_log.replay import close_interrupted
+from paceline.api.responses.conversation_rows import MAX_BYTES
+from paceline.api.responses.kept_conversations import Conversations
+from paceline.api.responses.log import EventLog, Retention
+from paceline.api.responses.replay import close_interrupted
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import Citation
 from tests.api.generation.test_request import fault

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from paceline.api.http.errors import encode_json
-from paceline.api.responses.event_log.conversation_rows import PREFIX
-from paceline.api.responses.event_log.log import EventLog
+from paceline.api.responses.conversation_rows import PREFIX
+from paceline.api.responses.log import EventLog
 from paceline.errors import RequestError
 
 Json = dict[str, object]

@@ -14,7 +14,7 @@ from paceline.api.http.auth import Identity
 from paceline.api.http.body import Schema, parse
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of, parse_query
 from paceline.api.responses.endpoint import new_id
-from paceline.api.responses.event_log.conversations import Conversations
+from paceline.api.responses.kept_conversations import Conversations
 from paceline.api.responses.request import InputItem, MetadataKey, MetadataValue, input_items
 from paceline.api.routes import Route
 

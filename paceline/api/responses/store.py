@@ -22,8 +22,8 @@ from typing import NamedTuple
 import msgspec
 
 from paceline import sqlite
-from paceline.api.responses.event_log import conversation_rows as event_sealing
-from paceline.api.responses.event_log.conversation_rows import ConversationRows, RowSealing, Turn
+from paceline.api.responses import conversation_rows as event_sealing
+from paceline.api.responses.conversation_rows import ConversationRows, RowSealing, Turn
 from paceline.errors import ConfigError
 from paceline.sealing import PLAIN, DamagedError, Seal
 

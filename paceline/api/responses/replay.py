@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 
 from paceline.api.http.errors import Failure, encode_json
-from paceline.api.responses.event_log.store import ENDS, EventRow
 from paceline.api.responses.events import Json, failed
+from paceline.api.responses.store import ENDS, EventRow
 
 RESTARTED = Failure(500, "The server was restarted before this response was finished.", "server_error")
 

@@ -22,10 +22,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.api.responses.event_log.conversation_rows import PREFIX as CONVERSATION
-from paceline.api.responses.event_log.conversation_rows import ConversationRows, Turn
-from paceline.api.responses.event_log.store import ENDS, EventRow, EventStore, ResponseRecord, StoredEvent
+from paceline.api.responses.conversation_rows import PREFIX as CONVERSATION
+from paceline.api.responses.conversation_rows import ConversationRows, Turn
 from paceline.api.responses.passages import Passages, filled
+from paceline.api.responses.store import ENDS, EventRow, EventStore, ResponseRecord, StoredEvent
 from paceline.errors import PacelineError, StorageError
 from paceline.sealing import PLAIN, Seal
 
