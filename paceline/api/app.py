@@ -39,7 +39,6 @@ from paceline.api.rerank import RerankEndpoint
 from paceline.api.responses.conversations import ConversationsEndpoint
 from paceline.api.responses.endpoint import ResponsesEndpoint
 from paceline.api.responses.log import DEFAULT_RETENTION, EventLog, Retention
-from paceline.api.responses.replay import close_interrupted
 from paceline.api.routes import allowed, register
 from paceline.api.status import Status
 from paceline.api.tokens import TokensEndpoint
@@ -91,7 +90,7 @@ def create_app(
     def passages(chunk_ids: Collection[int]) -> Mapping[int, tuple[str, str]]:
         return {} if service.library is None else service.library.passages(chunk_ids)
 
-    event_log = EventLog(state, close_interrupted, retention, passages=passages, seal=seal)
+    event_log = EventLog(state, retention, passages=passages, seal=seal)
     responses = ResponsesEndpoint(
         service, event_log, admission, documents=documents, keep_alive=keep_alive, addresses=addresses
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -33,9 +32,8 @@ from paceline.api.http.body import MAX_BODY, ClientGoneError, parse, while_conne
 from paceline.api.http.errors import encode_json, failure_of
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of, parse_query
 from paceline.api.observation import AnswerWatch
-from paceline.api.responses.conversation_rows import Turn
+from paceline.api.responses.conversations import Conversations
 from paceline.api.responses.events import Json, ResponseEvents, Search
-from paceline.api.responses.kept_conversations import Conversations
 from paceline.api.responses.log import EventLog, EventReader
 from paceline.api.responses.replay import close_interrupted, replay
 from paceline.api.responses.request import (
@@ -47,10 +45,11 @@ from paceline.api.responses.request import (
     check,
     first_state,
     input_items,
+    new_id,
     search_of,
 )
 from paceline.api.responses.runs import Run, Runs
-from paceline.api.responses.store import ENDS, ResponseRecord
+from paceline.api.responses.store import ENDS, ResponseRecord, Turn
 from paceline.api.routes import Route
 from paceline.api.vector_stores.search import filter_of, min_score_of, select_stores, select_stores_with_attributes
 from paceline.errors import PacelineError, RequestError
@@ -61,6 +60,7 @@ from paceline.runtime.service import GenerateRequest, Generation, GenerationResu
 # A chain of responses may be longer than any request; it is read no further than a request may be long.
 
 
+PREFIX = "resp_"  # of ids: conversations, which lie in the same log, have another
 MAX_EARLIER = 4 * MAX_BODY  # bytes of earlier turns
 
 
@@ -94,7 +94,7 @@ async def _earlier(previous: str | None, log: EventLog, owner: str, room: int, *
     size = 0
     while previous is not None and (not turns or sum(map(len, turns)) <= room):  # the latest is looked up in any case
         running = log.running(previous) is not None  # asked first: if it ends meanwhile, the rows hold its end
-        record = await log.find(previous)
+        record = await log.find(previous) if previous.startswith(PREFIX) else None
         last = None if record is None else await log.output(previous)
         if record is None or last is None or record.owner != owner:
             raise _context_missing(previous)
@@ -314,7 +314,7 @@ class ResponsesEndpoint:
         asked = parse(ResponseRequest, body)
         check(body, asked)
         identity: Identity = request.state.identity
-        given = input_items(asked.input, new_id) if body.get("input") is not None else []
+        given = input_items(asked.input) if body.get("input") is not None else []
         items = await conversation_of(asked, given, self._log, self.conversations, identity.key)
         with as_written(asked):
             call = chat_call(chat_body(asked, items), self._service, identity, documents=self._documents)
@@ -332,7 +332,7 @@ class ResponsesEndpoint:
             return answer(run.response_events.first)
         cancel = None if asked.background else lambda: self.runs.stop(run.live.record.id)
         if asked.stream:
-            return EventLogAnswer(self._log.follow_live(run.live), self._keep_alive, cancel)
+            return EventLogAnswer(self._log.follow(run.live.record.id), self._keep_alive, cancel)
         return HeldOpen(lambda: self._whole(run), self._keep_alive)
 
     async def _whole(self, run: Run) -> bytes:
@@ -444,7 +444,7 @@ class ResponsesEndpoint:
     async def _found(self, request: Request, *, expired: bool = False) -> ResponseRecord:
         """The response named in the path. Raises RequestError (404) when there is none, or another key created it."""
         response = request.path_params["response_id"]
-        record = await self._log.find(response, expired=expired)
+        record = await self._log.find(response, expired=expired) if response.startswith(PREFIX) else None
         if record is None or record.owner != request.state.identity.key:
             raise _missing(response)
         return record
@@ -469,7 +469,3 @@ class ResponsesEndpoint:
 
 def _missing(response: str) -> RequestError:
     return RequestError(f"Response with id {response[:64]!r} not found.", status=404, param="response_id")
-
-
-def new_id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(24)}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Literal
 
@@ -182,18 +183,22 @@ SKIPPED = frozenset({"reasoning", "file_search_call"})
 _TEXTS = ("input_text", "output_text", "text")
 
 
-def input_items(given: str | Sequence[InputItem], new_id: Callable[[str], str], *, field: str = "input") -> list[Json]:
-    """The input as it is stored, listed and continued: every item with an id. Raises RequestError (400).
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(24)}"
 
-    `new_id`: makes an id from a prefix such as "msg". `field`: of the body.
+
+def input_items(given: str | Sequence[InputItem], *, field: str = "input") -> list[Json]:
+    """The input as it is stored, listed and continued: every item with an id. `field`: of the body.
+
+    Raises RequestError (400).
     """
     if isinstance(given, str):
         content = [{"type": "input_text", "text": given}]
         return [{"id": new_id("msg"), "type": "message", "status": "completed", "role": "user", "content": content}]
-    return [_item(item, f"{field}[{index}]", new_id) for index, item in enumerate(given) if item.type not in SKIPPED]
+    return [_item(item, f"{field}[{index}]") for index, item in enumerate(given) if item.type not in SKIPPED]
 
 
-def _item(item: InputItem, where: str, new_id: Callable[[str], str]) -> Json:
+def _item(item: InputItem, where: str) -> Json:
     status = item.status if item.status in ("in_progress", "completed", "incomplete") else "completed"
     match item.type:
         case "message":

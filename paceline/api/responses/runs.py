@@ -7,7 +7,6 @@ background response ends by itself, by a cancellation, or with the server.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,11 +15,10 @@ from paceline.api.generation.fan_in import GenerationFanIn
 from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.errors import Failure, encode_json, failure_of
 from paceline.api.observation import AnswerWatch
-from paceline.api.responses.conversation_rows import Turn
 from paceline.api.responses.events import Event, Json, ResponseEvents
 from paceline.api.responses.log import EventLog, LiveEvents
-from paceline.api.responses.passages import stored_form, without_passages
-from paceline.api.responses.store import ResponseRecord
+from paceline.api.responses.replay import kept_items, stored_form
+from paceline.api.responses.store import ResponseRecord, Turn
 from paceline.core.shares import Shares
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import Generation, GenerationResult
@@ -157,14 +155,8 @@ class Runs:
         stored_last = None if done is None else stored_form(last, done)
         turn = None
         if run.turn is not None and done is not None:
-            turn = replace(run.turn, items=(*run.turn.items, *_output(last)))
+            turn = replace(run.turn, items=(*run.turn.items, *kept_items(last)))
         self._log.append_nowait(run.live, _encoded(events), last=True, stored_last=stored_last, turn=turn)
-
-
-def _output(last: Json) -> list[bytes]:
-    """The items of a last event, without passages of documents, which no conversation keeps."""
-    without = without_passages(encode_json(last))
-    return [encode_json(item) for item in json.loads(without)["response"]["output"]]
 
 
 def _encoded(events: Sequence[Event]) -> list[tuple[str, bytes]]:
