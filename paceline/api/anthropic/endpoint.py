@@ -18,7 +18,6 @@ from paceline.api.anthropic.request import (
     MessagesRequest,
     TokenCount,
     chat_body,
-    check,
 )
 from paceline.api.chat.endpoint import admit_chat, read_chat
 from paceline.api.chat.output import annotations_of, step_line, summary
@@ -324,7 +323,6 @@ class MessagesEndpoint:
     async def create(self, request: Request) -> Response:
         body = await read_chat(request, self._service)
         asked = parse(MessagesRequest, body)
-        check(body)
         call = chat_call(chat_body(asked), self._service, request.state.identity, documents=self._documents)
         generations = await admit_chat(request, call, self._service)
         links = self._addresses.links(request)
@@ -336,7 +334,6 @@ class MessagesEndpoint:
     async def count(self, request: Request) -> Response:
         body = await read_chat(request, self._service)
         asked = parse(CountRequest, body)
-        check(body)
         call = chat_call(chat_body(asked), self._service, request.state.identity, documents=0)
         tokens = await self._service.tokenize_chat(call.requests[0].messages, call.requests[0].model)
         return answer(TokenCount(input_tokens=len(tokens)).model_dump())

@@ -42,7 +42,6 @@ from paceline.api.ollama.request import (
     ShowBody,
     Shown,
     chat_body,
-    check,
     model_name,
     raw_body,
 )
@@ -335,7 +334,6 @@ class OllamaGeneration:
     async def chat(self, request: Request) -> Response:
         body = await read_chat(request, self._service)
         asked = parse(ChatBody, body)
-        check(body, asked)
         if not asked.messages:
             return self._loaded(asked)
         return await self._answered(request, asked)
@@ -343,7 +341,6 @@ class OllamaGeneration:
     async def generate(self, request: Request) -> Response:
         body = await read_chat(request, self._service)
         asked = parse(GenerateBody, body)
-        check(body, asked)
         if not asked.prompt:
             return self._loaded(asked)
         return await (self._continued(request, asked) if asked.raw else self._answered(request, asked))

@@ -42,7 +42,6 @@ from paceline.api.responses.request import (
     RetrieveQuery,
     as_written,
     chat_body,
-    check,
     first_state,
     input_items,
     new_id,
@@ -310,11 +309,9 @@ class ResponsesEndpoint:
 
     # ---- creating ---------------------------------------------------------------------------------------------------
     async def create(self, request: Request) -> Response:
-        body = await read_conversation(request)
-        asked = parse(ResponseRequest, body)
-        check(body, asked)
+        asked = parse(ResponseRequest, await read_conversation(request))
         identity: Identity = request.state.identity
-        given = input_items(asked.input) if body.get("input") is not None else []
+        given = input_items(asked.input) if "input" in asked.model_fields_set else []
         items = await conversation_of(asked, given, self._log, self.conversations, identity.key)
         with as_written(asked):
             call = chat_call(chat_body(asked, items), self._service, identity, documents=self._documents)
