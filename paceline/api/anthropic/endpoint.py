@@ -39,7 +39,7 @@ from paceline.api.http.errors import ErrorShape, Failure, encode_json
 from paceline.api.http.pagination import answer
 from paceline.api.observation import request_id
 from paceline.api.routes import Route
-from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, Service, WorkflowStep
+from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, Service
 
 # Anthropic's error envelope. Source: anthropic-sdk-python 2.13 and docs.anthropic.com, "Errors".
 
@@ -88,7 +88,7 @@ Json = dict[str, object]
 
 
 class ContentBuilder:
-    """Pushes return events of the stream, without their framing."""
+    """`take` returns events of the stream, without their framing."""
 
     def __init__(self, tools: ToolUse | None, links: PassageLinks) -> None:
         self._links = links
@@ -97,16 +97,16 @@ class ContentBuilder:
         self._open = ""  # type of the block being written
         self._pieces: list[str] = []  # of it
 
-    def step(self, step: WorkflowStep) -> list[Json]:
-        """A step of a workflow, as thinking; one that ends within the text is in the report alone."""
-        return [] if self._open == "text" else self._add("thinking", step_line(step))
-
-    def push(self, text: str) -> list[Json]:
+    def take(self, event: GenerateEvent) -> list[Json]:
+        if isinstance(event, GenerationResult):
+            return self._end(event)
+        if event.step is not None:  # as thinking; one that ends within the text is in the report alone
+            return [] if self._open == "text" else self._add("thinking", step_line(event.step))
         if self._parser is None:
-            return self._add("text", text) if text else []
-        return self._parsed(self._parser.push(text))
+            return self._add("text", event.text) if event.text else []
+        return self._parsed(self._parser.push(event.text))
 
-    def end(self, done: GenerationResult) -> list[Json]:
+    def _end(self, done: GenerationResult) -> list[Json]:
         events = [] if self._parser is None else self._parsed(self._parser.flush(done.reason != "stop"))
         if self._open == "text":
             cited = [_citation(one, self._links) for one in done.citations]
@@ -208,13 +208,8 @@ class MessageBody:
         self._done: GenerationResult | None = None
 
     def take(self, index: int, event: GenerateEvent) -> None:  # noqa: ARG002  # there is one generation
-        if isinstance(event, GenerationResult):
-            self._content.end(event)
-            self._done = event
-        elif event.step is not None:
-            self._content.step(event.step)
-        else:
-            self._content.push(event.text)
+        self._content.take(event)
+        self._done = event if isinstance(event, GenerationResult) else None
 
     def body(self) -> bytes:
         done = self._done
@@ -241,18 +236,12 @@ class MessageEvents:
         return _event({"type": "message_start", "message": self._meta.message([], None, None, usage)})
 
     def take(self, index: int, event: GenerateEvent) -> bytes:  # noqa: ARG002
+        events = self._content.take(event)
         if isinstance(event, GenerationResult):
-            delta = {"stop_reason": self._reason(event), "stop_sequence": event.stop or None}
+            delta = {"stop_reason": self._content.stop_reason(event), "stop_sequence": event.stop or None}
             last: Json = {"type": "message_delta", "delta": delta, "usage": _usage(event)}
-            events = [*self._content.end(event), last | _extension(self._meta, event)]
-        elif event.step is not None:
-            events = self._content.step(event.step)
-        else:
-            events = self._content.push(event.text)
+            events = [*events, last | _extension(self._meta, event)]
         return b"".join(map(_event, events))
-
-    def _reason(self, done: GenerationResult) -> str:
-        return self._content.stop_reason(done)
 
     def end(self) -> bytes:
         return _event({"type": "message_stop"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from paceline import __version__
 from paceline.api.chat.endpoint import admit_chat, read_chat
-from paceline.api.chat.output import Json, MessageBuilder, Reporting, logprob_items, step_line, summary
+from paceline.api.chat.output import ChoiceBuilder, Json, MessageBuilder, Reporting, logprob_items, step_line, summary
 from paceline.api.chat.request import ChatCall, chat_call
 from paceline.api.chat.tools import ToolUse, arguments_of
 from paceline.api.completions import CompletionCall, completion_call
@@ -146,7 +146,7 @@ async def _parsed(schema: type[S], request: Request) -> S:
     return await asyncio.to_thread(lambda: parse(schema, decode_object(received)))
 
 
-# Encoders of answers in Ollama's shape, as lines of JSON (NDJSON) and in one piece. Times come from a clock.
+# Encoders of answers in Ollama's shape, as lines of JSON (NDJSON) and in one piece.
 #
 # Calls of tools come whole, before the last line: Ollama's arguments are an object. There are no citations, but in
 # `paceline`, where a report is asked for.
@@ -157,13 +157,38 @@ MEDIA_TYPE = "application/x-ndjson"
 
 @dataclass(frozen=True, slots=True)
 class LineMeta:
+    """What all parts of one answer repeat."""
+
     model: str  # as asked
     chat: bool  # `/api/chat`, or `/api/generate`
     tools: ToolUse | None
     call: Reporting
-    began: float  # s
-    clock: Callable[[], float]  # s, monotonic
-    now: Callable[[], str]  # the time of day (RFC 3339)
+    began: float  # s, monotonic
+
+    def line(self, body: Json) -> Json:
+        return {"model": self.model, "created_at": _now(), **body}
+
+    def said(self, text: str, **more: object) -> Json:
+        if self.chat:
+            return {"message": {"role": "assistant", "content": text, **more}}
+        return {"response": text, **more}
+
+    def ending(self, done: GenerationResult, first: float | None) -> Json:
+        """first: s, when the first text came."""
+        end = time.monotonic()
+        first = first or end
+        report = summary(self.call, [done])
+        return {
+            "done": True,
+            "done_reason": done.reason,
+            "total_duration": _ns(end - self.began),
+            "load_duration": 0,
+            "prompt_eval_count": done.prompt_tokens,
+            "prompt_eval_duration": _ns(first - self.began),
+            "eval_count": done.completion_tokens,
+            "eval_duration": _ns(end - first),
+            **({} if report is None else {"paceline": report}),
+        }
 
 
 class AnswerLines:
@@ -174,31 +199,27 @@ class AnswerLines:
     def __init__(self, meta: LineMeta) -> None:
         self._meta = meta
         self._message = MessageBuilder(meta.tools)
-        self._first: float | None = None  # when the first text came
+        self._first: float | None = None
 
     def ping(self) -> bytes:
-        return self._line(self._said(""))
+        return self._line(self._meta.said(""))
 
     def begin(self) -> bytes:
         return b""
 
     def take(self, index: int, event: GenerateEvent) -> bytes:  # noqa: ARG002  # there is one generation
-        return b"".join(map(self._line, self.parts(event)))
-
-    def parts(self, event: GenerateEvent) -> list[Json]:
-        """Bodies of the lines that an event adds, without the fields that all lines repeat."""
         if isinstance(event, GenerationResult):
             text = _text(self._message.end(event))
-            said = [self._said(text)] if text else []
-            calls = _calls(self._message.message())
-            said += [{"message": {"role": "assistant", "content": "", "tool_calls": calls}}] if calls else []
-            return [*said, self._last(event)]
+            calls = _calls(self._message)
+            lines = [self._meta.said(text)] if text else []
+            lines += [self._meta.said("", tool_calls=calls)] if calls else []
+            return b"".join(map(self._line, [*lines, self._meta.said("") | self._meta.ending(event, self._first)]))
         if event.step is not None:
-            return [self._said("", thinking=step_line(event.step))]
-        self._first = self._first or self._meta.clock()
+            return self._line(self._meta.said("", thinking=step_line(event.step)))
+        self._first = self._first or time.monotonic()
         text = _text(self._message.push(event.text))
         logprobs: Json = {"logprobs": logprob_items(event)} if event.logprobs else {}
-        return [self._said(text) | logprobs] if text or logprobs else []
+        return self._line(self._meta.said(text) | logprobs) if text or logprobs else b""
 
     def end(self) -> bytes:
         return b""
@@ -206,33 +227,8 @@ class AnswerLines:
     def fail(self, failure: Failure) -> bytes:
         return encode_json(envelope(failure)) + b"\n"
 
-    def frame(self, body: Json) -> Json:
-        return {"model": self._meta.model, "created_at": self._meta.now(), **body}
-
     def _line(self, body: Json) -> bytes:
-        return encode_json(self.frame({"done": False} | body)) + b"\n"
-
-    def _said(self, text: str, **more: str) -> Json:
-        if self._meta.chat:
-            return {"message": {"role": "assistant", "content": text, **more}}
-        return {"response": text, **more}
-
-    def _last(self, done: GenerationResult) -> Json:
-        end = self._meta.clock()
-        first = self._first or end
-        report = summary(self._meta.call, [done])
-        return {
-            **self._said(""),
-            "done": True,
-            "done_reason": done.reason,
-            "total_duration": _ns(end - self._meta.began),
-            "load_duration": 0,
-            "prompt_eval_count": done.prompt_tokens,
-            "prompt_eval_duration": _ns(first - self._meta.began),
-            "eval_count": done.completion_tokens,
-            "eval_duration": _ns(end - first),
-            **({} if report is None else {"paceline": report}),
-        }
+        return encode_json(self._meta.line({"done": False} | body)) + b"\n"
 
 
 class AnswerObject:
@@ -240,50 +236,33 @@ class AnswerObject:
 
     def __init__(self, meta: LineMeta) -> None:
         self._meta = meta
-        self._lines = AnswerLines(meta)
-        self._parts: list[Json] = []
+        self._choice = ChoiceBuilder(meta.tools)
+        self._first: float | None = None
 
     def take(self, index: int, event: GenerateEvent) -> None:  # noqa: ARG002
-        self._parts += self._lines.parts(event)
+        if self._first is None and not isinstance(event, GenerationResult) and event.step is None:
+            self._first = time.monotonic()
+        self._choice.take(event)
 
     def body(self) -> bytes:
-        whole = self._parts[-1]
-        logprobs = [item for part in self._parts for item in _items(part.get("logprobs"))]
-        said = [part["message"] if self._meta.chat else part for part in self._parts]
-        joined = {name: _joined(said, name) for name in ("content" if self._meta.chat else "response", "thinking")}
-        if not joined["thinking"]:
-            del joined["thinking"]
-        calls = [call for part in said for call in _items(_field(part, "tool_calls"))]
-        tool_calls: Json = {"tool_calls": calls} if calls else {}
-        message: Json = {"message": {"role": "assistant", **joined, **tool_calls}} if self._meta.chat else {**joined}
-        return encode_json(self._lines.frame({**whole, **message, **({"logprobs": logprobs} if logprobs else {})}))
-
-
-def loaded(meta: LineMeta, reason: str) -> Json:
-    """The answer to a request without a prompt, with which clients load a model, and unload it."""
-    said: Json = {"message": {"role": "assistant", "content": ""}} if meta.chat else {"response": ""}
-    return {"model": meta.model, "created_at": meta.now(), **said, "done": True, "done_reason": reason}
+        choice = self._choice
+        assert choice.done is not None, "an answer is written when it has ended"
+        more = {"thinking": "".join(choice.reasoning), "tool_calls": _calls(choice.message)}
+        said = self._meta.said(
+            str(choice.message.message()["content"] or ""), **{name: value for name, value in more.items() if value}
+        )
+        logprobs: Json = {"logprobs": choice.logprobs} if choice.logprobs else {}
+        return encode_json(self._meta.line(said | self._meta.ending(choice.done, self._first) | logprobs))
 
 
 def _text(deltas: Sequence[Json]) -> str:
     return "".join(str(delta["content"]) for delta in deltas if "content" in delta)
 
 
-def _calls(message: Mapping[str, Any]) -> list[Json]:
-    calls = [call["function"] for call in message.get("tool_calls", ())]
-    return [{"function": {"name": call["name"], "arguments": arguments_of(call["arguments"])}} for call in calls]
-
-
-def _field(part: object, name: str) -> object:
-    return part.get(name) if isinstance(part, dict) else None
-
-
-def _items(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _joined(parts: Sequence[object], name: str) -> str:
-    return "".join(str(_field(part, name) or "") for part in parts)
+def _calls(built: MessageBuilder) -> list[Json]:
+    message: Mapping[str, Any] = built.message()
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    return [{"function": {"name": one["name"], "arguments": arguments_of(one["arguments"])}} for one in functions]
 
 
 def _ns(seconds: float) -> int:
@@ -383,7 +362,7 @@ class OllamaGeneration:
         generations: list[Generation],
     ) -> Response:
         state: Mapping[str, float] = request.scope["state"]
-        meta = _meta(asked, tools, call, state["began"])
+        meta = LineMeta(asked.model, isinstance(asked, ChatBody), tools, call, state["began"])
         if not asked.stream:
             return JsonAnswer(generations, AnswerObject(meta), self._keep_alive)
         return StreamedAnswer(generations, AnswerLines(meta), self._keep_alive, request_id.get())
@@ -392,20 +371,12 @@ class OllamaGeneration:
         """The answer to a request without a prompt: the model is there, and stays."""
         chat_model(self._service, model_name(asked.model))
         reason = "unload" if asked.keep_alive in (0, "0", "0s", "0m") else "load"
-        return answer(loaded(_meta(asked, None, _Silent(), 0.0), reason))
+        meta = LineMeta(asked.model, isinstance(asked, ChatBody), None, _Silent(), 0.0)
+        return answer(meta.line(meta.said("") | {"done": True, "done_reason": reason}))
 
 
 class _Silent:
     report = False
-
-
-def _meta(
-    asked: ChatBody | GenerateBody,
-    tools: ToolUse | None,
-    call: ChatCall | CompletionCall | _Silent,
-    began: float,
-) -> LineMeta:
-    return LineMeta(asked.model, isinstance(asked, ChatBody), tools, call, began, time.monotonic, _now)
 
 
 def _now() -> str:
@@ -426,7 +397,7 @@ class OllamaListing:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._began = datetime.now(UTC).isoformat().replace("+00:00", "Z")  # a model's own age is not known
+        self._began = _now()  # a model's own age is not known
 
     def routes(self) -> tuple[Route, ...]:
         return (
