@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -115,8 +115,7 @@ class Append:
 
     live: LiveEvents
     rows: Sequence[EventRow]
-    begins: bool  # the first row is among them
-    ends: bool  # the last row is among them
+    ends: bool  # the last row of all is among them
     stored: Sequence[EventRow] = ()  # the rows as they are stored
     turn: Turn | None = None  # of a conversation, committed with them
 
@@ -224,7 +223,7 @@ class EventWriter:
             live = append.live
             if live.lost:
                 continue
-            if append.begins:
+            if not append.rows[0].sequence:
                 begun.append(live.record)
             events += [(live.record.id, *row) for row in append.stored]
             if append.ends:
@@ -283,10 +282,6 @@ MAX_UNCOMMITTED = 1024  # rows of one response that may wait for the disk before
 PAGE_ROWS = 256  # read from the file at a time
 
 
-def _no_passages(_: Collection[int]) -> Mapping[int, tuple[str, str]]:
-    return {}
-
-
 class EventReader:
     """The position of one reader in one response."""
 
@@ -334,7 +329,7 @@ class EventLog:
         directory: Path | None,
         retention: Retention = DEFAULT_RETENTION,
         *,
-        passages: Passages = _no_passages,
+        passages: Passages = lambda _: {},
         seal: Seal = PLAIN,
     ) -> None:
         """`directory` None: in memory. `seal`: see `EventStore`.
@@ -394,20 +389,19 @@ class EventLog:
         `turn`: committed with them, for a response that is stored.
         """
         assert not live.closed, "nothing follows the last event"
-        begins = not live.length
         rows = [EventRow(live.length + index, *event) for index, event in enumerate(events)]
         live.length += len(rows)
         stored = rows if stored_last is None else [*rows[:-1], rows[-1]._replace(data=stored_last)]
         live.size += sum(len(row.data) for row in stored)
         live.closed |= last
         if not live.stored:
-            self._publish([Append(live, rows, begins=begins, ends=last)], None)
+            self._publish([Append(live, rows, ends=last)], None)
         elif live.failure is not None:
             self._live.pop(live.record.id, None)
         elif self._writer.closed:
             live.fail(PacelineError("The server is shutting down."))
         else:
-            self._writer.append(Append(live, rows, begins=begins, ends=last, stored=stored, turn=turn))
+            self._writer.append(Append(live, rows, ends=last, stored=stored, turn=turn))
 
     def _deliver(self, appends: Sequence[Append], failure: PacelineError | None) -> None:
         """Publish on the event loop. Called on the writer thread."""

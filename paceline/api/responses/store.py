@@ -21,7 +21,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -307,39 +307,27 @@ class EventStore:
         self._lock: int | None = None
         self.alone = True  # no other process has the file open: an unfinished response was interrupted
         try:
-            with _readable_errors(self._file):
-                self._connection = self._open()
+            with _readable_errors(self._file), ExitStack() as undo:
+                undo.callback(self._unlock)
+                if self._file is None:
+                    self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+                    self._connection.execute("PRAGMA foreign_keys = ON")
+                else:
+                    self._connection = sqlite.connect(self._file)
+                undo.callback(self._connection.close)
+                if self._file is not None:
+                    self._hold(self._file.with_suffix(".lock"))
+                self._connection.execute("PRAGMA synchronous = NORMAL")
+                advice = "remove the file: it holds past responses only"
+                sqlite.prepare(self._connection, self._file, VERSION, _SCHEMA, advice)
                 self._rows = SealedRows(self._connection, seal, self._file)
                 self.conversations = ConversationRows(self._rows)
                 self.find, self.read = self._rows.find, self._rows.read
                 if seal.is_on and self.alone:
-                    try:
-                        self._encrypt()
-                    except BaseException:
-                        self._connection.close()
-                        raise
+                    self._encrypt()
+                undo.pop_all()
         except OSError as error:
-            self._unlock()
             raise ConfigError(f"The state folder {directory} cannot be used: {error}. Choose another.") from error
-        except BaseException:
-            self._unlock()
-            raise
-
-    def _open(self) -> sqlite3.Connection:
-        if self._file is None:
-            connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-            connection.execute("PRAGMA foreign_keys = ON")
-        else:
-            connection = sqlite.connect(self._file)
-            self._hold(self._file.with_suffix(".lock"))
-        try:
-            connection.execute("PRAGMA synchronous = NORMAL")
-            advice = "remove the file: it holds past responses only"
-            sqlite.prepare(connection, self._file, VERSION, _SCHEMA, advice)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     def _encrypt(self) -> None:
         """Encrypt what is stored in plain text. SQLite overwrites what it replaces (`secure_delete`)."""
