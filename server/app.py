@@ -7,8 +7,8 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
+from paceline.api.dependencies import LONGEST_S
 from paceline.api.generation.links import NO_ADDRESSES, Addresses
-from paceline.api.generation.streaming import LONGEST_S
 from paceline.api.http.auth import Keyring
 from paceline.api.http.doors import DoorLimits
 from paceline.api.responses.log import DEFAULT_RETENTION, Retention

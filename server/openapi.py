@@ -16,7 +16,6 @@ from typing import Any
 from fastapi import FastAPI
 
 from paceline.api.http.auth import Keyring
-from paceline.api.openapi import describe
 from paceline.engine.fake import fake_model
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
@@ -42,7 +41,7 @@ def sample(directory: Path, keyring: Keyring) -> Iterator[tuple[Node, FastAPI]]:
 def document() -> dict[str, Any]:
     """The OpenAPI document of all routes of a server."""
     with tempfile.TemporaryDirectory() as directory, sample(Path(directory), Keyring({})) as (_, app):
-        return describe(app)
+        return app.openapi()
 
 
 def text() -> str:

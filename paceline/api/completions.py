@@ -10,11 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from fastapi import APIRouter, Security
+from pydantic import BaseModel, Field, PlainValidator, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.api.chat.output import Json, report, running_usage, summary, usage
+from paceline.api.dependencies import Caller, ServiceDep, SettingsDep
+from paceline.api.generation.attachments import AnswerRoute
 from paceline.api.generation.fan_in import LateGeneration, close_all, must_load, prepare_all
 from paceline.api.generation.request import (
     Input,
@@ -23,17 +26,18 @@ from paceline.api.generation.request import (
     choices_of,
     form_of,
     generation_of,
-    read_inputs,
+    reader,
     refuse_forms,
 )
 from paceline.api.generation.schema import SamplingFields
 from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
 from paceline.api.http import sse
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import parse, read_body, while_connected
-from paceline.api.http.errors import Failure, decode_object, encode_json
+from paceline.api.http.body import while_connected
+from paceline.api.http.errors import Failure, encode_json
+from paceline.api.http.routing import key
 from paceline.api.models import chat_model
-from paceline.api.routes import Route
+from paceline.api.openapi import REFUSALS, official
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import (
@@ -156,12 +160,28 @@ DEFAULT_MAX_TOKENS = 16
 
 class CompletionRequest(SamplingFields):
     model: str
-    prompt: Inputs = ""
+    prompt: Annotated[
+        tuple[Input, ...], PlainValidator(reader("prompt", MAX_PROMPTS), json_schema_input_type=Inputs)
+    ] = ("",)
     max_tokens: Annotated[int, Field(ge=0)] = DEFAULT_MAX_TOKENS
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None
     user: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _served(cls, body: object) -> object:
+        """Raises RequestError for a field that asks for what is not done here."""
+        if isinstance(body, dict):
+            refuse_forms(body, served=("echo",))
+            if body.get("suffix"):
+                raise RequestError(
+                    "Nothing can be written in front of a suffix here: the model only continues.",
+                    code="unsupported_parameter",
+                    param="suffix",
+                )
+        return body
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,20 +211,11 @@ class CompletionCall:
         return [replace(one, prompt=prompts[index // self.n]) for index, one in enumerate(choices)]
 
 
-def completion_call(body: Mapping[str, object], service: Service, identity: Identity) -> CompletionCall:
+def completion_call(asked: CompletionRequest, service: Service, identity: Identity) -> CompletionCall:
     """Raises RequestError: 400 that names the field, 404 for an unknown model."""
-    prompt = body.get("prompt")
-    refuse_forms(body, served=("echo",))
-    prompts = read_inputs("" if prompt is None else prompt, "prompt", max_inputs=MAX_PROMPTS)
-    asked = parse(CompletionRequest, body)
+    prompts = asked.prompt
     model = chat_model(service, asked.model)
     check_relations(asked)
-    if body.get("suffix"):
-        raise RequestError(
-            "Nothing can be written in front of a suffix here: the model only continues.",
-            code="unsupported_parameter",
-            param="suffix",
-        )
     if asked.best_of is not None and asked.best_of != asked.n:
         raise RequestError(
             f"best_of is {asked.best_of}; every choice is returned, so it must be equal to n, {asked.n}.",
@@ -456,96 +467,89 @@ class CompletionEvent(BaseModel):
     choices: list[EventChoice]
 
 
-class CompletionsEndpoint:
-    """The route and the service it uses. Holds no state of a request."""
+router = APIRouter(
+    route_class=AnswerRoute,
+    dependencies=[Security(key, scopes=["completions"])],
+    responses=REFUSALS,
+    tags=["completions"],
+)
 
-    def __init__(self, service: Service, *, keep_alive: float) -> None:
-        self._service = service
-        self._keep_alive = keep_alive
 
-    def routes(self) -> tuple[Route, ...]:
-        return (
-            Route(
-                method="POST",
-                path="/v1/completions",
-                endpoint=self.__call__,
-                summary="Continue one or several texts.",
-                scope="completions",
-                request=CompletionRequest,
-                response="Completion",
-                stream=CompletionEvent,
-                refusals=(404,),
-            ),
-        )
+@router.post("/v1/completions", responses=official("Completion", stream=CompletionEvent))
+async def complete(
+    asked: CompletionRequest, request: Request, service: ServiceDep, settings: SettingsDep, caller: Caller
+) -> Response:
+    """Continue one or several texts."""
+    call = completion_call(asked, service, caller)
+    request.state.model = call.model.name  # for the log
+    meta, generations = await while_connected(request.receive, _begin(service, call))
+    if not call.stream:
+        return JsonAnswer(generations, CompletionBody(meta), settings.keep_alive)
+    return StreamedAnswer(generations, CompletionChunks(meta), settings.keep_alive, meta.id)
 
-    async def __call__(self, request: Request) -> Response:
-        await self._service.wait_for_room(request.state.identity.key)
-        body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
-        call = completion_call(body, self._service, request.state.identity)
-        request.state.model = call.model.name  # for the log
-        meta, generations = await while_connected(request.receive, self._begin(call))
-        if not call.stream:
-            return JsonAnswer(generations, CompletionBody(meta), self._keep_alive)
-        return StreamedAnswer(generations, CompletionChunks(meta), self._keep_alive, meta.id)
 
-    async def _begin(self, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
-        """Admit the answers, then score the prompts: nothing is computed for a request that will be refused."""
-        if call.write and not call.echo and must_load(self._service, call.model.name):
-            await self._service.wait_for_room(call.request.owner)
-            return await self._meta(call, ()), self._late(call)
-        prompts = [await self._tokens(prompt, call.model.name) for prompt in call.prompts]
-        for prompt in prompts if call.echo else ():
-            await self._service.check(replace(call.request, prompt=prompt), room=int(call.write))
-        if not call.write:
-            empty = [_EmptyGeneration(len(prompt)) for prompt in prompts for _ in range(call.n)]
-            return await self._meta(call, prompts), empty
-        generations = await prepare_all(self._service, call.requests(prompts))
-        try:
-            return await self._meta(call, prompts), generations
-        except BaseException:  # also a cancellation: the client may leave while its prompts are scored
-            await close_all(generations)
-            raise
+async def _begin(service: Service, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
+    """Admit the answers, then score the prompts: nothing is computed for a request that will be refused."""
+    if call.write and not call.echo and must_load(service, call.model.name):
+        await service.wait_for_room(call.request.owner)
+        return await _meta(service, call, ()), _late(service, call)
+    prompts = [await _tokens(service, prompt, call.model.name) for prompt in call.prompts]
+    for prompt in prompts if call.echo else ():
+        await service.check(replace(call.request, prompt=prompt), room=int(call.write))
+    if not call.write:
+        empty = [_EmptyGeneration(len(prompt)) for prompt in prompts for _ in range(call.n)]
+        return await _meta(service, call, prompts), empty
+    generations = await prepare_all(service, call.requests(prompts))
+    try:
+        return await _meta(service, call, prompts), generations
+    except BaseException:  # also a cancellation: the client may leave while its prompts are scored
+        await close_all(generations)
+        raise
 
-    def _late(self, call: CompletionCall) -> list[Generation]:
-        """The answers of a model that has to be loaded first."""
 
-        async def prepare(asked: GenerateRequest, prompt: Input) -> Generation:
-            return await self._service.prepare(replace(asked, prompt=await self._tokens(prompt, asked.model)))
+def _late(service: Service, call: CompletionCall) -> list[Generation]:
+    """The answers of a model that has to be loaded first."""
 
-        unread = call.requests([()] * len(call.prompts))
-        return [
-            LateGeneration(partial(prepare, asked, call.prompts[index // call.n])) for index, asked in enumerate(unread)
+    async def prepare(asked: GenerateRequest, prompt: Input) -> Generation:
+        return await service.prepare(replace(asked, prompt=await _tokens(service, prompt, asked.model)))
+
+    unread = call.requests([()] * len(call.prompts))
+    return [
+        LateGeneration(partial(prepare, asked, call.prompts[index // call.n])) for index, asked in enumerate(unread)
+    ]
+
+
+async def _meta(service: Service, call: CompletionCall, prompts: Sequence[Tokens]) -> CompletionMeta:
+    return CompletionMeta(
+        id=f"cmpl-{secrets.token_hex(12)}",
+        created=int(time.time()),
+        fingerprint=f"fp_{call.model.fingerprint[:12]}",
+        call=call,
+        echoes=await _echoes(service, call, prompts) if call.echo else (),
+        prompt_tokens=sum(map(len, prompts)),
+    )
+
+
+async def _tokens(service: Service, prompt: Input, model: str) -> Tokens:
+    return await service.tokenize(prompt, model) if isinstance(prompt, str) else prompt
+
+
+async def _echoes(service: Service, call: CompletionCall, prompts: Sequence[Tokens]) -> tuple[EchoedPrompt, ...]:
+    """The prompts to echo. Equal prompts are scored once."""
+    scored: dict[Tokens, tuple[Logprobs, ...] | None] = {}
+    for prompt in prompts:
+        if call.logprobs is not None and prompt not in scored:
+            scored[prompt] = tuple(await service.score(prompt, call.logprobs, call.model.name))
+    return tuple(
+        [
+            EchoedPrompt.of(
+                asked if isinstance(asked, str) else None,
+                await service.token_bytes(prompt, call.model.name),
+                scored.get(prompt),
+            )
+            for asked, prompt in zip(call.prompts, prompts, strict=True)
         ]
-
-    async def _meta(self, call: CompletionCall, prompts: Sequence[Tokens]) -> CompletionMeta:
-        return CompletionMeta(
-            id=f"cmpl-{secrets.token_hex(12)}",
-            created=int(time.time()),
-            fingerprint=f"fp_{call.model.fingerprint[:12]}",
-            call=call,
-            echoes=await self._echoes(call, prompts) if call.echo else (),
-            prompt_tokens=sum(map(len, prompts)),
-        )
-
-    async def _tokens(self, prompt: Input, model: str) -> Tokens:
-        return await self._service.tokenize(prompt, model) if isinstance(prompt, str) else prompt
-
-    async def _echoes(self, call: CompletionCall, prompts: Sequence[Tokens]) -> tuple[EchoedPrompt, ...]:
-        """The prompts to echo. Equal prompts are scored once."""
-        scored: dict[Tokens, tuple[Logprobs, ...] | None] = {}
-        for prompt in prompts:
-            if call.logprobs is not None and prompt not in scored:
-                scored[prompt] = tuple(await self._service.score(prompt, call.logprobs, call.model.name))
-        return tuple(
-            [
-                EchoedPrompt.of(
-                    asked if isinstance(asked, str) else None,
-                    await self._service.token_bytes(prompt, call.model.name),
-                    scored.get(prompt),
-                )
-                for asked, prompt in zip(call.prompts, prompts, strict=True)
-            ]
-        )
+    )
 
 
 @dataclass(frozen=True, slots=True)

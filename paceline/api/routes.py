@@ -21,9 +21,6 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match
-from starlette.routing import Route as StarletteRoute
-from starlette.types import Scope as AsgiScope
 
 from paceline.api.http.auth import Identity, Scope
 from paceline.api.http.errors import ErrorShape, Failure
@@ -67,15 +64,6 @@ def register(app: FastAPI, routes: Sequence[Route]) -> None:
         if route.open:
             app.state.admission.open_paths.add(route.path)
         app.router.add_route(route.path, _guarded(route), methods=[route.method])  # GET brings HEAD with it
-
-
-def allowed(app: FastAPI, scope: AsgiScope) -> str:
-    """The methods of a path, for the header `Allow`; empty for an unknown path."""
-    methods: dict[str, None] = {}
-    for route in app.routes:
-        if isinstance(route, StarletteRoute) and route.matches(scope)[0] is not Match.NONE:
-            methods |= dict.fromkeys(sorted(route.methods or ()))
-    return ", ".join(methods)
 
 
 def _guarded(route: Route) -> Endpoint:

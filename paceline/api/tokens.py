@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.chat.request import begun, conversation, parse_chat
-from paceline.api.chat.schema import MAX_MESSAGES, Message, Tool
+from paceline.api.chat.request import begun, conversation
+from paceline.api.chat.schema import MAX_MESSAGES, ChatRequest, Message, Tool
 from paceline.api.chat.tools import tool_use
 from paceline.api.generation.attachments import read_conversation
 from paceline.api.generation.schema import MAX_TOOLS
@@ -101,7 +101,7 @@ class TokensEndpoint:
             tokens = await self._service.tokenize(asked.prompt or "", model.name)
         else:
             names = ("messages", "tools", "continue_final_message", "add_generation_prompt")
-            chat = parse_chat({"model": model.name, **{name: body.get(name) for name in names}})
+            chat = parse(ChatRequest, {"model": model.name, **{name: body.get(name) for name in names}})
             tools = tool_use(chat)
             messages = begun(chat, conversation(chat.messages, [] if tools is None else [tools.instructions()]))
             tokens = await self._service.tokenize_chat(messages, model.name)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from fastapi import APIRouter, Security
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,9 +20,10 @@ from paceline.api.anthropic.request import (
     TokenCount,
     chat_body,
 )
-from paceline.api.chat.endpoint import admit_chat, read_chat
+from paceline.api.chat.endpoint import admit_chat
 from paceline.api.chat.output import annotations_of, step_line, summary
 from paceline.api.chat.request import ChatCall, chat_call
+from paceline.api.chat.schema import ChatRequest
 from paceline.api.chat.tools import (
     Content,
     ParsedOutput,
@@ -31,15 +33,17 @@ from paceline.api.chat.tools import (
     ToolUse,
     arguments_of,
 )
-from paceline.api.generation.links import NO_LINKS, Addresses, PassageLinks
+from paceline.api.dependencies import Caller, ServiceDep, SettingsDep
+from paceline.api.generation.attachments import AnswerRoute
+from paceline.api.generation.links import NO_LINKS, PassageLinks
 from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
 from paceline.api.http import sse
 from paceline.api.http.body import parse
 from paceline.api.http.errors import ErrorShape, Failure, encode_json
-from paceline.api.http.pagination import answer
+from paceline.api.http.routing import key
 from paceline.api.observation import request_id
-from paceline.api.routes import Route
-from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, Service
+from paceline.api.openapi import answered, events, refusals
+from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
 
 # Anthropic's error envelope. Source: anthropic-sdk-python 2.13 and docs.anthropic.com, "Errors".
 
@@ -236,12 +240,12 @@ class MessageEvents:
         return _event({"type": "message_start", "message": self._meta.message([], None, None, usage)})
 
     def take(self, index: int, event: GenerateEvent) -> bytes:  # noqa: ARG002
-        events = self._content.take(event)
+        made = self._content.take(event)
         if isinstance(event, GenerationResult):
             delta = {"stop_reason": self._content.stop_reason(event), "stop_sequence": event.stop or None}
             last: Json = {"type": "message_delta", "delta": delta, "usage": _usage(event)}
-            events = [*events, last | _extension(self._meta, event)]
-        return b"".join(map(_event, events))
+            made = [*made, last | _extension(self._meta, event)]
+        return b"".join(map(_event, made))
 
     def end(self) -> bytes:
         return _event({"type": "message_stop"})
@@ -273,56 +277,33 @@ def _extension(meta: MessageMeta, done: GenerationResult) -> Json:
     return {} if found is None else {"paceline": found}
 
 
-class MessagesEndpoint:
-    """The routes and the service they use. Holds no state of a request."""
+# ---- POST /v1/messages -----------------------------------------------------------------------------------------------
+router = APIRouter(
+    prefix="/v1/messages",
+    route_class=AnswerRoute,
+    dependencies=[Security(key, scopes=["chat"])],
+    responses=refusals(AnthropicError),
+    tags=["anthropic"],
+)
 
-    def __init__(self, service: Service, *, documents: int, keep_alive: float, addresses: Addresses) -> None:
-        self._service = service
-        self._documents = documents
-        self._keep_alive = keep_alive
-        self._addresses = addresses
 
-    def routes(self) -> tuple[Route, ...]:
-        return (
-            Route(
-                method="POST",
-                path="/v1/messages",
-                endpoint=self.create,
-                summary="Answer a conversation, in Anthropic's shape.",
-                scope="chat",
-                request=MessagesRequest,
-                response=MessageAnswer,
-                stream=MessageEvent,
-                errors=SHAPE,
-                refusals=(404,),
-            ),
-            Route(
-                method="POST",
-                path="/v1/messages/count_tokens",
-                endpoint=self.count,
-                summary="Count the tokens of a conversation, without documents.",
-                scope="chat",
-                request=CountRequest,
-                response=TokenCount,
-                errors=SHAPE,
-                refusals=(404,),
-            ),
-        )
+@router.post("", responses=answered(MessageAnswer, events(MessageEvent)))
+async def create_message(
+    asked: MessagesRequest, request: Request, service: ServiceDep, settings: SettingsDep, caller: Caller
+) -> Response:
+    """Answer a conversation, in Anthropic's shape."""
+    call = chat_call(parse(ChatRequest, chat_body(asked)), service, caller, documents=settings.documents)
+    generations = await admit_chat(request, call, service)
+    links = settings.addresses.links(request)
+    meta = MessageMeta(f"msg_{secrets.token_hex(12)}", call, generations[0].prompt_tokens, links)
+    if not call.stream:
+        return JsonAnswer(generations, MessageBody(meta), settings.keep_alive)
+    return StreamedAnswer(generations, MessageEvents(meta), settings.keep_alive, meta.id)
 
-    async def create(self, request: Request) -> Response:
-        body = await read_chat(request, self._service)
-        asked = parse(MessagesRequest, body)
-        call = chat_call(chat_body(asked), self._service, request.state.identity, documents=self._documents)
-        generations = await admit_chat(request, call, self._service)
-        links = self._addresses.links(request)
-        meta = MessageMeta(f"msg_{secrets.token_hex(12)}", call, generations[0].prompt_tokens, links)
-        if not call.stream:
-            return JsonAnswer(generations, MessageBody(meta), self._keep_alive)
-        return StreamedAnswer(generations, MessageEvents(meta), self._keep_alive, meta.id)
 
-    async def count(self, request: Request) -> Response:
-        body = await read_chat(request, self._service)
-        asked = parse(CountRequest, body)
-        call = chat_call(chat_body(asked), self._service, request.state.identity, documents=0)
-        tokens = await self._service.tokenize_chat(call.requests[0].messages, call.requests[0].model)
-        return answer(TokenCount(input_tokens=len(tokens)).model_dump())
+@router.post("/count_tokens")
+async def count_tokens(asked: CountRequest, service: ServiceDep, caller: Caller) -> TokenCount:
+    """Count the tokens of a conversation, without documents."""
+    call = chat_call(parse(ChatRequest, chat_body(asked)), service, caller, documents=0)
+    tokens = await service.tokenize_chat(call.requests[0].messages, call.requests[0].model)
+    return TokenCount(input_tokens=len(tokens))

@@ -13,14 +13,11 @@ from paceline.api.generation.request import (
     choices_of,
     form_of,
     generation_of,
-    refuse_forms,
-    refuse_unsupported,
     size_of_schema,
     unreadable,
 )
 from paceline.api.generation.schema import switched
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import parse
 from paceline.api.models import chat_model, named_switch
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest, Service, SharedPrompt
@@ -159,9 +156,8 @@ class ChatCall:
     requests: tuple[GenerateRequest, ...]  # one per choice
 
 
-def chat_call(body: Mapping[str, object], service: Service, identity: Identity, *, documents: int) -> ChatCall:
+def chat_call(asked: ChatRequest, service: Service, identity: Identity, *, documents: int) -> ChatCall:
     """Raises RequestError: 400 that names the field, 403 for a device of another key, 404 for an unknown model."""
-    asked = parse_chat(body)
     model = chat_model(service, asked.model)
     asked = switched(asked, named_switch(service, asked.model))
     check_relations(asked)
@@ -209,9 +205,3 @@ def _template(asked: ChatRequest) -> Mapping[str, object]:
     if size_of_schema(fields, "chat_template_kwargs") > MAX_TEMPLATE:
         raise RequestError(f"It takes more than {MAX_TEMPLATE} characters.", param="chat_template_kwargs")
     return fields
-
-
-def parse_chat(body: Mapping[str, object]) -> ChatRequest:
-    refuse_unsupported(body)
-    refuse_forms(body)
-    return parse(ChatRequest, body)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Annotated
@@ -320,6 +320,11 @@ def read_inputs(value: object, param: str, *, max_inputs: int) -> tuple[Input, .
     if len(value) > max_inputs:
         raise _wrong(param, f"holds {len(value)} texts; at most {max_inputs} at once")
     return tuple(_one(item, f"{param}[{index}]", value[0]) for index, item in enumerate(value))
+
+
+def reader(param: str, max_inputs: int) -> Callable[[object], tuple[Input, ...]]:
+    """`read_inputs` as the validator of a field."""
+    return lambda value: read_inputs(value, param, max_inputs=max_inputs)
 
 
 def _one(item: object, where: str, first: object) -> Input:

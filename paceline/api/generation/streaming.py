@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Protocol
 
+from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -27,7 +28,7 @@ from paceline.runtime.service import GenerateEvent, Generation, GenerationResult
 # Parts of an answer to a client that may not read them.
 
 
-SEND_TIMEOUT = 60.0  # s that a client may take to read what is buffered before it counts as gone
+READ_S = 60.0  # s that a client may take to read what is buffered before it counts as gone
 
 
 async def put(send: Send, data: bytes, *, last: bool = False) -> None:
@@ -39,7 +40,7 @@ async def put(send: Send, data: bytes, *, last: bool = False) -> None:
 async def send_part(send: Send, message: Message) -> None:
     """Raises ClientGoneError when the client does not read it in time."""
     try:
-        async with asyncio.timeout(SEND_TIMEOUT):
+        async with asyncio.timeout(READ_S):
             await send(message)
     except TimeoutError:
         raise ClientGoneError from None
@@ -61,7 +62,6 @@ async def send_part(send: Send, message: Message) -> None:
 # connection is the end of the body, so that a failure would look whole.
 
 
-LONGEST_S = 600.0  # of an answer in one piece, where the settings say nothing else; OpenAI's clients wait as long
 _WAITS = (b"x-stainless-read-timeout", b"x-stainless-timeout")  # s, in which a client says how long it waits
 _TYPE = (b"content-type", b"application/json")
 
@@ -107,7 +107,7 @@ async def put_whole(scope: Scope, send: Send, work: Coroutine[object, object, by
 
 async def _in_time(work: Coroutine[object, object, bytes], scope: Scope) -> bytes:
     """The result of `work`. Raises RequestError where the client waits no longer."""
-    limits = {"--longest-silent-answer": scope["app"].state.longest_silent}
+    limits = {"--longest-silent-answer": scope["app"].state.settings.longest_silent}
     limits |= {name.decode(): _seconds(value) for name, value in scope["headers"] if name in _WAITS}
     named, seconds = min(limits.items(), key=lambda limit: limit[1])
     try:
@@ -211,44 +211,49 @@ class JsonAnswer(Response):
         return self._body.body()
 
 
-class StreamedAnswer(Response):
-    """Sends events as they come, and `ping`s of the encoder after `keep_alive` seconds of silence.
-
-    Cancels the generations when the client leaves.
-    """
+class StreamedAnswer(EventSourceResponse):
+    """sse-starlette's stream, with its `ping`s and its notice of clients that leave or do not read, whose headers wait
+    for the first event, so that an earlier failure is a status. Cancels the generations when the client leaves."""
 
     def __init__(self, generations: Sequence[Generation], chunks: AnswerChunks, keep_alive: float, name: str) -> None:
-        """`name`: the answer's id, for the log."""
-        super().__init__()
+        """keep_alive: s from one ping to the next. `name`: the answer's id, for the log."""
+        super().__init__(
+            iter(()),  # the pieces come with the call
+            headers=chunks.headers,
+            ping=keep_alive,
+            ping_message_factory=chunks.ping,  # type: ignore[arg-type]  # bytes are sent as they are
+            send_timeout=READ_S,
+        )
         self._generations = generations
         self._chunks = chunks
-        self._keep_alive = keep_alive
         self._name = name
+        self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
         async with GenerationFanIn(self._generations, watches_of(scope, self._generations)) as fan_in:
-            await while_connected(receive, self._write(fan_in, send))
+            event = await while_connected(receive, fan_in.next(min(HEADERS_WAIT_S, self.ping_interval)))
+            self.body_iterator = self._pieces(fan_in, event)
+            try:
+                await super().__call__(scope, receive, send)
+            except SendTimeoutError:
+                raise ClientGoneError from None
+        if not self._ended:
+            raise ClientGoneError
 
-    async def _write(self, fan_in: GenerationFanIn, send: Send) -> None:
-        event = await fan_in.next(min(HEADERS_WAIT_S, self._keep_alive))
-        headers = [(name.encode(), value.encode()) for name, value in self._chunks.headers.items()]
-        await send_part(send, {"type": "http.response.start", "status": 200, "headers": headers})
+    async def _pieces(self, fan_in: GenerationFanIn, event: tuple[int, GenerateEvent] | None) -> AsyncIterator[bytes]:
         running = len(self._generations)
         try:
-            await put(send, self._chunks.begin())
-            while True:
-                if event is None:
-                    await put(send, self._chunks.ping())
-                else:
-                    running -= isinstance(event[1], GenerationResult)
-                    await put(send, self._chunks.take(*event))
-                if not running:
-                    break
-                event = await fan_in.next(self._keep_alive)
-            await put(send, self._chunks.end(), last=True)
-        except ClientGoneError:
-            raise
+            yield self._chunks.begin()
+            while running:
+                event = event or await fan_in.next()
+                assert event is not None, "waited for"
+                running -= isinstance(event[1], GenerationResult)
+                if piece := self._chunks.take(*event):
+                    yield piece
+                event = None
+            yield self._chunks.end()
         except Exception as error:
             if not isinstance(error, PacelineError):
                 _log.exception("an answer failed after it had begun (%s)", self._name)
-            await put(send, self._chunks.fail(failure_of(error)), last=True)
+            yield self._chunks.fail(failure_of(error))
+        self._ended = True

@@ -220,6 +220,8 @@ class AdmissionMiddleware:
             return
         exchange = _Exchange(scope, send, self.admission.error_shape(scope["path"]))
         request = f"{scope['method']} {scope.get('raw_path', b'')[:256].decode('latin-1')}"  # still percent-encoded
+        if scope["method"] == "HEAD":  # uvicorn leaves the body out; FastAPI's routes would refuse it
+            scope = {**scope, "method": "GET"}
         try:
             await self._answer(scope, receive, exchange)
         except ClientGoneError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -57,6 +57,11 @@ def within(receive: Receive, seconds: float) -> Receive:
         return message
 
     return timely
+
+
+async def body_of(request: Request, max_bytes: int = MAX_BODY) -> bytes:
+    """The whole body of a request, as `read_body` reads it."""
+    return await read_body(request.receive, request.headers.get("content-length"), max_bytes=max_bytes)
 
 
 async def read_body(receive: Receive, content_length: str | None, *, max_bytes: int = MAX_BODY) -> bytes:
@@ -260,22 +265,22 @@ def parse(schema: type[S], body: Mapping[str, object]) -> S:
     try:
         return schema.model_validate(dict(body))
     except ValidationError as error:
-        raise _refusal(error) from None
+        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise refusal(fault["loc"], fault["type"], fault["msg"]) from None
 
 
-def _refusal(error: ValidationError) -> RequestError:
-    """The first fault as a sentence, with the path of the field."""
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+def refusal(place: Iterable[int | str], kind: str, message: str) -> RequestError:
+    """A fault that pydantic has found, as a sentence with the path of the field."""
     param = ""
-    for step in fault["loc"]:
+    for step in place:
         if isinstance(step, int):
             param += f"[{step}]"
         elif not _BRANCH.fullmatch(step):
             param += f".{step}" if param else step
-    if fault["type"] == "missing":
-        message = f"The field {param} is required."
-    elif fault["type"] == "extra_forbidden":
-        message = f"Unknown field {param[:128]}."
+    if kind == "missing":
+        sentence = f"The field {param} is required."
+    elif kind == "extra_forbidden":
+        sentence = f"Unknown field {param[:128]}."
     else:
-        message = f"{param[:128]} cannot be used: {fault['msg'][:1].lower()}{fault['msg'][1:]}."
-    return RequestError(message, param=param[:128] or None)
+        sentence = f"{param[:128]} cannot be used: {message[:1].lower()}{message[1:]}."
+    return RequestError(sentence, param=param[:128] or None)

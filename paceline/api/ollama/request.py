@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.api.chat.schema import MAX_MESSAGES, Tool
-from paceline.api.generation.request import refuse_forms
+from paceline.api.generation.request import refuse_forms, unsupported
 from paceline.api.generation.schema import (
     MAX_TOOLS,
     Extension,
@@ -122,6 +122,14 @@ class EmbedBody(Schema):
     truncate: bool = True
     options: JsonObject | None = None  # without effect, and so is the next
     keep_alive: KeepAlive | None = None
+
+    @model_validator(mode="after")
+    def _is_cut(self) -> Self:
+        if not self.truncate:
+            raise unsupported(
+                "truncate", "A text beyond the embedder's window is always cut; its length is in /v1/models"
+            )
+        return self
 
 
 class EmbeddingsBody(Schema):

@@ -12,20 +12,22 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
+from fastapi import APIRouter, Depends, Query, Security
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.generation.attachments import read_conversation
+from paceline.api.dependencies import Caller
+from paceline.api.generation.attachments import ConversationRoute
 from paceline.api.generation.schema import MAX_METADATA
-from paceline.api.http.auth import Identity
-from paceline.api.http.body import Schema, parse
+from paceline.api.http.body import Schema
 from paceline.api.http.errors import encode_json
-from paceline.api.http.pagination import PageQuery, answer, listing, page_of, parse_query
+from paceline.api.http.pagination import PageQuery, answer, listing, page_of
+from paceline.api.http.routing import key
+from paceline.api.openapi import REFUSALS, official
 from paceline.api.responses.log import EventLog
 from paceline.api.responses.request import InputItem, Json, MetadataKey, MetadataValue, input_items, new_id
 from paceline.api.responses.store import ResponseRecord
-from paceline.api.routes import Route
 from paceline.errors import RequestError
 
 PREFIX = "conv_"  # of ids: responses have another
@@ -120,132 +122,74 @@ class Conversations:
         return await asyncio.to_thread(lambda: [(row.sequence, json.loads(row.data)) for row in rows])
 
 
-class ConversationsEndpoint:
-    """The routes, and the conversations they show."""
-
-    def __init__(self, conversations: Conversations) -> None:
-        self._conversations = conversations
-
-    def routes(self) -> tuple[Route, ...]:
-        one = "/v1/conversations/{conversation_id}"
-        shape = "conversations.Conversation"
-        items = "SyncCursorPage[conversations.ConversationItem]"
-        return (
-            Route(
-                method="POST",
-                path="/v1/conversations",
-                endpoint=self.create,
-                summary="Begin a conversation.",
-                scope="responses",
-                request=ConversationRequest,
-                response=shape,
-            ),
-            Route(
-                method="GET",
-                path=one,
-                endpoint=self.retrieve,
-                summary="Fetch a conversation without its items.",
-                scope="responses",
-                response=shape,
-            ),
-            Route(
-                method="POST",
-                path=one,
-                endpoint=self.update,
-                summary="Replace a conversation's metadata.",
-                scope="responses",
-                request=MetadataRequest,
-                response=shape,
-            ),
-            Route(
-                method="DELETE",
-                path=one,
-                endpoint=self.delete,
-                summary="Delete a conversation and its items.",
-                scope="responses",
-                response=DeletedConversation,
-            ),
-            Route(
-                method="GET",
-                path=one + "/items",
-                endpoint=self.list_items,
-                summary="List what was said in a conversation.",
-                scope="responses",
-                query=PageQuery,
-                response=items,
-            ),
-            Route(
-                method="POST",
-                path=one + "/items",
-                endpoint=self.add_items,
-                summary="Add items to a conversation.",
-                scope="responses",
-                request=ItemsRequest,
-                response=items,
-            ),
-            Route(
-                method="GET",
-                path=one + "/items/{item_id}",
-                endpoint=self.retrieve_item,
-                summary="Fetch an item of a conversation.",
-                scope="responses",
-                response="conversations.ConversationItem",
-            ),
-            Route(
-                method="DELETE",
-                path=one + "/items/{item_id}",
-                endpoint=self.delete_item,
-                summary="Delete an item of a conversation.",
-                scope="responses",
-                response=shape,
-            ),
-        )
-
-    async def create(self, request: Request) -> Response:
-        asked = parse(ConversationRequest, await _body(request))
-        items = input_items(asked.items, field="items")
-        made = await self._conversations.create(new_id("conv"), _owner(request), asked.metadata, items)
-        return answer(made)
-
-    async def retrieve(self, request: Request) -> Response:
-        return answer(await self._conversations.find(*_named(request)))
-
-    async def update(self, request: Request) -> Response:
-        asked = parse(MetadataRequest, await _body(request))
-        return answer(await self._conversations.update(*_named(request), asked.metadata))
-
-    async def delete(self, request: Request) -> Response:
-        conversation, owner = _named(request)
-        await self._conversations.delete(conversation, owner)
-        return answer(DeletedConversation(id=conversation).model_dump())
-
-    async def list_items(self, request: Request) -> Response:
-        asked = parse_query(PageQuery, request.query_params)
-        return listing(*page_of(await self._conversations.items(*_named(request)), asked))
-
-    async def add_items(self, request: Request) -> Response:
-        asked = parse(ItemsRequest, await _body(request))
-        items = input_items(asked.items, field="items")
-        await self._conversations.add(*_named(request), items)
-        return listing(items, more=False)
-
-    async def retrieve_item(self, request: Request) -> Response:
-        _, found = await self._conversations.item(*_named(request), request.path_params["item_id"])
-        return answer(found)
-
-    async def delete_item(self, request: Request) -> Response:
-        return answer(await self._conversations.remove(*_named(request), request.path_params["item_id"]))
+async def _conversations(request: Request) -> Conversations:
+    conversations: Conversations = request.app.state.conversations
+    return conversations
 
 
-def _owner(request: Request) -> str:
-    identity: Identity = request.state.identity
-    return identity.key
+Kept = Annotated[Conversations, Depends(_conversations)]
+_SHAPE = official("conversations.Conversation")
+_ITEMS = official("SyncCursorPage[conversations.ConversationItem]")
+
+router = APIRouter(
+    prefix="/v1/conversations",
+    route_class=ConversationRoute,
+    dependencies=[Security(key, scopes=["responses"])],
+    responses=REFUSALS,
+    tags=["conversations"],
+)
 
 
-def _named(request: Request) -> tuple[str, str]:
-    """(id in the path, owner)."""
-    return request.path_params["conversation_id"], _owner(request)
+@router.post("", responses=_SHAPE)
+async def create_conversation(asked: ConversationRequest, kept: Kept, caller: Caller) -> Response:
+    """Begin a conversation."""
+    items = input_items(asked.items, field="items")
+    return answer(await kept.create(new_id("conv"), caller.key, asked.metadata, items))
 
 
-async def _body(request: Request) -> dict[str, object]:
-    return await read_conversation(request)
+@router.get("/{conversation_id}", responses=_SHAPE)
+async def show_conversation(conversation_id: str, kept: Kept, caller: Caller) -> Response:
+    """Fetch a conversation without its items."""
+    return answer(await kept.find(conversation_id, caller.key))
+
+
+@router.post("/{conversation_id}", responses=_SHAPE)
+async def update_conversation(conversation_id: str, asked: MetadataRequest, kept: Kept, caller: Caller) -> Response:
+    """Replace a conversation's metadata."""
+    return answer(await kept.update(conversation_id, caller.key, asked.metadata))
+
+
+@router.delete("/{conversation_id}")
+async def delete_conversation(conversation_id: str, kept: Kept, caller: Caller) -> DeletedConversation:
+    """Delete a conversation and its items."""
+    await kept.delete(conversation_id, caller.key)
+    return DeletedConversation(id=conversation_id)
+
+
+@router.get("/{conversation_id}/items", responses=_ITEMS)
+async def list_items(
+    conversation_id: str, query: Annotated[PageQuery, Query()], kept: Kept, caller: Caller
+) -> Response:
+    """List what was said in a conversation."""
+    return listing(*page_of(await kept.items(conversation_id, caller.key), query))
+
+
+@router.post("/{conversation_id}/items", responses=_ITEMS)
+async def add_items(conversation_id: str, asked: ItemsRequest, kept: Kept, caller: Caller) -> Response:
+    """Add items to a conversation."""
+    items = input_items(asked.items, field="items")
+    await kept.add(conversation_id, caller.key, items)
+    return listing(items, more=False)
+
+
+@router.get("/{conversation_id}/items/{item_id}", responses=official("conversations.ConversationItem"))
+async def show_item(conversation_id: str, item_id: str, kept: Kept, caller: Caller) -> Response:
+    """Fetch an item of a conversation."""
+    _, found = await kept.item(conversation_id, caller.key, item_id)
+    return answer(found)
+
+
+@router.delete("/{conversation_id}/items/{item_id}", responses=_SHAPE)
+async def delete_item(conversation_id: str, item_id: str, kept: Kept, caller: Caller) -> Response:
+    """Delete an item of a conversation."""
+    return answer(await kept.remove(conversation_id, caller.key, item_id))

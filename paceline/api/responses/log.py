@@ -14,10 +14,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -282,45 +283,6 @@ MAX_UNCOMMITTED = 1024  # rows of one response that may wait for the disk before
 PAGE_ROWS = 256  # read from the file at a time
 
 
-class EventReader:
-    """The position of one reader in one response."""
-
-    def __init__(self, log: EventLog, response: str, live: LiveEvents | None, after: int) -> None:
-        self._log = log
-        self._response = response
-        self._live = live  # None: this process is not writing it
-        self.after = after  # the sequence number read last
-
-    async def next(self, timeout: float | None = None) -> list[EventRow] | None:
-        """The rows that follow; [] at the end; None after `timeout` seconds without any.
-
-        Raises PacelineError when the log could not be written.
-        """
-        try:
-            async with asyncio.timeout(timeout):
-                rows = await self._next()
-        except TimeoutError:
-            return None
-        if rows:
-            self.after = rows[-1].sequence
-        return rows
-
-    async def _next(self) -> list[EventRow]:
-        while True:
-            if self._live is None:
-                return await self._log.stored(self._response, self.after)
-            rows = self._live.after(self.after)
-            if rows is None:
-                return await self._log.page(self._response, self.after)
-            if rows:
-                return rows
-            if self._live.failure is not None:
-                raise self._live.failure
-            if self._live.ended:
-                return []
-            await self._live.changed()
-
-
 class EventLog:
     """The log of all responses. Every method is called on one event loop, except `__init__` and `close`."""
 
@@ -432,29 +394,43 @@ class EventLog:
     def running(self, response: str) -> LiveEvents | None:
         return self._live.get(response)
 
-    def follow(self, response: str, after: int = -1) -> EventReader:
-        """A reader of the events above sequence number `after`, present and future, of a response that `find` found or
-        that `begin` has just begun."""
-        return EventReader(self, response, self._live.get(response), after)
+    def follow(self, response: str, after: int = -1) -> AsyncIterator[list[EventRow]]:
+        """The events above sequence number `after`, present and future, of a response that `find` found or that `begin`
+        has just begun. Raises PacelineError when they could not be written.
 
-    async def page(self, response: str, after: int) -> list[EventRow]:
-        """The first PAGE_ROWS stored rows above `after`."""
-        return await self._filled(await self.query(lambda: self._store.read(response, after, PAGE_ROWS)))
-
-    async def stored(self, response: str, after: int) -> list[EventRow]:
-        """`page` of a response that this process is not writing; after its last row, the rows that end it if none does.
-
-        Such a response failed to be written midway, or another process is still writing it: a reader sees it ended.
+        One that this process is not writing failed to be written midway, or another process is still writing it: where
+        it has no end, it is read with the rows that end it.
         """
+        return self._follow(response, self._live.get(response), after)  # looked up now: it may have ended by the first
 
-        def read() -> list[EventRow]:
-            rows = self._store.read(response, after, PAGE_ROWS)
-            if rows or not self._store.is_unfinished(response):
-                return rows
-            written = self._store.read(response, -1, -1)
-            return [row for row in (close_interrupted(written) if written else []) if row.sequence > after]
+    async def _follow(self, response: str, live: LiveEvents | None, after: int) -> AsyncIterator[list[EventRow]]:
+        while True:
+            rows = None if live is None else live.after(after)
+            if rows is None:
+                read = self._stored if live is None else self._page
+                rows = await self._filled(await self.query(partial(read, response, after)))
+                if not rows:
+                    return
+            if rows:
+                yield rows
+                after = rows[-1].sequence
+                continue
+            assert live is not None, "its rows are in memory"
+            if live.failure is not None:
+                raise live.failure
+            if live.ended:
+                return
+            await live.changed()
 
-        return await self._filled(await self.query(read))
+    def _page(self, response: str, after: int) -> list[EventRow]:
+        return self._store.read(response, after, PAGE_ROWS)
+
+    def _stored(self, response: str, after: int) -> list[EventRow]:
+        rows = self._page(response, after)
+        if rows or not self._store.is_unfinished(response):
+            return rows
+        written = self._store.read(response, -1, -1)
+        return [row for row in (close_interrupted(written) if written else []) if row.sequence > after]
 
     async def all(self, response: str) -> list[EventRow]:
         return await self._filled(await self.query(lambda: self._store.read(response, -1, -1)))

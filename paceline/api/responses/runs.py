@@ -18,6 +18,7 @@ from paceline.api.observation import AnswerWatch
 from paceline.api.responses.events import Event, Json, ResponseEvents
 from paceline.api.responses.log import EventLog, LiveEvents
 from paceline.api.responses.replay import kept_items, stored_form
+from paceline.api.responses.request import ResponseRequest
 from paceline.api.responses.store import ResponseRecord, Turn
 from paceline.core.shares import Shares
 from paceline.errors import PacelineError, RequestError
@@ -54,14 +55,12 @@ class Runs:
 
     def start(
         self,
+        asked: ResponseRequest,
         record: ResponseRecord,
+        turn: Turn | None,
         generation: Generation,
         watch: AnswerWatch,
         response_events: ResponseEvents,
-        *,
-        stored: bool,
-        background: bool,
-        turn: Turn | None = None,
     ) -> Run:
         """Start a run, which owns `generation`. A background run counts as an active request, so that a drain waits.
 
@@ -70,7 +69,7 @@ class Runs:
         Raises RequestError (429) when there are too many of those.
         """
         owner = record.owner
-        if background and not self._background.take(owner, alone=not owner):
+        if asked.background and not self._background.take(owner, alone=not owner):
             raise RequestError(
                 f"{self._background.held(owner)} background responses of this key are being written, and "
                 f"{self._background.taken} in all, of {MAX_BACKGROUND}: wait for one to end, or cancel it.",
@@ -78,11 +77,11 @@ class Runs:
                 type="rate_limit_error",
                 code="too_many_background_responses",
             )
-        run = Run(self._log.begin(record, stored=stored), response_events, turn)
+        run = Run(self._log.begin(record, stored=asked.store), response_events, turn)
         self._runs[record.id] = run
-        if background:
+        if asked.background:
             self._admission.stay(owner)
-        run.task = asyncio.create_task(self._write(run, generation, watch, background=background))
+        run.task = asyncio.create_task(self._write(run, generation, watch, background=asked.background))
         return run
 
     def first(self, response: str) -> Json | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.api.responses import log as event_writer
-from paceline.api.responses.log import TAIL_ROWS, EventLog, EventReader, LiveEvents, Retention
+from paceline.api.responses.log import TAIL_ROWS, EventLog, LiveEvents, Retention
 from paceline.api.responses.store import FILE, EventRow, EventStore, ResponseRecord, fair_share
 from paceline.errors import ConfigError, PacelineError
 from paceline.sealing import PLAIN, Seal, StoreSeal
@@ -29,11 +29,8 @@ def events(*texts: str) -> list[tuple[str, bytes]]:
     return [("delta", json.dumps(text).encode()) for text in texts]
 
 
-async def rest_of(reader: EventReader) -> list[EventRow]:
-    rows: list[EventRow] = []
-    while batch := await reader.next():
-        rows += batch
-    return rows
+async def rest_of(reader: AsyncIterator[list[EventRow]]) -> list[EventRow]:
+    return [row async for batch in reader for row in batch]
 
 
 async def written(
@@ -84,10 +81,12 @@ async def test_a_running_response_is_read_from_its_beginning_in_the_file(log: Ev
     reader = log.follow("a")
     rows: list[EventRow] = []
     while len(rows) < 2 * TAIL_ROWS:
-        rows += await reader.next() or []
-    assert await reader.next(0.0) is None, "it waits for the next rows"
+        rows += await anext(reader)
+    rest = asyncio.ensure_future(rest_of(reader))
+    await asyncio.sleep(0.01)
+    assert not rest.done(), "it waits for the next rows"
     log.append_nowait(live, events("end"), last=True)
-    rows += await rest_of(reader)
+    rows += await rest
     assert [row.sequence for row in rows] == list(range(2 * TAIL_ROWS + 1))
 
 
@@ -104,7 +103,7 @@ async def test_rows_are_read_after_they_are_committed(log: EventLog, monkeypatch
     monkeypatch.setattr(EventStore, "write", noted)
     live = log.begin(record("a"), stored=True)
     await log.append(live, events("one", "two"), last=True)
-    assert len(await log.follow(live.record.id).next() or []) == 2
+    assert len(await anext(log.follow("a"))) == 2
     assert order == ["written 2"]
 
 
@@ -289,7 +288,7 @@ async def test_a_failed_write_fails_its_responses_only(log: EventLog, monkeypatc
     monkeypatch.setattr(EventStore, "write", refusing)
     await log.append(live, events("lost"))
     with pytest.raises(PacelineError, match="could not be stored"):
-        await log.follow("a").next()
+        await anext(log.follow("a"))
     monkeypatch.setattr(EventStore, "write", write)
     with pytest.raises(PacelineError, match="could not be stored"):
         await log.append(live, events("more"))
@@ -323,7 +322,7 @@ async def test_a_second_process_does_not_end_responses_of_the_first(tmp_path: Pa
     first = EventLog(tmp_path)
     live = first.begin(record("a"), stored=True)
     await first.append(live, [("response.created", b'{"response":{"output":[]}}')])
-    await first.follow("a").next()
+    await anext(first.follow("a"))
     second = EventLog(tmp_path)
     assert len(await second.all("a")) == 1
     second.close()
