@@ -11,7 +11,7 @@ from paceline.api.dependencies import LONGEST_S
 from paceline.api.generation.links import NO_ADDRESSES, Addresses
 from paceline.api.http.auth import Keyring
 from paceline.api.http.doors import DoorLimits
-from paceline.api.responses.event_log.log import DEFAULT_RETENTION, Retention
+from paceline.api.responses.log import DEFAULT_RETENTION, Retention
 from paceline.runtime.service import Service
 from paceline.runtime.tracing import Tracer
 from paceline.sealing import PLAIN, Seal

@@ -16,9 +16,7 @@ from fastapi import APIRouter, FastAPI
 from paceline import __version__
 from paceline.api import completions, embeddings, metrics, models, openapi, passages, rerank, status, tokens
 from paceline.api.anthropic import endpoint as anthropic
-from paceline.api.anthropic.endpoint import MessagesEndpoint
 from paceline.api.chat import endpoint as chat
-from paceline.api.conversations import ConversationsEndpoint
 from paceline.api.dependencies import KEEP_ALIVE_S, LONGEST_S, Settings
 from paceline.api.generation.attachments import Attachments
 from paceline.api.generation.links import NO_ADDRESSES, Addresses
@@ -28,14 +26,12 @@ from paceline.api.http.doors import DoorLimits
 from paceline.api.http.routing import HANDLERS, Route
 from paceline.api.observation import Observer
 from paceline.api.ollama import endpoint as ollama
-from paceline.api.ollama.endpoint import OllamaEmbedding, OllamaGeneration, OllamaListing
 from paceline.api.page import endpoint as page
-from paceline.api.responses.endpoint import ResponsesEndpoint
-from paceline.api.responses.event_log.log import DEFAULT_RETENTION, EventLog, Retention
-from paceline.api.responses.event_log.replay import close_interrupted
-from paceline.api.routes import register
-from paceline.api.vector_stores.endpoint import VectorStoresEndpoint
-from paceline.api.vector_stores.files import FilesEndpoint
+from paceline.api.responses import conversations
+from paceline.api.responses import endpoint as responses
+from paceline.api.responses.log import DEFAULT_RETENTION, EventLog, Retention
+from paceline.api.vector_stores import endpoint as vector_stores
+from paceline.api.vector_stores import files
 from paceline.runtime.service import Service
 from paceline.runtime.tracing import Tracer
 from paceline.sealing import PLAIN, Seal
@@ -43,10 +39,18 @@ from paceline.sealing import PLAIN, Seal
 ROUTERS = (
     chat.router,  # /v1/chat/completions
     completions.router,  # /v1/completions
+    responses.router,  # /v1/responses
+    conversations.router,  # /v1/conversations
+    files.router,  # /v1/files
+    vector_stores.router,  # /v1/vector_stores
     embeddings.router,  # /v1/embeddings
     rerank.router,  # /v1/rerank, /v2/rerank
     tokens.router,  # /tokenize, /detokenize
     passages.router,  # /v1/passages/{id}
+    anthropic.router,  # /v1/messages
+    ollama.answers,  # /api/chat, /api/generate
+    ollama.vectors,  # /api/embed, /api/embeddings
+    ollama.listing,  # /api/tags, /api/ps, /api/version, /api/show
     models.router,  # /v1/models, /v1/models/{name}, /version
     models.probes,  # /healthz, /readyz, /health
     status.router,  # /v1/status
@@ -54,6 +58,7 @@ ROUTERS = (
     openapi.router,  # /openapi.json
     page.router,  # /, /docs, /passage, /page/*
 )
+SHAPES = (anthropic.SHAPE, ollama.SHAPE)  # of errors, where they are not OpenAI's
 
 
 def create_app(
@@ -82,6 +87,7 @@ def create_app(
     and `closers`, which are awaited when the server ends.
     """
     admission = AdmissionControl(keyring, max_active, limits)
+    admission.error_shapes |= {shape.prefix: shape for shape in SHAPES}
     app = FastAPI(
         title="Paceline",
         version=__version__,
@@ -96,8 +102,6 @@ def create_app(
     app.state.service = service
     app.state.settings = Settings(documents, keep_alive, addresses, longest_silent or math.inf)
     app.state.admission = admission
-    admission.error_shapes = {shape.prefix: shape for shape in (anthropic.SHAPE, ollama.SHAPE)}
-    app.state.routes = []
     app.state.openai_ids = embeddings.OpenAIIds()
     app.state.attachments = Attachments(service)
     app.state.closers = [app.state.attachments.close]
@@ -109,22 +113,10 @@ def create_app(
     def passages_of(chunk_ids: Collection[int]) -> Mapping[int, tuple[str, str]]:
         return {} if service.library is None else service.library.passages(chunk_ids)
 
-    event_log = EventLog(state, close_interrupted, retention, passages=passages_of, seal=seal)
-    responses = ResponsesEndpoint(
-        service, event_log, admission, documents=documents, keep_alive=keep_alive, addresses=addresses
-    )
-    app.state.closers.append(responses.close)
-    for endpoints in (
-        MessagesEndpoint(service, documents=documents, keep_alive=keep_alive, addresses=addresses),
-        responses,
-        ConversationsEndpoint(responses.conversations),
-        FilesEndpoint(service),
-        VectorStoresEndpoint(service),
-        OllamaGeneration(service, documents=documents, keep_alive=keep_alive),
-        OllamaEmbedding(service),
-        OllamaListing(service),
-    ):
-        register(app, endpoints.routes())
+    kept = responses.Responses(EventLog(state, retention, passages=passages_of, seal=seal), admission)
+    app.state.responses, app.state.conversations = kept, kept.conversations
+    app.state.upload_turns = files.UploadTurns()
+    app.state.closers.append(kept.close)
     return app
 
 

@@ -52,16 +52,4 @@ def declared(app: FastAPI) -> list[Declared]:
             )
             for method in sorted(original.methods or ())
         ]
-    for old in app.state.routes:
-        found.append(
-            Declared(
-                old.method,
-                old.path.replace(":path", ""),
-                old.scope,
-                old.open,
-                old.described,
-                old.request is not None,
-                old.errors,
-            )
-        )
     return found

@@ -125,8 +125,8 @@ class ChatMeta:
 class ChoiceBuilder:
     """Collects the message, log-probabilities and result of one choice."""
 
-    def __init__(self, call: ChatCall) -> None:
-        self.message = MessageBuilder(call.tools)
+    def __init__(self, tools: ToolUse | None) -> None:
+        self.message = MessageBuilder(tools)
         self.logprobs: list[Json] = []
         self.reasoning: list[str] = []  # a line for each step of a workflow
         self.done: GenerationResult | None = None
@@ -154,7 +154,7 @@ class ChatBody:
 
     def __init__(self, meta: ChatMeta) -> None:
         self._meta = meta
-        self._choices = [ChoiceBuilder(meta.call) for _ in meta.call.requests]
+        self._choices = [ChoiceBuilder(meta.call.tools) for _ in meta.call.requests]
 
     def take(self, index: int, event: GenerateEvent) -> None:
         self._choices[index].take(event)

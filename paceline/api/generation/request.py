@@ -11,6 +11,7 @@ import json
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import Field
@@ -361,10 +362,10 @@ def _wrong(where: str, fault: str) -> RequestError:
 def refuse_unsupported(body: Mapping[str, object]) -> None:
     """Raises RequestError (400) that names the first such field. Null counts as absent."""
     if body.get("modalities") not in (None, [], ["text"]):
-        raise _unsupported("modalities", 'Only ["text"] is supported')
+        raise unsupported("modalities", 'Only ["text"] is supported')
     for name in ("audio", "web_search_options"):
         if body.get(name) is not None:
-            raise _unsupported(name, "It is not supported")
+            raise unsupported(name, "It is not supported")
 
 
 def unreadable(kind: str, where: str) -> RequestError:
@@ -389,13 +390,21 @@ _FORMS = {  # of other servers: each promises something about the text of an ans
 }
 
 
-def refuse_forms(body: Mapping[str, object], *, served: Collection[str] = ()) -> None:
-    """Raises RequestError (400) for a form of the answer that is not known here. `served`: names that the endpoint has.
-    What asks for nothing (null, false, "", []) counts as absent."""
-    for name, sentence in _FORMS.items():
+def refuse_forms(
+    body: Mapping[str, object], others: Mapping[str, str] = MappingProxyType({}), *, served: Collection[str] = ()
+) -> None:
+    """Raises RequestError (400) for a form of the answer that is not known here, and for `others`, each with a
+    sentence. `served`: names that the endpoint has. What asks for nothing (null, false, "", []) counts as absent."""
+    for name, sentence in (*others.items(), *_FORMS.items()):
         if body.get(name) and name not in served:
-            raise _unsupported(name, sentence)
+            raise unsupported(name, sentence)
 
 
-def _unsupported(param: str, sentence: str) -> RequestError:
+def unsupported(param: str, sentence: str) -> RequestError:
+    """The refusal of a field that asks for something this server does not do."""
     return RequestError(f"{sentence} (in `{param}`).", code="unsupported_parameter", param=param)
+
+
+def required(param: str) -> RequestError:
+    """The refusal of a request without this field."""
+    return RequestError(f"The field {param} is required.", param=param)

@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from paceline.api.responses.event_log.store import EventStore
+from paceline.api.responses.store import EventStore
 from paceline.errors import ConfigError, LinkClosed, RequestError
 from paceline.runtime.service import TextDelta, TokenLogprob
 from tests.api.responses.test_events import CALL
