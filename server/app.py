@@ -6,20 +6,18 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from paceline.api.app import create_app
+from paceline.api.app import create_app, include
 from paceline.api.dependencies import LONGEST_S
 from paceline.api.generation.links import NO_ADDRESSES, Addresses
 from paceline.api.http.auth import Keyring
 from paceline.api.http.doors import DoorLimits
 from paceline.api.responses.log import DEFAULT_RETENTION, Retention
-from paceline.api.routes import register
 from paceline.runtime.service import Service
 from paceline.runtime.tracing import Tracer
 from paceline.sealing import PLAIN, Seal
 
-from . import links
+from . import enrolment, links
 from .devices import Registry
-from .enrolment import EnrolEndpoint
 from .links import Links
 
 
@@ -51,6 +49,7 @@ def create_server(
         addresses=addresses,
         longest_silent=longest_silent,
     )
-    register(app, EnrolEndpoint(registry, live.key).routes())
+    app.state.registry, app.state.signer = registry, live.key
+    include(app, enrolment.router)
     app.add_api_websocket_route(links.PATH, live.serve)
     return app

@@ -14,7 +14,7 @@ from pathlib import Path
 from fastapi import APIRouter, FastAPI
 
 from paceline import __version__
-from paceline.api import completions, embeddings, models, openapi
+from paceline.api import completions, embeddings, metrics, models, openapi, passages, rerank, status, tokens
 from paceline.api.anthropic import endpoint as anthropic
 from paceline.api.chat import endpoint as chat
 from paceline.api.dependencies import KEEP_ALIVE_S, LONGEST_S, Settings
@@ -24,18 +24,12 @@ from paceline.api.http.admission import MAX_ACTIVE, AdmissionControl, AdmissionM
 from paceline.api.http.auth import Keyring
 from paceline.api.http.doors import DoorLimits
 from paceline.api.http.routing import HANDLERS, Route
-from paceline.api.metrics import Metrics
 from paceline.api.observation import Observer
 from paceline.api.ollama import endpoint as ollama
-from paceline.api.page.endpoint import Page
-from paceline.api.passages import Passages
-from paceline.api.rerank import RerankEndpoint
+from paceline.api.page import endpoint as page
 from paceline.api.responses import conversations
 from paceline.api.responses import endpoint as responses
 from paceline.api.responses.log import DEFAULT_RETENTION, EventLog, Retention
-from paceline.api.routes import register
-from paceline.api.status import Status
-from paceline.api.tokens import TokensEndpoint
 from paceline.api.vector_stores import endpoint as vector_stores
 from paceline.api.vector_stores import files
 from paceline.runtime.service import Service
@@ -50,15 +44,21 @@ ROUTERS = (
     files.router,  # /v1/files
     vector_stores.router,  # /v1/vector_stores
     embeddings.router,  # /v1/embeddings
+    rerank.router,  # /v1/rerank, /v2/rerank
+    tokens.router,  # /tokenize, /detokenize
+    passages.router,  # /v1/passages/{id}
     anthropic.router,  # /v1/messages
     ollama.answers,  # /api/chat, /api/generate
     ollama.vectors,  # /api/embed, /api/embeddings
     ollama.listing,  # /api/tags, /api/ps, /api/version, /api/show
-    models.router,  # /v1/models, /version
+    models.router,  # /v1/models, /v1/models/{name}, /version
     models.probes,  # /healthz, /readyz, /health
+    status.router,  # /v1/status
+    metrics.router,  # /metrics
     openapi.router,  # /openapi.json
+    page.router,  # /, /docs, /passage, /page/*
 )
-SHAPES = (anthropic.SHAPE, ollama.SHAPE)
+SHAPES = (anthropic.SHAPE, ollama.SHAPE)  # of errors, where they are not OpenAI's
 
 
 def create_app(
@@ -102,7 +102,6 @@ def create_app(
     app.state.service = service
     app.state.settings = Settings(documents, keep_alive, addresses, longest_silent or math.inf)
     app.state.admission = admission
-    app.state.routes = []
     app.state.openai_ids = embeddings.OpenAIIds()
     app.state.attachments = Attachments(service)
     app.state.closers = [app.state.attachments.close]
@@ -111,22 +110,13 @@ def create_app(
     for router in ROUTERS:
         include(app, router)
 
-    def passages(chunk_ids: Collection[int]) -> Mapping[int, tuple[str, str]]:
+    def passages_of(chunk_ids: Collection[int]) -> Mapping[int, tuple[str, str]]:
         return {} if service.library is None else service.library.passages(chunk_ids)
 
-    kept = responses.Responses(EventLog(state, retention, passages=passages, seal=seal), admission)
+    kept = responses.Responses(EventLog(state, retention, passages=passages_of, seal=seal), admission)
     app.state.responses, app.state.conversations = kept, kept.conversations
     app.state.upload_turns = files.UploadTurns()
     app.state.closers.append(kept.close)
-    for endpoints in (
-        Passages(service),
-        RerankEndpoint(service),
-        TokensEndpoint(service),
-        Metrics(service, app.state.observer.counts),
-        Status(service, admission),
-        Page(),
-    ):
-        register(app, endpoints.routes())
     return app
 
 

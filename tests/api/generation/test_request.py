@@ -7,8 +7,8 @@ from typing import TypeAlias
 import httpx
 import pytest
 
-from paceline.api.routes import Route
 from tests.api.conftest import BODY
+from tests.api.declared import Declared
 from tests.api.scripted import ScriptedService
 
 Json: TypeAlias = dict[str, object]
@@ -30,7 +30,7 @@ def fault(response: httpx.Response, status: int = 400) -> dict[str, str | None]:
     return error
 
 
-def told(response: httpx.Response, route: Route, status: int = 400) -> str:
+def told(response: httpx.Response, route: Declared, status: int = 400) -> str:
     """The message of an error, in the shape of the route's surface."""
     if route.errors is None:
         return str(fault(response, status)["message"])
