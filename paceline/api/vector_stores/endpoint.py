@@ -7,6 +7,7 @@ Validates and converts only; the work is done by the side's `Library`.
 from __future__ import annotations
 
 from asyncio import to_thread
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Literal, Self
 
@@ -166,13 +167,7 @@ def store_object(store: VectorStore) -> Json:
 
 
 def counts_object(counts: Counts) -> Json:
-    return {
-        "in_progress": counts.in_progress,
-        "completed": counts.completed,
-        "cancelled": counts.cancelled,
-        "failed": counts.failed,
-        "total": counts.total,
-    }
+    return asdict(counts) | {"total": counts.total}
 
 
 def file_object(file: VectorStoreFile) -> Json:
