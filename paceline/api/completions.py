@@ -445,13 +445,13 @@ async def complete(
     else."""
     call = completion_call(asked, service, caller)
     request.state.model = call.model.name  # for the log
-    meta, generations = await while_connected(request.receive, _begin(service, call))
+    meta, generations = await while_connected(request.receive, begin(service, call))
     if not call.asked.stream:
         return JsonAnswer(generations, CompletionBody(meta), settings.keep_alive)
     return StreamedAnswer(generations, CompletionChunks(meta), settings.keep_alive, meta.id)
 
 
-async def _begin(service: Service, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
+async def begin(service: Service, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
     """Admit the answers, then score the prompts: nothing is computed for a request that will be refused."""
     if call.write and not call.asked.echo and must_load(service, call.model.name):
         await service.wait_for_room(call.request.owner)

@@ -223,15 +223,8 @@ def chat_body(asked: PromptFields) -> Json:
         body["response_format"] = {"type": "json_schema", "json_schema": named}
     body = asked.onto(body)
     if isinstance(asked, MessagesRequest):
-        body |= {
-            "max_tokens": asked.max_tokens,
-            "temperature": asked.temperature,
-            "top_p": asked.top_p,
-            "top_k": asked.top_k,
-            "stop": asked.stop_sequences,
-            "stream": asked.stream,
-            "paceline": asked.paceline.model_dump(exclude_unset=True),
-        }
+        body |= asked.model_dump(include={"max_tokens", "temperature", "top_p", "top_k", "stream"})
+        body |= {"stop": asked.stop_sequences, "paceline": asked.paceline.model_dump(exclude_unset=True)}
     return body
 
 

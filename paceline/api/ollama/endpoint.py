@@ -20,11 +20,10 @@ from paceline.api.chat.output import ChoiceBuilder, Json, MessageBuilder, Report
 from paceline.api.chat.request import ChatCall, chat_call
 from paceline.api.chat.schema import ChatRequest
 from paceline.api.chat.tools import ToolUse, arguments_of
-from paceline.api.completions import CompletionCall, CompletionRequest, completion_call
+from paceline.api.completions import CompletionCall, CompletionRequest, begin, completion_call
 from paceline.api.dependencies import Caller, ServiceDep, Settings, SettingsDep
 from paceline.api.embeddings import MAX_INPUTS
 from paceline.api.generation.attachments import AnswerRoute
-from paceline.api.generation.fan_in import LateGeneration, must_load
 from paceline.api.generation.request import required
 from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
 from paceline.api.http import sse
@@ -246,19 +245,8 @@ async def _continue(
         )
     call = completion_call(parse(CompletionRequest, raw_body(asked)), service, caller)
     request.state.model = call.model.name  # for the log
-
-    async def prepare() -> Generation:
-        prompt = await service.tokenize(asked.prompt, call.model.name)
-        return await service.prepare(*call.requests([prompt]))
-
-    async def begin() -> Generation:
-        if must_load(service, call.model.name):
-            await service.wait_for_room(call.request.owner)
-            return LateGeneration(prepare)
-        return await prepare()
-
-    generation = await while_connected(request.receive, begin())
-    return _sent(asked, request, settings, call, None, [generation])
+    _, generations = await while_connected(request.receive, begin(service, call))
+    return _sent(asked, request, settings, call, None, generations)
 
 
 def _sent(
@@ -267,7 +255,7 @@ def _sent(
     settings: Settings,
     call: ChatCall | CompletionCall,
     tools: ToolUse | None,
-    generations: list[Generation],
+    generations: Sequence[Generation],
 ) -> Response:
     meta = LineMeta(asked.model, isinstance(asked, ChatBody), tools, call, request.scope["state"]["began"])
     if not asked.stream:

@@ -252,15 +252,9 @@ def _common(asked: GenerationFields) -> Json:
     return {
         "model": model_name(asked.model),
         "stream": asked.stream,
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
+        **options.model_dump(exclude={"num_predict", "repeat_penalty", "seed"}),
         "repetition_penalty": options.repeat_penalty,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
         "seed": None if options.seed == -1 else options.seed,
-        "stop": options.stop,
         "paceline": asked.paceline.model_dump(exclude_unset=True),
     }
 

@@ -314,6 +314,21 @@ def messages_of(items: Iterable[Json]) -> list[Json]:
 
 LOGPROBS = "message.output_text.logprobs"
 SERVED_TOOLS = ("function", "file_search")
+_FUNCTION = {"name", "description", "parameters", "strict"}  # fields of a tool
+_ECHOED = {  # fields of a request that its response repeats
+    "background",
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "model",
+    "parallel_tool_calls",
+    "previous_response_id",
+    "prompt_cache_key",
+    "safety_identifier",
+    "store",
+    "truncation",
+    "user",
+}
 _NAMES = {
     "messages": "input",
     "response_format": "text.format",
@@ -349,11 +364,13 @@ def chat_body(asked: ResponseRequest, items: Sequence[Json]) -> Json:
         "continue_final_message": asked.continue_final_message,
     }
     body = asked.onto(body)
-    functions = [tool for tool in asked.tools if tool.type == "function"]
+    functions = [
+        tool.model_dump(include=_FUNCTION, exclude_none=True) for tool in asked.tools if tool.type == "function"
+    ]
     choice = _choice(asked)
     if functions:
         body |= {
-            "tools": [{"type": "function", "function": _function(tool)} for tool in functions],
+            "tools": [{"type": "function", "function": function} for function in functions],
             "tool_choice": choice,
             "parallel_tool_calls": asked.parallel_tool_calls,
         }
@@ -403,30 +420,10 @@ def _choice(asked: ResponseRequest) -> object:
 
 
 def _response_format(text: ResponseTextFormat) -> Json | None:
-    match text.type:
-        case "text":
-            return None
-        case "json_object":
-            return _present({"type": "json_object", "schema": text.schema_})
-        case "regex" | "grammar":
-            return _present({"type": text.type, "pattern": text.pattern, "grammar": text.grammar})
-        case "json_schema":
-            schema: Json = {
-                "name": text.name,
-                "schema": text.schema_,
-                "strict": text.strict,
-                "description": text.description,
-            }
-            return {"type": "json_schema", "json_schema": _present(schema)}
-
-
-def _function(tool: ResponseTool) -> Json:
-    names = ("name", "description", "parameters", "strict")
-    return _present({name: getattr(tool, name) for name in names})
-
-
-def _present(fields: Json) -> Json:
-    return {name: value for name, value in fields.items() if value is not None}
+    if text.type == "text":
+        return None
+    fields = text.model_dump(by_alias=True, exclude_none=True)
+    return {"type": "json_schema", "json_schema": fields} if text.type == "json_schema" else fields
 
 
 def first_state(asked: ResponseRequest, response: str, created: int, sampling: SamplingParams) -> Json:
@@ -439,24 +436,16 @@ def first_state(asked: ResponseRequest, response: str, created: int, sampling: S
         "object": "response",
         "created_at": created,
         "status": "in_progress",
-        "background": asked.background,
         "completed_at": None,
         "error": None,
         "incomplete_details": None,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
         "max_tool_calls": None,
-        "metadata": asked.metadata,
-        "model": asked.model,
         "output": [],
-        "parallel_tool_calls": asked.parallel_tool_calls,
-        "previous_response_id": asked.previous_response_id,
-        **({} if asked.conversation_id is None else {"conversation": {"id": asked.conversation_id}}),
-        "prompt_cache_key": asked.prompt_cache_key,
         "reasoning": {"effort": None, "summary": None},
-        "safety_identifier": asked.safety_identifier,
         "service_tier": "default",
-        "store": asked.store,
+        "usage": None,
+        **asked.model_dump(include=_ECHOED),
+        **({} if asked.conversation_id is None else {"conversation": {"id": asked.conversation_id}}),
         "temperature": sampling.temperature,
         "text": {
             "format": asked.text.format.model_dump(by_alias=True, exclude_none=True),
@@ -466,24 +455,18 @@ def first_state(asked: ResponseRequest, response: str, created: int, sampling: S
         "tools": [_tool(tool) for tool in asked.tools if tool.type in SERVED_TOOLS],
         "top_logprobs": asked.top_logprobs or 0,
         "top_p": sampling.top_p,
-        "truncation": asked.truncation,
-        "usage": None,
-        "user": asked.user,
     }
 
 
 def _shown(choice: str | ToolChoice) -> object:
     if isinstance(choice, str):
         return choice
-    if choice.type == "allowed_tools":
-        return choice.model_dump(exclude_none=True)
-    return _present({"type": choice.type, "name": choice.name})
+    return choice.model_dump(include=None if choice.type == "allowed_tools" else {"type", "name"}, exclude_none=True)
 
 
 def _tool(tool: ResponseTool) -> Json:
     if tool.type == "function":
-        names = ("type", "name", "description", "parameters", "strict")
-        return {name: getattr(tool, name) for name in names}
+        return tool.model_dump(include={"type", *_FUNCTION})
     options = tool.ranking_options or RankingOptions()
     return {
         "type": tool.type,

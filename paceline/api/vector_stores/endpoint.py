@@ -7,6 +7,7 @@ Validates and converts only; the work is done by the side's `Library`.
 from __future__ import annotations
 
 from asyncio import to_thread
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Literal, Self
 
@@ -166,13 +167,7 @@ def store_object(store: VectorStore) -> Json:
 
 
 def counts_object(counts: Counts) -> Json:
-    return {
-        "in_progress": counts.in_progress,
-        "completed": counts.completed,
-        "cancelled": counts.cancelled,
-        "failed": counts.failed,
-        "total": counts.total,
-    }
+    return asdict(counts) | {"total": counts.total}
 
 
 def file_object(file: VectorStoreFile) -> Json:
@@ -323,18 +318,18 @@ async def attach_file(store_id: str, asked: AttachRequest, library: LibraryDep, 
 
 
 @router.get("/{store_id}/files", responses=_FILES)
-@router.get("/{store_id}/file_batches/{batch_id}/files", responses=_FILES)
 async def list_files(
-    store_id: str,
-    query: Annotated[AttachedQuery, Query()],
-    library: LibraryDep,
-    caller: Caller,
-    batch_id: str | None = None,
+    store_id: str, query: Annotated[AttachedQuery, Query()], library: LibraryDep, caller: Caller
 ) -> Response:
-    """List the files of a vector store, or of a batch."""
-    files, more = await to_thread(
-        library.stores.files, caller.key, store_id, query.paging, status=query.filter, batch=batch_id
-    )
+    """List its files."""
+    return await _files(library, caller.key, store_id, query)
+
+
+async def _files(
+    library: Library, owner: str, store_id: str, query: AttachedQuery, batch_id: str | None = None
+) -> Response:
+    page = library.stores.files
+    files, more = await to_thread(page, owner, store_id, query.paging, status=query.filter, batch=batch_id)
     return listing([file_object(file) for file in files], more)
 
 
@@ -389,3 +384,11 @@ async def show_batch(store_id: str, batch_id: str, library: LibraryDep, caller: 
 async def cancel_batch(store_id: str, batch_id: str, library: LibraryDep, caller: Caller) -> Response:
     """Read no more files of a batch."""
     return answer(batch_object(await to_thread(library.stores.cancel_batch, caller.key, store_id, batch_id)))
+
+
+@router.get("/{store_id}/file_batches/{batch_id}/files", responses=_FILES)
+async def list_batch_files(
+    store_id: str, batch_id: str, query: Annotated[AttachedQuery, Query()], library: LibraryDep, caller: Caller
+) -> Response:
+    """List a batch's files."""
+    return await _files(library, caller.key, store_id, query, batch_id)

@@ -81,6 +81,7 @@ class UploadTurns:
 
 
 _PIECE = 1 << 20  # bytes
+_BYTES = "application/octet-stream"
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
@@ -149,7 +150,7 @@ async def show_file(stored: Stored) -> Response:
     return answer(_object(stored))
 
 
-@router.get("/{file_id}/content", response_class=FileResponse)
+@router.get("/{file_id}/content", response_class=Response, responses={200: {"content": {_BYTES: {}}}})
 async def give_content(stored: Stored, library: LibraryDep) -> Response:
     """Give the bytes of a file back."""
     path = library.uploads.path(stored.id)
@@ -162,7 +163,7 @@ async def give_content(stored: Stored, library: LibraryDep) -> Response:
     return FileResponse(
         path,
         stat_result=status,
-        media_type="application/octet-stream",
+        media_type=_BYTES,
         filename=stored.name,
         headers={"x-content-type-options": "nosniff"},
     )
@@ -183,7 +184,7 @@ async def _opened(library: Library, stored: StoredFile) -> Response:
         "content-disposition": f"attachment; filename*=utf-8''{quote(stored.name, safe='')}",
         "x-content-type-options": "nosniff",
     }
-    return StreamingResponse(pieces(), media_type="application/octet-stream", headers=headers)
+    return StreamingResponse(pieces(), media_type=_BYTES, headers=headers)
 
 
 @router.delete("/{file_id}", responses=official("FileDeleted"))
