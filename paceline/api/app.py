@@ -89,7 +89,6 @@ def create_app(
         openapi_url=None,
         redirect_slashes=False,
         exception_handlers=HANDLERS,
-        generate_unique_id_function=openapi.operation_id,
     )
     app.openapi = partial(openapi.describe, app)  # type: ignore[method-assign]  # FastAPI's way to extend it
     app.state.service = service
@@ -114,8 +113,11 @@ def create_app(
 
 
 def include(app: FastAPI, router: APIRouter) -> None:
-    """Serve the routes of a router. `app` comes from `create_app`."""
-    app.include_router(router)
+    """Serve the routes of a router. `app` comes from `create_app`.
+
+    `include_router` would make every route's validators again for this application, at its first request.
+    """
+    app.router.routes.extend(router.routes)
     for route in router.routes:
         if isinstance(route, Route) and not route.needs_key:
             app.state.admission.open_paths.add(route.path)

@@ -110,11 +110,6 @@ def form(model: type[BaseModel]) -> Json:
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _named(model)}}}}
 
 
-def operation_id(route: Any) -> str:
-    """Such as `post_v1_chat_completions`. FastAPI's `generate_unique_id_function`."""
-    return "_".join([min(route.methods).lower(), *re.findall(r"\w+", route.path_format)])
-
-
 # ---- the document ---------------------------------------------------------------------------------------------------
 router = APIRouter(route_class=Route, dependencies=[Security(key)], responses=REFUSALS, tags=["service"])
 
@@ -142,6 +137,9 @@ def describe(app: FastAPI) -> Json:
                 if each["$ref"].removeprefix(_NAMED) in shapes:
                     each |= refs[each.pop("$ref").removeprefix(_NAMED)]
         document["paths"] = dict(sorted(document["paths"].items()))
+        for path, methods in document["paths"].items():
+            for method, operation in methods.items():
+                operation["operationId"] = "_".join([method, *re.findall(r"\w+", path)])
         document["components"]["schemas"] = dict(sorted(schemas.items()))
         app.openapi_schema = document
     return app.openapi_schema
