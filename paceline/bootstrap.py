@@ -20,7 +20,7 @@ from fastapi import FastAPI
 
 from paceline.api.http.doors import DoorLimits, networks
 from paceline.api.http.server import serve, url_of
-from paceline.api.responses.event_log.log import Retention
+from paceline.api.responses.log import Retention
 from paceline.core.offloading import ModelShape, Unit
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ServedModel
 from paceline.engine.loader import choose_device, engine_threads, gpu_uuid

@@ -9,8 +9,10 @@ from __future__ import annotations
 import difflib
 import json
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import Field
@@ -333,8 +335,12 @@ Inputs = str | Annotated[list[str], Field(min_length=1)] | TokenIds | Annotated[
 Input = str | tuple[int, ...]
 
 
-def read_inputs(value: object, param: str, *, max_inputs: int) -> tuple[Input, ...]:
-    """The inputs in order. Raises RequestError (400) that names the element at fault."""
+def inputs(param: str, most: int) -> Callable[[object], tuple[Input, ...]]:
+    """A validator that reads up to `most` inputs. It raises RequestError (400) that names the element at fault."""
+    return partial(_inputs, param=param, most=most)
+
+
+def _inputs(value: object, *, param: str, most: int) -> tuple[Input, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list):
@@ -343,8 +349,8 @@ def read_inputs(value: object, param: str, *, max_inputs: int) -> tuple[Input, .
         raise _wrong(param, "is an empty list")
     if _is_token(value[0]):
         return (_tokens(value, param),)
-    if len(value) > max_inputs:
-        raise _wrong(param, f"holds {len(value)} texts; at most {max_inputs} at once")
+    if len(value) > most:
+        raise _wrong(param, f"holds {len(value)} texts; at most {most} at once")
     return tuple(_one(item, f"{param}[{index}]", value[0]) for index, item in enumerate(value))
 
 
@@ -383,10 +389,10 @@ def _wrong(where: str, fault: str) -> RequestError:
 def refuse_unsupported(body: Mapping[str, object]) -> None:
     """Raises RequestError (400) that names the first such field. Null counts as absent."""
     if body.get("modalities") not in (None, [], ["text"]):
-        raise _unsupported("modalities", 'Only ["text"] is supported')
+        raise unsupported("modalities", 'Only ["text"] is supported')
     for name in ("audio", "web_search_options"):
         if body.get(name) is not None:
-            raise _unsupported(name, "It is not supported")
+            raise unsupported(name, "It is not supported")
 
 
 def unreadable(kind: str, where: str) -> RequestError:
@@ -411,13 +417,21 @@ _FORMS = {  # of other servers: each promises something about the text of an ans
 }
 
 
-def refuse_forms(body: Mapping[str, object], *, served: Collection[str] = ()) -> None:
-    """Raises RequestError (400) for a form of the answer that is not known here. `served`: names that the endpoint has.
-    What asks for nothing (null, false, "", []) counts as absent."""
-    for name, sentence in _FORMS.items():
+def refuse_forms(
+    body: Mapping[str, object], others: Mapping[str, str] = MappingProxyType({}), *, served: Collection[str] = ()
+) -> None:
+    """Raises RequestError (400) for a form of the answer that is not known here, and for `others`, each with a
+    sentence. `served`: names that the endpoint has. What asks for nothing (null, false, "", []) counts as absent."""
+    for name, sentence in (*others.items(), *_FORMS.items()):
         if body.get(name) and name not in served:
-            raise _unsupported(name, sentence)
+            raise unsupported(name, sentence)
 
 
-def _unsupported(param: str, sentence: str) -> RequestError:
+def unsupported(param: str, sentence: str) -> RequestError:
+    """The refusal of a field that asks for something this server does not do."""
     return RequestError(f"{sentence} (in `{param}`).", code="unsupported_parameter", param=param)
+
+
+def required(param: str) -> RequestError:
+    """The refusal of a request without this field."""
+    return RequestError(f"The field {param} is required.", param=param)

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
+from fastapi import Depends
 from pydantic import Discriminator, Field, Tag
 
+from paceline.api.dependencies import ServiceDep
+from paceline.api.generation.request import unsupported
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import Schema
 from paceline.errors import RequestError
@@ -98,7 +101,7 @@ def min_score_of(options: RankingOptions | None, param: str = "ranking_options")
         return 0.0
     if options.hybrid_search is not None:
         name = f"{param}.hybrid_search"
-        raise RequestError(f"It is not supported (in `{name}`).", code="unsupported_parameter", param=name)
+        raise unsupported(name, "It is not supported")
     return options.score_threshold
 
 
@@ -107,6 +110,14 @@ def library_of(service: Service) -> Library:
     if library is None:
         raise RequestError("This side keeps no documents.", status=404, code="no_documents")
     return library
+
+
+async def _library(service: ServiceDep) -> Library:
+    return library_of(service)
+
+
+LibraryDep = Annotated[Library, Depends(_library)]
+"""This side's documents. An endpoint that has it answers 404 where there are none."""
 
 
 async def select_stores(

@@ -73,8 +73,9 @@ def places(service: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> Iterato
 def test_one_place_at_a_time_is_held_while_a_conversation_is_cut(
     http: httpx.Client, service: ScriptedService, places: Places
 ) -> None:
-    assert post(http, input=LONG, truncation="auto").status_code == 200
-    assert [m["content"] for m in service.requests[-1].prompt.messages] == [str(number) for number in range(33, 40)]
+    assert post(http, input=LONG, truncation="auto", instructions="Be brief.").status_code == 200
+    kept = [message["content"] for message in service.requests[-1].prompt.messages]
+    assert kept == ["Be brief.", *map(str, range(34, 40))]
     assert (places.held, places.max_held) == (0, 1)
 
 
@@ -94,9 +95,10 @@ def test_leaving_while_a_conversation_is_cut_leaves_no_place_taken(url: str, pla
     assert places.held == 0
 
 
-def test_a_conversation_that_cannot_be_truncated_is_too_long(
+def test_a_conversation_that_cannot_or_may_not_be_truncated_is_too_long(
     http: httpx.Client, places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert error_of(post(http, input=LONG)) == (400, "input", "context_length_exceeded")
     monkeypatch.setattr(places, "_fit", 0)
     assert error_of(post(http, input=LONG, truncation="auto")) == (400, "input", "context_length_exceeded")
     assert error_of(post(http, truncation="auto")) == (400, "input", "context_length_exceeded")

@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from paceline.api.responses.event_log.store import EventStore
+from paceline.api.responses.store import EventStore
 from paceline.errors import ConfigError, LinkClosed, RequestError
 from paceline.runtime.service import TextDelta, TokenLogprob
 from tests.api.responses.test_events import CALL
@@ -268,24 +268,6 @@ def test_fields_reach_the_generation(http: httpx.Client, service: ScriptedServic
     assert answer["status"] == "incomplete" and answer["incomplete_details"] == {"reason": "max_output_tokens"}
     assert answer["output"][0]["content"][0]["logprobs"][0]["logprob"] == -0.5
     assert answer["paceline"]["degraded"] == "device_lost" and answer["text"]["format"] == {"type": "json_object"}
-
-
-def test_a_conversation_that_is_too_long_is_cut_only_if_that_was_asked_for(
-    http: httpx.Client, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare = service.prepare
-
-    async def narrow(request: object) -> object:
-        if len(request.prompt.messages) > 4:  # type: ignore[attr-defined]
-            raise RequestError("Too long.", code="context_length_exceeded", param="messages")
-        return await prepare(request)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(service, "prepare", narrow)
-    given = [{"role": "user", "content": str(number)} for number in range(10)]
-    assert error_of(post(http, input=given)) == (400, "input", "context_length_exceeded")
-    made = post(http, input=given, truncation="auto", instructions="Be brief.")
-    assert made.status_code == 200
-    assert [m["content"] for m in service.requests[-1].prompt.messages] == ["Be brief.", "7", "8", "9"]
 
 
 @pytest.mark.parametrize(

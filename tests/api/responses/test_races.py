@@ -9,8 +9,8 @@ from typing import TypeVar
 import httpx
 import pytest
 
-from paceline.api.responses.event_log.log import EventLog, Retention
-from paceline.api.responses.event_log.store import EventStore, ResponseRecord
+from paceline.api.responses.log import EventLog, Retention
+from paceline.api.responses.store import EventStore, ResponseRecord
 from paceline.errors import ConfigError
 from paceline.runtime.service import TextDelta
 from tests.api.responses.test_endpoint import error_of, post

@@ -1,9 +1,9 @@
 """The append-only log of each response's events: events are committed before they are sent, and sent from the log.
 
 A live stream, a resumed one and a retrieval read the same rows, so that each event reaches a reader exactly once and in
-order, however often its connection broke. Writing is done by one thread (`writer`), with the events of many
-responses in one transaction. A response that is not to be stored has the same log in memory, for its only reader.
-Passages of documents are stored as references (`passages`) and filled in when rows are read.
+order, however often its connection broke. Writing is done by one thread, with the events of many responses in one
+transaction. A response that is not to be stored has the same log in memory, for its only reader. Passages of documents
+are stored as references (`replay.stored_form`) and filled in when rows are read.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.api.responses.event_log.conversation_rows import PREFIX as CONVERSATION
-from paceline.api.responses.event_log.conversation_rows import ConversationRows, Turn
-from paceline.api.responses.event_log.store import ENDS, EventRow, EventStore, ResponseRecord, StoredEvent
-from paceline.api.responses.passages import Passages, filled
+from paceline.api.responses.replay import Passages, close_interrupted, filled
+from paceline.api.responses.store import ENDS, EventRow, EventStore, ResponseRecord, StoredEvent, Turn
 from paceline.errors import PacelineError, StorageError
 from paceline.sealing import PLAIN, Seal
 
@@ -111,38 +110,18 @@ class Retention:
 DEFAULT_RETENTION = Retention()
 
 
+@dataclass(frozen=True, slots=True)
 class Append:
-    """A job: rows of one response to be written. `begins`, `ends`: whether its first or last row is among them.
+    """A job: rows of one response to be written."""
 
-    `stored`: the rows as they are stored; by default as they are read meanwhile. `turn`: of a conversation, with them.
-    """
-
-    __slots__ = ("begins", "ends", "live", "rows", "stored", "turn")
-
-    def __init__(
-        self,
-        live: LiveEvents,
-        rows: Sequence[EventRow],
-        *,
-        begins: bool,
-        ends: bool,
-        stored: Sequence[EventRow] | None = None,
-        turn: Turn | None = None,
-    ) -> None:
-        self.live = live
-        self.rows = rows
-        self.stored = rows if stored is None else stored
-        self.turn = turn
-        self.begins = begins
-        self.ends = ends
+    live: LiveEvents
+    rows: Sequence[EventRow]
+    ends: bool  # the last row of all is among them
+    stored: Sequence[EventRow] = ()  # the rows as they are stored
+    turn: Turn | None = None  # of a conversation, committed with them
 
 
-class _Query:
-    """A job whose result a caller awaits."""
-
-    def __init__(self, run: Callable[[], object], result: Future[Any]) -> None:
-        self.run = run
-        self.result = result
+Query = tuple[Callable[[], Any], Future[Any]]  # a job whose result a caller awaits
 
 
 class EventWriter:
@@ -165,7 +144,7 @@ class EventWriter:
         self._live_ids = live_ids
         self._deliver = deliver
         self.closed = False
-        self._jobs: queue.SimpleQueue[Append | _Query | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Append | Query | None] = queue.SimpleQueue()
         # Used by the thread alone:
         self._total_bytes = 0  # of responses that have ended
         self._shrink_target: int | None = None  # bytes to shrink to, while that is going on
@@ -189,19 +168,16 @@ class EventWriter:
         if self.closed:
             raise PacelineError("The server is shutting down.")
         result: Future[T] = Future()
-        self._jobs.put(_Query(run, result))
+        self._jobs.put((run, result))
         return await asyncio.wrap_future(result)
 
-    async def change(self, run: Callable[[], int]) -> None:
-        """As `query`, of a change that returns by how many bytes the stored ones have grown."""
-
-        def changed() -> None:
-            self._total_bytes += run()
-            self._check_size()
-
-        await self.query(changed)
-
     # ---- the thread -------------------------------------------------------------------------------------------------
+    def grown(self, num_bytes: int) -> None:
+        """What is stored has grown: called within a query."""
+        self._total_bytes += num_bytes
+        if self._total_bytes > self._retention.max_bytes:
+            self._shrink_target = int(self._retention.max_bytes * (1 - SHRINK_SLACK))
+
     def _run(self) -> None:
         self._sweep()
         running = True
@@ -216,14 +192,14 @@ class EventWriter:
                 if job is None:
                     running = False
                 else:
-                    self._answer(job)
+                    self._answer(*job)
             self._write(appends)
             if time.monotonic() - self._swept_at >= SWEEP_INTERVAL_S:
                 self._sweep()
             if self._shrink_target is not None:
                 self._shrink(self._shrink_target)
 
-    def _take(self) -> list[Append | _Query | None]:
+    def _take(self) -> list[Append | Query | None]:
         """All queued jobs; none when the next sweep is due or shrinking goes on."""
         timeout = 0.0 if self._shrink_target is not None else self._swept_at + SWEEP_INTERVAL_S - time.monotonic()
         try:
@@ -248,7 +224,7 @@ class EventWriter:
             live = append.live
             if live.lost:
                 continue
-            if append.begins:
+            if not append.rows[0].sequence:
                 begun.append(live.record)
             events += [(live.record.id, *row) for row in append.stored]
             if append.ends:
@@ -268,8 +244,7 @@ class EventWriter:
                 append.live.lost = True
         self._deliver(appends, failure)
         if failure is None:
-            self._total_bytes += ended_bytes
-            self._check_size()
+            self.grown(ended_bytes)
 
     def _sweep(self) -> None:
         """Delete responses that are too old, and unfinished ones that no process writes any more."""
@@ -281,11 +256,7 @@ class EventWriter:
             self._total_bytes = self._store.total()
         except Exception as error:
             _log.error("old responses could not be removed: %s", error)
-        self._check_size()
-
-    def _check_size(self) -> None:
-        if self._total_bytes > self._retention.max_bytes:
-            self._shrink_target = int(self._retention.max_bytes * (1 - SHRINK_SLACK))
+        self.grown(0)
 
     def _shrink(self, target: int) -> None:
         """Delete one step's worth of old responses: appends wait for this thread."""
@@ -298,60 +269,18 @@ class EventWriter:
         else:
             self._shrink_target = target if self._total_bytes > target else None
 
-    def _answer(self, query: _Query) -> None:
-        if not query.result.set_running_or_notify_cancel():
+    @staticmethod
+    def _answer(run: Callable[[], object], result: Future[Any]) -> None:
+        if not result.set_running_or_notify_cancel():
             return
         try:
-            query.result.set_result(query.run())
+            result.set_result(run())
         except BaseException as error:  # of any kind: it belongs to the caller
-            query.result.set_exception(error)
+            result.set_exception(error)
 
 
 MAX_UNCOMMITTED = 1024  # rows of one response that may wait for the disk before `append` waits
 PAGE_ROWS = 256  # read from the file at a time
-
-
-def _no_passages(_: Collection[int]) -> Mapping[int, tuple[str, str]]:
-    return {}
-
-
-class EventReader:
-    """The position of one reader in one response."""
-
-    def __init__(self, log: EventLog, response: str, live: LiveEvents | None, after: int) -> None:
-        self._log = log
-        self._response = response
-        self._live = live  # None: this process is not writing it
-        self.after = after  # the sequence number read last
-
-    async def next(self, timeout: float | None = None) -> list[EventRow] | None:
-        """The rows that follow; [] at the end; None after `timeout` seconds without any.
-
-        Raises PacelineError when the log could not be written.
-        """
-        try:
-            async with asyncio.timeout(timeout):
-                rows = await self._next()
-        except TimeoutError:
-            return None
-        if rows:
-            self.after = rows[-1].sequence
-        return rows
-
-    async def _next(self) -> list[EventRow]:
-        while True:
-            if self._live is None:
-                return await self._log.stored(self._response, self.after)
-            rows = self._live.after(self.after)
-            if rows is None:
-                return await self._log.page(self._response, self.after)
-            if rows:
-                return rows
-            if self._live.failure is not None:
-                raise self._live.failure
-            if self._live.ended:
-                return []
-            await self._live.changed()
 
 
 class EventLog:
@@ -360,23 +289,21 @@ class EventLog:
     def __init__(
         self,
         directory: Path | None,
-        repair: Callable[[list[EventRow]], list[EventRow]],
         retention: Retention = DEFAULT_RETENTION,
         *,
-        passages: Passages = _no_passages,
+        passages: Passages = lambda _: {},
         seal: Seal = PLAIN,
     ) -> None:
         """`directory` None: in memory. `seal`: see `EventStore`.
-        `repair`: from the rows of an interrupted response, the rows that end it.
         `passages`: those that stored rows refer to; called on any thread.
 
         Raises ConfigError when the folder cannot be used.
         """
         self._store = EventStore(directory, seal)
-        self._repair = repair
         self._passages = passages
         self._retention = retention
-        interrupted = self._store.repair(repair)
+        self.conversations = self._store.conversations  # to be used within `query` and `change` only
+        interrupted = self._store.repair(close_interrupted)
         if interrupted:
             _log.warning("%d responses were cut when the server last ended; they are marked as failed", interrupted)
         self._store.allow_others()
@@ -385,16 +312,6 @@ class EventLog:
         self._writer = EventWriter(
             self._store, retention, live_ids=lambda: set(self._live.copy()), deliver=self._deliver
         )
-
-    @property
-    def conversation_rows(self) -> ConversationRows:
-        """To be used within `query` and `change` only."""
-        return self._store.conversations
-
-    @property
-    def max_age(self) -> float:
-        """s."""
-        return self._retention.max_age
 
     def close(self) -> None:
         """Write what was appended, and end. May be called twice."""
@@ -430,24 +347,23 @@ class EventLog:
     ) -> None:
         """`append` without waiting and without raising: for the events that end a response.
 
-        `stored_last`: the JSON of the last event as it is stored, see `passages`; None: as it is.
+        `stored_last`: the JSON of the last event as it is stored, see `replay.stored_form`; None: as it is.
         `turn`: committed with them, for a response that is stored.
         """
         assert not live.closed, "nothing follows the last event"
-        begins = not live.length
         rows = [EventRow(live.length + index, *event) for index, event in enumerate(events)]
         live.length += len(rows)
         stored = rows if stored_last is None else [*rows[:-1], rows[-1]._replace(data=stored_last)]
         live.size += sum(len(row.data) for row in stored)
         live.closed |= last
         if not live.stored:
-            self._publish([Append(live, rows, begins=begins, ends=last)], None)
+            self._publish([Append(live, rows, ends=last)], None)
         elif live.failure is not None:
             self._live.pop(live.record.id, None)
         elif self._writer.closed:
             live.fail(PacelineError("The server is shutting down."))
         else:
-            self._writer.append(Append(live, rows, begins=begins, ends=last, stored=stored, turn=turn))
+            self._writer.append(Append(live, rows, ends=last, stored=stored, turn=turn))
 
     def _deliver(self, appends: Sequence[Append], failure: PacelineError | None) -> None:
         """Publish on the event loop. Called on the writer thread."""
@@ -467,12 +383,7 @@ class EventLog:
 
     # ---- reading ----------------------------------------------------------------------------------------------------
     async def find(self, response: str, *, expired: bool = False) -> ResponseRecord | None:
-        """The record of a stored response; with `expired` also of one beyond `max_age` whose rows still exist.
-
-        A response that is not stored can be read with `follow_live` only.
-        """
-        if response.startswith(CONVERSATION):
-            return None
+        """The record of a stored response; with `expired` also of one beyond `max_age` whose rows still exist."""
         live = self._live.get(response)
         if live is not None:
             return live.record if live.stored else None
@@ -483,31 +394,43 @@ class EventLog:
     def running(self, response: str) -> LiveEvents | None:
         return self._live.get(response)
 
-    def follow(self, response: str, after: int = -1) -> EventReader:
-        """A reader of the events above sequence number `after`, present and future, of a response that `find` found."""
-        return EventReader(self, response, self._live.get(response), after)
+    def follow(self, response: str, after: int = -1) -> AsyncIterator[list[EventRow]]:
+        """The events above sequence number `after`, present and future, of a response that `find` found or that `begin`
+        has just begun. Raises PacelineError when they could not be written.
 
-    def follow_live(self, live: LiveEvents) -> EventReader:
-        return EventReader(self, live.record.id, live, -1)
-
-    async def page(self, response: str, after: int) -> list[EventRow]:
-        """The first PAGE_ROWS stored rows above `after`."""
-        return await self._filled(await self.query(lambda: self._store.read(response, after, PAGE_ROWS)))
-
-    async def stored(self, response: str, after: int) -> list[EventRow]:
-        """`page` of a response that this process is not writing; after its last row, the rows that end it if none does.
-
-        Such a response failed to be written midway, or another process is still writing it: a reader sees it ended.
+        One that this process is not writing failed to be written midway, or another process is still writing it: where
+        it has no end, it is read with the rows that end it.
         """
+        return self._follow(response, self._live.get(response), after)  # looked up now: it may have ended by the first
 
-        def read() -> list[EventRow]:
-            rows = self._store.read(response, after, PAGE_ROWS)
-            if rows or not self._store.is_unfinished(response):
-                return rows
-            written = self._store.read(response, -1, -1)
-            return [row for row in (self._repair(written) if written else []) if row.sequence > after]
+    async def _follow(self, response: str, live: LiveEvents | None, after: int) -> AsyncIterator[list[EventRow]]:
+        while True:
+            rows = None if live is None else live.after(after)
+            if rows is None:
+                read = self._stored if live is None else self._page
+                rows = await self._filled(await self.query(partial(read, response, after)))
+                if not rows:
+                    return
+            if rows:
+                yield rows
+                after = rows[-1].sequence
+                continue
+            assert live is not None, "its rows are in memory"
+            if live.failure is not None:
+                raise live.failure
+            if live.ended:
+                return
+            await live.changed()
 
-        return await self._filled(await self.query(read))
+    def _page(self, response: str, after: int) -> list[EventRow]:
+        return self._store.read(response, after, PAGE_ROWS)
+
+    def _stored(self, response: str, after: int) -> list[EventRow]:
+        rows = self._page(response, after)
+        if rows or not self._store.is_unfinished(response):
+            return rows
+        written = self._store.read(response, -1, -1)
+        return [row for row in (close_interrupted(written) if written else []) if row.sequence > after]
 
     async def all(self, response: str) -> list[EventRow]:
         return await self._filled(await self.query(lambda: self._store.read(response, -1, -1)))
@@ -544,5 +467,5 @@ class EventLog:
         return await self._writer.query(run)
 
     async def change(self, run: Callable[[], int]) -> None:
-        """As `query`, of a change of `conversation_rows`."""
-        await self._writer.change(run)
+        """`query` for a change of `conversations`, which returns by how many bytes they have grown."""
+        await self.query(lambda: self._writer.grown(run()))
