@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.engine.fake import fake_model
 from paceline.rag.embedder import load_embedder
@@ -23,7 +24,7 @@ from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node
 from paceline.wire.messages import Introduction
 
-from .app import create_server
+from .app import add_devices
 from .devices import Registry
 from .links import Links
 
@@ -35,7 +36,7 @@ def sample(directory: Path, keyring: Keyring) -> Iterator[tuple[Node, FastAPI]]:
         node = Node("cloud", fake_model(0), store, max_tokens_default=8)
         registry = Registry(directory)
         links = Links(registry, node, _no_introduction, key=PrivateKey.generate())
-        yield node, create_server(node, registry, links, keyring=keyring)
+        yield node, add_devices(create_app(node, keyring=keyring), registry, links)
 
 
 def document() -> dict[str, Any]:

@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from fastapi import FastAPI
 
+from paceline.api.app import create_app
+from paceline.api.dependencies import Settings
 from paceline.api.generation.links import Addresses
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen
@@ -31,7 +33,7 @@ from paceline.runtime.link.emulation import Emulation
 from paceline.secret_files import private_folder, read_private, write_private
 from paceline.settings import ServerSettings
 
-from .app import create_server
+from .app import add_devices
 from .devices import Registry
 from .keys import Keys
 from .links import Links
@@ -139,21 +141,21 @@ async def run(settings: ServerSettings) -> None:
                 emulation=emulation,
                 vocab_size=opened.vocab_size,
             )
-            app = create_server(
+            app = create_app(
                 opened.service,
-                registry,
-                live,
+                Settings(
+                    settings.documents,
+                    addresses=Addresses(settings.public_url or ""),
+                    longest_silent=settings.longest_silent_answer,
+                ),
                 keyring=keyring,
-                documents=settings.documents,
                 state=settings.state_dir,
                 retention=retention_of(settings),
                 limits=door_limits(settings),
                 seal=opened.seal,
                 tracer=opened.tracer,
-                addresses=Addresses(settings.public_url or ""),
-                longest_silent=settings.longest_silent_answer,
             )
-            return app, live.watch
+            return add_devices(app, registry, live), live.watch
 
         with closing(_listen(settings, keyring)) as listener:
             stages = None

@@ -6,7 +6,6 @@ include routers of their own. FastAPI's documentation routes are off: they would
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,9 +16,8 @@ from paceline import __version__
 from paceline.api import completions, embeddings, metrics, models, openapi, passages, rerank, status, tokens
 from paceline.api.anthropic import endpoint as anthropic
 from paceline.api.chat import endpoint as chat
-from paceline.api.dependencies import KEEP_ALIVE_S, LONGEST_S, Settings
+from paceline.api.dependencies import DEFAULTS, Settings
 from paceline.api.generation.attachments import Attachments
-from paceline.api.generation.links import NO_ADDRESSES, Addresses
 from paceline.api.http.admission import MAX_ACTIVE, AdmissionControl, AdmissionMiddleware
 from paceline.api.http.auth import Keyring
 from paceline.api.http.doors import DoorLimits
@@ -63,26 +61,21 @@ SHAPES = (anthropic.SHAPE, ollama.SHAPE)  # of errors, where they are not OpenAI
 
 def create_app(
     service: Service,
+    settings: Settings = DEFAULTS,
     *,
     keyring: Keyring,
-    documents: int = 2,
     state: Path | None = None,
     retention: Retention = DEFAULT_RETENTION,
-    keep_alive: float = KEEP_ALIVE_S,
     max_active: int = MAX_ACTIVE,
     limits: DoorLimits | None = None,
     seal: Seal = PLAIN,
     tracer: Tracer | None = None,
-    addresses: Addresses = NO_ADDRESSES,
-    longest_silent: float = LONGEST_S,
 ) -> FastAPI:
     """Make the application. Raises ConfigError when the folder `state` cannot be used.
 
     `keyring`: the keys that are let in; without any key, all requests are (see `http.auth.check_exposure`).
-    `documents`: passages per side where the request sets none. `keep_alive`: s of silence before a comment is sent.
     `state`: the folder that stores responses; None: in memory. `retention`: limits on stored responses.
     `max_active`: POSTs at a time. `limits`: on strangers. `seal`: of stored responses. `tracer`: of answers.
-    `addresses`: under which cited passages are shown. `longest_silent`: s that an answer in one piece may take, 0: any.
     `app.state` holds what `dependencies` hands to endpoints, the `observer` of answers, the `attachments` of messages,
     and `closers`, which are awaited when the server ends.
     """
@@ -100,7 +93,7 @@ def create_app(
     )
     app.openapi = partial(openapi.describe, app)  # type: ignore[method-assign]  # FastAPI's way to extend it
     app.state.service = service
-    app.state.settings = Settings(documents, keep_alive, addresses, longest_silent or math.inf)
+    app.state.settings = settings
     app.state.admission = admission
     app.state.openai_ids = embeddings.OpenAIIds()
     app.state.attachments = Attachments(service)

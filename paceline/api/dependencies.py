@@ -26,13 +26,16 @@ class Settings:
 
     `documents`: passages per side where the request sets none. `keep_alive`: s of silence before a comment or a space
     is sent. `addresses`: under which cited passages are shown. `longest_silent`: s that an answer in one piece may
-    take, infinite: any.
+    take; 0: any.
     """
 
     documents: int = 2
     keep_alive: float = KEEP_ALIVE_S
     addresses: Addresses = NO_ADDRESSES
     longest_silent: float = LONGEST_S
+
+
+DEFAULTS = Settings()
 
 
 async def _service(request: Request) -> Service:

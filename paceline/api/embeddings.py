@@ -1,4 +1,7 @@
-"""`/v1/embeddings`: vectors of texts, or of token ids of OpenAI's vocabulary."""
+"""`/v1/embeddings`: vectors of texts, or of token ids of OpenAI's vocabulary, by the embedder of this side's documents.
+
+Source: openai-openapi 2.3.0, CreateEmbeddingRequest.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.api.dependencies import ServiceDep
-from paceline.api.generation.request import Input, Inputs, reader
+from paceline.api.generation.request import Input, Inputs, inputs
 from paceline.api.http.body import Schema, while_connected
 from paceline.api.http.errors import encode_json
 from paceline.api.http.routing import LargeRoute, key
@@ -98,13 +101,6 @@ def _read(file: Path, sha256: str) -> dict[int, bytes]:
     return {int(token): base64.b64decode(spelling) for spelling, token in pairs}
 
 
-# `POST /v1/embeddings`: vectors of texts, by the embedder of this side's document store.
-#
-# Token ids are OpenAI's (`OpenAIIds`). `dimensions` must be the model's own: no embedder here was trained so that
-# a vector can be shortened. A text beyond the embedder's window, whose length is in /v1/models, is truncated to it.
-# Source: openai-openapi 2.3.0, CreateEmbeddingRequest.
-
-
 MAX_INPUTS = 2048
 MAX_BODY = LargeRoute.max_body
 
@@ -118,7 +114,7 @@ router = APIRouter(
 
 class EmbeddingRequest(Schema):
     model: str
-    input: Annotated[tuple[Input, ...], PlainValidator(reader("input", MAX_INPUTS), json_schema_input_type=Inputs)]
+    input: Annotated[tuple[Input, ...], PlainValidator(inputs("input", MAX_INPUTS), json_schema_input_type=Inputs)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: str | None = None
@@ -126,7 +122,11 @@ class EmbeddingRequest(Schema):
 
 @router.post("/v1/embeddings", responses=official("CreateEmbeddingResponse"))
 async def embed(asked: EmbeddingRequest, request: Request, service: ServiceDep) -> Response:
-    """Turn texts into vectors."""
+    """Turn texts into vectors.
+
+    Token ids are those of OpenAI's cl100k_base. A text beyond the embedder's window, whose length `/v1/models` has, is
+    cut to it. `dimensions` must be the model's own: no embedder here was trained so that a vector can be shortened.
+    """
     found = embedder(service, asked.model)
     if asked.dimensions not in (None, found.dimensions):
         raise RequestError(

@@ -160,11 +160,14 @@ def _references(value: Any) -> Iterator[Json]:
 
 
 def _official_type(shape: str) -> Any:
-    found = _LIST.fullmatch(shape)
-    if found:
-        return getattr(importlib.import_module("openai.pagination"), found[1])[_official_type(found[2])]
+    """The type of the official client; any, where that is not installed."""
     module, _, name = f"types.{shape}".rpartition(".")
-    return getattr(importlib.import_module(f"openai.{module}"), name)
+    try:
+        if found := _LIST.fullmatch(shape):
+            return getattr(importlib.import_module("openai.pagination"), found[1])[_official_type(found[2])]
+        return getattr(importlib.import_module(f"openai.{module}"), name)
+    except ModuleNotFoundError:
+        return Any
 
 
 class _Generator(GenerateJsonSchema):

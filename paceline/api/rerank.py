@@ -1,4 +1,8 @@
-"""`/v1/rerank`: documents of a request in the order of their relevance to its query."""
+"""`/v1/rerank`: documents of a request in the order of their relevance to its query.
+
+Scored by this side's cross-encoder (`--reranker`), or by late interaction over the embedder's token vectors. Not
+handled: documents of images, ranking fields of structured documents.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,6 @@ from paceline.api.http.routing import LargeRoute, key
 from paceline.api.openapi import REFUSALS
 from paceline.errors import RequestError
 from paceline.runtime.service import Service
-
-# `POST /v1/rerank`: the shape of Jina and Cohere, which vLLM and front ends speak too.
-#
-# Scored by this side's reranker: a cross-encoder (`--reranker`), or late interaction over the embedder's token
-# vectors. Not handled: documents of images, ranking fields of structured documents. A document beyond the window is
-# cut to it.
-
 
 MAX_DOCUMENTS = 1000  # as at Cohere
 
@@ -75,7 +72,10 @@ router = APIRouter(
 @router.post("/v1/rerank", response_model_exclude_none=True)
 @router.post("/v2/rerank", response_model_exclude_none=True)
 async def rerank(asked: RerankRequest, request: Request, service: ServiceDep) -> RerankAnswer:
-    """Order documents by their relevance to a query. Cohere's clients ask at `/v2/rerank`."""
+    """Order documents by their relevance to a query, in the shape of Jina and Cohere (whose clients ask at `/v2`).
+
+    A document beyond the reranker's window is cut to it.
+    """
     name = _model(service, asked.model)
     texts = [each if isinstance(each, str) else each.text for each in asked.documents]
     reranked = await while_connected(request.receive, service.rerank(asked.query, texts))

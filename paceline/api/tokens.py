@@ -1,4 +1,8 @@
-"""`/tokenize` and `/detokenize`: texts and conversations as the model's tokens, and back."""
+"""`/tokenize` and `/detokenize`, in vLLM's shape: texts and conversations as the model's tokens, and back.
+
+A prompt is tokenized as `/v1/completions` does, a conversation as `/v1/chat/completions` does without documents. Not
+handled: prompts without the model's own beginning, templates of the client.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,6 @@ from paceline.api.openapi import REFUSALS
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import Service
-
-# `POST /tokenize` and `POST /detokenize`, in vLLM's shape.
-#
-# A prompt is tokenized as `/v1/completions` does, a conversation as `/v1/chat/completions` does without documents. Not
-# handled: prompts without the model's own beginning, templates of the client.
-
 
 MAX_TOKENS = 1 << 16
 

@@ -6,13 +6,14 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, fields
+from typing import TypeVar, cast
 
 import httpx
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
+from paceline.api.dependencies import Settings
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpServer, listen, url_of
 from paceline.core.sampling.sampler import SamplingDefaults
@@ -207,7 +208,11 @@ def running(app: FastAPI, around: AbstractAsyncContextManager[object] | None = N
         async with around or nullcontext():
             await server.serve([listener])
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=run, daemon=True)
     url = url_of(listener)
     thread.start()
     try:
@@ -216,14 +221,15 @@ def running(app: FastAPI, around: AbstractAsyncContextManager[object] | None = N
     finally:
         loop.call_soon_threadsafe(server.stop)
         thread.join(WAIT)
-        loop.close()
         assert not thread.is_alive()
 
 
 @contextmanager
 def serving(service: ScriptedService, keys: Mapping[str, str | None] | None = None, **options: object) -> Iterator[str]:
-    make: Callable[..., FastAPI] = create_app
-    with running(make(service, keyring=Keyring(keys or {}), **options)) as url:
+    """options: of `create_app` or its `Settings`."""
+    make, settings = cast(Callable[..., FastAPI], create_app), cast(Callable[..., Settings], Settings)
+    of_settings = {field.name: options.pop(field.name) for field in fields(Settings) if field.name in options}
+    with running(make(service, settings(**of_settings), keyring=Keyring(keys or {}), **options)) as url:
         yield url
 
 

@@ -195,7 +195,7 @@ class MessageMeta:
             "id": self.id,
             "type": "message",
             "role": "assistant",
-            "model": self.call.model,
+            "model": self.call.asked.model,
             "content": content,
             "stop_reason": reason,
             "stop_sequence": stop,
@@ -296,7 +296,7 @@ async def create_message(
     generations = await admit_chat(request, call, service)
     links = settings.addresses.links(request)
     meta = MessageMeta(f"msg_{secrets.token_hex(12)}", call, generations[0].prompt_tokens, links)
-    if not call.stream:
+    if not call.asked.stream:
         return JsonAnswer(generations, MessageBody(meta), settings.keep_alive)
     return StreamedAnswer(generations, MessageEvents(meta), settings.keep_alive, meta.id)
 

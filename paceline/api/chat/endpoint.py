@@ -24,14 +24,12 @@ from paceline.api.vector_stores.search import select_stores
 from paceline.errors import RequestError
 from paceline.runtime.service import Generation, Service
 
-# Admission of a chat's generations, for every surface whose requests become chat bodies.
-
 
 async def admit_chat(request: Request, call: ChatCall, service: Service) -> list[Generation]:
     """All of the call's generations, or none, by `prepare_all`. Raises RequestError, and ClientGoneError when the
     client leaves."""
     request.state.model = call.requests[0].model  # for the log
-    requests, _ = await select_stores(call.requests, service, request.state.identity, call.vector_stores)
+    requests, _ = await select_stores(call.requests, service, request.state.identity, call.asked.paceline.vector_stores)
     return await while_connected(request.receive, prepare_all(service, requests))
 
 
@@ -49,7 +47,7 @@ async def complete_chat(
 ) -> Response:
     """Answer a conversation, with what both sides' documents say."""
     call = chat_call(asked, service, caller, documents=settings.documents)
-    model = chat_model(service, call.model)
+    model = chat_model(service, asked.model)
     try:
         generations = await admit_chat(request, call, service)
     except RequestError as error:
@@ -59,6 +57,6 @@ async def complete_chat(
     links = settings.addresses.links(request)
     name, fingerprint = f"chatcmpl-{secrets.token_hex(12)}", f"fp_{model.fingerprint[:12]}"
     meta = ChatMeta(name, int(time.time()), fingerprint, call, links, generations[0].prompt_tokens)
-    if not call.stream:
+    if not asked.stream:
         return JsonAnswer(generations, ChatBody(meta), settings.keep_alive)
     return StreamedAnswer(generations, ChatChunks(meta), settings.keep_alive, meta.id)

@@ -143,17 +143,15 @@ def _json(arguments: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """One HTTP call: the requests of its generations, and the form of its answer."""
+    """One HTTP call: what was asked, and the requests of its generations."""
 
-    model: str  # name as in the request, and echoed
-    stream: bool
-    include_usage: bool
-    running_usage: bool  # every event has the usage so far
-    report: bool
-    vector_stores: tuple[str, ...] | None  # read instead of this side's own collection
+    asked: ChatRequest
     tools: ToolUse | None  # None: none may be called
-    service_tier: bool  # whether one was requested
     requests: tuple[GenerateRequest, ...]  # one per choice
+
+    @property
+    def report(self) -> bool:
+        return self.asked.paceline.report
 
 
 def chat_call(asked: ChatRequest, service: Service, identity: Identity, *, documents: int) -> ChatCall:
@@ -185,17 +183,7 @@ def chat_call(asked: ChatRequest, service: Service, identity: Identity, *, docum
     )
     if tools is not None and not tools.required and form is None:
         request = replace(request, default_tokens=None)  # it may be free text
-    return ChatCall(
-        model=asked.model,
-        stream=asked.stream,
-        include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
-        running_usage=asked.stream_options is not None and asked.stream_options.is_running,
-        report=asked.paceline.report,
-        vector_stores=None if asked.paceline.vector_stores is None else tuple(asked.paceline.vector_stores),
-        tools=tools,
-        service_tier=asked.service_tier is not None,
-        requests=choices_of(request, asked.n),
-    )
+    return ChatCall(asked, tools, choices_of(request, asked.n))
 
 
 def _template(asked: ChatRequest) -> Mapping[str, object]:

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from starlette.requests import Request
 
 from paceline.api.generation.request import unreadable
-from paceline.api.http.body import MAX_BODY, body_of, while_connected
+from paceline.api.http.body import MAX_BODY, read_body, while_connected
 from paceline.api.http.body import body_too_large as too_large
 from paceline.api.http.errors import decode_object
 from paceline.api.http.routing import Route
@@ -156,7 +156,7 @@ class AnswerRoute(ConversationRoute):
 async def read_conversation(request: Request) -> Json:
     """The body of a request that holds a conversation, with the text of each file in the file's place. Raises
     RequestError: 400, 404 for an upload that the key does not have, 413."""
-    received = await body_of(request, MAX_BODY_WITH_FILES)
+    received = await read_body(request, MAX_BODY_WITH_FILES)
     if len(received) > MAX_BODY and not any(name in received for name in _LARGE):
         raise too_large(MAX_BODY)
     is_small = len(received) <= MAX_BODY

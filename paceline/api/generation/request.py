@@ -11,6 +11,7 @@ import json
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated
 
@@ -307,8 +308,12 @@ Inputs = str | Annotated[list[str], Field(min_length=1)] | TokenIds | Annotated[
 Input = str | tuple[int, ...]
 
 
-def read_inputs(value: object, param: str, *, max_inputs: int) -> tuple[Input, ...]:
-    """The inputs in order. Raises RequestError (400) that names the element at fault."""
+def inputs(param: str, most: int) -> Callable[[object], tuple[Input, ...]]:
+    """A validator that reads up to `most` inputs. It raises RequestError (400) that names the element at fault."""
+    return partial(_inputs, param=param, most=most)
+
+
+def _inputs(value: object, *, param: str, most: int) -> tuple[Input, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list):
@@ -317,14 +322,9 @@ def read_inputs(value: object, param: str, *, max_inputs: int) -> tuple[Input, .
         raise _wrong(param, "is an empty list")
     if _is_token(value[0]):
         return (_tokens(value, param),)
-    if len(value) > max_inputs:
-        raise _wrong(param, f"holds {len(value)} texts; at most {max_inputs} at once")
+    if len(value) > most:
+        raise _wrong(param, f"holds {len(value)} texts; at most {most} at once")
     return tuple(_one(item, f"{param}[{index}]", value[0]) for index, item in enumerate(value))
-
-
-def reader(param: str, max_inputs: int) -> Callable[[object], tuple[Input, ...]]:
-    """`read_inputs` as the validator of a field."""
-    return lambda value: read_inputs(value, param, max_inputs=max_inputs)
 
 
 def _one(item: object, where: str, first: object) -> Input:

@@ -54,11 +54,7 @@ Stops = Annotated[_Stops, BeforeValidator(_as_list, json_schema_input_type=Stop 
 
 class StreamOptions(Schema):
     include_usage: bool = False
-    continuous_usage_stats: bool = False  # as in vLLM: every event has the usage so far
-
-    @property
-    def is_running(self) -> bool:
-        return self.include_usage and self.continuous_usage_stats
+    continuous_usage_stats: bool = False  # as in vLLM
 
 
 class EnergyFields(Schema):
@@ -233,6 +229,15 @@ class SamplingFields(FormFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     paceline: Extension = Field(default_factory=Extension)
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def running_usage(self) -> bool:
+        """Every event has the usage so far."""
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
 # Switches behind the name of a model, as in `demo:plain`: every program that has a menu of models can set them.

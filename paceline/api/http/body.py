@@ -59,24 +59,15 @@ def within(receive: Receive, seconds: float) -> Receive:
     return timely
 
 
-async def body_of(request: Request, max_bytes: int = MAX_BODY) -> bytes:
-    """The whole body of a request, as `read_body` reads it."""
-    return await read_body(request.receive, request.headers.get("content-length"), max_bytes=max_bytes)
-
-
-async def read_body(receive: Receive, content_length: str | None, *, max_bytes: int = MAX_BODY) -> bytes:
+async def read_body(request: Request, max_bytes: int = MAX_BODY) -> bytes:
     """The whole body. Raises RequestError 413 beyond `max_bytes`, 408 after BODY_TIMEOUT, and ClientGoneError."""
-    if content_length is not None and content_length.isascii() and content_length.isdigit():
-        declared = int(content_length[:20])  # h11 accepts up to 20 digits
-    else:
-        declared = 0
-    if declared > max_bytes:
+    if _announced(request) > max_bytes:
         raise body_too_large(max_bytes)
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
             while True:
-                message = await receive()
+                message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
                 body += message.get("body", b"")
@@ -86,6 +77,12 @@ async def read_body(receive: Receive, content_length: str | None, *, max_bytes: 
                     return bytes(body)
     except TimeoutError:
         raise _too_slow(BODY_TIMEOUT) from None
+
+
+def _announced(request: Request) -> int:
+    """Bytes of the body that the request announces; 0 where it does not say."""
+    length = request.headers.get("content-length", "")
+    return int(length[:20]) if length.isascii() and length.isdigit() else 0  # h11 accepts up to 20 digits
 
 
 def _too_slow(seconds: float) -> RequestError:
@@ -159,8 +156,7 @@ class _FormParser(MultiPartParser):
 
 def least_bytes(request: Request) -> int:
     """Bytes of a file that the request announces at least. Raises RequestError 413 beyond MAX_FILE_BYTES."""
-    declared = request.headers.get("content-length", "")
-    announced = int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
+    announced = _announced(request)
     if announced > MAX_FILE_BYTES + _MAX_OVERHEAD:
         raise too_large()
     return max(0, announced - _MAX_OVERHEAD)

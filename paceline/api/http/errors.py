@@ -17,10 +17,7 @@ from typing import Final, NoReturn
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from paceline.errors import EngineError, LinkError, PacelineError, RequestError, StorageError
-
-# Advice for paths that other servers have and this one has not: what to use in their place.
-
+from paceline.errors import LinkError, PacelineError, RequestError, StorageError
 
 ABSENT: Final[Mapping[str, str]] = {
     "/v1/audio": "Sound is neither read nor written: transcribe it elsewhere (LocalAI has this path) and "
@@ -153,6 +150,7 @@ class ScopeError(RequestError):
 
 
 RETRY_AFTER_S = 1  # a slot or a link is usually free again by then; OpenAI's clients obey it up to 120
+RETRY: Final = {"Retry-After": str(RETRY_AFTER_S)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +195,7 @@ def failure_of(error: BaseException) -> Failure:
     """The failure that reports an exception to a client."""
     match error:
         case RequestError():
-            retry = {"Retry-After": str(error.retry_after or RETRY_AFTER_S)}
-            headers = retry if error.status in (429, 503) else {}
+            headers = {"Retry-After": str(error.retry_after or RETRY_AFTER_S)} if error.status in (429, 503) else {}
             if error.status == 408:  # the rest of the request is not waited for (RFC 9110, 15.5.9)
                 headers = {"Connection": "close"}
             if error.code == "answer_too_late":  # official clients would have it computed twice more
@@ -207,18 +204,15 @@ def failure_of(error: BaseException) -> Failure:
                 headers["WWW-Authenticate"] = f'Bearer error="insufficient_scope", scope="{error.scope}"'
             return Failure(error.status, str(error), error.type, error.code, error.param, headers)
         case LinkError():
-            return Failure(503, str(error), "server_error", "link_lost", headers={"Retry-After": str(RETRY_AFTER_S)})
+            return Failure(503, str(error), "server_error", "link_lost", headers=RETRY)
         case StorageError():
             _log.error("%s", error)  # with the path, which is nobody else's business
             if error.full:
-                return Failure(
-                    507, "The server's disk is full: what was to be kept is not.", "server_error", "disk_full"
-                )
+                message = "The server's disk is full: what was to be kept is not."
+                return Failure(507, message, "server_error", "disk_full")
             message = "The server cannot use its files; its log says why."
-            return Failure(
-                503, message, "server_error", "storage_unusable", headers={"Retry-After": str(RETRY_AFTER_S)}
-            )
-        case EngineError() | PacelineError():
+            return Failure(503, message, "server_error", "storage_unusable", headers=RETRY)
+        case PacelineError():
             return Failure(500, str(error), "server_error")
         case _:
             return Failure(500, "The server made a mistake while answering this request.", "server_error")

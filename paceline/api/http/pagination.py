@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
-from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
-from paceline.api.http.body import Schema, parse
+from paceline.api.http.body import Schema
 from paceline.api.http.errors import encode_json
 from paceline.errors import RequestError
 from paceline.rag.store.files import Paging
 from paceline.rag.store.vector_stores import Status
-
-Q = TypeVar("Q", bound=Schema)
 
 Cursor = Annotated[str, Field(max_length=64)]
 
@@ -42,11 +39,6 @@ class FilesQuery(PageQuery):
 
 class AttachedQuery(PageQuery):
     filter: Status | None = None
-
-
-def parse_query(schema: type[Q], query: QueryParams) -> Q:
-    """Raises RequestError (400) that names the parameter."""
-    return parse(schema, dict(query.items()))
 
 
 def page_of(items: Sequence[Mapping[str, object]], asked: PageQuery) -> tuple[list[Mapping[str, object]], bool]:

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Scope as AsgiScope
 
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import MAX_BODY, body_of, refusal
+from paceline.api.http.body import MAX_BODY, read_body, refusal
 from paceline.api.http.errors import ScopeError, decode_object, failure_of, http_failure
 from paceline.errors import PacelineError
 
@@ -66,7 +66,7 @@ class Route(APIRoute):
 
     async def read(self, request: Request) -> Mapping[str, object]:
         """The body as its models are to see it. Raises RequestError."""
-        return decode_object(await body_of(request, self.max_body))
+        return decode_object(await read_body(request, self.max_body))
 
 
 class LargeRoute(Route):
@@ -75,7 +75,7 @@ class LargeRoute(Route):
     max_body = 8 << 20
 
     async def read(self, request: Request) -> Mapping[str, object]:
-        return await asyncio.to_thread(decode_object, await body_of(request, self.max_body))
+        return await asyncio.to_thread(decode_object, await read_body(request, self.max_body))
 
 
 class OpenRoute(Route):

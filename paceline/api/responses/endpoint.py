@@ -16,7 +16,6 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Security
-from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -27,11 +26,11 @@ from paceline.api.chat.schema import MAX_MESSAGES, ChatRequest
 from paceline.api.dependencies import Caller, ServiceDep, SettingsDep
 from paceline.api.generation.attachments import ConversationRoute
 from paceline.api.generation.fan_in import LateGeneration, must_load
-from paceline.api.generation.streaming import READ_S, HeldOpen
+from paceline.api.generation.streaming import EventStream, HeldOpen
 from paceline.api.http import sse
 from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import MAX_BODY, ClientGoneError, parse, while_connected
+from paceline.api.http.body import MAX_BODY, parse, while_connected
 from paceline.api.http.errors import encode_json, failure_of
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
 from paceline.api.http.routing import key
@@ -234,7 +233,7 @@ async def _fits(service: Service, request: GenerateRequest) -> bool:
 # Server-sent events of one response from the event log, named as OpenAI's clients expect them.
 
 
-class LoggedAnswer(EventSourceResponse):
+class LoggedAnswer(EventStream):
     """The events of a response above sequence number `after`, from the log. There is no [DONE] at the end.
 
     `on_gone`: awaited when the client leaves before the end.
@@ -249,26 +248,15 @@ class LoggedAnswer(EventSourceResponse):
         after: int = -1,
         on_gone: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        super().__init__(
-            self._pieces(log.follow(response, after), after),
-            headers=sse.HEADERS,
-            ping=keep_alive,
-            ping_message_factory=lambda: sse.PING,  # type: ignore[arg-type, return-value]  # bytes are sent as they are
-            send_timeout=READ_S,
-        )
+        super().__init__(self._pieces(log.follow(response, after), after), keep_alive)
         self._on_gone = on_gone
-        self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
         try:
             await super().__call__(scope, receive, send)
-        except SendTimeoutError:
-            raise ClientGoneError from None
         finally:
-            if not self._ended and self._on_gone is not None:
+            if not self.ended and self._on_gone is not None:
                 await self._on_gone()
-        if not self._ended:
-            raise ClientGoneError
 
     async def _pieces(self, events: AsyncIterator[list[EventRow]], after: int) -> AsyncIterator[bytes]:
         try:
@@ -278,7 +266,7 @@ class LoggedAnswer(EventSourceResponse):
         except PacelineError as error:  # the log cannot be written or read: this event is not in it
             event = {"type": "error", "code": "server_error", "message": failure_of(error).message, "param": None}
             yield sse.named("error", encode_json(event | {"sequence_number": after + 1}))
-        self._ended = True
+        self.ended = True
 
 
 # ---- the routes -----------------------------------------------------------------------------------------------------
@@ -379,7 +367,8 @@ async def _searching(
 
     Raises RequestError: 404 for a store that is not the key's, 400 for filters that cannot be used.
     """
-    request, stores, condition = call.requests[0], call.vector_stores, None
+    request, condition = call.requests[0], None
+    stores: Sequence[str] | None = call.asked.paceline.vector_stores
     index, tool = search_of(asked)
     if tool is not None:
         condition = filter_of(tool.filters, f"tools[{index}].filters")
@@ -389,7 +378,7 @@ async def _searching(
             documents=tool.max_num_results or request.documents,
             min_score=min_score or request.min_score,
         )
-        stores = tuple(tool.vector_store_ids or ()) or stores
+        stores = tool.vector_store_ids or stores
     (request,), attributes = await select_stores([request], service, caller, stores, condition)
     if tool is None:
         return request, None

@@ -274,10 +274,6 @@ def test_a_strict_format_is_strict_beside_tools(http: httpx.Client, service: Scr
     assert constraint(request)["content"]["kind"] == "json_schema"
 
 
-def test_text_is_no_constraint(http: httpx.Client, service: ScriptedService) -> None:
-    assert asked(http, service, response_format={"type": "text"}).constraint is None
-
-
 # ---- the answer to the client ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_calls_stream_as_they_are_answered_whole(http: httpx.Client, service: ScriptedService, size: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from paceline.runtime.service import Citation, WorkflowStep
+from paceline.runtime.service import WorkflowStep
 from tests.api.chat.test_output import stream, whole
 from tests.api.generation.test_request import fault, post
 from tests.api.scripted import MODEL, Script, ScriptedService, TextDelta, done
@@ -67,16 +67,6 @@ def test_research_is_no_switch_where_it_cannot_be_done(
     monkeypatch.setattr(service, "workflows", lambda: ("fast", "advanced"))
     listed = [each["id"] for each in http.get("/v1/models").json()["data"]]
     assert f"{MODEL.name}:advanced" in listed and f"{MODEL.name}:research" not in listed
-
-
-def test_a_page_of_the_web_is_cited_by_its_own_url(http: httpx.Client, service: ScriptedService) -> None:
-    page = Citation("device", "Mills", "The mill is red.", 0.5, url="https://mills.test/red")
-    service.script = Script([TextDelta("Red", 1), done(citations=(page,))])
-    answer = whole(http, paceline={"report": True})
-    (annotation,) = answer["choices"][0]["message"]["annotations"]
-    assert annotation["url_citation"]["url"] == page.url
-    (cited,) = answer["paceline"]["citations"]
-    assert (cited["side"], cited["url"]) == ("web", page.url)
 
 
 @pytest.mark.parametrize(

@@ -179,71 +179,49 @@ def test_unsupported_fields_are_refused_by_name(
         ("temperature", {"temperature": 100.1}),
         ("temperature", {"temperature": "1"}),
         ("repetition_penalty", {"repetition_penalty": 1e-300}),
-        ("temperature", {"temperature": True}),
-        ("temperature", {"temperature": 10**400}),
         ("top_p", {"top_p": 1.5}),
-        ("min_p", {"min_p": -1}),
-        ("top_k", {"top_k": 1.5}),
         ("metadata", {"metadata": {str(i): "" for i in range(17)}}),
         ("metadata.k", {"metadata": {"k": "v" * 513}}),
-        ("metadata", {"metadata": "x"}),
-        ("user", {"user": 7}),
-        ("store", {"store": "yes"}),
         ("response_format", {"response_format": "json"}),
         ("response_format", {"response_format": {"type": "xml"}}),
-        ("response_format", {"response_format": {}}),
         ("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
         (
             "response_format.json_schema.schema",
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
         ),
         ("response_format.json_schema.name", {"response_format": schema_format(name="two words")}),
-        ("response_format.json_schema.name", {"response_format": schema_format(name="a" * 65)}),
         ("response_format.json_schema.schema", {"response_format": schema_format(schema=[])}),
         ("response_format.json_schema.schema", {"response_format": schema_format(schema={"title": "x" * 65_536})}),
         ("response_format.json_schema.schema", {"response_format": schema_format(schema=nested(100))}),
         ("presence_penalty", {"presence_penalty": 101}),
-        ("frequency_penalty", {"frequency_penalty": -101}),
         ("max_tokens", {"max_tokens": 0}),
         ("max_completion_tokens", {"max_completion_tokens": "9"}),
         ("n", {"n": 0}),
-        ("n", {"n": 129}),
-        ("n", {"n": 1_000_000}),
         ("seed", {"seed": 2**63}),
-        ("seed", {"seed": 1.5}),
         ("stop", {"stop": [str(number) for number in range(65)]}),
         ("stop[0]", {"stop": ""}),
         ("stop[1]", {"stop": ["a", 7]}),
         ("stop[0]", {"stop": ["x" * 257]}),
         ("logit_bias", {"logit_bias": {"256": 1}}),
-        ("logit_bias", {"logit_bias": {"-1": 1}}),
-        ("logit_bias", {"logit_bias": {"a": 1}}),
         ("logit_bias.7", {"logit_bias": {"7": 101}}),
         ("logit_bias", {"logit_bias": {str(i): 1 for i in range(301)}}),
         ("top_logprobs", {"top_logprobs": 2}),
         ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
-        ("logprobs", {"logprobs": 5}),
         ("stream", {"stream": "yes"}),
         ("stream_options", {"stream_options": {"include_usage": True}}),
         ("messages", {"messages": []}),
-        ("messages", {"messages": None}),
-        ("messages", {"messages": "Hi"}),
         ("messages", {"messages": [{"role": "user", "content": "Hi"}] * 1001}),
         ("messages[0].role", {"messages": [{"role": "wizard", "content": "Hi"}]}),
-        ("messages[0].role", {"messages": [{"content": "Hi"}]}),
         ("messages[0].content", {"messages": [{"role": "user"}]}),
         ("messages[1].content", {"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": None}]}),
         ("messages[0].content[0]", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
         ("model", {"model": None}),
-        ("model", {"model": 5}),
         ("paceline", {"paceline": "auto"}),
         ("paceline.stratgy", {"paceline": {"stratgy": "auto"}}),
         ("paceline.strategy", {"paceline": {"strategy": "telepathy"}}),
         ("paceline.privacy", {"paceline": {"privacy": "none"}}),
-        ("paceline.documents", {"paceline": {"documents": -1}}),
         ("paceline.documents", {"paceline": {"documents": 65}}),
         ("paceline.on_device_loss", {"paceline": {"on_device_loss": "shrug"}}),
-        ("paceline.report", {"paceline": {"report": 1}}),
     ],
 )
 def test_a_bad_field_is_named_and_starts_nothing(
@@ -272,20 +250,6 @@ def test_parts_are_joined_and_developer_is_system(http: httpx.Client, service: S
         {"role": "assistant", "content": "No."},
         {"role": "user", "content": "Why?"},
     )
-
-
-def test_an_agents_earlier_tool_calls_are_kept_as_text(http: httpx.Client, service: ScriptedService) -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Rome"}'}}
-    messages = [
-        {"role": "user", "content": "Weather?"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": "Sunny"},
-    ]
-    assert post(http, messages=messages).status_code == 200
-    assistant, tool = service.requests[0].messages[1:]
-    expected = '<tool_call>\n{"name": "weather", "arguments": {"city":"Rome"}}\n</tool_call>'
-    assert assistant == {"role": "assistant", "content": expected}
-    assert tool == {"role": "tool", "content": "<tool_response>\nSunny\n</tool_response>"}
 
 
 def test_every_sampling_field_reaches_the_service(http: httpx.Client, service: ScriptedService) -> None:

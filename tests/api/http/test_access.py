@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import socket
 from collections.abc import Iterator
@@ -46,10 +45,6 @@ def test_every_path_but_a_written_list_needs_a_key(
     response = request(method, keyed[1] + path, headers=headers, content=b"not even JSON")
     assert fault(response, 401)["code"] == "invalid_api_key"
     assert response.headers["www-authenticate"] == "Bearer"
-
-
-def test_health_needs_no_key(keyed: tuple[ScriptedService, str]) -> None:
-    assert request("GET", keyed[1] + "/healthz").status_code == request("GET", keyed[1] + "/readyz").status_code == 200
 
 
 def test_the_key_is_checked_before_the_body_is_read(keyed: tuple[ScriptedService, str]) -> None:
@@ -160,18 +155,6 @@ def test_a_preflight_needs_no_key_and_gets_back_what_it_asked_for(
     assert "POST" in response.headers["access-control-allow-methods"]
     assert response.headers["access-control-allow-private-network"] == "true"
     assert response.headers["x-request-id"]
-
-
-def test_answers_errors_and_streams_name_the_origin(keyed: tuple[ScriptedService, str]) -> None:
-    headers = {"origin": "https://app.example.org", "authorization": "Bearer sk-open"}
-    for body in (b"nonsense", json.dumps(BODY).encode(), json.dumps(BODY | {"stream": True}).encode()):
-        response = request("POST", keyed[1] + CHAT, headers=headers, content=body)
-        assert response.headers["access-control-allow-origin"] == "https://app.example.org"
-        assert response.headers["vary"] == "Origin"
-        assert "x-request-id" in response.headers["access-control-expose-headers"]
-    del headers["authorization"]
-    response = request("POST", keyed[1] + CHAT, headers=headers)
-    assert response.status_code == 401 and "access-control-allow-origin" in response.headers
 
 
 EXTENSIONS = ("chrome-extension://abcdef", "moz-extension://12-34", "vscode-webview://x", "file://", "custom://x")

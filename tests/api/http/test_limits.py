@@ -25,13 +25,17 @@ NO_OBJECTS = [
     b"null",
     b"[]",
     b"42",
+    b'"text"',
     b"{",
+    b"{'model': 1}",
     b"\xff\xfe",
     b'{"model": NaN}',
     b'{"model": 1e999999}',
     b'{"model": "\\ud800"}',
     b'{"a":' * 60_000 + b"1" + b"}" * 60_000,
     b"[" * 60_000,
+    b'{"model": "fake", "messages": ' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+    b'{"seed": ' + b"9" * 5_000 + b"}",
     b"a=1&b=2",
 ]
 
@@ -87,7 +91,7 @@ def test_every_answer_of_every_route_has_an_id_a_time_and_its_origin(served: tup
         assert answer.status_code < 500 or path == "/readyz", (method, path, answer.text)
         assert answer.headers["openai-processing-ms"].isdigit()
         assert answer.headers["access-control-allow-origin"] == ORIGIN
-        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        assert "x-request-id" in answer.headers["access-control-expose-headers"] and answer.headers["vary"] == "Origin"
         seen.add(answer.headers["x-request-id"])
     assert len(seen) == len(asked)
 
