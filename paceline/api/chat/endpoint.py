@@ -29,7 +29,7 @@ async def admit_chat(request: Request, call: ChatCall, service: Service) -> list
     """All of the call's generations, or none, by `prepare_all`. Raises RequestError, and ClientGoneError when the
     client leaves."""
     request.state.model = call.requests[0].model  # for the log
-    requests = await select_stores(call.requests, service, request.state.identity, call.asked.paceline.vector_stores)
+    requests, _ = await select_stores(call.requests, service, request.state.identity, call.asked.paceline.vector_stores)
     return await while_connected(request.receive, prepare_all(service, requests))
 
 

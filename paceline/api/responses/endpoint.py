@@ -52,7 +52,7 @@ from paceline.api.responses.request import (
 )
 from paceline.api.responses.runs import Run, Runs
 from paceline.api.responses.store import ENDS, EventRow, ResponseRecord, Turn
-from paceline.api.vector_stores.search import filter_of, min_score_of, select_stores, select_stores_with_attributes
+from paceline.api.vector_stores.search import filter_of, min_score_of, select_stores
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import GenerateRequest, Generation, GenerationResult, Service
 
@@ -368,24 +368,25 @@ async def _searching(
 
     Raises RequestError: 404 for a store that is not the key's, 400 for filters that cannot be used.
     """
-    request = call.requests[0]
+    request, condition = call.requests[0], None
+    stores: Sequence[str] | None = call.asked.paceline.vector_stores
     index, tool = search_of(asked)
+    if tool is not None:
+        condition = filter_of(tool.filters, f"tools[{index}].filters")
+        min_score = min_score_of(tool.ranking_options, f"tools[{index}].ranking_options")
+        request = replace(
+            request,
+            sources=replace(
+                request.sources,
+                documents=tool.max_num_results or request.sources.documents,
+                min_score=min_score or request.sources.min_score,
+            ),
+        )
+        stores = tool.vector_store_ids or stores
+    (request,), attributes = await select_stores([request], service, caller, stores, condition)
     if tool is None:
-        (request,) = await select_stores([request], service, caller, call.asked.paceline.vector_stores)
         return request, None
-    condition = filter_of(tool.filters, f"tools[{index}].filters")
-    min_score = min_score_of(tool.ranking_options, f"tools[{index}].ranking_options")
-    request = replace(
-        request,
-        sources=replace(
-            request.sources,
-            documents=tool.max_num_results or request.sources.documents,
-            min_score=min_score or request.sources.min_score,
-        ),
-    )
-    stores = tuple(tool.vector_store_ids or ()) or call.asked.paceline.vector_stores
     user_messages = (message["content"] for message in reversed(request.prompt.messages) if message["role"] == "user")
-    (request,), attributes = await select_stores_with_attributes([request], service, caller, stores, condition)
     return request, Search(next(user_messages, ""), "file_search_call.results" in asked.include, attributes)
 
 

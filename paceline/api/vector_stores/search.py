@@ -121,23 +121,17 @@ LibraryDep = Annotated[Library, Depends(_library)]
 
 
 async def select_stores(
-    requests: Sequence[GenerateRequest], service: Service, identity: Identity, store_ids: Sequence[str] | None
-) -> tuple[GenerateRequest, ...]:
-    """Let the requests read the named stores of this side instead of its own collection, which is named `default`.
-
-    Raises RequestError (404) for a store that is not the key's.
-    """
-    return (await select_stores_with_attributes(requests, service, identity, store_ids))[0]
-
-
-async def select_stores_with_attributes(
     requests: Sequence[GenerateRequest],
     service: Service,
     identity: Identity,
     store_ids: Sequence[str] | None,
     condition: Filter | None = None,
 ) -> tuple[tuple[GenerateRequest, ...], AttributesOf]:
-    """`select_stores`, limited to files that meet `condition`; and a function that returns a file's attributes."""
+    """Let the requests read the named stores of this side instead of its own collection, which is named `default`, and
+    of them the files that meet `condition`. Returns also a function that gives a file's attributes.
+
+    Raises RequestError (404) for a store that is not the key's.
+    """
     names = (DEFAULT_COLLECTION,) if store_ids is None else tuple(store_ids)
     if names == (DEFAULT_COLLECTION,) and condition is None:
         return tuple(requests), lambda _store, _file: {}
