@@ -95,7 +95,7 @@ class EngineLanes:
             await self.worker.compute(Segment(seq, 0, (TOKEN,) * tokens))
             return self.clock() - began
         finally:
-            self.worker.control(SequenceOp.release(seq))
+            self.worker.submit(SequenceOp.release(seq))
 
     async def decode(self, tokens: int) -> float:
         fresh = not self._free
@@ -108,15 +108,15 @@ class EngineLanes:
                 await self.worker.compute(Segment(seq, self.context + row, (TOKEN,)))
             seconds = self.clock() - began
         except BaseException:
-            self.worker.control(SequenceOp.release(seq))
+            self.worker.submit(SequenceOp.release(seq))
             raise
-        self.worker.control(SequenceOp.truncate(seq, self.context))
+        self.worker.submit(SequenceOp.truncate(seq, self.context))
         self._free.append(seq)
         return seconds
 
     def close(self) -> None:
         for seq in self._free:
-            self.worker.control(SequenceOp.release(seq))
+            self.worker.submit(SequenceOp.release(seq))
         self._free.clear()
 
 
