@@ -94,10 +94,10 @@ class DraftModelPorts:
             worker.submit(each)
 
     def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:
-        self._worker.control(SequenceOp.prune(seq, keep, live))
+        self._worker.submit(SequenceOp.prune(seq, keep, live))
 
     def release(self, seq: SeqId) -> None:
-        self._worker.control(SequenceOp.release(seq))
+        self._worker.submit(SequenceOp.release(seq))
 
 
 class Session(ABC):
@@ -189,10 +189,10 @@ class Session(ABC):
             self._worker.submit(each)
 
     def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:
-        self._worker.control(SequenceOp.prune(seq, keep, live))
+        self._worker.submit(SequenceOp.prune(seq, keep, live))
 
     def release(self, seq: SeqId) -> None:
-        self._worker.control(SequenceOp.release(seq))
+        self._worker.submit(SequenceOp.release(seq))
 
     def send(self, message: SessionMessage) -> None:
         if self._number is not None:  # else the link has been lost; the machine receives LinkLost next

@@ -302,7 +302,7 @@ async def test_kv_of_documents_removed_meanwhile_is_deleted_at_the_next_start(
         ran = asyncio.Event()
         alone.worker.forward(Segment(seq, 0, (*late.tokens, 1)), lambda _: ran.set(), late)
         await ran.wait()
-        alone.worker.control(SequenceOp.release(seq))
+        alone.worker.submit(SequenceOp.release(seq))
     assert len(alone.files.groups()) == 2
 
 

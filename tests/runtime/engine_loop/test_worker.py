@@ -155,9 +155,9 @@ async def _stop_while_an_operation_runs() -> None:
         entered.set()
         assert leave.wait(WAIT_S)
 
-    worker.control(SequenceOp(seq, None, hold))
+    worker.submit(SequenceOp(seq, None, hold))
     assert await asyncio.to_thread(entered.wait, WAIT_S)
-    worker.control(SequenceOp.release(seq))
+    worker.submit(SequenceOp.release(seq))
     stopping = asyncio.ensure_future(worker.stop())
     await until(lambda: worker._stopping)
     leave.set()
@@ -182,7 +182,7 @@ async def _take_memory_of_idle() -> None:
             assert worker.steps.preemptions == 1
             (after,) = await worker.compute(Segment(first, 6, (7,)), older)
             assert worker.steps.preemptions == 2
-            worker.control(SequenceOp.release(second))
+            worker.submit(SequenceOp.release(second))
             (whole,) = await worker.compute(Segment(worker.allocate(), 0, (1, 2, 3)), worker.group(3))
     finally:
         await worker.stop()
