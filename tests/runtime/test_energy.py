@@ -46,12 +46,12 @@ async def linked(device: SideEnergy | None = None, cloud: SideEnergy | None = No
         engine.open = True
     models = {side: LoadedModel(engine, ByteTokenizer()) for side, engine in engines.items()}
     nodes = (
-        Node("cloud", models["cloud"], None, NodeParts(computing=Computing(energy=cloud))),
+        Node("cloud", models["cloud"], None, NodeParts(computing=Computing(energy=cloud or SideEnergy()))),
         Node(
             "device",
             models["device"],
             None,
-            NodeParts(computing=Computing(energy=device), company=Company(asks=open_gate())),
+            NodeParts(computing=Computing(energy=device or SideEnergy()), company=Company(asks=open_gate())),
         ),
     )
     async with asyncio.timeout(120), nodes[0], nodes[1], asyncio.TaskGroup() as tasks:

@@ -82,7 +82,7 @@ async def test_only_the_query_is_sent_and_the_answer_equals_that_of_one_side_wit
         openings = opened(bench)
         text, done = await collect(await bench.device.prepare(PRIVATE))
         (opening,) = openings
-        question = PRIVATE.messages[-1]["content"]
+        question = PRIVATE.prompt.messages[-1]["content"]
         assert (opening.messages, opening.query, opening.targets) == ([], question, [])
         assert opening.constraint is None and cloud.queries == [question]
         assert (done.strategy, done.degraded) == ("lookup_tree", None)
