@@ -84,7 +84,7 @@ def _given(options: Mapping[str, object]) -> dict[str, object]:
 
 def _converse(conversation: Conversation, history: Path | None) -> None:
     """Answer questions until the input ends. A failed or interrupted answer does not end the conversation."""
-    from .dialogue import HELP, Dialogue, Pipe, Screen, Terminal
+    from .dialogue import HELP, Dialogue, PipedInput, Screen, Terminal
 
     screen = Screen()
     if sys.stdin.isatty():
@@ -98,6 +98,6 @@ def _converse(conversation: Conversation, history: Path | None) -> None:
         failed.append(sentence)
         typer.echo(f"paceline: {printable_lines(sentence)}", err=True)
 
-    Dialogue(conversation, screen, Pipe(), fail=fail).run()
+    Dialogue(conversation, screen, PipedInput(), fail=fail).run()
     if failed:
         raise typer.Exit(1)

@@ -39,7 +39,7 @@ WATCH_S = 0.5  # between two checks that both programs are running
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DemoQuestion:
     text: str
     answers: tuple[str, ...]  # each must occur in the answer
     sides: tuple[str, ...]  # sides whose documents are needed
@@ -77,7 +77,7 @@ class Told:
         return frozenset(found)
 
 
-def load_questions(file: Path) -> tuple[Question, ...]:
+def load_questions(file: Path) -> tuple[DemoQuestion, ...]:
     """Read the sample questions. Raises ConfigError when the file is missing or malformed."""
 
     def several(value: str | list[str]) -> tuple[str, ...]:
@@ -85,12 +85,12 @@ def load_questions(file: Path) -> tuple[Question, ...]:
 
     try:
         entries = json.loads(file.read_text("utf-8"))
-        return tuple(Question(each["question"], several(each["answer"]), tuple(each["sides"])) for each in entries)
+        return tuple(DemoQuestion(each["question"], several(each["answer"]), tuple(each["sides"])) for each in entries)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"the sample questions {file} cannot be read ({error}): install paceline again") from error
 
 
-def faults(question: Question, told: Told) -> Iterator[str]:
+def faults(question: DemoQuestion, told: Told) -> Iterator[str]:
     """Describe each fault of an answer; nothing if it is right."""
     for expected in question.answers:
         if expected.casefold() not in told.text.casefold():
@@ -157,7 +157,7 @@ def demo(
                 time.sleep(WATCH_S)
 
 
-def put(screen: Screen, child: Child, question: Question, *, check: bool) -> bool:
+def put(screen: Screen, child: Child, question: DemoQuestion, *, check: bool) -> bool:
     """Ask one question and show the answer as it arrives. True if the request failed or, with `check`, is wrong."""
     from .conversation import Conversation, Silent
 

@@ -47,7 +47,7 @@ def read_question(lines: Lines) -> str | None:
     return text.rstrip().removesuffix(QUOTES).strip()
 
 
-class Pipe:
+class PipedInput:
     """Standard input that is no terminal. Nothing is prompted for."""
 
     def read(self, prompt: str) -> str | None:  # noqa: ARG002  # for a terminal

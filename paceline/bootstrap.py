@@ -37,7 +37,7 @@ from paceline.rag.rerank import Reranker, TokenEncoder, load_reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.web.search import SearxngSearch
 from paceline.runtime.asking import CloudAsks
-from paceline.runtime.energy import ChosenMeter, DebtFile, Machine, Powers, SideEnergy, choose_meter
+from paceline.runtime.energy import ChosenMeter, DebtFile, MeterSources, Powers, SideEnergy, choose_meter
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
@@ -208,7 +208,9 @@ def energy_meter(settings: NodeSettings, shape: ModelShape | None) -> ChosenMete
     device = "cpu" if settings.first_model == "fake" else choose_device(settings.engine_device)
     on_gpu = device.startswith("cuda")
     powers = Powers(settings.energy.compute_watts, settings.energy.send_watts, settings.energy.compute_gflops)
-    return choose_meter(settings.energy.meter, powers, Machine(on_gpu, gpu_uuid(device) if on_gpu else None, shape))
+    return choose_meter(
+        settings.energy.meter, powers, MeterSources(on_gpu, gpu_uuid(device) if on_gpu else None, shape)
+    )
 
 
 def open_store(settings: NodeSettings) -> DocumentStore:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from lab.baselines.dragon import expected_token_time
-from paceline.core.aggregation.placement import Placement
+from paceline.core.aggregation.placement import DeciderPlacement
 from paceline.core.estimation import AcceptanceRate, DecodeSpeed, MovingAverage, TimingModel
 from paceline.core.side import SIDES, Side, other
 
@@ -66,7 +66,7 @@ class Greedy(Static):
         super().__init__(start)
         self._trace, self._link = trace, link
         acceptance = {side: AcceptanceRate(memory=1.0, strength=0.0) for side in SIDES}
-        self._placement = Placement(start, acceptance=acceptance)
+        self._placement = DeciderPlacement(start, acceptance=acceptance)
 
     def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None:
         if side == self._placement.holder:
@@ -90,7 +90,7 @@ class Shipped(Static):
         super().__init__(start)
         self._profiles = {side: TimingModel() for side in SIDES}
         self._delays = {side: MovingAverage() for side in SIDES}
-        self._placements = {side: Placement(start) for side in SIDES}
+        self._placements = {side: DeciderPlacement(start) for side in SIDES}
         self._tokens = tokens
 
     def decoded(self, side: Side, step: int, seconds: float) -> DecodeSpeed:

@@ -22,7 +22,7 @@ from paceline.rag.web.fetch import PageFetcher
 from paceline.runtime.workflows import run, web
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.workflow import agents
-from paceline.workflow.agents import MAX_STATEMENTS, Asked, Queries, most_statements
+from paceline.workflow.agents import MAX_STATEMENTS, AgentTask, Queries, most_statements
 
 TOKENS: Final = 32  # of a text of an agent, at most
 EVERY: Final = 24  # characters of a text until its next decision
@@ -55,17 +55,19 @@ class ScriptedQueries:
 Script = Mapping[str, Mapping[str, Sequence[str]]]  # question -> agent -> queries
 
 
-def scripted(script: Script, name: str, ask: Callable[..., Asked[Any]]) -> Callable[..., Asked[Any]]:
+def scripted(script: Script, name: str, ask: Callable[..., AgentTask[Any]]) -> Callable[..., AgentTask[Any]]:
     """An agent that asks for what the script has."""
 
-    def asked(question: str, *read: Any) -> Asked[Any]:
+    def asked(question: str, *read: Any) -> AgentTask[Any]:
         queries = script.get(question, {}).get(name, ())
         return replace(ask(question, *read), max_tokens=TOKENS, parser=lambda: ScriptedQueries(queries))
 
     return asked
 
 
-def short(question: str, passages: Sequence[Any], refine: Callable[..., Asked[Any]] = agents.refine) -> Asked[Any]:
+def short(
+    question: str, passages: Sequence[Any], refine: Callable[..., AgentTask[Any]] = agents.refine
+) -> AgentTask[Any]:
     return replace(refine(question, passages), max_tokens=TOKENS * most_statements(len(passages)) // MAX_STATEMENTS)
 
 

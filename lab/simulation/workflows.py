@@ -14,15 +14,15 @@ from itertools import pairwise
 from typing import Protocol
 
 from paceline.workflow.graph import (
-    Added,
     Cancel,
     Ended,
     Failed,
     Launch,
     Outcome,
     ProcessingUnit,
-    RequestDone,
     Stage,
+    StagesAdded,
+    StagesDone,
     Unrunnable,
     WorkflowEvent,
 )
@@ -129,7 +129,7 @@ class WorkflowSimulation:
 
     def run(self, first: Sequence[Stage]) -> float:
         """Seconds until all is finished. Raises RuntimeError where the scheduler stands still or breaks a rule."""
-        self._tell(Added(self.now, first))
+        self._tell(StagesAdded(self.now, first))
         while self._running:
             running = min(self._running.values(), key=lambda each: (self._end_of(each), each.launch.id))
             self._advance(self._end_of(running))
@@ -167,7 +167,7 @@ class WorkflowSimulation:
                 case Cancel():
                     if self._running.pop(effect.launch, None) is not None:
                         self._tell(Failed(self.now, effect.launch))
-                case RequestDone():
+                case StagesDone():
                     self.done = True
                 case Unrunnable():
                     raise RuntimeError(f"no unit may run {effect.stage}")

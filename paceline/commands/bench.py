@@ -32,7 +32,7 @@ ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedBench:
     """A bench as its source describes it; nothing of it is imported yet."""
 
     name: str
@@ -100,7 +100,7 @@ def bench(
         typer.echo(verdict(claim))
 
 
-def _run_all(found: Mapping[str, Listed], options: Sequence[str], folder: Path | None) -> None:
+def _run_all(found: Mapping[str, ListedBench], options: Sequence[str], folder: Path | None) -> None:
     """Every bench in a process of its own, one after another; a table of what came of each."""
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -129,7 +129,7 @@ def _run_all(found: Mapping[str, Listed], options: Sequence[str], folder: Path |
         raise typer.Exit(1)
 
 
-def benches(package: str = PACKAGE) -> dict[str, Listed]:
+def benches(package: str = PACKAGE) -> dict[str, ListedBench]:
     """Benches by name, sorted, as their sources describe them: what one of them needs is no concern of the others.
 
     Raises ConfigError where the package is not installed.
@@ -146,7 +146,7 @@ def benches(package: str = PACKAGE) -> dict[str, Listed]:
         if spec is not None and spec.origin is not None:
             constants = _constants(Path(spec.origin))
             if {"NAME", "SUMMARY"} <= constants.keys():
-                found.append(Listed(constants["NAME"], constants["SUMMARY"], info.name))
+                found.append(ListedBench(constants["NAME"], constants["SUMMARY"], info.name))
     return {bench.name: bench for bench in sorted(found, key=lambda each: each.name)}
 
 

@@ -14,7 +14,7 @@ import typer
 
 from paceline import __version__
 from paceline.commands import bench, docs, doctor, models, tables
-from paceline.commands.groups import Added
+from paceline.commands.groups import ProgramContext
 from paceline.core.printable import printable_lines
 from paceline.errors import PacelineError
 
@@ -33,7 +33,7 @@ def build(programs: tuple[EntryPoint, ...] | None = None) -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode=None,  # brackets in a help text are no markup
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "obj": Added()},
+        context_settings={"help_option_names": ["-h", "--help"], "obj": ProgramContext()},
     )
     app.callback()(_root)
     found = tuple(entry_points(group=GROUP)) if programs is None else programs

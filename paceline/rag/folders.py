@@ -13,7 +13,7 @@ from watchfiles import Change, watch
 from paceline.errors import ConfigError
 from paceline.rag.parsing.folders import find_files, is_gone
 from paceline.rag.parsing.kinds import kind_of
-from paceline.rag.records import Document, IngestResult, Progress, Zone
+from paceline.rag.records import Document, FilesProgress, IngestResult, Zone
 from paceline.rag.store.documents import DocumentStore
 
 # Finding documents as people name them: by name or id, by a pattern with wildcards, or by the folder of their files.
@@ -65,7 +65,7 @@ def sync_folders(
     *,
     zone: Zone,
     read_all: bool = False,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[FilesProgress], None] = lambda _: None,
 ) -> list[IngestResult]:
     """Add what `DocumentStore.add` adds, then remove the documents whose files are not below these folders any more.
 

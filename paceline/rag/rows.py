@@ -38,7 +38,7 @@ class ShownPassage(NamedTuple):
     after: tuple[str, ...]
 
 
-class Removed(NamedTuple):
+class RemovedRows(NamedTuple):
     """The outcome of `remove_documents`."""
 
     num_documents: int
@@ -87,7 +87,7 @@ def insert_text(database: Database, document_id: str, text: str) -> None:
     database.execute("INSERT INTO texts VALUES (?, ?)", document_id, box.seal_text(text, "whole text"))
 
 
-def remove_documents(database: Database, where: str, *parameters: object) -> Removed:
+def remove_documents(database: Database, where: str, *parameters: object) -> RemovedRows:
     """Remove documents with their chunks inside the caller's transaction.
 
     where: SQL over the columns of `documents`; `id` and `document` must be qualified, since chunks are joined.
@@ -100,7 +100,7 @@ def remove_documents(database: Database, where: str, *parameters: object) -> Rem
         database.seal.forget()
         database.bump()
         database.bump_removals()
-    return Removed(num_documents, text_hashes)
+    return RemovedRows(num_documents, text_hashes)
 
 
 def replace_vectors(database: Database, chunk_ids: Sequence[int], vectors: Vectors) -> None:

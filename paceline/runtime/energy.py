@@ -255,7 +255,7 @@ class Powers:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MeterSources:
     """Where meters are looked for."""
 
     gpu: bool = False  # the engine runs on one
@@ -274,7 +274,7 @@ class ChosenMeter:
     tried: tuple[str, ...] = field(default=())  # why others are not used
 
 
-def choose_meter(name: MeterName, powers: Powers, machine: Machine) -> ChosenMeter:
+def choose_meter(name: MeterName, powers: Powers, machine: MeterSources) -> ChosenMeter:
     """auto: the GPU's counter where the engine runs on one, else the processors', else the battery, else a model.
 
     Raises ConfigError for a meter that is named and is not to be had.
@@ -308,7 +308,7 @@ class _Failed:
         log.warning("energy is not measured by %s for now (%s); %s", self._name, why, self._instead)
 
 
-def _measuring(name: str, machine: Machine) -> tuple[StepMeter, str]:
+def _measuring(name: str, machine: MeterSources) -> tuple[StepMeter, str]:
     """Raises MeterUnreadable."""
     if name == "rapl":
         rapl = machine.rapl()
@@ -320,7 +320,7 @@ def _measuring(name: str, machine: Machine) -> tuple[StepMeter, str]:
     return PowerMeter("battery", battery.watts, machine.clock, measured=True), battery.description
 
 
-def _modelled(name: MeterName, powers: Powers, machine: Machine) -> tuple[StepMeter, str]:
+def _modelled(name: MeterName, powers: Powers, machine: MeterSources) -> tuple[StepMeter, str]:
     """By operations where the speed is stated, else by seconds."""
     watts, gflops, shape = powers.compute_w, powers.gflops, machine.shape
     if name == "workload" and (gflops is None or shape is None):

@@ -31,7 +31,7 @@ from paceline.runtime.resources import Resources
 from paceline.runtime.service import (
     GenerateRequest,
     Generation,
-    LinkState,
+    LinkStatus,
     Load,
     ModelStatus,
     Readiness,
@@ -233,7 +233,7 @@ class Node(NodeTexts):
     def load(self) -> Load:
         return replace(engine_load(self.worker), answers=len(self._clients), **self._peers.load())
 
-    def links(self) -> tuple[LinkState, ...]:
+    def links(self) -> tuple[LinkStatus, ...]:
         return link_states(self._peers.links)
 
     @property

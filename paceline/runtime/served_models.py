@@ -27,7 +27,7 @@ from paceline.runtime.service import (
     GenerateEvent,
     GenerateRequest,
     Generation,
-    LinkState,
+    LinkStatus,
     Load,
     Logprobs,
     ModelState,
@@ -448,7 +448,7 @@ class ServedModels:
         loaded = [slot.info.name for slot in self._slots.values() if slot.state == "loaded"]
         return replace(known, detail={**known.detail, "also_loaded": ", ".join(loaded)})
 
-    def links(self) -> Sequence[LinkState]:
+    def links(self) -> Sequence[LinkStatus]:
         return self._first.links()
 
 

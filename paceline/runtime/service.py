@@ -217,7 +217,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkState:
+class LinkStatus:
     """A link that is up, as `/v1/status` shows it."""
 
     peer: str  # the device's name; of the cloud `cloud`
@@ -318,7 +318,7 @@ class Service(Protocol):
 
     def load(self) -> Load: ...
 
-    def links(self) -> Sequence[LinkState]: ...
+    def links(self) -> Sequence[LinkStatus]: ...
 
 
 class Generation(Protocol):

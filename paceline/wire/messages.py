@@ -41,11 +41,11 @@ Signature = Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class SentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Base: encoded as an array of the fields in this order, without names; an additional field is an error."""
 
 
-class Frame(Part, frozen=True, tag_field="t"):
+class Frame(SentPart, frozen=True, tag_field="t"):
     """Base of a message that fills a frame: its array begins with the tag."""
 
     max_bytes: ClassVar[int] = MAX_CONTROL_BYTES  # limit of its frame
@@ -78,14 +78,14 @@ class Challenge(Frame, frozen=True, tag="challenge"):
     signature: Signature  # by the cloud's key
 
 
-class RelevanceScale(Part, frozen=True):
+class RelevanceScale(SentPart, frozen=True):
     """The scale of a side's relevance. Scores of two sides can be compared only if their embedders are equal."""
 
     embedder: Hash  # fingerprint of its weights, not its name
     temperature: Annotated[float, msgspec.Meta(gt=0, le=100)]  # divides a cosine; the cloud's holds for both
 
 
-class Introduction(Part, frozen=True):
+class Introduction(SentPart, frozen=True):
     """A side's description of itself."""
 
     tokenizer: Hash  # fingerprint
@@ -195,12 +195,12 @@ class Drain(Frame, frozen=True, tag="drain"):
 
 
 # ---- sessions -------------------------------------------------------------------------------------------------------
-class ChatMessage(Part, frozen=True):
+class ChatMessage(SentPart, frozen=True):
     role: Name
     content: Text
 
 
-class Sampling(Part, frozen=True):
+class Sampling(SentPart, frozen=True):
     """`core.sampling.sampler.SamplingParams` on the wire. `seed` is always set: the side that faces the client draws
     one if the request has none."""
 
@@ -215,7 +215,7 @@ class Sampling(Part, frozen=True):
     repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=10)]
 
 
-class Constraint(Part, frozen=True):
+class SentConstraint(SentPart, frozen=True):
     """`core.sampling.sampler.Constraint` on the wire."""
 
     kind: ConstraintKind
@@ -251,7 +251,7 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
     options: msgspec.Raw  # the strategy's options as an array of their fields, see `wire.options`
     targets: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
     epoch: Count  # number of earlier openings of this answer; messages of another epoch are dropped
-    constraint: Constraint | None  # on the text; each side masks its own distributions
+    constraint: SentConstraint | None  # on the text; each side masks its own distributions
     asker: Name  # from a cloud: name of the client's key; empty for a client without one, and from a device
     # From a device, random: the cloud shares KV among this device's openings with the same key. Empty: with none.
     cache_key: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
@@ -267,7 +267,7 @@ class CloseSession(SessionFrame, frozen=True, tag="close"):
     reason: Annotated[str, msgspec.Meta(max_length=1024)]
 
 
-class DistPayload(Part, frozen=True):
+class DistPayload(SentPart, frozen=True):
     """A truncated distribution: probabilities of the full one, not renormalised; the tail mass is 1 less their sum.
 
     Encoded and decoded by `wire.dist_codec`.
@@ -397,7 +397,7 @@ class SyncState(SessionMessage, frozen=True, tag="have"):
     waits: bool  # the sender decides and lacks a distribution of the receiver
 
 
-class RetrievedPassage(Part, frozen=True):
+class RetrievedPassage(SentPart, frozen=True):
     """A passage in a prompt of the sender. From a device, all but the score is empty: it is private."""
 
     document: Annotated[str, msgspec.Meta(max_length=1024)]

@@ -94,7 +94,7 @@ Parser = TypeVar("Parser", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[Parser]):
+class AgentTask(Generic[Parser]):
     """What an agent is asked, and a new parser of what it answers."""
 
     max_tokens: int
@@ -276,7 +276,7 @@ class QueryParser(_ListParser[str]):
         return [self._rules.fallback] if self._rules.fallback else []
 
 
-QueryAgent = Asked[AgentParser[str, Queries]]
+QueryAgent = AgentTask[AgentParser[str, Queries]]
 MAX_SUB_QUESTIONS: Final = 4
 MAX_SUB_QUESTION: Final = 300  # characters
 _REWRITE: Final = (
@@ -302,7 +302,7 @@ def rewrite(question: str) -> QueryAgent:
     """A question as sub-questions that are searched for apart. It reads the user's own words alone, since what it
     writes is searched for on the other side too. Where it writes nonsense, the question stands for it."""
     rules = QueryRules(MAX_SUB_QUESTIONS, MAX_SUB_QUESTION, Vocabulary([question]), question, may_decline=False)
-    return Asked(96, _prompt(_REWRITE, question), lambda: QueryParser(rules))
+    return AgentTask(96, _prompt(_REWRITE, question), lambda: QueryParser(rules))
 
 
 def plan(question: str) -> QueryAgent:
@@ -310,7 +310,7 @@ def plan(question: str) -> QueryAgent:
     messages of the user, never of earlier answers. Where it writes nonsense, the question is searched for."""
     fallback = shortened(one_line(question), MAX_QUERY)
     rules = QueryRules(PLAN_QUERIES, MAX_QUERY, Vocabulary([question]), fallback)
-    return Asked(64, _prompt(_PLAN, question), lambda: QueryParser(rules))
+    return AgentTask(64, _prompt(_PLAN, question), lambda: QueryParser(rules))
 
 
 def look(question: str, evidence: Sequence[Evidence]) -> QueryAgent:
@@ -327,7 +327,7 @@ def look(question: str, evidence: Sequence[Evidence]) -> QueryAgent:
     read = evidence[:LOOK_EVIDENCE]
     rules = QueryRules(LOOK_QUERIES, MAX_QUERY, Vocabulary([question, *(each.text for each in read)]))
     quotes = quoted_evidence(read, LOOK_TEXT) or "Nothing was found."
-    return Asked(48, _prompt(_LOOK, question, quotes), lambda: QueryParser(rules))
+    return AgentTask(48, _prompt(_LOOK, question, quotes), lambda: QueryParser(rules))
 
 
 # The agent that refines: passages of one search as short statements, one a line or several, each followed by the
@@ -408,7 +408,7 @@ def most_statements(passages: int) -> int:
     return min(MAX_STATEMENTS, STATEMENTS_EACH * max(1, passages))
 
 
-RefineAgent = Asked[AgentParser[Evidence, Refined]]
+RefineAgent = AgentTask[AgentParser[Evidence, Refined]]
 
 
 def refine(question: str, passages: Sequence[SourcePassage]) -> RefineAgent:
@@ -419,4 +419,4 @@ def refine(question: str, passages: Sequence[SourcePassage]) -> RefineAgent:
     most, all_of_them = most_statements(len(shown)), most_statements(len(passages))
     prompt = _prompt(_REFINE.format(most=all_of_them), question, quoted_passages(shown, REFINED_TEXT))
     tokens = 160 * all_of_them // MAX_STATEMENTS
-    return Asked(tokens, prompt, lambda: StatementParser(question, shown, passages, most=most))
+    return AgentTask(tokens, prompt, lambda: StatementParser(question, shown, passages, most=most))

@@ -68,7 +68,7 @@ async def nothing(launch: Launch) -> Outcome:  # noqa: ARG001
 
 
 @dataclass(slots=True)
-class Progress:
+class StageProgress:
     """How far a stage is, in items. Kept by its graph."""
 
     number: int = 0  # of the stage, in the order in which they were added
@@ -97,7 +97,7 @@ class Stage:
     private: bool = False  # reads private data itself; what needs it is private too
     here: bool = False  # runs in the device's zone whatever it reads, as its request wants; what needs it need not
     run: Work = nothing
-    progress: Progress = field(init=False, default_factory=Progress)
+    progress: StageProgress = field(init=False, default_factory=StageProgress)
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.operation.name}>"
@@ -326,7 +326,7 @@ class UnitPool:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class StagesAdded:
     """Stages appear: a workflow begins."""
 
     now: float  # s
@@ -376,7 +376,7 @@ class UnitsBack:
     bytes_per_s: float = math.inf
 
 
-WorkflowEvent = Added | Ended | Failed | Left | UnitsLost | UnitsBack
+WorkflowEvent = StagesAdded | Ended | Failed | Left | UnitsLost | UnitsBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +400,7 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestDone:
+class StagesDone:
     """All stages of a request that were added are finished. Once, unless more are added."""
 
     request: Request
@@ -413,4 +413,4 @@ class Unrunnable:
     stage: Stage
 
 
-WorkflowEffect = Launch | Cancel | RequestDone | Unrunnable
+WorkflowEffect = Launch | Cancel | StagesDone | Unrunnable

@@ -182,7 +182,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class LaunchPlan:
     """A launch that was chosen."""
 
     unit: ProcessingUnit
@@ -215,7 +215,7 @@ class Placer:
     free: dict[str, float]
     idle: set[str]
 
-    def place(self, candidate: Candidate) -> Placement | None:
+    def place(self, candidate: Candidate) -> LaunchPlan | None:
         """None: it shall wait. A unit that it waits for is taken for less critical ones."""
         if (first := self._first(candidate)) is not None:
             return first
@@ -265,12 +265,12 @@ class Placer:
         launches = math.ceil(stage.remaining / shape)
         return unit.transfer_s(stage.remaining * stage.operation.item_bytes) + (launches - 1) * unit.latency_s
 
-    def _begin(self, stage: Stage, option: _Option, count: int) -> Placement:
+    def _begin(self, stage: Stage, option: _Option, count: int) -> LaunchPlan:
         self.idle.discard(option.unit.name)
         moving = 0.0 if stage.operation.open_ended else option.unit.transfer_s(count * stage.operation.item_bytes)
-        return Placement(option.unit, option.shape, count, moving, option.profile.seconds(count))
+        return LaunchPlan(option.unit, option.shape, count, moving, option.profile.seconds(count))
 
-    def _first(self, candidate: Candidate) -> Placement | None:
+    def _first(self, candidate: Candidate) -> LaunchPlan | None:
         """A first launch on a kind of unit that has no profile: its time is learnt. Where others have one, only while
         nothing else runs there."""
         operation = candidate.stage.operation
@@ -280,5 +280,5 @@ class Placer:
             if unit.kind not in known and unit.name in self.idle and not waits:
                 self.idle.discard(unit.name)
                 count = min(candidate.available, operation.group or FIRST_SHAPE)
-                return Placement(unit, count, count, 0.0, 0.0)
+                return LaunchPlan(unit, count, count, 0.0, 0.0)
         return None

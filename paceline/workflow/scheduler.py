@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paceline.workflow.graph import (
-    Added,
     Cancel,
     Ended,
     Failed,
@@ -21,9 +20,10 @@ from paceline.workflow.graph import (
     Left,
     ProcessingUnit,
     Request,
-    RequestDone,
     Stage,
     StageGraph,
+    StagesAdded,
+    StagesDone,
     UnitPool,
     UnitsBack,
     UnitsLost,
@@ -33,7 +33,7 @@ from paceline.workflow.graph import (
 )
 from paceline.workflow.placement import (
     Candidate,
-    Placement,
+    LaunchPlan,
     Placer,
     Predictions,
     Running,
@@ -109,7 +109,7 @@ class WorkflowScheduler:
         """Raises ValueError for stages that cannot be added."""
         effects: list[WorkflowEffect] = []
         match event:
-            case Added():
+            case StagesAdded():
                 effects += self._add(event.stages)
             case Ended():
                 effects += self._end(event)
@@ -229,7 +229,7 @@ class WorkflowScheduler:
                 seconds[stage] = left + (seconds[stage] if stage.remaining else 0.0)
         return criticality(seconds)
 
-    def _launch(self, now: float, stage: Stage, placement: Placement, rank: float) -> Launch:
+    def _launch(self, now: float, stage: Stage, placement: LaunchPlan, rank: float) -> Launch:
         self._launches += 1
         if stage.text is not None:
             self._memories[stage.text] = placement.unit.memory
@@ -252,4 +252,4 @@ class WorkflowScheduler:
         gone = {key for key in self._failures if key[0] not in self.graph}
         for key in gone:
             del self._failures[key]
-        return [RequestDone(request) for request in ended]
+        return [StagesDone(request) for request in ended]

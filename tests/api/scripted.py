@@ -26,7 +26,7 @@ from paceline.runtime.service import (
     GenerateRequest,
     Generation,
     GenerationResult,
-    LinkState,
+    LinkStatus,
     Load,
     ModelStatus,
     Readiness,
@@ -190,8 +190,8 @@ class ScriptedService:
     def load(self) -> Load:
         return Load(answers=2, steps=3, rows=50, cached_rows=7, preemptions=4, kv_rows=160, kv_free_rows=96)
 
-    def links(self) -> tuple[LinkState, ...]:
-        return (LinkState("laptop", 0.02, None, {"draft": 120, "target": 30}),)
+    def links(self) -> tuple[LinkStatus, ...]:
+        return (LinkStatus("laptop", 0.02, None, {"draft": 120, "target": 30}),)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from bench.workflow_real import (
 )
 from paceline.runtime.units import UnitRegistry
 from paceline.workflow.flows import FLOWS, WRITE, WorkflowSizes, WorkflowStages
-from paceline.workflow.graph import Added
+from paceline.workflow.graph import StagesAdded
 from paceline.workflow.profiles import Profiles
 from paceline.workflow.scheduler import WorkflowScheduler
 
@@ -54,8 +54,8 @@ def test_the_last_map_sends_every_text_to_the_cloud_that_reads_nothing_private()
     """So that a static map lacks no stage that the scheduler could place better."""
     stages = WorkflowStages(FLOWS["research"], WorkflowSizes(question=8, chunks=4, far=True, apart=True))
     machine = WorkflowScheduler(UnitRegistry("device", web=True, cloud=True).units, Profiles())
-    machine.on(Added(0.0, stages.begin()))
-    machine.on(Added(0.0, stages.search().stages))
+    machine.on(StagesAdded(0.0, stages.begin()))
+    machine.on(StagesAdded(0.0, stages.search().stages))
     texts = [stage for stage in machine.graph.unfinished() if stage.operation.model == WRITE.model]
     may = {stage.name for stage in texts if not machine.graph.stays_here(stage)}
     (way,) = (way for way in WAYS if way.name == STATIC_PUBLIC)

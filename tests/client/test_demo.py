@@ -22,14 +22,14 @@ from rich.console import Console
 
 from client import demo
 from client.conversation import Conversation
-from client.demo import Question, Told, curl_line, faults, footer, load_questions
+from client.demo import DemoQuestion, Told, curl_line, faults, footer, load_questions
 from client.dialogue import Screen
 from paceline import models
 from paceline.commands.demo import Child, free_port
 from paceline.errors import ConfigError, PacelineError
 
-QUESTION = Question("When?", ("nine",), ("cloud",))
-BOTH = Question("Who, and when?", ("Ada", "at nine"), ("cloud", "device"))
+QUESTION = DemoQuestion("When?", ("nine",), ("cloud",))
+BOTH = DemoQuestion("Who, and when?", ("Ada", "at nine"), ("cloud", "device"))
 PIECES: list[tuple[str, str | None]] = [("It is A", "device"), ("da, at", "cloud"), (" nine", "cloud"), (".", None)]
 CITED = [{"side": "cloud", "document": "museum.md"}, {"side": "device", "document": ""}]
 RIGHT = Told(PIECES, {"citations": CITED, "strategy": "aggregate", "degraded": None})
@@ -182,7 +182,7 @@ def test_each_fault_is_named(told: Told, fault: str) -> None:
 
 def test_an_answer_from_the_wrong_sides_documents_is_a_fault() -> None:
     told = Told([("It is ", "device"), ("Ada", "cloud")], {"citations": CITED})
-    assert list(faults(Question("Who?", ("Ada",), ("device",)), told)) == [
+    assert list(faults(DemoQuestion("Who?", ("Ada",), ("device",)), told)) == [
         "'Ada' was decided by documents of the cloud"
     ]
 

@@ -115,6 +115,16 @@ APART = {
 }
 
 
+# Class names that two modules of the package define, and why each keeps its own.
+TWICE = {
+    **dict.fromkeys(
+        ("Function", "Message", "Options", "Part", "Tool", "ToolCall", "ToolChoice"), "bodies, named as their APIs do"
+    ),
+    "Document": "a stored document; and one that a body of /v1/rerank brings",
+    "Stage": "layers of a model; and a step of a workflow",
+}
+
+
 def modules_of(*tops: str) -> dict[str, Path]:
     """Every module by its dotted name, packages by theirs."""
     return {
@@ -152,6 +162,15 @@ def test_what_has_one_reader_is_part_of_that_reader() -> None:
         and {reader.rpartition(".")[0] for reader in readers} == {name.rpartition(".")[0]}
     }
     assert small == set(APART)
+
+
+def test_no_class_name_has_two_meanings_without_a_reason() -> None:
+    found: dict[str, set[str]] = {}
+    for module, file in modules_of("paceline", "server", "device_agent", "client").items():
+        for node in ast.parse(file.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, set()).add(module)
+    assert {name for name, modules in found.items() if len(modules) > 1} == set(TWICE)
 
 
 def test_no_package_holds_a_single_module() -> None:

@@ -14,7 +14,6 @@ from lab.scheduling import Ablation
 from lab.simulation.workflows import Ran, Truth, WorkflowSimulation
 from paceline.workflow.flows import FLOWS, WorkflowName, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import (
-    Added,
     Cancel,
     Ended,
     Failed,
@@ -23,8 +22,9 @@ from paceline.workflow.graph import (
     Outcome,
     ProcessingUnit,
     Request,
-    RequestDone,
     Stage,
+    StagesAdded,
+    StagesDone,
     UnitsBack,
     UnitsLost,
     Unrunnable,
@@ -279,16 +279,16 @@ def test_the_three_workflows_run_private_documents_never_leave_the_device(name: 
 
 def test_a_stage_that_no_unit_may_run_is_said_once() -> None:
     scheduler, stage = WorkflowScheduler([unit("far", zone="cloud")], Profiles()), task(private=True)
-    assert scheduler.on(Added(0.0, [stage])) == [Unrunnable(stage)]
+    assert scheduler.on(StagesAdded(0.0, [stage])) == [Unrunnable(stage)]
     assert scheduler.on(UnitsBack(1.0, ["far"])) == []
 
 
 def test_what_has_no_profile_runs_on_the_first_unit_and_is_known_then() -> None:
     profiles = Profiles()
     scheduler = WorkflowScheduler([unit("a"), unit("b")], profiles)
-    (launch,) = scheduler.on(Added(0.0, [task(items=3)]))
+    (launch,) = scheduler.on(StagesAdded(0.0, [task(items=3)]))
     assert isinstance(launch, Launch) and (launch.unit, launch.count) == ("a", 3)
-    assert scheduler.on(Ended(1.5, launch.id)) == [RequestDone(REQUEST)]
+    assert scheduler.on(Ended(1.5, launch.id)) == [StagesDone(REQUEST)]
     learnt = profiles.get("m/run", "a")
     assert learnt is not None and learnt.seconds(3) == 1.5
 
@@ -296,18 +296,18 @@ def test_what_has_no_profile_runs_on_the_first_unit_and_is_known_then() -> None:
 def test_a_lost_units_launch_is_repeated_elsewhere_and_its_late_end_means_nothing() -> None:
     profiles = Profiles({("m/run", "a"): OperationProfile({4: 1.0}), ("m/run", "b"): OperationProfile({4: 9.0})})
     scheduler = WorkflowScheduler([unit("a"), unit("b")], profiles)
-    (first,) = scheduler.on(Added(0.0, [task(items=4)]))
+    (first,) = scheduler.on(StagesAdded(0.0, [task(items=4)]))
     assert isinstance(first, Launch) and first.unit == "a"
     (second,) = scheduler.on(UnitsLost(0.5, ["a"]))
     assert isinstance(second, Launch) and (second.unit, second.first, second.count) == ("b", 0, 4)
     assert scheduler.on(Ended(1.0, first.id)) == []
     assert scheduler.on(UnitsBack(2.0, ["a"])) == []
-    assert scheduler.on(Ended(9.5, second.id)) == [RequestDone(REQUEST)]
+    assert scheduler.on(Ended(9.5, second.id)) == [StagesDone(REQUEST)]
 
 
 def test_a_launch_that_fails_is_tried_again_then_elsewhere_then_refused() -> None:
     scheduler, stage = WorkflowScheduler([unit("a"), unit("b")], Profiles()), task()
-    effects = scheduler.on(Added(0.0, [stage]))
+    effects = scheduler.on(StagesAdded(0.0, [stage]))
     tried = []
     while isinstance(effects[0], Launch):
         tried.append(effects[0].unit)
@@ -317,20 +317,20 @@ def test_a_launch_that_fails_is_tried_again_then_elsewhere_then_refused() -> Non
 
 def test_what_an_outcome_adds_keeps_its_workflow_open_and_what_it_drops_is_not_done() -> None:
     scheduler, first, other = WorkflowScheduler([unit("a")], Profiles()), task(), task()
-    (launch,) = scheduler.on(Added(0.0, [first, other]))
+    (launch,) = scheduler.on(StagesAdded(0.0, [first, other]))
     assert isinstance(launch, Launch) and launch.stage is first
     added = task(first)
     (again,) = scheduler.on(Ended(1.0, launch.id, Outcome(added=[added], dropped=[other])))
     assert isinstance(again, Launch) and again.stage is added
-    assert scheduler.on(Ended(2.0, again.id)) == [RequestDone(REQUEST)]
+    assert scheduler.on(Ended(2.0, again.id)) == [StagesDone(REQUEST)]
 
 
 def test_work_that_nobody_waits_for_is_cancelled() -> None:
     scheduler, gone = WorkflowScheduler([unit("a")], Profiles()), Request()
     first = task(request=gone)
-    (launch,) = scheduler.on(Added(0.0, [first, task(first, request=gone)]))
+    (launch,) = scheduler.on(StagesAdded(0.0, [first, task(first, request=gone)]))
     assert isinstance(launch, Launch)
-    assert scheduler.on(Left(0.5, gone)) == [Cancel(launch.id), RequestDone(gone)]
+    assert scheduler.on(Left(0.5, gone)) == [Cancel(launch.id), StagesDone(gone)]
     assert scheduler.on(Failed(0.6, launch.id)) == []
-    (again,) = scheduler.on(Added(1.0, [task()]))
+    (again,) = scheduler.on(StagesAdded(1.0, [task()]))
     assert isinstance(again, Launch), "the unit is free again"

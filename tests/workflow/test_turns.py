@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from paceline.workflow.graph import Added, Ended, Launch, Request, Stage
+from paceline.workflow.graph import Ended, Launch, Request, Stage, StagesAdded
 from paceline.workflow.profiles import OperationProfile, Profiles
 from paceline.workflow.scheduler import WorkflowScheduler
 from tests.workflow.made import task, unit
@@ -26,12 +26,12 @@ def many(owner: str, count: int, chain: int = 1) -> list[Stage]:
 def drive(stages: list[Stage], late: list[Stage], until: int) -> list[str]:
     """Owners of launches on one unit, one second each; `late` come after the first."""
     machine = WorkflowScheduler([unit("a")], PROFILES)
-    effects, now, owners = machine.on(Added(0.0, stages)), 0.0, list[str]()
+    effects, now, owners = machine.on(StagesAdded(0.0, stages)), 0.0, list[str]()
     while len(owners) < until and (launches := [each for each in effects if isinstance(each, Launch)]):
         (launch,) = launches
         owners.append(launch.stage.request.owner)
         if len(owners) == 1:
-            machine.on(Added(now, late))
+            machine.on(StagesAdded(now, late))
         now += 1.0
         effects = machine.on(Ended(now, launch.id))
     return owners
@@ -50,5 +50,5 @@ def test_who_comes_late_has_saved_nothing_up() -> None:
 def test_alone_the_most_critical_goes_first() -> None:
     machine = WorkflowScheduler([unit("a")], PROFILES)
     short, (first, *_) = many("one", 1), (chain := many("one", 1, 3))
-    (launch,) = machine.on(Added(0.0, [*short, *chain]))
+    (launch,) = machine.on(StagesAdded(0.0, [*short, *chain]))
     assert isinstance(launch, Launch) and launch.stage is first

@@ -25,8 +25,8 @@ from paceline.api.chat.output import annotations_of, step_line, summary
 from paceline.api.chat.request import ChatCall, chat_call
 from paceline.api.chat.schema import ChatRequest
 from paceline.api.chat.tools import (
-    Content,
     ParsedOutput,
+    TextOutput,
     ToolCallArguments,
     ToolCallParser,
     ToolCallStart,
@@ -130,7 +130,7 @@ class ContentBuilder:
         events: list[Json] = []
         for part in parts:
             match part:
-                case Content(text):
+                case TextOutput(text):
                     events += self._add("text", text)
                 case ToolCallStart(_, name):
                     events += self._begin(

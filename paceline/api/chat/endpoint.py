@@ -9,7 +9,7 @@ from fastapi import APIRouter, Security
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.chat.output import ChatBody, ChatChunks, ChatMeta
+from paceline.api.chat.output import ChatChunks, ChatMeta, WholeCompletion
 from paceline.api.chat.request import ChatCall, chat_call
 from paceline.api.chat.schema import ChatRequest
 from paceline.api.dependencies import Caller, ServiceDep, SettingsDep
@@ -58,5 +58,5 @@ async def complete_chat(
     name, fingerprint = f"chatcmpl-{secrets.token_hex(12)}", f"fp_{model.fingerprint[:12]}"
     meta = ChatMeta(name, int(time.time()), fingerprint, call, links, generations[0].prompt_tokens)
     if not asked.stream:
-        return JsonAnswer(generations, ChatBody(meta), settings.keep_alive)
+        return JsonAnswer(generations, WholeCompletion(meta), settings.keep_alive)
     return StreamedAnswer(generations, ChatChunks(meta), settings.keep_alive, meta.id)

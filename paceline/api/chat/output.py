@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from paceline.api.chat.request import ChatCall
-from paceline.api.chat.tools import Content, ParsedOutput, ToolCallArguments, ToolCallParser, ToolCallStart, ToolUse
+from paceline.api.chat.tools import ParsedOutput, TextOutput, ToolCallArguments, ToolCallParser, ToolCallStart, ToolUse
 from paceline.api.generation.links import NO_LINKS, PassageLinks
 from paceline.api.generation.streaming import AnswerChunks
 from paceline.api.http import sse
@@ -51,7 +51,7 @@ class MessageBuilder:
         """The deltas of a text; none while it may still become a tool call."""
         if self._parser is not None:
             return [self._delta(output) for output in self._parser.push(text)]
-        return [self._delta(Content(text))] if text else []
+        return [self._delta(TextOutput(text))] if text else []
 
     def end(self, done: GenerationResult) -> list[Json]:
         """The deltas of text that was held back."""
@@ -85,7 +85,7 @@ class MessageBuilder:
     def _delta(self, output: ParsedOutput) -> Json:
         legacy = self._tools is not None and self._tools.legacy
         match output:
-            case Content(text):
+            case TextOutput(text):
                 self._content.append(text)
                 self.length += len(text)
                 return {"content": text}
@@ -159,7 +159,7 @@ class Reporting(Protocol):
     def report(self) -> bool: ...
 
 
-class ChatBody:
+class WholeCompletion:
     """Encoder of a completion in one piece (`AnswerBody`)."""
 
     def __init__(self, meta: ChatMeta) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.api.chat.output import UNNAMED, annotations_of, logprob_items, step_line
-from paceline.api.chat.tools import Content, ParsedOutput, ToolCallArguments, ToolCallParser, ToolCallStart
+from paceline.api.chat.tools import ParsedOutput, TextOutput, ToolCallArguments, ToolCallParser, ToolCallStart
 from paceline.api.generation.links import NO_LINKS, PassageLinks
 from paceline.api.http.errors import Failure
 from paceline.rag.store.files import FILE_PREFIX
@@ -111,13 +111,13 @@ class ResponseEvents:
     def _parse(self, delta: TextDelta) -> Sequence[ParsedOutput]:
         if self._parser is not None:
             return self._parser.push(delta.text)
-        return [Content(delta.text)] if delta.text or delta.logprobs else []
+        return [TextOutput(delta.text)] if delta.text or delta.logprobs else []
 
     def _encode(self, outputs: Iterable[ParsedOutput]) -> list[Event]:
         events: list[Event] = []
         for output in outputs:
             match output:
-                case Content(text):
+                case TextOutput(text):
                     events += self._text(text)
                 case ToolCallStart(_, name):
                     events += self._close("completed")

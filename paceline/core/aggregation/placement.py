@@ -34,7 +34,7 @@ def lasting_seconds(here: float, there: float, round_trip: float, acceptance_the
 
 
 @dataclass(slots=True)
-class Placement:
+class DeciderPlacement:
     """The choice of the aggregating side, made by the holder after each burst of targets.
 
     Both sides see every target and may keep one each; only the holder's decides. `fixed`: never moves from there. Never

@@ -5,7 +5,7 @@ a tree is never cut. Once the caller has told what steps take (`took`), the chun
 time (`PrefillPace`), and so are one owner's rows beside others' (`OwnerLimits`). Among groups of one priority owners
 take turns (`Turns`), each with its oldest segments first, except for long prompts, of which the shortest runs beside
 the one whose turn it is; the first segment of the first priority that has memory always advances, so within it nothing
-starves. Which segments have memory, and which groups are preempted for them, is decided by `Admission`, by age alone.
+starves. Which segments have memory, and which groups are preempted for them, `MemoryAdmission` decides by age alone.
 Knows neither engine nor clock. The caller runs each batch before it asks for the next. After Orca (Yu et al. 2022) and
 Sarathi (Agrawal et al. 2023).
 """
@@ -123,7 +123,7 @@ class RowAccounts:
 #   finishes its segments, and those are finitely many.
 
 
-class Admission:
+class MemoryAdmission:
     """Gives the pending segments of `queues` the rows they need, group by group."""
 
     def __init__(self, queues: PendingQueues, groups: GroupTable, block_size: int) -> None:
@@ -314,7 +314,7 @@ class Scheduler:
         self._quantum = max(1, max_batched_tokens // 4)
         self._queues = PendingQueues()
         self._groups = GroupTable()
-        self._admission = Admission(self._queues, self._groups, block_size)
+        self._admission = MemoryAdmission(self._queues, self._groups, block_size)
         self._turns: dict[int, Turns] = {}  # by priority
         self._pace = PrefillPace()
         self._limits = OwnerLimits()

@@ -66,7 +66,7 @@ _SCHEMA = re.compile(r"Answer with JSON of this schema[^\n]*:\n[^\n]*")
 _RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 
 
-class Asked(NamedTuple):
+class ReaderInput(NamedTuple):
     """What is to be read and what is asked of it."""
 
     document: str  # "" if there is none
@@ -85,7 +85,7 @@ class PromptReader:
         names = {tokenizer.token_name(token): token for token in range(min(tokenizer.vocab_size, 64))}
         self._system, self._user, self.assistant, self.end = (names[role] for role in ROLES)
 
-    def read(self, prompt: Sequence[int]) -> Asked:
+    def read(self, prompt: Sequence[int]) -> ReaderInput:
         """The document is the text behind the preamble; without one, what the system and the user have said before the
         question, or what a function has returned."""
         document, instructions, message, earlier, results = "", "", "", "", ""
@@ -105,7 +105,7 @@ class PromptReader:
         before, question = asked(message)
         given = "\n".join(text for text in (instructions, before, results) if text)
         question = question if given and not document else message
-        return Asked(document or given, question, message, earlier, tools, bool(results))
+        return ReaderInput(document or given, question, message, earlier, tools, bool(results))
 
     def _messages(self, prompt: Sequence[int]) -> list[tuple[int, list[int]]]:
         roles = (self._system, self._user, self.assistant)
@@ -213,7 +213,7 @@ class ReaderEngine(RowListEngine[int]):
         form = Form(self._vocabulary, partial(_texts, values), words, _function(asked), alone)
         return AnswerDists(read, wording, form)
 
-    def _own(self, asked: Asked, text: str, values: Mapping[str, str]) -> AnswerDists:
+    def _own(self, asked: ReaderInput, text: str, values: Mapping[str, str]) -> AnswerDists:
         """An answer that is in no document. values: by names of properties, in an answer in JSON."""
 
         def named(name: str, is_argument: bool) -> Texts:  # noqa: ARG001  # of whatever is called
@@ -224,7 +224,7 @@ class ReaderEngine(RowListEngine[int]):
         part = PartTexts(((tuple(self._tokenizer.encode(text)), 0.99),))
         return AnswerDists((part,), replace(self._wording, stop=()), form)
 
-    def _values(self, asked: Asked, parts: Sequence[str], name: str, is_argument: bool) -> Texts:
+    def _values(self, asked: ReaderInput, parts: Sequence[str], name: str, is_argument: bool) -> Texts:
         """What may be the value of a property of this name, of an answer in JSON or of the arguments of a call."""
         words = words_of(name)
         read = self._pointer.read(question_for(name, parts), asked.document)
@@ -279,7 +279,7 @@ def _of_message(reading: SpanReading) -> Texts:
     return ((text, prob),) if prob >= _CLEAR else ()
 
 
-def _function(asked: Asked) -> str:
+def _function(asked: ReaderInput) -> str:
     """The function to be called: that which shares most words with the question, or ends what has been answered."""
     last = next((name for name, _ in asked.tools if re.search("final|answer|finish|submit", name)), "")
     if asked.is_answered and last:

@@ -23,7 +23,7 @@ from typing import NoReturn
 from paceline.rag.parsing import sandbox
 from paceline.rag.parsing.kinds import EMPTY, MAX_FILE_BYTES, MAX_REASON, MAX_TEXT_BYTES, Kind, Limits, kind_of
 from paceline.rag.parsing.readers import missing_library, reader
-from paceline.rag.parsing.readers.content import Content, FailureCode, UnreadableError, too_long
+from paceline.rag.parsing.readers.content import FailureCode, ReadText, UnreadableError, too_long
 from paceline.rag.parsing.readers.sniffing import kind_by_content
 
 _MAX_MESSAGE = 4096  # bytes
@@ -110,7 +110,7 @@ def _answer(name: str, limits: Limits, document: int, spare: mmap.mmap) -> bytes
         )
 
 
-def _parse(name: str, data: bytes) -> tuple[Content, Kind]:
+def _parse(name: str, data: bytes) -> tuple[ReadText, Kind]:
     if len(data) > MAX_FILE_BYTES:
         raise UnreadableError(
             f"is larger than {MAX_FILE_BYTES // 2**20} MiB; split it into smaller files", "invalid_file"
@@ -133,7 +133,7 @@ def _contents(document: int) -> bytes:
     return b"".join(parts)
 
 
-def _success(content: Content, kind: Kind) -> bytes:
+def _success(content: ReadText, kind: Kind) -> bytes:
     text = content.text.encode("utf-8", "replace")
     if len(text) > MAX_TEXT_BYTES:
         raise too_long()

@@ -36,9 +36,9 @@ from paceline.rag.records import (
     MIN_SCORE,
     ZONES,
     Document,
+    FilesProgress,
     IngestResult,
     Passage,
-    Progress,
     Selection,
     Vectors,
     Zone,
@@ -153,7 +153,7 @@ class DocumentStore:
         *,
         zone: Zone,
         read_all: bool = False,
-        progress: Callable[[Progress], None] = lambda _: None,
+        progress: Callable[[FilesProgress], None] = lambda _: None,
     ) -> list[IngestResult]:
         """Add files, and folders with all files below of a kind that can be read. Each document is added whole or not
         at all. A file is not read again that has the same size, inode and times as when it was read, unless `read_all`.
@@ -181,7 +181,7 @@ class DocumentStore:
         return results
 
     def _add_group(
-        self, group: _Group, zone: Zone, progress: Callable[[Progress], None], first: int, num_files: int
+        self, group: _Group, zone: Zone, progress: Callable[[FilesProgress], None], first: int, num_files: int
     ) -> list[IngestResult]:
         """Add some of the files, from the number `first` on."""
         results = [
@@ -198,7 +198,7 @@ class DocumentStore:
         def report(chunk: int, num_chunks: int) -> None:
             place = len(group) * chunk // num_chunks if num_chunks else len(group)
             name = group[min(place, len(group) - 1)][0].name
-            progress(Progress(name, first + place, num_files, chunk, num_chunks))
+            progress(FilesProgress(name, first + place, num_files, chunk, num_chunks))
 
         return results + self._write(batch, zone, report) if batch else results
 

@@ -12,7 +12,7 @@ from typing import Protocol, TypedDict
 
 from paceline.errors import LinkClosed, PacelineError, RemoteProtocolError
 from paceline.runtime.link.transport import CLOSE_TIMEOUT_S, CountedTransport, Transport, TransportClosed
-from paceline.runtime.service import LinkState
+from paceline.runtime.service import LinkStatus
 from paceline.wire.close_codes import CloseCode, clip
 from paceline.wire.effects import (
     Authenticate,
@@ -380,10 +380,10 @@ class LinkLoad(TypedDict):
     received_bytes: int
 
 
-def link_states(links: Mapping[str, Link]) -> tuple[LinkState, ...]:
+def link_states(links: Mapping[str, Link]) -> tuple[LinkStatus, ...]:
     """What is shown of links that are up, by the name of the peer."""
     found = sorted(links.items())
-    return tuple(LinkState(name, link.rtt, link.bandwidth, dict(link.sent_bytes)) for name, link in found)
+    return tuple(LinkStatus(name, link.rtt, link.bandwidth, dict(link.sent_bytes)) for name, link in found)
 
 
 class LinkTotals:

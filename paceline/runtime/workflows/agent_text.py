@@ -17,7 +17,7 @@ from paceline.runtime.sessions.remote import LEVELS, RemoteText
 from paceline.runtime.units import CLOUD, ENGINE
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.strategies.strategy import Privacy
-from paceline.workflow.agents import Asked, Prompt, QueryAgent
+from paceline.workflow.agents import AgentTask, Prompt, QueryAgent
 from paceline.workflow.flows import READ_PROMPT, WRITE, TextStages
 from paceline.workflow.graph import Launch, Outcome, Stage
 from paceline.workflow.reading import folded
@@ -36,7 +36,7 @@ class TextSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WrittenPart:
     """What a launch has taken."""
 
     text: str
@@ -74,7 +74,7 @@ class TextStream:
             raise self._looked
         return self
 
-    async def take(self, tokens: int) -> Part:
+    async def take(self, tokens: int) -> WrittenPart:
         """Text of at least so many tokens, or up to the end. Raises what the generation raises."""
         text, taken = "", 0
         while taken < tokens:
@@ -88,11 +88,11 @@ class TextStream:
                 self.result = part
                 rest = max(0, part.completion_tokens - self._taken)
                 self._taken += rest
-                return Part(text, taken + rest, ended=True)
+                return WrittenPart(text, taken + rest, ended=True)
             text += part.text
             taken += part.tokens
             self._taken += part.tokens
-        return Part(text, taken, ended=False)
+        return WrittenPart(text, taken, ended=False)
 
     async def aclose(self) -> None:
         self._reader.cancel()
@@ -119,7 +119,7 @@ class TextStream:
 class Reader(Protocol):
     """What an agent is asked, and what becomes of its text."""
 
-    def asked(self) -> Asked[Any]:
+    def asked(self) -> AgentTask[Any]:
         """Called when the prompt is to be read. Raises ValueError where it may not be."""
 
     @property
@@ -189,7 +189,7 @@ class Searching:
 
 
 Write = Callable[[Prompt, int, float], Awaitable[TextStream]]
-NOTHING: Final = Part("", 0, ended=True)
+NOTHING: Final = WrittenPart("", 0, ended=True)
 CHARACTERS: Final = 4  # of a token, about
 
 
@@ -244,7 +244,7 @@ class AgentText:
             return replace(found, items=part.tokens)
         return await self._end(launch, part, found)
 
-    async def _end(self, launch: Launch, part: Part, found: Outcome) -> Outcome:
+    async def _end(self, launch: Launch, part: WrittenPart, found: Outcome) -> Outcome:
         """There is no more of it, or no more is wanted."""
         await self.aclose()
         last, told = self.reader.end(self._fault)
@@ -283,7 +283,7 @@ class AgentText:
             return self._failed(error)
         return True
 
-    async def _part(self, tokens: int) -> Part | None:
+    async def _part(self, tokens: int) -> WrittenPart | None:
         """The next part; an empty last one where the text cannot be written, None where the cloud has not."""
         if self._stream is not None and self._fault is None:
             try:

@@ -11,7 +11,6 @@ from functools import partial
 from paceline.errors import PacelineError
 from paceline.runtime.units import UnitRegistry
 from paceline.workflow.graph import (
-    Added,
     Cancel,
     Ended,
     Failed,
@@ -19,8 +18,9 @@ from paceline.workflow.graph import (
     Left,
     Outcome,
     Request,
-    RequestDone,
     Stage,
+    StagesAdded,
+    StagesDone,
     UnitsBack,
     UnitsLost,
     Unrunnable,
@@ -51,7 +51,7 @@ class WorkflowDriver:
         """Run a request's stages. ended: called once, with None when all have ended, or with the reason why it cannot
         go on."""
         self._ended[request] = ended
-        self._tell(Added(self._now(), stages))
+        self._tell(StagesAdded(self._now(), stages))
 
     def cancel(self, request: Request) -> None:
         """Stop every launch of a request and forget it. Its stages' generations are the caller's to close."""
@@ -105,7 +105,7 @@ class WorkflowDriver:
                 case Cancel(launch):
                     if launch in self._running:  # else it has just ended, and says so next
                         self._running[launch][1].cancel()
-                case RequestDone(request):
+                case StagesDone(request):
                     self._end(request, None)
                 case Unrunnable(stage):
                     fault = f"The workflow cannot go on: its stage {stage.name} has failed everywhere."

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.core.aggregation.aggregators import LAST_LEVEL, Aggregator, OwnDist, PeerDist
-from paceline.core.aggregation.placement import Placement
+from paceline.core.aggregation.placement import DeciderPlacement
 from paceline.core.aggregation.weights import dequantize_score, quantize_score
 from paceline.core.estimation import MovingAverage
 from paceline.core.sampling.dist import Dist
@@ -313,7 +313,7 @@ class PeerState:
     linked: bool
     num_sent: int  # targets the peer has: received from this side, or decided by itself
     exchange: DraftExchange
-    placement: Placement
+    placement: DeciderPlacement
     turn: int = 0  # hand-overs so far
     start: int = 0  # the holder decides from this position on
     first_holder: Side = field(init=False)
@@ -333,11 +333,11 @@ class PeerState:
         self.placement.moved(self.holder)
 
 
-def placement_of(config: MachineConfig, keep_at: Side | None = None) -> Placement:
+def placement_of(config: MachineConfig, keep_at: Side | None = None) -> DeciderPlacement:
     """The place of the decision with a new peer. keep_at: it stays there from the first target on; for comparisons,
     and equal on both sides. None: it moves, where privacy lets it and the places are not alike."""
     alike = FIRST_HOLDER if sends_both_ways(config) else None
-    return Placement(keep_at or FIRST_HOLDER, fixed=pinned_side(config) or keep_at or alike)
+    return DeciderPlacement(keep_at or FIRST_HOLDER, fixed=pinned_side(config) or keep_at or alike)
 
 
 class JointAnswer:

@@ -23,7 +23,7 @@ from paceline.core.batching.block_manager import CARRIERS, KvPrefix
 from paceline.core.batching.segment import ROOT, Batch, LogitsMode, Segment, SeqId
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.messages import Count, Frame, Hash, Name, Nonce, Part, PublicKey, Signature, Token
+from paceline.wire.messages import Count, Frame, Hash, Name, Nonce, PublicKey, SentPart, Signature, Token
 
 # Rows of numbers to bytes and back: hidden rows between stages, scores on their way to the head.
 #
@@ -128,7 +128,7 @@ class LoadSpan(Frame, frozen=True, tag="load"):
     stop: Count
 
 
-class StageCost(Part, frozen=True):
+class StageCost(SentPart, frozen=True):
     """What a stage has measured and found in its model's files, for the plan of spans."""
 
     layer_s: Seconds  # one layer's forward of one row
@@ -172,7 +172,7 @@ class Assign(Frame, frozen=True, tag="assign"):
 
 
 # ---- commands, in order ---------------------------------------------------------------------------------------------
-class SegmentRows(Part, frozen=True):
+class SegmentRows(SentPart, frozen=True):
     """`core.batching.segment.Segment`."""
 
     seq: SequenceNumber

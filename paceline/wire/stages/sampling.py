@@ -11,14 +11,14 @@ from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.row import RowHead, RowSampling, SampledRow
 from paceline.wire.codec import sampling_from_wire, sampling_to_wire
-from paceline.wire.messages import Count, Frame, Part, Sampling, Token
+from paceline.wire.messages import Count, Frame, Sampling, SentPart, Token
 from paceline.wire.stages.messages import MAX_ROWS, Number, RowIndices, Sentence, bad_frame
 
 MAX_BRANCHES = 256
 Bytes = Annotated[bytes, msgspec.Meta(max_length=1 << 23)]
 
 
-class SparseDist(Part, frozen=True):
+class SparseDist(SentPart, frozen=True):
     """`Dist`: ids as int32, probabilities as float64, little-endian."""
 
     ids: Bytes
@@ -27,7 +27,7 @@ class SparseDist(Part, frozen=True):
     log_norm: float
 
 
-class WantedRow(Part, frozen=True):
+class WantedRow(SentPart, frozen=True):
     """`RowSampling`."""
 
     params: Sampling
@@ -40,7 +40,7 @@ class WantedRow(Part, frozen=True):
     num_top: Count
 
 
-class HeadRow(Part, frozen=True):
+class HeadRow(SentPart, frozen=True):
     """`RowHead`."""
 
     dist: SparseDist
@@ -50,7 +50,7 @@ class HeadRow(Part, frozen=True):
     max_prob: float
 
 
-class SampledToken(Part, frozen=True):
+class SampledToken(SentPart, frozen=True):
     """`SampledRow`. has_dists: the branches' distributions may be asked for."""
 
     token: Token
@@ -60,7 +60,7 @@ class SampledToken(Part, frozen=True):
     branch_heads: Annotated[list[SparseDist], msgspec.Meta(max_length=MAX_BRANCHES)]
 
 
-class MixtureRows(Part, frozen=True):
+class MixtureRows(SentPart, frozen=True):
     """`BranchMixture`."""
 
     log_weights: Annotated[list[float], msgspec.Meta(max_length=MAX_BRANCHES)]
@@ -76,7 +76,7 @@ SegmentOf = tuple[Number, Count]  # ticket, number of the segment in it
 WantedRows = Annotated[list[WantedRow], msgspec.Meta(max_length=MAX_ROWS)]
 
 
-class Wanted(Part, frozen=True):
+class Wanted(SentPart, frozen=True):
     """`SampleRequest`: of each branch its parts."""
 
     branches: Annotated[

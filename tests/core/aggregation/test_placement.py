@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.baselines.dragon import token_seconds
-from paceline.core.aggregation.placement import Placement, lasting_seconds
+from paceline.core.aggregation.placement import DeciderPlacement, lasting_seconds
 from paceline.core.estimation import DecodeSpeed
 from paceline.core.side import SIDES, Side, other
 
@@ -16,8 +16,10 @@ delays = st.floats(0.0, 10.0)
 rates = st.floats(0.0, 1.0)
 
 
-def placed(holder: Side = "device", *, cloud: float = 0.06, device: float = 0.06, trip: float = 0.3) -> Placement:
-    placement = Placement(holder)
+def placed(
+    holder: Side = "device", *, cloud: float = 0.06, device: float = 0.06, trip: float = 0.3
+) -> DeciderPlacement:
+    placement = DeciderPlacement(holder)
     placement.observe_speed("cloud", DecodeSpeed(cloud))
     placement.observe_speed("device", DecodeSpeed(device))
     placement.observe_round_trip(trip)
@@ -71,7 +73,7 @@ def test_the_option_to_move_makes_no_place_slower(here: float, there: float, rou
 
 
 def test_a_side_fixed_by_privacy_keeps_the_aggregator() -> None:
-    placement = Placement("cloud", fixed="device")
+    placement = DeciderPlacement("cloud", fixed="device")
     assert placement.holder == "device"
     placement.observe_speed("cloud", DecodeSpeed(0.06))
     placement.observe_speed("device", DecodeSpeed(0.06))
@@ -81,7 +83,7 @@ def test_a_side_fixed_by_privacy_keeps_the_aggregator() -> None:
 
 
 def test_nothing_moves_while_a_speed_or_the_round_trip_is_unknown() -> None:
-    placement = Placement("device")
+    placement = DeciderPlacement("device")
     placement.observe_target({"cloud": False, "device": True})
     placement.observe_speed("cloud", DecodeSpeed(0.06))
     placement.observe_round_trip(1.0)

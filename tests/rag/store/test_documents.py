@@ -14,7 +14,7 @@ from paceline.core.side import Side, other
 from paceline.errors import ConfigError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.index.hybrid import HybridIndex
-from paceline.rag.records import EXACT_SCORE, LEADING_COSINE, MIN_SCORE, Progress, Vectors, Zone
+from paceline.rag.records import EXACT_SCORE, LEADING_COSINE, MIN_SCORE, FilesProgress, Vectors, Zone
 from paceline.rag.store.documents import DocumentStore
 
 BOAT = "The red boat belongs to Ann Bell.\n"
@@ -108,7 +108,7 @@ def test_a_folder_is_added_with_a_result_for_every_entry(store: DocumentStore, t
     (notes / "blank.txt").write_text(" \n\t\r\n", "utf-16")
     (notes / "latin.txt").write_bytes("Grüße".encode("latin-1"))
     (notes / "picture.png").write_bytes(b"\x89PNG")
-    steps: list[Progress] = []
+    steps: list[FilesProgress] = []
     results = {item.name: item for item in store.add(notes, zone="device", progress=steps.append)}
     assert {name: item.status for name, item in results.items()} == {
         "boat.txt": "added", "sub/train.md": "added", "empty.md": "skipped", "blank.txt": "skipped",

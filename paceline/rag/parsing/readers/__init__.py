@@ -1,4 +1,4 @@
-"""Readers: the bytes of one kind of document to a `Content`, in the parser process.
+"""Readers: the bytes of one kind of document to a `ReadText`, in the parser process.
 
 A reader is a function `(data, name) -> Content`, and raises `UnreadableError` with a sentence for the user; any other
 error means that the document is damaged. They trust the process around them to end what takes too long or too much.
@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import cast
 
 from paceline.rag.parsing.kinds import Kind
-from paceline.rag.parsing.readers.content import Content, UnreadableError
+from paceline.rag.parsing.readers.content import ReadText, UnreadableError
 
 READERS: Mapping[Kind, tuple[str, str]] = {  # module and function
     "text": ("text", "read_text"),
@@ -36,11 +36,11 @@ READERS: Mapping[Kind, tuple[str, str]] = {  # module and function
 }
 
 
-def reader(kind: Kind) -> Callable[[bytes, str], Content]:
+def reader(kind: Kind) -> Callable[[bytes, str], ReadText]:
     """The reader of a kind. Raises UnreadableError where its library is not installed."""
     module, function = READERS[kind]
     try:
-        return cast(Callable[[bytes, str], Content], getattr(import_module(f"{__name__}.{module}"), function))
+        return cast(Callable[[bytes, str], ReadText], getattr(import_module(f"{__name__}.{module}"), function))
     except ImportError as error:
         raise missing_library(error) from None
 

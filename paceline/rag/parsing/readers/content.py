@@ -28,7 +28,7 @@ class UnreadableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ReadText:
     """A document's text. `pages`: where each page begins in it; empty for kinds without pages."""
 
     title: str

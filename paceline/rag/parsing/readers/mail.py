@@ -12,20 +12,20 @@ from email.policy import default
 
 from paceline.rag.parsing.kinds import kind_of
 from paceline.rag.parsing.readers import reader
-from paceline.rag.parsing.readers.content import Content, TextBuilder, UnreadableError, decode, one_line
+from paceline.rag.parsing.readers.content import ReadText, TextBuilder, UnreadableError, decode, one_line
 from paceline.rag.parsing.readers.sniffing import kind_by_content
 
 _HEADERS = ("From", "To", "Cc", "Date")
 _MAX_DEPTH = 8  # of messages in messages
 
 
-def read_mail(data: bytes, _name: str) -> Content:
+def read_mail(data: bytes, _name: str) -> ReadText:
     message = message_from_bytes(data, policy=default)
     if not any(message.get(header) for header in (*_HEADERS, "Subject")):
         raise UnreadableError("is named as an e-mail and is none; export it again, or name it .txt", "invalid_file")
     out = TextBuilder()
     _write(message, out, 0)
-    return Content(one_line(message.get("Subject") or ""), out.build())
+    return ReadText(one_line(message.get("Subject") or ""), out.build())
 
 
 def _write(message: Message, out: TextBuilder, depth: int) -> None:

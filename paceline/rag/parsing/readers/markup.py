@@ -15,7 +15,7 @@ from zipfile import ZipFile
 
 from lxml import etree
 
-from paceline.rag.parsing.readers.content import Content, TextBuilder, UnreadableError, decode, one_line
+from paceline.rag.parsing.readers.content import ReadText, TextBuilder, UnreadableError, decode, one_line
 from paceline.rag.parsing.readers.sniffing import member, open_archive
 
 _HIDDEN = frozenset({
@@ -35,12 +35,12 @@ _NOTHING = re.compile(r"(?:0+(?:\.0*)?|\.0+)(?:[a-z]+|%)?")  # a size or an opac
 _SELECTOR = re.compile(r"[a-z0-9]*[.#][\w-]+")  # the selectors of a style sheet that are looked at
 
 
-def read_html(data: bytes, _name: str) -> Content:
+def read_html(data: bytes, _name: str) -> ReadText:
     out = TextBuilder()
     title = write_markup(data, out)
     if not out.num_characters:
         raise UnreadableError("shows no text; if scripts write its text, save it from a browser as PDF")
-    return Content(title, out.build())
+    return ReadText(title, out.build())
 
 
 def write_markup(data: bytes, out: TextBuilder) -> str:
@@ -202,7 +202,7 @@ _CONTAINER = "META-INF/container.xml"
 _ENCRYPTION = "META-INF/encryption.xml"
 
 
-def read_book(data: bytes, _name: str) -> Content:
+def read_book(data: bytes, _name: str) -> ReadText:
     archive = open_archive(data)
     names = set(archive.namelist())
     package_path = _attribute(xml_member(archive, _CONTAINER), "{*}rootfiles/{*}rootfile", "full-path")
@@ -231,7 +231,7 @@ def read_book(data: bytes, _name: str) -> Content:
         )
     if not out.num_characters:
         raise UnreadableError("has no text; if its pages are images, recognise their text first and save that as PDF")
-    return Content(one_line(package.findtext("{*}metadata/{*}title") or "") or title, out.build())
+    return ReadText(one_line(package.findtext("{*}metadata/{*}title") or "") or title, out.build())
 
 
 def _reading_order(package: etree._Element, folder: str) -> list[str]:

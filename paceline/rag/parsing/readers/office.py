@@ -21,7 +21,7 @@ from lxml import etree
 
 from paceline.rag.parsing.kinds import MAX_PAGES, MAX_TEXT_BYTES, kind_of
 from paceline.rag.parsing.readers import reader
-from paceline.rag.parsing.readers.content import Content, TextBuilder, UnreadableError, one_line, too_long
+from paceline.rag.parsing.readers.content import ReadText, TextBuilder, UnreadableError, one_line, too_long
 from paceline.rag.parsing.readers.mail import write_part
 from paceline.rag.parsing.readers.markup import write_tree, xml_member
 from paceline.rag.parsing.readers.sniffing import kind_by_content, member, open_archive
@@ -54,7 +54,7 @@ _NOTES: Mapping[str, tuple[str, str]] = {  # of references: the notes' element, 
 }
 
 
-def read_office(data: bytes, _name: str) -> Content:
+def read_office(data: bytes, _name: str) -> ReadText:
     archive = open_archive(data)
     if "content.xml" in archive.namelist():
         return _open_document(archive)
@@ -75,7 +75,7 @@ def read_office(data: bytes, _name: str) -> Content:
     if not out.num_characters:
         raise UnreadableError(_NO_TEXT)
     whole = out.build()
-    return Content(title, whole, tuple(min(start, len(whole)) for start in starts))
+    return ReadText(title, whole, tuple(min(start, len(whole)) for start in starts))
 
 
 class _Package:
@@ -378,7 +378,7 @@ _OPEN_FOREIGN = (  # of a picture, a comment's author and date
 )
 
 
-def _open_document(archive: ZipFile) -> Content:
+def _open_document(archive: ZipFile) -> ReadText:
     names = archive.namelist()
     if "META-INF/manifest.xml" in names and b"encryption-data" in archive.read("META-INF/manifest.xml"):
         raise UnreadableError("is protected by a password; save a copy without one")
@@ -403,7 +403,7 @@ def _open_document(archive: ZipFile) -> Content:
             _write_open(part, hidden, out)
     if not out.num_characters:
         raise UnreadableError(_NO_TEXT)
-    return Content(one_line(title or ""), out.build())
+    return ReadText(one_line(title or ""), out.build())
 
 
 def _write_open(root: etree._Element, hidden: set[str], out: TextBuilder) -> None:
@@ -440,7 +440,7 @@ def _write_open(root: etree._Element, hidden: set[str], out: TextBuilder) -> Non
 
 
 # ---- spreadsheets ---------------------------------------------------------------------------------------------------
-def read_sheets(data: bytes, _name: str) -> Content:
+def read_sheets(data: bytes, _name: str) -> ReadText:
     """Each visible sheet under its name, a line for each of its rows: row n is line n after the heading, empty ones
     included. Not handled: hidden rows and columns, formats of numbers, notes of cells, charts."""
     from python_calamine import CalamineError, CalamineWorkbook, PasswordError, SheetTypeEnum, SheetVisibleEnum
@@ -468,7 +468,7 @@ def read_sheets(data: bytes, _name: str) -> Content:
                 raise too_long()
     if not any(line and not line.startswith("# ") for line in lines):
         raise UnreadableError("has no text in its sheets; if it holds images or charts, save it as PDF")
-    return Content("", "\n".join(lines).strip("\n"))
+    return ReadText("", "\n".join(lines).strip("\n"))
 
 
 def _shown(cell: object) -> str:

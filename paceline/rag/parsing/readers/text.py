@@ -23,13 +23,13 @@ from pathlib import PurePath
 from typing import Any
 
 from paceline.rag.parsing.kinds import FULL_STOPS, MAX_TEXT_BYTES, MAX_TITLE, kind_of
-from paceline.rag.parsing.readers.content import Content, TextBuilder, UnreadableError, decode
+from paceline.rag.parsing.readers.content import ReadText, TextBuilder, UnreadableError, decode
 
 
 # ---- text, Markdown, source code ------------------------------------------------------------------------------------
-def read_text(data: bytes, name: str) -> Content:
+def read_text(data: bytes, name: str) -> ReadText:
     text = decode(data)
-    return Content(title_of(name, text), text)
+    return ReadText(title_of(name, text), text)
 
 
 def title_of(name: str, text: str) -> str:
@@ -77,7 +77,7 @@ _NUMBER = re.compile(r"[-+]?\d[\d.,' \u00a0]*%?")
 _YEAR = re.compile(r"(?:19|20)\d\d")
 
 
-def read_table(data: bytes, name: str) -> Content:
+def read_table(data: bytes, name: str) -> ReadText:
     text = decode(data)
     csv.field_size_limit(MAX_TEXT_BYTES)
     first, _, rest = text.partition("\n")
@@ -95,7 +95,7 @@ def read_table(data: bytes, name: str) -> Content:
         raise UnreadableError(
             f"is not a CSV file ({error}, at line {rows.line_num}); export it again, or name it .txt", "invalid_file"
         ) from None
-    return Content("", out.build())
+    return ReadText("", out.build())
 
 
 def named_rows(rows: Iterable[Sequence[str]], *, with_names: bool = False) -> Iterator[str]:
@@ -185,7 +185,7 @@ def _delimiter(sample: str) -> str:
 _MAX_DEPTH = 64  # of containers in containers; deeper ones are written as they are
 
 
-def read_records(data: bytes, name: str) -> Content:
+def read_records(data: bytes, name: str) -> ReadText:
     text = decode(data)
     out = TextBuilder()
     try:
@@ -197,8 +197,8 @@ def read_records(data: bytes, name: str) -> Content:
                 out.paragraph()
             _write(value, f"[{number}]" if len(values) > 1 else "", out, 0)
     except (ValueError, RecursionError):
-        return Content(name, text)
-    return Content(name, out.build() or text)
+        return ReadText(name, text)
+    return ReadText(name, out.build() or text)
 
 
 def _values(text: str) -> Iterator[object]:
@@ -232,7 +232,7 @@ def _shown(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _notebook(text: str) -> Content:
+def _notebook(text: str) -> ReadText:
     """The cells of a notebook (nbformat 3 and 4). Raises ValueError for what is no JSON."""
     book = json.loads(text)
     out = TextBuilder()
@@ -252,7 +252,7 @@ def _notebook(text: str) -> Content:
     if not out.num_characters:
         raise UnreadableError("has no cells with text; write something in it or leave it out")
     first = out.build().partition("\n")[0]
-    return Content(first.lstrip("# ")[:MAX_TITLE] if first.startswith("#") else "", out.build())
+    return ReadText(first.lstrip("# ")[:MAX_TITLE] if first.startswith("#") else "", out.build())
 
 
 def _write_fenced(text: str, out: TextBuilder) -> None:
