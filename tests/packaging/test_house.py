@@ -118,7 +118,7 @@ APART = {
 # Class names that two modules of the package define, and why each keeps its own.
 TWICE = {
     **dict.fromkeys(
-        ("Function", "Message", "Options", "Part", "Tool", "ToolCall", "ToolChoice"), "bodies, named as their APIs do"
+        ("Function", "Message", "Options", "Tool", "ToolCall", "ToolChoice"), "bodies, named as their APIs do"
     ),
     "Document": "a stored document; and one that a body of /v1/rerank brings",
     "Stage": "layers of a model; and a step of a workflow",
