@@ -87,7 +87,8 @@ def _table(rows: Sequence[Json]) -> Iterator[str]:
 
 
 def _file(section: Json) -> str:
-    return section["title"].lower().replace(" ", "_").replace(",", "") + ".svg"
+    title: str = section["title"]
+    return f"{title.lower().replace(' ', '_').replace(',', '')}.svg"
 
 
 def _image(section: Json) -> str:
