@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from paceline.core.aggregation.placement import speed_up
+from lab.baselines.dragon import shaped, speed_up
 from paceline.core.side import Side
 
 from . import wide_vocabulary
@@ -36,23 +36,18 @@ CLOUD_ONLY, CLOUD_DEFAULT = "cloud only", "cloud only, lookup_tree"
 PRIVATE = "document-private"
 WAYS: Mapping[str, Mapping[str, object]] = {
     # Trees first, before their look-up tables have seen another mode's answer to the same question and seed.
-    "tree": {"strategy": "aggregate", "drafts": "tree", "aggregator": "mixture"},
-    f"tree, {PRIVATE}": {"strategy": "aggregate", "drafts": "tree", "aggregator": "mixture", "privacy": PRIVATE},
-    "tree, coin": {"strategy": "aggregate", "drafts": "tree", "aggregator": "coin"},
+    "tree": {"strategy": "aggregate"} | shaped("tree", aggregator="mixture"),
+    f"tree, {PRIVATE}": {"strategy": "aggregate", "privacy": PRIVATE} | shaped("tree", aggregator="mixture"),
+    "tree, coin": {"strategy": "aggregate"} | shaped("tree", aggregator="coin"),
     "device only": {"strategy": "autoregressive"},
     "device only, lookup_tree": {"strategy": "lookup_tree"},
     CLOUD_ONLY: {"strategy": "autoregressive"},
     CLOUD_DEFAULT: {"strategy": "lookup_tree"},
-    "token-wise": {"strategy": "aggregate", "drafts": "none", "aggregator": "mixture"},
-    f"token-wise, {PRIVATE}": {
-        "strategy": "aggregate",
-        "drafts": "none",
-        "aggregator": "mixture",
-        "privacy": PRIVATE,
-    },
-    "sequence-wise": {"strategy": "aggregate", "drafts": "sequence", "aggregator": "mixture"},
-    "chain": {"strategy": "aggregate", "drafts": "chain", "aggregator": "mixture"},
-    "chain, paper": {"strategy": "aggregate", "drafts": "chain", "aggregator": "paper"},
+    "token-wise": {"strategy": "aggregate"} | shaped("none", aggregator="mixture"),
+    f"token-wise, {PRIVATE}": {"strategy": "aggregate", "privacy": PRIVATE} | shaped("none", aggregator="mixture"),
+    "sequence-wise": {"strategy": "aggregate"} | shaped("sequence", aggregator="mixture"),
+    "chain": {"strategy": "aggregate"} | shaped("chain", aggregator="mixture"),
+    "chain, paper": {"strategy": "aggregate"} | shaped("chain", aggregator="paper"),
 }
 MODEL = "fake:1:0.6"  # with this spread the sides accept about three of four drafts
 MAX_CLAIMED = 0.3  # s, the longest round trip of the claims; beyond it token-wise answers only take time

@@ -22,19 +22,29 @@ import tokenizers
 from jsonschema import Draft202012Validator, ValidationError
 from tokenizers import decoders, models, pre_tokenizers
 
+from lab.baselines.dragon import SHAPES
+from lab.engines import Arbitrary
 from paceline.core.aggregation.aggregators import AggregatorName
 from paceline.core.permission import EVERYBODY
 from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.core.side import SIDES, Side
 from paceline.engine.base import LoadedModel
-from paceline.engine.fake import ByteTokenizer, FakeEngine, arbitrary
+from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.tokenizer import SpecialTokens, Tokenizer
 from paceline.runtime.asking import AskLimits, CloudAsks
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
-from paceline.runtime.service import DRAFT_MODES, DraftMode, GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.parts import Company, NodeParts
+from paceline.runtime.service import (
+    AskedPrompt,
+    AskedStrategy,
+    GenerateRequest,
+    GenerationResult,
+    OutputForm,
+    TextDelta,
+)
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
 from paceline.wire.messages import Introduction
@@ -165,17 +175,18 @@ async def judged(nodes: dict[Side, Node], strategy: Strategy, count: int, at_onc
 
 
 def request(strategy: Strategy, form: AnswerForm, number: int) -> GenerateRequest:
-    aggregators, modes = get_args(AggregatorName), get_args(DraftMode)
+    aggregators, shapes = get_args(AggregatorName), list(SHAPES.values())
     return GenerateRequest(
-        messages=({"role": "user", "content": f"Who is number {number}?"},),
-        sampling=SamplingParams(temperature=0.0 if number % 5 == 4 else 1.0, seed=number),
-        max_tokens=MAX_TOKENS,
-        strategy=strategy.name,
-        options={
-            "aggregator": aggregators[number // 6 % len(aggregators)] if strategy.text_of == "both" else "",
-            "drafting": DRAFT_MODES[modes[number // 18 % len(modes)]],
-        },
-        constraint=form.constraint,
+        AskedPrompt(({"role": "user", "content": f"Who is number {number}?"},)),
+        SamplingParams(temperature=0.0 if number % 5 == 4 else 1.0, seed=number),
+        OutputForm(MAX_TOKENS, constraint=form.constraint),
+        strategy=AskedStrategy(
+            strategy.name,
+            {
+                "aggregator": aggregators[number // 6 % len(aggregators)] if strategy.text_of == "both" else "",
+                "drafting": shapes[number // 18 % len(shapes)],
+            },
+        ),
     )
 
 
@@ -194,9 +205,12 @@ async def _answer(node: Node, request: GenerateRequest) -> tuple[str, Generation
 async def linked_nodes() -> AsyncIterator[dict[Side, Node]]:
     """Both sides in this process, each with its own model and no documents."""
     seeds: dict[Side, int] = {"device": 1, "cloud": 2}
-    loaded = {side: LoadedModel(arbitrary(FakeEngine(seed)), ByteTokenizer()) for side, seed in seeds.items()}
+    loaded = {side: LoadedModel(Arbitrary(FakeEngine(seed)), ByteTokenizer()) for side, seed in seeds.items()}
     asks = CloudAsks(EVERYBODY, AskLimits(sys.maxsize, sys.maxsize))  # no question is one too many
-    nodes = {side: Node(side, model, None, asks=asks if side == "device" else None) for side, model in loaded.items()}
+    nodes = {
+        side: Node(side, model, None, NodeParts(company=Company(asks=asks if side == "device" else None)))
+        for side, model in loaded.items()
+    }
     identity = {
         side: Introduction(model.tokenizer.fingerprint, model.engine.info.fingerprint, side, list(STRATEGIES), 0, None)
         for side, model in loaded.items()

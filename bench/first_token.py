@@ -86,7 +86,7 @@ class DeviceBench:
         answer: asyncio.Future[Rows | EngineError] = asyncio.get_running_loop().create_future()
         self.worker.forward(Segment(seq, 0, tokens), answer.set_result, prefix)
         result = await answer
-        self.worker.control(SequenceOp.release(seq))
+        self.worker.submit(SequenceOp.release(seq))
         if isinstance(result, EngineError):
             raise result
         (dist,) = result

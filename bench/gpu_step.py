@@ -20,7 +20,7 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.row import RowSampling
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import ModelInfo, SampleRequest
-from paceline.engine.paged.attention.backends import AttentionName
+from paceline.engine.paged.attention.backends import Attention
 from paceline.engine.paged.engine import PagedEngine, paged_engine
 from paceline.errors import EngineError
 
@@ -72,7 +72,7 @@ class HostCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
 
 
 def measure(
-    load: Load, device: torch.device, *, attention: AttentionName | None = None
+    load: Load, device: torch.device, *, attention: Attention | None = None
 ) -> tuple[list[dict[str, object]], list[Claim]]:
     """Rows and claims. attention: None is the device's own."""
     engine, weight_bytes = _engine(load, device, attention)
@@ -125,7 +125,7 @@ def conditions(load: Load) -> Mapping[str, object]:
     }
 
 
-def _engine(load: Load, device: torch.device, attention: AttentionName | None) -> tuple[PagedEngine, int]:
+def _engine(load: Load, device: torch.device, attention: Attention | None) -> tuple[PagedEngine, int]:
     """An engine, and the bytes of weights that a step reads: all but the input embedding."""
     with device:
         model = random_model(load.model, load.dtype)
@@ -135,7 +135,7 @@ def _engine(load: Load, device: torch.device, attention: AttentionName | None) -
     most = max(sequences for sequences, _ in load.batches)
     info = ModelInfo("bench", "", load.model.vocab, load.context * 2, str(load.dtype), "paged")
     rows = most * (load.context + load.steps + load.warm_up + 32)
-    graphs = True if attention == "twin" else None
+    graphs = None if device.type == "cuda" else True
     engine = paged_engine(model, info, kv_rows=rows, attention=attention, graphs=graphs)
     if not isinstance(engine, PagedEngine):
         raise EngineError(f"paged does not serve the bench's model: {engine}")

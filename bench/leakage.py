@@ -39,6 +39,7 @@ from paceline.runtime.asking import AskLimits, CloudAsks
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Company, NodeParts
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import encode_options, sampling_to_wire
 from paceline.wire.dist_codec import decode_head
@@ -287,7 +288,7 @@ BINS: Final[Mapping[str, Callable[[DocumentStore, str], float]]] = {
 async def asked_device(model: LoadedModel, store: DocumentStore) -> AsyncIterator[Link]:
     """The cloud's end of a link to a device that everybody may ask as often as they like."""
     asks = CloudAsks(EVERYBODY, AskLimits(sys.maxsize, sys.maxsize))
-    node = Node("device", model, store, open_to_peer=True, asks=asks)
+    node = Node("device", model, store, NodeParts(company=Company(open_to_peer=True, asks=asks)))
     model_info = model.engine.info
     strategies = list(STRATEGIES)
     known = Introduction(model.tokenizer.fingerprint, model_info.fingerprint, "demo", strategies, 1, asked_by=None)

@@ -24,7 +24,7 @@ from paceline.core.side import SIDES, Side
 from paceline.engine.loader import load_model
 from paceline.models import DEVICE
 from paceline.rag.embedder import Embedder, load_embedder
-from paceline.rag.index.faiss_index import VectorIndex
+from paceline.rag.index.hybrid import VectorIndex
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 
 from .bootstrap import Estimate, estimate

@@ -2,7 +2,7 @@
 
 The served machines in virtual time, on stages that take a stated time for a forward pass. The texts are those of the
 cloud's demonstration model, recorded once and played again for every method; the drafts of all are those of the
-device's, which runs beside the stages. Baselines and ablations are options of the one machine.
+device's, which runs beside the stages. Baselines and ablations are in `lab.baselines.flowspec`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from lab.baselines import flowspec
 from lab.simulation import SimulatedRequest, SimulatedSession, Simulation, StageTimes
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.strategies.base import Branch, MachineConfig
-from paceline.strategies.pipeline.growth import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions
+from paceline.strategies.pipeline.growth import TREE_NODES
 from paceline.strategies.registry import STRATEGIES
+from paceline.strategies.strategy import Strategy
+from paceline.wire.options import DraftLimits
+from paceline.wire.options import Options as StrategyOptions
 
 from .drafting.workloads import demo_pair
 from .report import Claim, Options, Report
@@ -32,13 +36,9 @@ NAME: Final = "pipeline"
 SUMMARY: Final = "accepted tokens/s of a model in stages; baselines: autoregressive, naive, pruned, PipeDec"
 PLAIN: Final = "autoregressive"
 FULL: Final = "full"
-WAYS: Final[Mapping[str, PipelineOptions | None]] = {
-    PLAIN: None,
-    "naive": NAIVE,
-    "pruned": PRUNED,
-    "PipeDec": PIPEDEC,
-    "without score order": UNSORTED,
-    FULL: PipelineOptions(rescoring=False),
+WAYS: Final[Mapping[str, Strategy]] = {
+    PLAIN: STRATEGIES[PLAIN],
+    **{way: flowspec.strategy_of(way) for way in flowspec.WAYS},
 }
 ORDERED: Final = ("naive", "pruned", "without score order", FULL)
 Row = dict[str, object]
@@ -123,7 +123,7 @@ def _further(load: Workload, recorded: Sequence[Recording], draft_model: Engine,
 
 def _measure(
     load: Workload,
-    how: PipelineOptions | None,
+    how: Strategy,
     recorded: Sequence[Recording],
     draft_model: Engine,
     vocab_size: int,
@@ -147,7 +147,7 @@ def _measure(
 
 def _answered(
     load: Workload,
-    how: PipelineOptions | None,
+    how: Strategy,
     recording: Recording,
     draft_model: Engine,
     vocab_size: int,
@@ -161,13 +161,12 @@ def _answered(
         load.tokens,
         frozenset(),
         vocab_size,
-        how or PipelineOptions(rescoring=False),
+        StrategyOptions(rescoring=False),
         needs_dists=False,
         stats=learnt,
     )
     times = StageTimes(load.stages, lambda rows: load.forward_s + load.row_s * (rows - 1), load.hop_s)
-    strategy = STRATEGIES[PLAIN if how is None else "pipeline"]
-    request = SimulatedRequest(strategy, "cloud", config, {"cloud": (Branch(recording.prompt, None),)})
+    request = SimulatedRequest(how, "cloud", config, {"cloud": (Branch(recording.prompt, None),)})
     world = Simulation(
         request,
         {"cloud": RecordedEngine(recording, vocab_size)},
@@ -227,6 +226,6 @@ def _conditions(options: Options, load: Workload, model: str) -> dict[str, objec
         "stage_ms": [round(1000 * (load.forward_s + load.row_s * (rows - 1)), 2) for rows in (1, 16)],
         "hop_ms": load.hop_s * 1000,
         "draft_layer_ms": load.layer_s * 1000,
-        "tree": NAIVE.tree,
-        "segment_rows": NAIVE.drafting.rows,
+        "tree": TREE_NODES,
+        "segment_rows": DraftLimits().rows,
     }

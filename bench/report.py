@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -127,7 +127,9 @@ def plot_lines(report: Report, file: Path, *, x: str, ys: Sequence[str], unit: s
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for y in ys:
-        points = [(row[x], row[y]) for row in report.rows if row.get(x) is not None and row.get(y) is not None]
+        points: list[tuple[Any, Any]] = [
+            (row[x], row[y]) for row in report.rows if row.get(x) is not None and row.get(y) is not None
+        ]
         axes.plot([point[0] for point in points], [point[1] for point in points], marker="o", label=y)
     axes.set(xlabel=x, ylabel=unit, title=f"{report.bench} at {commit()}")
     axes.set_ylim(bottom=0)

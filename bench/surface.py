@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from paceline.commands.demo import Children, command, free_port
+from paceline.commands.demo import Children, command, configured, free_port
 from paceline.engine.fake import EOS
 
 from .report import Claim, Options, Report
@@ -48,8 +48,8 @@ def run(options: Options) -> Report:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4 * OPEN), hard), hard))  # one socket a stream
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory, Children(Path(directory)) as children:
         port = free_port(0)
-        state = str(Path(directory) / "state")
-        serve = command("serve", "--model", "fake", "--threads", "1", "--port", str(port), "--state-dir", state)
+        state, threads = str(Path(directory) / "state"), configured(Path(directory), "tuning.threads = 1")
+        serve = command("serve", "--model", "fake", "--port", str(port), "--state-dir", state, *threads)
         server = children.start("cloud", serve, port=port)
         children.wait(lambda ready: all(ready))
         process = psutil.Process(server.process.pid)

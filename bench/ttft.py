@@ -23,6 +23,7 @@ import httpx
 import torch
 
 from paceline.api.app import create_app
+from paceline.api.dependencies import Settings
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import listen, serve, url_of
 from paceline.core.side import SIDES, Side
@@ -190,7 +191,7 @@ async def _all(load: Workload) -> tuple[list[dict[str, object]], dict[str, list[
 @asynccontextmanager
 async def _served(side: DeviceSide, keys: Sequence[str]) -> AsyncIterator[httpx.AsyncClient]:
     """The device's node behind its HTTP server, and a client of it."""
-    app = create_app(side.node, keyring=Keyring(dict.fromkeys(keys)), documents=1)
+    app = create_app(side.node, Settings(documents=1), keyring=Keyring(dict.fromkeys(keys)))
     ready, stop = asyncio.Event(), asyncio.Event()
 
     async def stopped() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import httpx
 
-from paceline.commands.demo import Children, start_pair
+from paceline.commands.demo import Children, configured, start_pair
 from paceline.core.side import SIDES
 from paceline.rag.embedder import load_embedder
 
@@ -67,9 +67,8 @@ def serving(questions: Sequence[Question], flags: Sequence[str] = ()) -> Iterato
             directory.mkdir()
             for number, question in enumerate(questions):
                 (directory / f"{number:03}.md").write_text(question.documents[side])
-        pair = start_pair(
-            children, files, model=MODEL, embedder="minilm", device="bench", flags=("--threads", "1", *flags)
-        )
+        flags = (*flags, *configured(folder, "tuning.threads = 1"))
+        pair = start_pair(children, files, model=MODEL, embedder="minilm", device="bench", flags=flags)
         yield pair.url("device")
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.commands.demo import Children, Pair, start_pair
+from lab.baselines.dragon import shaped
+from paceline.commands.demo import Children, Pair, configured, start_pair
 from paceline.core.side import SIDES, Side
 
 from .aggregation.process_pair import DEVICE, DOCUMENTS
@@ -51,8 +52,9 @@ def measure(load: Load) -> Findings:
     """A row for each way and number of answers at a time; claims over the worse privacy level."""
     ways: dict[str, Mapping[str, object]] = {ALONE: {"strategy": "lookup_tree"}}
     for level in LEVELS:
-        joint = {"strategy": "aggregate", "aggregator": "mixture", "privacy": level}
-        ways |= {f"{TREE}, {level}": joint | {"drafts": "tree"}, f"{TOKEN_WISE}, {level}": joint | {"drafts": "none"}}
+        joint = {"strategy": "aggregate", "privacy": level}
+        ways[f"{TREE}, {level}"] = joint | shaped("tree", aggregator="mixture")
+        ways[f"{TOKEN_WISE}, {level}"] = joint | shaped("none", aggregator="mixture")
     found = Findings()
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory, _pair(Path(directory), load) as pair:
         asked = Asked(MODEL, load.tokens)
@@ -86,8 +88,10 @@ def _pair(folder: Path, load: Load) -> Iterator[Pair]:
             model=models,
             embedder="hash",
             device=DEVICE,
-            flags=("--threads", "1", "--name", MODEL),
-            side_flags={side: ("--emulate", emulate[side]) for side in SIDES},
+            flags=("--name", MODEL, "--debug-options"),
+            side_flags={
+                side: configured(folder, "tuning.threads = 1", f"tuning.emulate = {emulate[side]!r}") for side in SIDES
+            },
         )
 
 

@@ -31,19 +31,17 @@ from unittest.mock import patch
 
 import httpx
 
+from lab.scheduling import Ablation, static_map
 from paceline.commands import demo
-from paceline.commands.demo import Children
+from paceline.commands.demo import Children, command
 from paceline.core.side import SIDES, Side
 from paceline.models import CLOUD
-from paceline.workflow.builder import PUBLIC
-from paceline.workflow.placement import SchedulingPolicy
 
 from .bootstrap import Estimate, ratio_of, worst_of
 from .findings import claimed
 from .report import Claim, Options, Report
 from .workflow import program
 from .workflow.town import Asked, documents, questions, web
-from .workflow.ways import mapped
 
 NAME: Final = "workflow_real"
 SUMMARY: Final = "seconds of served workflows on two cores and a cloud process; baselines: static maps, one core"
@@ -54,8 +52,12 @@ STATIC, STATIC_ASKING, STATIC_PUBLIC = (
     "static map, all public at the cloud",
 )
 STATICS: Final = (STATIC, STATIC_ASKING, STATIC_PUBLIC)
-UNITS: Final = ("--units", "left=cpu:cores=0,right=cpu:cores=1,chat=engine:lanes=4")
-ONE: Final = ("--units", "left=cpu:cores=0,chat=engine:lanes=1", "--no-cloud-texts")
+UNITS: Final = (
+    "units.left.cores = [0]",
+    "units.right.cores = [1]",
+    "units.chat = {kind = 'engine', lanes = 4}",
+)
+ONE: Final = ("units.left.cores = [0]", "units.chat = {kind = 'engine', lanes = 1}", "cloud_texts = false")
 MAP: Final = {"embed": "left", "host": "left", "rerank": "right", "agent": "chat", "chat": "chat"}
 PROGRAM: Final = "program.json"  # in a pair's folder: see `workflow.program`
 ASKING: Final = ("rewrite", "plan", "look")
@@ -79,23 +81,23 @@ QUICK: Final = Workload(rounds=2)
 @dataclass(frozen=True, slots=True)
 class Way:
     name: str
-    policy: SchedulingPolicy
-    flags: Sequence[str] = UNITS
+    policy: Ablation
+    tuning: Sequence[str] = UNITS
     apart: bool = True  # each zone's passages are refined in a text of their own, where there is a cloud
 
 
-def at_the_cloud(agents: Sequence[str]) -> SchedulingPolicy:
+def at_the_cloud(agents: Sequence[str]) -> Ablation:
     """The static map, with texts of these agents at the cloud."""
-    return mapped(MAP | {f"{agent}.{phase}": "cloud" for agent in agents for phase in ("prefill", "decode")})
+    return static_map(MAP | dict.fromkeys(agents, "cloud"))
 
 
 WAYS: Final = (
-    Way(OURS, SchedulingPolicy()),
-    Way(ONE_TEXT, SchedulingPolicy(), apart=False),
-    Way(STATIC, mapped(MAP), apart=False),
+    Way(OURS, Ablation()),
+    Way(ONE_TEXT, Ablation(), apart=False),
+    Way(STATIC, static_map(MAP), apart=False),
     Way(STATIC_ASKING, at_the_cloud(ASKING), apart=False),
-    Way(STATIC_PUBLIC, at_the_cloud((*ASKING, f"refine{PUBLIC}"))),
-    Way(ALONE, mapped({**MAP, "rerank": "left"}), ONE),
+    Way(STATIC_PUBLIC, at_the_cloud((*ASKING, "refine public"))),
+    Way(ALONE, static_map({**MAP, "rerank": "left"}), ONE),
 )
 
 
@@ -115,7 +117,7 @@ def run(options: Options, workload: Workload | None = None) -> Report:
         base = stack.enter_context(web(load.web_s))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pairs = [stack.push(_pair(way, folder, base, load, asked)) for way in WAYS]
-        stack.enter_context(patch("paceline.commands.demo.local_pair.command", _command))
+        stack.enter_context(patch("paceline.commands.demo.command", _command))
         with ThreadPoolExecutor(len(WAYS)) as starting:
             started = starting.map(lambda pair: pair.__enter__(), pairs)
             urls = dict(zip((way.name for way in WAYS), started, strict=True))
@@ -146,9 +148,11 @@ def _pair(way: Way, folder: Path, base: str, load: Workload, asked: Sequence[Ask
         "script": {each.question: dict(each.script) for each in asked},
     }
     (own / PROGRAM).write_text(json.dumps(given))
+    paces = {"device": f"rtt={load.rtt_ms}ms,forward={load.forward_ms}ms", "cloud": f"forward={load.cloud_ms}ms"}
+    tuning = {side: ("[tuning]", "threads = 1", f"emulate = {pace!r}") for side, pace in paces.items()}
     flags: dict[Side, Sequence[str]] = {
-        "device": (*way.flags, "--emulate", f"rtt={load.rtt_ms}ms,forward={load.forward_ms}ms", "--web-search", base),
-        "cloud": ("--emulate", f"forward={load.cloud_ms}ms"),
+        "device": ("--web-search", base, *demo.configured(own, *tuning["device"], *way.tuning)),
+        "cloud": demo.configured(own, *tuning["cloud"]),
     }
     with Children(own) as children:
         started = demo.start_pair(
@@ -157,7 +161,7 @@ def _pair(way: Way, folder: Path, base: str, load: Workload, asked: Sequence[Ask
             model=str(CLOUD),
             embedder="minilm",
             device="bench",
-            flags=("--threads", "1", "--name", "demo"),
+            flags=("--name", "demo"),
             side_flags=flags,
         )
         yield started.url("device")
@@ -166,7 +170,7 @@ def _pair(way: Way, folder: Path, base: str, load: Workload, asked: Sequence[Ask
 def _command(*arguments: str) -> list[str]:
     """The command line of a program of a pair, with what its folder has for it."""
     if arguments[0] not in ("serve", "agent"):
-        return demo.command(*arguments)
+        return command(*arguments)
     state = Path(arguments[arguments.index("--state-dir") + 1])
     return [sys.executable, str(Path(program.__file__)), str(state.parent / PROGRAM), *arguments]
 
@@ -230,7 +234,7 @@ def _conditions(load: Workload) -> dict[str, object]:
         "model": "the demonstration pair's larger model at both sides, its forwards padded (they sleep, not compute)",
         "forward_ms": {"device": load.forward_ms, "cloud": load.cloud_ms},
         "rtt_ms": load.rtt_ms,
-        "units": {"ours and maps": UNITS[1], ALONE: ONE[1]},
+        "units": {"ours and maps": UNITS, ALONE: ONE},
         "maps": {way.name: dict(way.policy.static_map or {}) for way in WAYS},
         "refined apart": [way.name for way in WAYS if way.apart and way.name != ALONE],
         "web_s": load.web_s,

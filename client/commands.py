@@ -1,4 +1,4 @@
-"""The commands `paceline chat` and `paceline status`. httpx and rich are imported when they run, not for others."""
+"""The commands `paceline chat`, `paceline status` and `paceline demo`. httpx and rich are imported when they run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from paceline.core.printable import printable_json, printable_lines
 from paceline.errors import ConfigError
 from paceline.secret_files import given_secret
 
+from .demo import demo
 from .status import AsJson, Key, KeyFile, Url, status
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ URL = "http://127.0.0.1:8000"
 def register(app: typer.Typer) -> None:
     app.command(epilog='Example: paceline chat "When does the museum open?"')(chat)
     app.command(epilog="Example: paceline status --json")(status)
+    app.command(epilog="Example: paceline demo --check")(demo)
 
 
 def chat(
@@ -82,7 +84,7 @@ def _given(options: Mapping[str, object]) -> dict[str, object]:
 
 def _converse(conversation: Conversation, history: Path | None) -> None:
     """Answer questions until the input ends. A failed or interrupted answer does not end the conversation."""
-    from .dialogue import HELP, Dialogue, Pipe, Screen, Terminal
+    from .dialogue import HELP, Dialogue, PipedInput, Screen, Terminal
 
     screen = Screen()
     if sys.stdin.isatty():
@@ -96,6 +98,6 @@ def _converse(conversation: Conversation, history: Path | None) -> None:
         failed.append(sentence)
         typer.echo(f"paceline: {printable_lines(sentence)}", err=True)
 
-    Dialogue(conversation, screen, Pipe(), fail=fail).run()
+    Dialogue(conversation, screen, PipedInput(), fail=fail).run()
     if failed:
         raise typer.Exit(1)

@@ -22,6 +22,10 @@ SILENCE_S = 60.0  # after which an answer is given up; a running server sends at
 Json = Mapping[str, object]
 
 
+class Silent(PacelineError):
+    """Nothing came for longer than the client waits, no sign that the program is at work either."""
+
+
 @dataclass(slots=True)
 class Answer:
     """The part of an answer received so far."""
@@ -185,9 +189,7 @@ class _ReadableErrors:
                     "address of one with --url."
                 ) from None
             case httpx.TimeoutException():
-                raise PacelineError(
-                    f"{self._url} has said nothing for {self._silence:g} s; is it overloaded?"
-                ) from None
+                raise Silent(f"{self._url} has said nothing for {self._silence:g} s; is it overloaded?") from None
             case UnicodeEncodeError():
                 raise PacelineError("That has bytes that are no UTF-8: write it in that encoding.") from None
             case httpx.HTTPError() | httpx.InvalidURL():

@@ -47,7 +47,7 @@ def read_question(lines: Lines) -> str | None:
     return text.rstrip().removesuffix(QUOTES).strip()
 
 
-class Pipe:
+class PipedInput:
     """Standard input that is no terminal. Nothing is prompted for."""
 
     def read(self, prompt: str) -> str | None:  # noqa: ARG002  # for a terminal
@@ -60,10 +60,15 @@ class Terminal:
 
     def __init__(self, commands: Iterable[str], history: Path | None = None) -> None:
         """history: file that keeps questions, of mode 0600; None: for this conversation only. Raises ConfigError."""
-        from prompt_toolkit import PromptSession
-        from prompt_toolkit.completion import WordCompleter
-        from prompt_toolkit.history import FileHistory, InMemoryHistory
-
+        try:
+            from prompt_toolkit import PromptSession
+            from prompt_toolkit.completion import WordCompleter
+            from prompt_toolkit.history import FileHistory, InMemoryHistory
+        except ModuleNotFoundError:
+            raise ConfigError(
+                "A conversation at a terminal needs prompt-toolkit: run `pip install 'paceline[chat]'`, or ask one "
+                'question: paceline chat "When does the museum open?"'
+            ) from None
         if history is not None:
             try:
                 write_private(history, b"", replace=False)  # a file that exists stays as it is
@@ -134,8 +139,8 @@ class Screen:
         if answer.finish_reason == "length":
             self._write("Note: cut at the limit of tokens; give more with --max-tokens.", "yellow")
 
-    def say(self, sentence: str) -> None:
-        self._write(sentence, "dim")
+    def say(self, sentence: str, style: str = "dim") -> None:
+        self._write(sentence, style)
 
     def show_legend(self) -> None:
         """Write which side's words have which colour; nothing where there are no colours."""

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from paceline.commands.groups import devices_group, doctor_checks
-from paceline.commands.options import GroupedCommand, options
-from paceline.settings import AgentSettings, NodeSettings
+from paceline.commands.options import options
+from paceline.settings import AgentSettings, NodeSettings, StageSettings
 from paceline.settings_sources import Origins, describe_given
-from paceline.stage_settings import StageSettings
 
 from .activity import activity
 from .stage import EXAMPLE, stage
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     example = "Example: paceline agent --cloud https://example.org --code -"
-    app.command(epilog=example, cls=GroupedCommand)(options(AgentSettings)(agent))
-    app.command(epilog=EXAMPLE, cls=GroupedCommand)(options(StageSettings)(stage))
+    app.command(epilog=example)(options(AgentSettings)(agent))
+    app.command(epilog=EXAMPLE)(options(StageSettings)(stage))
     doctor_checks(app)["cloud link"] = _cloud_link
     devices_group(app).command(epilog="Example: paceline devices activity --last 50 --json")(activity)
 

@@ -9,6 +9,7 @@ import msgspec
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
+from paceline.api.dependencies import Settings
 from paceline.api.generation.links import Addresses
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen
@@ -35,7 +36,7 @@ async def run(settings: AgentSettings) -> None:
     code, keys = _secrets(settings)
     keyring = Keyring(dict.fromkeys(parse_keys(keys)))
     check_exposure(settings.host, keyring)
-    emulation = Emulation.parse(settings.emulate) if settings.emulate else None
+    emulation = Emulation.parse(settings.tuning.emulate) if settings.tuning.emulate else None
 
     may_ask, origin = permission(settings)
     hint = "; --cloud-may-ask allows it" if may_ask == NOBODY else ""
@@ -66,15 +67,17 @@ async def run(settings: AgentSettings) -> None:
             await cloud.enrol()
         app = create_app(
             opened.service,
+            Settings(
+                settings.answers.documents,
+                addresses=Addresses(settings.public_url or "", settings.cloud or ""),
+                longest_silent=settings.tuning.longest_silent_answer,
+            ),
             keyring=keyring,
-            documents=settings.documents,
             state=settings.state_dir,
             retention=retention_of(settings),
             limits=door_limits(settings),
             seal=opened.seal,
             tracer=opened.tracer,
-            addresses=Addresses(settings.public_url or "", settings.cloud or ""),
-            longest_silent=settings.longest_silent_answer,
         )
         return app, None if cloud is None else cloud.keep_linked
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,8 @@ import typer
 
 from paceline.errors import ConfigError
 from paceline.secret_files import STDIN, given_secret
+from paceline.settings import StageSettings
 from paceline.settings_sources import Origins, describe_given
-from paceline.stage_settings import StageSettings
 
 if TYPE_CHECKING:
     import asyncio
@@ -48,23 +47,22 @@ async def _run(settings: StageSettings) -> None:
 
     import torch
 
-    from paceline.engine.stages.stage import load_stage, measure, num_layers
+    from paceline.engine.stage import load_stage, measure, num_layers
     from paceline.runtime.stages.connecting import split_address
     from paceline.runtime.stages.local import READY
     from paceline.runtime.stages.stage_server import StageServer, resident_bytes
     from paceline.runtime.stages.stage_worker import StageWorker
-    from paceline.wire.stages.messages import StageCost
 
     options = EngineOptions(
-        "paged", settings.dtype, settings.engine_device, settings.threads, kv_rows=None, kv_mib=settings.kv_mib
+        "paged", settings.dtype, settings.engine_device, settings.tuning.threads, kv_rows=None, kv_mib=settings.kv_mib
     )
     try:
         host, port = split_address(settings.listen)
     except ValueError as error:
         raise ConfigError(f"--listen: {error}.") from None
     known = await _credential(settings)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    if settings.tuning.threads is not None:
+        torch.set_num_threads(settings.tuning.threads)
     load = partial(load_stage, directory, options=options)
     stage_server = StageServer(
         lambda outlet: StageWorker(load, outlet),
@@ -72,7 +70,7 @@ async def _run(settings: StageSettings) -> None:
         name=known.name,
         head_key=known.head_key,
         model=(model_fingerprint, num_layers(directory)),
-        cost=None if settings.span is not None else lambda: StageCost(**asdict(measure(directory, options))),
+        cost=None if settings.span is not None else lambda: measure(directory, options),
     )
     if settings.span is not None:
         loaded = stage_server.worker.load(*settings.span)

@@ -18,7 +18,7 @@ from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.runtime.sessions.prompts import device_log_weight
 from paceline.strategies.base import SIDES, Branch, MachineConfig, Side
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import RoutingContext
+from paceline.strategies.strategy import RoutingContext, Wish
 from paceline.wire.options import DraftLimits
 
 LIMIT = 96  # tokens per answer at most
@@ -56,7 +56,7 @@ class Pair:
         strategy = STRATEGIES["aggregate" if len(sides) > 1 else "autoregressive"]
         sampling = SamplingParams(temperature=0.0)
         plain = {"drafting": DraftLimits(width=1, rows=1, ahead=0)}  # drafts change no token, cost time
-        options = strategy.options_for(RoutingContext(front, strategy.name, sampling, options=plain))
+        options = strategy.options_for(RoutingContext(front, Wish(strategy.name, sampling, options=plain)))
         assert options is not None, "neither strategy declines"
         config = MachineConfig(front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, options)
         engines: dict[str, Engine] = {side: self.models[side].engine for side in SIDES}

@@ -44,12 +44,12 @@ SECTIONS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     ),
     "From a stage to the head": (
         messages.About,
-        messages.Answered,
-        messages.Failed,
+        messages.RequestDone,
+        messages.RequestFailed,
         messages.StageHave,
         messages.NeighbourLost,
         sampling.BatchDone,
-        sampling.Sampled,
+        sampling.SampledRows,
     ),
     "Headers of bulk messages": (messages.HiddenRows, messages.KvRows, messages.ScoreRows),
     "Parts of these messages": (
@@ -59,7 +59,7 @@ SECTIONS: dict[str, tuple[type[msgspec.Struct], ...]] = {
         sampling.WantedRow,
         sampling.HeadRow,
         sampling.SampledToken,
-        sampling.Mixture,
+        sampling.MixtureRows,
         sampling.Wanted,
     ),
 }

@@ -11,8 +11,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ from fastapi import FastAPI
 
 from paceline.api.http.doors import DoorLimits, networks
 from paceline.api.http.server import serve, url_of
-from paceline.api.responses.event_log.log import Retention
-from paceline.configuration import STORE
+from paceline.api.responses.log import Retention
 from paceline.core.offloading import ModelShape, Unit
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ServedModel
 from paceline.engine.loader import choose_device, engine_threads, gpu_uuid
+from paceline.errors import ConfigError
 from paceline.local_users import can_tell
 from paceline.model_opening import further_models, opened_model, sampling_of, served_name
 from paceline.model_opening import open_model as open_model
@@ -33,21 +32,26 @@ from paceline.model_opening import step_limits as step_limits
 from paceline.model_opening import workflow_units as workflow_units
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import load_embedder
+from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.rerank import Reranker, TokenEncoder, load_reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.web.search import SearxngSearch
 from paceline.runtime.asking import CloudAsks
-from paceline.runtime.energy import ChosenMeter, DebtFile, Machine, Powers, SideEnergy, choose_meter
+from paceline.runtime.energy import ChosenMeter, DebtFile, MeterSources, Powers, SideEnergy, choose_meter
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Company, Computing, Kept, NodeParts, Offer
 from paceline.runtime.served_models import ServedModels
+from paceline.runtime.stimuli import FILE as STIMULI
+from paceline.runtime.stimuli import StimulusLog
 from paceline.runtime.tracing import Tracer, tracer_of
-from paceline.runtime.workflows.kept_profiles import Conditions, KeptProfiles, describe_machine, launch_bytes
+from paceline.runtime.workflows.kept_profiles import KeptProfiles, describe_machine
+from paceline.runtime.workflows.run import Tools
 from paceline.runtime.workflows.web import WebAccess, WebLimits
 from paceline.sealing import PLAIN, Seal, open_answers_seal
-from paceline.secret_files import STDIN, secret_lines
-from paceline.settings import AgentSettings, NodeSettings
+from paceline.secret_files import STDIN, private_folder, secret_lines
+from paceline.settings import STORE, AgentSettings, NodeSettings, ServerSettings
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Introduction
 
@@ -101,7 +105,7 @@ async def run_node(
     """Open store, model and node, serve on `listener` until a signal, then close them in reverse order.
 
     `compose` returns the application and the task to run beside it, which is cancelled once the server has drained.
-    `shipped`: see `open_model`; `expects_peer`, `open_to_peer`, `asks`: see `Node`. `open_engine`: of a model's
+    `shipped`: see `open_model`; `expects_peer`, `open_to_peer`, `asks`: see `Company`. `open_engine`: of a model's
     directory and name, in place of loading its engine here. `open_draft`: the draft model's engine beside this
     model. The caller closes `listener`.
     Raises ConfigError for a model, documents or a state directory that cannot be used, EngineLost after the engine's
@@ -112,48 +116,39 @@ async def run_node(
         name = served_name(settings, model)
         tracer = tracer_of(settings.side)
         reranker = open_reranker(settings, store)
-        node_of = partial(
-            Node,
-            settings.side,
-            store=store,
-            sampling=sampling_of(settings),
-            system=settings.system or "",
-            max_tokens_default=settings.max_tokens_default,
-            expects_peer=expects_peer,
+        answers = settings.answers
+        offer = Offer(name, sampling_of(settings), answers.system or "", answers.max_tokens_default)
+        computing = Computing(
+            step_limits(settings),
             timed=True,
-            limits=step_limits(settings),
-            reranker=reranker,
-            tracer=tracer,
-        )
-        node = node_of(
-            model=model,
-            served_name=name,
-            open_to_peer=open_to_peer,
-            asks=asks,
-            kv=open_kv(settings, store),
-            tables=open_tables(settings, model, seal),
-            energy=open_energy(settings, model),
             draft_engine=None if open_draft is None else open_draft(model),
-            profiles=open_profiles(settings, model, store, spread=open_engine is not None),
             units=workflow_units(settings),
-            web=open_web(settings),
-            cloud_texts=isinstance(settings, AgentSettings) and settings.cloud_texts,
-            relevance_temperature=settings.relevance_temperature,
+            energy=open_energy(settings, model),
+            stimuli=open_stimuli(settings),
         )
+        temperature = RELEVANCE_TEMPERATURE  # a device follows its clouds
+        if isinstance(settings, ServerSettings):
+            temperature = settings.tuning.relevance_temperature
+        kept = Kept(open_kv(settings, store), open_tables(settings, model, seal), temperature)
+        cloud_texts = isinstance(settings, AgentSettings) and settings.tuning.cloud_texts
+        terms = Company(expects_peer, open_to_peer, asks, cloud_texts, tracer)
+        profiles = open_profiles(settings, model, store, spread=open_engine is not None)
+        tools = Tools(profiles, reranker, open_web(settings))
+        node = Node(settings.side, model, store, NodeParts(offer, computing, kept, terms), tools)
 
         def further(loaded: LoadedModel, its_name: str) -> Node:
             """A node on the first one's documents. What it learns is forgotten with it."""
             joins = loaded.tokenizer.fingerprint == model.tokenizer.fingerprint
-            energy = SideEnergy(energy_meter(settings, loaded.engine.info.shape).meter, settings.send_watts)
-            return node_of(
-                model=loaded,
-                served_name=its_name,
-                energy=energy,
-                units=workflow_units(settings),
-                web=open_web(settings),
-                cloud_texts=False,
-                beside=node.beside(joins=joins, alone=str if joins else apart),
+            energy = SideEnergy(energy_meter(settings, loaded.engine.info.shape).meter, settings.energy.send_watts)
+            parts = NodeParts(
+                replace(offer, name=its_name),
+                replace(computing, draft_engine=None, units=workflow_units(settings), energy=energy),
+                Kept(),
+                replace(terms, open_to_peer=False, asks=None, cloud_texts=False),
             )
+            tools = Tools(reranker=reranker, web=open_web(settings))
+            beside = node.beside(joins=joins, alone=str if joins else apart)
+            return Node(settings.side, loaded, store, parts, tools, beside=beside)
 
         def apart() -> str:
             """Why a model with another tokenizer is not joined, if there is anybody to join."""
@@ -164,7 +159,12 @@ async def run_node(
             others = f" and {len(settings.model) - 1} more" if len(settings.model) > 1 else ""
             typer.echo(f"paceline: serving {name}{others} on {url_of(listener)} ({node.num_documents} documents)")
 
-        async with node, ServedModels(node, further_models(settings, shipped, model, further)) as service:
+        async with (
+            node,
+            ServedModels(
+                node, further_models(settings, shipped, model, further), debug_options=settings.debug_options
+            ) as service,
+        ):
             app, background = await compose(OpenedNode(node, service, model, name, seal, tracer))
             async with asyncio.TaskGroup() as tasks:
                 beside = None if background is None else tasks.create_task(background())
@@ -197,21 +197,20 @@ def open_energy(settings: NodeSettings, model: ServedModel) -> SideEnergy:
     found = energy_meter(settings, model.engine.info.shape)
     _log.info("energy is %s", found.text)
     budget: tuple[float, Unit] | None = None
-    if isinstance(settings, AgentSettings):
-        if settings.energy_per_token is not None:
-            budget = settings.energy_per_token, "token"
-        elif settings.energy_per_step is not None:
-            budget = settings.energy_per_step, "step"
+    if isinstance(settings, AgentSettings) and settings.energy_per_token is not None:
+        budget = settings.energy_per_token, "token"
     kept = DebtFile(settings.state_dir) if settings.side == "device" else None
-    return SideEnergy(found.meter, settings.send_watts, budget, kept)
+    return SideEnergy(found.meter, settings.energy.send_watts, budget, kept)
 
 
 def energy_meter(settings: NodeSettings, shape: ModelShape | None) -> ChosenMeter:
     """The meter of this side. Raises ConfigError."""
     device = "cpu" if settings.first_model == "fake" else choose_device(settings.engine_device)
     on_gpu = device.startswith("cuda")
-    powers = Powers(settings.compute_watts, settings.send_watts, settings.compute_gflops)
-    return choose_meter(settings.energy_meter, powers, Machine(on_gpu, gpu_uuid(device) if on_gpu else None, shape))
+    powers = Powers(settings.energy.compute_watts, settings.energy.send_watts, settings.energy.compute_gflops)
+    return choose_meter(
+        settings.energy.meter, powers, MeterSources(on_gpu, gpu_uuid(device) if on_gpu else None, shape)
+    )
 
 
 def open_store(settings: NodeSettings) -> DocumentStore:
@@ -232,23 +231,17 @@ def open_store(settings: NodeSettings) -> DocumentStore:
 
 def open_reranker(settings: NodeSettings, store: DocumentStore) -> Reranker | None:
     """Load the reranker that the settings name; None where they name none. Raises ConfigError when it is not here."""
-    if settings.reranker is None:
+    if settings.tuning.reranker is None:
         return None
     encoder = store.embedder if isinstance(store.embedder, TokenEncoder) else None
-    return load_reranker(settings.reranker, encoder=encoder)
+    return load_reranker(settings.tuning.reranker, encoder=encoder)
 
 
 def open_web(settings: NodeSettings) -> WebAccess | None:
     """What the settings let the workflow `research` search; None without it."""
     if settings.web_search is None:
         return None
-    limits = WebLimits(
-        settings.web_search_seconds,
-        settings.web_results,
-        settings.web_page_seconds,
-        settings.web_page_mib << 20,
-        settings.web_pages,
-    )
+    limits = WebLimits(results=settings.tuning.web_results, pages=settings.tuning.web_pages)
     if settings.web_search == STORE:
         return WebAccess(None, limits)
     return WebAccess(SearxngSearch(settings.web_search, timeout_s=limits.search_s), limits)
@@ -263,12 +256,23 @@ def open_tables(settings: NodeSettings, model: ServedModel, seal: Seal = PLAIN) 
     return TableStore(settings.state_dir / TABLES, tokenizer.fingerprint, tokenizer.vocab_size, seal=seal)
 
 
+def open_stimuli(settings: NodeSettings) -> StimulusLog | None:
+    """The log of what machines are told, begun anew; None where the settings want none. Raises ConfigError."""
+    if settings.log_level != "debug":
+        return None
+    private_folder(settings.state_dir)
+    try:
+        return StimulusLog(settings.state_dir / STIMULI, text=settings.tuning.log_text)
+    except OSError as error:
+        raise ConfigError(f"{STIMULI} cannot be written in {settings.state_dir}: {error.strerror}") from error
+
+
 def open_kv(settings: NodeSettings, store: DocumentStore) -> DocumentKvStore | None:
     """Open the store of the documents' KV, or None if the settings keep none.
 
     It lies in the folder of the documents, so that it is moved and deleted with them.
     """
-    limit = settings.document_kv_mib << 20
+    limit = settings.tuning.document_kv_mib << 20
     return DocumentKvStore(settings.docs_dir / FOLDER, limit, seal=store.seal) if limit else None
 
 
@@ -278,32 +282,30 @@ def open_profiles(
     """What the state directory knows of this side's units, read at the first workflow. spread: over other machines."""
     fake = settings.first_model == "fake"
     device = "cpu" if fake else choose_device(settings.engine_device)
-    here = device == "cpu" and not spread
-    embedder = store.embedder.name
-    conditions = Conditions(
-        model.engine.info.fingerprint,
-        embedder,
-        describe_machine(gpu_uuid(device) or device if device.startswith("cuda") and not spread else None),
-        engine_threads() if here and not fake else 0,
+    gpu = gpu_uuid(device) or device if device.startswith("cuda") and not spread else None
+    conditions = (
+        f"model {model.engine.info.fingerprint}",
+        f"embedder {store.embedder.name}",
+        f"reranker {settings.tuning.reranker or ''}",
+        describe_machine(gpu),
+        f"{engine_threads() if device == 'cpu' and not (spread or fake) else 0} threads",
         str(workflow_units(settings)),
-        settings.reranker or "",
     )
-    demand = launch_bytes(model.engine.info, step_limits(settings).rows, embedder)
-    return KeptProfiles(settings.state_dir, conditions, demand, shared=here)
+    return KeptProfiles(settings.state_dir, "; ".join(conditions))
 
 
 def retention_of(settings: NodeSettings) -> Retention:
     """Size and age up to which responses are kept."""
-    return Retention(settings.responses_mib << 20, settings.responses_days * 86_400)
+    return Retention(settings.tuning.responses_mib << 20, settings.tuning.responses_days * 86_400)
 
 
 def door_limits(settings: NodeSettings) -> DoorLimits:
     """Limits on those who send no key or credential."""
-    every_user = settings.local_users == "any"
+    every_user = settings.tuning.local_users == "any"
     if not every_user and not can_tell():
         _log.warning("this system does not tell whose a connection is: without keys, every user of it is let in")
     return DoorLimits(
-        settings.strangers_per_address,
+        settings.tuning.strangers_per_address,
         networks(settings.trusted_proxies),
         origins=frozenset(settings.allowed_origins),
         every_user=every_user,

@@ -15,16 +15,16 @@ from pathlib import Path
 import psutil
 
 from paceline.core.sampling.sampler import SamplingDefaults
-from paceline.engine.base import AsyncEngine, DelayedEngine, LoadedModel, ServedModel
+from paceline.engine.base import AsyncEngine, LoadedModel, ServedModel, delay_forwards
 from paceline.engine.loader import choose_device, describe_model, find, load_model
 from paceline.engine.loader import served_name as name_of
 from paceline.errors import ConfigError
-from paceline.node_settings import NodeSettings
 from paceline.runtime.engine_loop.executor import StepLimits
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.node import Node
 from paceline.runtime.served_models import ModelMemory, ModelSlot
 from paceline.runtime.units import HostUnit, NodeUnits
+from paceline.settings import NodeSettings
 
 GPU_STEP_ROWS = 2048
 
@@ -37,21 +37,21 @@ def open_model(settings: NodeSettings, shipped: Shipped, wanted: str | None = No
 
     Its engine is delayed where the settings emulate a slower machine. Raises ConfigError with what to do.
     """
-    emulation = Emulation.parse(settings.emulate or "")
+    emulation = Emulation.parse(settings.tuning.emulate or "")
     wanted = wanted or settings.first_model
     demo = _shipped(wanted, shipped)
     model = load_model(
         demo or wanted,
-        backend=settings.backend,
+        backend=settings.tuning.backend,
         dtype=settings.dtype,
         device=settings.engine_device,
-        threads=settings.threads or len(workflow_units(settings).engine_cores) or None,
+        threads=settings.tuning.threads or len(workflow_units(settings).engine_cores) or None,
         kv_mib=settings.kv_mib,
         name=wanted if demo else None,
     )
     if not (emulation.forward or emulation.row):
         return model
-    return replace(model, engine=DelayedEngine(model.engine, emulation.forward, emulation.row))
+    return replace(model, engine=delay_forwards(model.engine, emulation.forward, emulation.row))
 
 
 @contextmanager
@@ -81,33 +81,29 @@ def served_name(settings: NodeSettings, model: ServedModel) -> str:
 def sampling_of(settings: NodeSettings) -> SamplingDefaults:
     """The settings' sampling parameters, for requests that leave them out."""
     return SamplingDefaults(
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        top_k=settings.top_k,
-        min_p=settings.min_p,
-        repetition_penalty=settings.repetition_penalty,
+        temperature=settings.answers.temperature,
+        top_p=settings.answers.top_p,
+        top_k=settings.answers.top_k,
+        min_p=settings.answers.min_p,
+        repetition_penalty=settings.answers.repetition_penalty,
     )
 
 
 def step_limits(settings: NodeSettings) -> StepLimits:
     """Size of the engine's steps. A GPU computes hundreds of rows in the time of one, so its steps are larger."""
     on_gpu = settings.first_model != "fake" and choose_device(settings.engine_device) != "cpu"
-    return StepLimits(settings.step_rows or (GPU_STEP_ROWS if on_gpu else StepLimits().rows), settings.step_sequences)
+    return StepLimits(settings.tuning.step_rows or (GPU_STEP_ROWS if on_gpu else StepLimits().rows))
 
 
 def workflow_units(settings: NodeSettings) -> NodeUnits:
     """Processing units of workflows, as declared; those of a kind that is not declared are found."""
     found = NodeUnits()
-    for unit in settings.units:
+    hosts = []
+    for name, unit in settings.tuning.units.items():
         if unit.kind == "engine":
-            found = replace(
-                found, engine=unit.name, lanes=unit.lanes or found.lanes, engine_cores=frozenset(unit.cores)
-            )
-    hosts = [
-        HostUnit(unit.name, frozenset(unit.cores), frozenset(unit.does))
-        for unit in settings.units
-        if unit.kind == "cpu"
-    ]
+            found = replace(found, engine=name, lanes=unit.lanes or found.lanes, engine_cores=frozenset(unit.cores))
+        else:
+            hosts.append(HostUnit(name, frozenset(unit.cores), frozenset(unit.does)))
     return replace(found, hosts=tuple(hosts) or found.hosts)
 
 
@@ -125,7 +121,7 @@ def further_models(
             "Several models share this GPU's memory: say with kv_mib how much of it each one's cache takes."
         )
     free, total = _memory(device)
-    memory = ModelMemory(idle_s=60 * settings.model_idle_minutes, free=free, total=total)
+    memory = ModelMemory(idle_s=60 * settings.tuning.model_idle_minutes, free=free, total=total)
     names = {served_name(settings, first)}
 
     async def load(wanted: str, slot: ModelSlot) -> Node:
@@ -140,7 +136,7 @@ def further_models(
         if info.name in names:
             raise ConfigError(f"Two models would be called {info.name}: rename a folder, or give the first a --name.")
         names.add(info.name)
-        info = replace(info, sampling=sampling_of(settings).over(info.sampling), system=settings.system or "")
+        info = replace(info, sampling=sampling_of(settings).over(info.sampling), system=settings.answers.system or "")
         is_joint = found.tokenizer == first.tokenizer.fingerprint
         memory.slots.append(ModelSlot(info, partial(load, wanted), is_joint=is_joint, weights=found.weights))
     return memory

@@ -6,18 +6,17 @@ Knows nothing of rows, tables or files beyond their bytes; what is sealed is dec
 from __future__ import annotations
 
 import base64
-import binascii
 import hmac
 import json
 import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -27,7 +26,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from paceline.errors import ConfigError, StorageError
 from paceline.secret_files import make_folder, read_private, write_private
 
-# Sealing: what a store writes is encrypted with AES-256-GCM, one data key for each document, upload or response.
+if TYPE_CHECKING:
+    from keyring.backend import KeyringBackend
+
+# One data key for each document, upload or response.
 #
 # Data keys are random, and stand beside what they seal, wrapped with a key that is derived from the store's: removing
 # a row destroys the only copy of its key. Each sealed value is bound to its place (its document, its column, its
@@ -37,19 +39,15 @@ from paceline.secret_files import make_folder, read_private, write_private
 
 
 FRAME: Final = 1 << 20  # bytes of a file that are sealed together
+KEY_BYTES: Final = 32
 NONCE: Final = 12
 OVERHEAD: Final = NONCE + 16  # bytes that sealing adds
-_KEY_BITS = 256
 _MARK = "paceline 1 "  # of additional data, so that a later form is never taken for this one
 _KEPT_BOXES = 256  # data keys in memory
 
 
 class DamagedError(StorageError):
     """A sealed value does not hold what was written: it was changed, or belongs elsewhere."""
-
-
-class Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
 
 
 class Box:
@@ -75,14 +73,14 @@ class Box:
             raise DamagedError(f"{place} is not a text")
         return value
 
-    def seal_file(self, content: Readable) -> Iterator[bytes]:
+    def seal_file(self, content: BinaryIO) -> Iterator[bytes]:
         """The pieces to write for a file, from the position of `content` to its end."""
         sealer = FileSealer(self)
         while data := content.read(FRAME):
             yield from sealer.add(data)
         yield sealer.end()
 
-    def open_file(self, stored: Readable) -> Iterator[bytes]:
+    def open_file(self, stored: BinaryIO) -> Iterator[bytes]:
         """The content of a file, piece by piece. Raises DamagedError, at the end for one that was cut off."""
         size = FRAME + self.overhead
         number, piece = 0, stored.read(size)
@@ -157,7 +155,6 @@ class Seal:
     is_on = False
     name = ""  # as the store records which seal it has
     rows: Box = PLAIN_BOX  # what belongs to no document: names of vector stores, attributes
-    index: Box = PLAIN_BOX  # the index file
     kv_secret = b""  # key of the hashes that name files of stored KV
 
     def lookup(self, value: str | bytes) -> str:
@@ -192,10 +189,9 @@ class StoreSeal(Seal):
 
         self.name = f"1 {salt.hex()} {derived('check').hex()[:32]}"
         self.rows = SealedBox(derived("rows"), "rows")
-        self.index = SealedBox(derived("index"), "index")
         self.kv_secret = derived("kv")
         self._lookup = derived("lookup")
-        self._wrap = AESGCM(derived("wrap"))
+        self._wrap = SealedBox(derived("wrap"), "key")
         self._boxes: dict[tuple[str, bytes], Box] = {}
 
     @classmethod
@@ -219,20 +215,17 @@ class StoreSeal(Seal):
         return hmac.digest(self._lookup, data, "sha256").hex() if data else ""
 
     def make_key(self, owner: str) -> tuple[bytes, Box]:
-        key, nonce = secrets.token_bytes(_KEY_BITS // 8), secrets.token_bytes(NONCE)
-        return nonce + self._wrap.encrypt(nonce, key, f"{_MARK}{owner}".encode()), SealedBox(key, owner)
+        key = secrets.token_bytes(KEY_BYTES)
+        return self._wrap.seal(key, owner), SealedBox(key, owner)
 
     def box(self, stored: bytes, owner: str) -> Box:
         known = self._boxes.get((owner, stored))
         if known is not None:
             return known
-        try:
-            key = self._wrap.decrypt(stored[:NONCE], stored[NONCE:], f"{_MARK}{owner}".encode())
-        except (InvalidTag, ValueError, TypeError) as error:
-            raise DamagedError(f"{owner} is damaged (its key): its seal does not fit") from error
+        box = SealedBox(self._wrap.open(stored, owner), owner)
         if len(self._boxes) >= _KEPT_BOXES:
             self._boxes.clear()
-        box = self._boxes[owner, stored] = SealedBox(key, owner)
+        self._boxes[owner, stored] = box
         return box
 
     def forget(self) -> None:
@@ -254,21 +247,12 @@ def _frame(number: int, *, last: bool) -> str:
 # Not handled: an attacker who acts as this user.
 
 
-KEY_BYTES = 32
 INSIDE = "documents.key"  # in the folder itself, where that is a mount point
 SERVICE = "paceline documents"  # in the keyring
 _log = logging.getLogger("paceline.rag")
 
 
-class Keyring(Protocol):
-    """What is used of the library `keyring`."""
-
-    def get_password(self, service: str, username: str) -> str | None: ...
-
-    def set_password(self, service: str, username: str, password: str) -> None: ...
-
-
-def system_keyring() -> Keyring | None:
+def system_keyring() -> KeyringBackend | None:
     """The keyring of the operating system; None without the library, or where it has only makeshifts."""
     try:
         import keyring
@@ -276,8 +260,7 @@ def system_keyring() -> Keyring | None:
         return None
     backend = keyring.get_keyring()
     # 1 and above are those that the library recommends; below are files in plain text, and the one that always fails.
-    found: Keyring = backend
-    return found if backend.priority >= 1 else None
+    return backend if backend.priority >= 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +270,6 @@ class StoreKey:
     store: Path
     what: str = "documents"  # as messages call what is sealed with it
     anew: str = "choose another folder and add them again"  # what to do without the key, likewise
-    find_keyring: Callable[[], Keyring | None] = lambda: system_keyring()  # looked up at the call
 
     @property
     def path(self) -> Path:
@@ -332,11 +314,33 @@ class StoreKey:
         assert made is not None, "it has just been written"
         return made
 
+    def new_seal(self) -> StoreSeal:
+        """A seal for a store that is not sealed yet, with its key, made now if there is none."""
+        return StoreSeal.new(self.read_or_make())
+
+    def open_seal(self, name: str, place: Path) -> StoreSeal:
+        """The seal that the store records as `name`. place: where it is, for messages. Without its key nothing is
+        changed."""
+        where = f"{self.what[0].upper()}{self.what[1:]} in {place}"
+        key = self.read()
+        if key is None:
+            raise ConfigError(
+                f"{where} are encrypted, and {self.path}, which held their key, is gone: put it back, or {self.anew}. "
+                "Nothing was changed."
+            )
+        seal = StoreSeal.of(name, key)
+        if seal is None:
+            raise ConfigError(
+                f"{where} are encrypted with another key than that of {self.path}: put back the file that belongs to "
+                f"them, or {self.anew}. Nothing was changed."
+            )
+        return seal
+
     # ---- internal ---------------------------------------------------------------------------------------------------
     def _entry(self, key: bytes) -> dict[str, object]:
         """The content of the file, after putting the key into the keyring if there is one."""
         encoded = base64.b64encode(key).decode()
-        keyring = self.find_keyring()
+        keyring = system_keyring()
         if keyring is not None:
             name = secrets.token_hex(8)
             try:
@@ -350,7 +354,7 @@ class StoreKey:
         return {"format": 1, "key": encoded}
 
     def _from_keyring(self, name: str) -> bytes:
-        keyring = self.find_keyring()
+        keyring = system_keyring()
         if keyring is None:
             raise ConfigError(
                 f"The key of the {self.what} of {self.store} is in the system's keyring ({SERVICE} / {name}), and "
@@ -373,10 +377,7 @@ class StoreKey:
 
 def _key(encoded: str) -> bytes:
     """Raises ValueError."""
-    try:
-        key = base64.b64decode(encoded, validate=True)
-    except binascii.Error as error:
-        raise ValueError("not base64") from error
+    key = base64.b64decode(encoded, validate=True)
     if len(key) != KEY_BYTES:
         raise ValueError("not of this length")
     return key
@@ -385,8 +386,7 @@ def _key(encoded: str) -> bytes:
 # The seal of a state folder's answers: stored responses and look-up tables, which say what documents and clients said.
 #
 # `answers.seal` records under which key they are sealed. It is written once, by the first program that is to encrypt;
-# from then on all programs of the folder seal. The key is in `answers.key` beside it, or in the keyring: see
-# `store_key`.
+# from then on all programs of the folder seal. The key is in `answers.key` beside it, or in the keyring.
 
 
 MARK = "answers.seal"
@@ -414,26 +414,14 @@ def open_answers_seal(state: Path, *, encrypt: bool) -> Seal:
             )
         if not encrypt:
             return PLAIN
-        made = StoreSeal.new(where.read_or_make())
+        made = where.new_seal()
         try:
             write_private(mark, made.name.encode(), replace=False)
         except OSError as error:
             raise ConfigError(f"{mark} cannot be written: {error.strerror}. Make that folder writable.") from error
         name = _read(mark)  # another program may have been first
         assert name is not None, "it has just been written"
-    key = where.read()
-    if key is None:
-        raise ConfigError(
-            f"Stored responses in {state} are encrypted, and {where.path}, which held their key, is gone: put it back, "
-            f"or {REMOVE}. Nothing was changed."
-        )
-    seal = StoreSeal.of(name, key)
-    if seal is None:
-        raise ConfigError(
-            f"Stored responses in {state} are encrypted with another key than that of {where.path}: put back the file "
-            f"that belongs to them, or {REMOVE}. Nothing was changed."
-        )
-    return seal
+    return where.open_seal(name, state)
 
 
 def _has_sealed(responses: Path) -> bool:

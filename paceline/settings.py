@@ -1,40 +1,229 @@
-"""Settings of the programs that answer: one schema for flags, variables and files, with the checks of each value.
+"""Settings of the programs: one schema for flags, variables and the file, with the checks of each value.
 
-`paceline.settings_sources` resolves them once at start-up, `paceline.commands.options` makes the flags from the same
-fields. What both programs have is in `paceline.node_settings`.
+What people choose is a field of a program, with a flag that `--help` shows. The rest are fields of `[answers]`,
+`[energy]` and `[tuning]`, tables of the file. `paceline.settings_sources` resolves them once at start-up.
+Knows nothing of models, stores or the network: whether a model exists is checked by the engine.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import re
 import socket
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from paceline.configuration import STORE
+from paceline.core.energy import MeterName
 from paceline.core.permission import MayAsk
+from paceline.core.side import Side
 from paceline.local_users import is_loopback
-from paceline.node_settings import DERIVED as DERIVED
-from paceline.node_settings import ENCRYPT
-from paceline.node_settings import PREFIX as PREFIX
-from paceline.node_settings import SECRETS as SECRETS
-from paceline.node_settings import TRUSTING as TRUSTING
-from paceline.node_settings import NodeSettings as NodeSettings
-from paceline.node_settings import ProgramSettings as ProgramSettings
-from paceline.node_settings import state_home as state_home
+
+PREFIX = "PACELINE_"
+STORE: Final = "store"  # as `web_search`: the cloud's public documents stand for the web
+SECRETS = frozenset({"api_keys", "code", "web_search"})
+TRUSTING = frozenset(  # whom this machine believes, lets in and tells, and where what it knows lies
+    {"cloud", "server", "code", "code_file", "cloud_may_ask", "share_distributions", "web_search", "tuning.cloud_texts"}
+    | {"api_keys", "api_key_file", "allowed_origins", "trusted_proxies", "host", "listen", "insecure"}
+    | {"encrypt_documents", "docs_dir", "state_dir", "tuning.local_users"}
+)
+DERIVED = frozenset({"state_dir", "docs_dir", "embedder", "device"})  # their default depends on the machine or a field
+ENCRYPT = "encrypt documents, stored responses and look-up tables on the disk, at the next start and for good"
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,40}://[^/\s]{1,255}")
 
 
-class ServerSettings(NodeSettings):
-    """Settings of `paceline serve`."""
+def state_home(side: Side) -> Path:
+    """Default state directory of a side: $XDG_STATE_HOME/paceline/SIDE."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "paceline" / side
 
-    table = "server"
-    side = "cloud"
 
-    state_dir: Path = Field(
-        default_factory=lambda: state_home("cloud"),
-        description="where credentials and caches are kept; default: $XDG_STATE_HOME/paceline/cloud",
+def variable(path: str) -> str:
+    """The environment variable of a setting; of one in a table, TABLE.KEY."""
+    return f"{PREFIX}{path.replace('.', '_').upper()}"
+
+
+def _several(value: object) -> object:
+    """Split texts at commas, as a variable holds several."""
+    parts = [value] if isinstance(value, str) else value
+    if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
+        return tuple(key.strip() for part in parts for key in part.split(",") if key.strip())
+    return value
+
+
+Several = Annotated[tuple[str, ...], BeforeValidator(_several)]
+Folder = Annotated[Path, AfterValidator(lambda value: value.expanduser().absolute())]
+NumberFormat = Literal["auto", "float32", "bfloat16", "float16"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+# ---- processing units of workflows, as tables of the file: [tuning.units.NAME] ----
+
+
+Task = Literal["search", "rerank", "embed"]
+TASKS: Final[tuple[Task, ...]] = get_args(Task)
+_FOUND: Final = frozenset({"web", "link", "cloud"})  # names of units that are not declared
+
+
+class UnitSettings(BaseModel):
+    """One unit. kind `cpu`: a thread that searches, reranks and embeds; `engine`: the model, in so many lanes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["cpu", "engine"] = "cpu"
+    cores: tuple[int, ...] = ()  # the only ones that its thread runs on
+    does: Annotated[tuple[Task, ...], Field(min_length=1)] = TASKS  # of a thread
+    lanes: int | None = Field(None, ge=1, le=64)  # of an engine: texts that are written at once
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if self.kind == "cpu" and self.lanes is not None:
+            raise ValueError("only a unit of the kind engine has lanes")
+        if self.kind == "engine" and self.does != TASKS:
+            raise ValueError("a unit of the kind engine writes texts: leave does out")
+        return self
+
+    @field_validator("cores")
+    @classmethod
+    def _own_cores(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if value and not hasattr(os, "sched_setaffinity"):
+            raise ValueError("this system keeps no thread on a core")
+        if value and not set(value) <= (allowed := os.sched_getaffinity(0)):
+            raise ValueError(f"this process has the cores {sorted(allowed)}")
+        return value
+
+
+def _working_together(units: Mapping[str, UnitSettings]) -> Mapping[str, UnitSettings]:
+    """The units, if they can. Raises ValueError."""
+    for name in units:
+        if not re.fullmatch(r"[A-Za-z][\w-]{0,31}", name) or name in _FOUND:
+            raise ValueError(f"a unit cannot be called {name!r}: a letter, then letters, digits, _ and -, 32 at most")
+    if sum(unit.kind == "engine" for unit in units.values()) > 1:
+        raise ValueError("one unit of the kind engine at most: a node has one model")
+    threads = [unit for unit in units.values() if unit.kind == "cpu"]
+    if threads and (missing := [task for task in TASKS if not any(task in unit.does for unit in threads)]):
+        raise ValueError(f"no unit does {' and '.join(missing)}")
+    return units
+
+
+# ---- tables of the file ----
+
+
+class Table(BaseModel):
+    """Settings without a flag: a table of the file, of all programs or inside the table of one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class AnswerSettings(Table):
+    """`[answers]`: what holds where a request does not say."""
+
+    documents: int = Field(2, ge=0, le=64, description="passages that each side reads")
+    system: str | None = Field(None, max_length=65_536, description="system message of conversations that bring none")
+    max_tokens_default: int | None = Field(None, ge=1, description="tokens written; default: up to the context")
+    temperature: float | None = Field(None, ge=0, le=2, description="default: the model's generation_config.json, or 1")
+    top_p: float | None = Field(None, ge=0, le=1, description="default: the model's, or 1")
+    top_k: int | None = Field(None, ge=0, lt=2**31, description="0: no limit; default: the model's, or 0")
+    min_p: float | None = Field(None, ge=0, le=1, description="default: the model's, or 0")
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="default: the model's, or 1")
+
+
+class EnergySettings(Table):
+    """`[energy]`: where the energy of answers is read, and what a machine takes that measures none."""
+
+    meter: MeterName = Field(
+        "auto",
+        description="rapl (processors), nvml (an NVIDIA GPU), battery; power or workload: modelled from what follows; "
+        "off; auto: what this machine measures, else modelled",
+    )
+    compute_watts: float = Field(12.0, gt=0, le=100_000, description="power while the engine computes, W")
+    send_watts: float = Field(0.2, ge=0, le=100_000, description="power while this side sends, W")
+    compute_gflops: float | None = Field(
+        None,
+        gt=0,
+        le=1e9,
+        description="speed of the engine, 10^9 operations a second; energy is then modelled by the operations of each "
+        "step; default: by its seconds",
+    )
+
+
+class StageTuning(Table):
+    """`[tuning]` of a stage."""
+
+    threads: int | None = Field(None, ge=1, description="CPU threads of the engine; default: torch's choice")
+
+
+class Tuning(StageTuning):
+    """`[tuning]` of both programs that answer."""
+
+    backend: Literal["auto", "hf", "paged"] = Field("auto", description="engine that runs the model")
+    step_rows: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 16,
+        description="tokens computed in one step of the engine: more for throughput, fewer for steady streams beside "
+        "long prompts; default: 512, on a GPU 2048",
+    )
+    model_idle_minutes: float = Field(
+        10.0, gt=0, le=525_600, description="minutes without a request after which a model but the first is unloaded"
+    )
+    document_kv_mib: int = Field(
+        2048, ge=0, description="MiB of disk for the KV of documents, so that each is computed once; 0: none is kept"
+    )
+    responses_mib: int = Field(256, ge=1, le=1 << 20, description="MiB of responses kept; the oldest go first")
+    responses_days: float = Field(30.0, gt=0, le=3650, description="days for which responses are kept")
+    longest_silent_answer: float = Field(
+        600.0,
+        ge=0,
+        le=86_400,
+        description="seconds that an answer in one piece may take, whose connection is kept open meanwhile; a client "
+        "that says for how long it waits (x-stainless-read-timeout) is held no longer; 0: any time",
+    )
+    strangers_per_address: int = Field(
+        512,
+        ge=1,
+        le=1024,
+        description="connections of one address at once whose sender has shown no key or credential yet; the oldest of "
+        "them is cut for one more",
+    )
+    local_users: Literal["own", "any"] = Field(
+        "own", description="users of this machine let in while no key is required: any, or own, that is its and root"
+    )
+    reranker: str | None = Field(
+        None,
+        description="what workflows rerank with: late-interaction, or a cross-encoder, as a directory or the name of "
+        "one that was downloaded; default: late interaction where the embedder is minilm, else none",
+    )
+    web_results: int = Field(3, ge=1, le=10, description="results of a web search whose pages are read")
+    web_pages: int = Field(8, ge=1, le=64, description="pages of the web that one answer may read")
+    units: Annotated[dict[str, UnitSettings], AfterValidator(_working_together)] = Field(
+        default_factory=dict,
+        description="processing units of workflows, a table for each; default: a thread, and the model in 4 lanes",
+    )
+    log_text: bool = Field(
+        False,
+        description="with log_level debug, log in machines.jsonl of the state directory what answers read and write, "
+        "so that a fault can be run again; without it kinds and times alone",
+    )
+    emulate: str | None = Field(
+        None,
+        description="emulated link: rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01, and pace of the engine: "
+        "forward=60ms,row=0.5ms; default: both as they are",
+    )
+
+
+class ServerTuning(Tuning):
+    """`[tuning]` of `paceline serve`."""
+
+    relevance_temperature: float = Field(
+        0.8,
+        ge=0.01,
+        le=100,
+        description="cosine more for which a passage weighs e times as much; linked devices follow",
     )
     credential_hours: float = Field(
         24.0,
@@ -48,46 +237,12 @@ class ServerSettings(NodeSettings):
         le=36_500,
         description="days without a link after which a device must be enrolled again; 0: it never must",
     )
-    stages: tuple[str, ...] = Field(
-        (),
-        description="spread the model over stages, each with a span of its layers: 3 starts three processes here, "
-        "local:2 one on each of two GPUs, HOST:PORT,HOST:PORT uses running ones (`paceline stage`); default: none",
-    )
     stage_format: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="number format of hidden rows between stages; auto: the model's, so that texts are the same"
-    )
-    draft_model: str | None = Field(
-        None,
-        description="small model that drafts for the strategy pipeline, in this process: demo-causal, fake, a Hugging "
-        "Face name or a directory, with the vocabulary of model; default: none, drafts come from look-up tables",
     )
     draft_kv_mib: int | None = Field(
         None, ge=1, description="MiB of KV cache of the draft model; default: as kv_mib, of what is left then"
     )
-
-    @field_validator("stages", mode="before")
-    @classmethod
-    def _stage_list(cls, value: object) -> object:
-        if isinstance(value, int):
-            value = str(value)
-        parts = [value] if isinstance(value, str) else value
-        if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
-            return tuple(each.strip() for part in parts for each in part.split(",") if each.strip())
-        return value
-
-    @model_validator(mode="after")
-    def _stageable(self) -> Self:
-        paced = any(part.split("=")[0].strip() in ("forward", "row") for part in (self.emulate or "").split(","))
-        if self.stages and any(unit.kind == "engine" and unit.cores for unit in self.units):
-            raise ValueError("the cores of an engine on stages are chosen for each stage's process, not by units")
-        if self.stages and len(self.model) > 1:
-            raise ValueError("stages spread one model: give one, or start a server for each")
-        if self.stages and (self.first_model in ("demo", "fake") or self.backend == "hf" or paced):
-            raise ValueError(
-                "stages cannot be combined with model demo or fake (with demo-causal they can), backend hf, or an "
-                "emulated pace of the engine"
-            )
-        return self
 
     @model_validator(mode="after")
     def _renewable(self) -> Self:
@@ -99,6 +254,186 @@ class ServerSettings(NodeSettings):
         return self
 
 
+class AgentTuning(Tuning):
+    """`[tuning]` of `paceline agent`."""
+
+    cloud_texts: bool = Field(
+        True,
+        description="let agents of workflows that read nothing private (the question, pages of the web) write on the "
+        "cloud's model, where that is faster and the request's level of privacy is open or document-private",
+    )
+
+
+# ---- programs ----
+
+
+class ProgramSettings(BaseModel):
+    """Settings of one program. Frozen; paths are absolute; relations between fields have been checked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    table: ClassVar[str]  # this program's table in the file
+    side: ClassVar[Side]
+
+
+class NodeSettings(ProgramSettings):
+    """Settings of both programs that answer."""
+
+    model: Several = Field(
+        ("demo",),
+        min_length=1,
+        description="demo, demo-causal, fake, a Hugging Face name (as NAME@REVISION for another than the newest), or a "
+        "directory with safetensors. Given several times: the first is the default, and the one that writes together "
+        "with the other side; the others are loaded when a request names them",
+    )
+    name: str | None = Field(None, description="name the first model is served under; default: the model's own")
+    port: int = Field(8000, ge=0, le=65_535, description="port to listen on; 0: any free one")
+    host: str = Field("127.0.0.1", description="address to listen on; keys are required unless it is loopback")
+    public_url: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s?#]{1,500}$",
+        description="address under which clients reach this side, for the links of citations; default: that by which "
+        "each request came",
+    )
+    state_dir: Folder = Field(default=Path(), description="where credentials and caches are kept")
+    docs_dir: Folder = Field(
+        default_factory=lambda data: data["state_dir"] / "docs",
+        description="where documents and their index are kept; default: docs in the state directory",
+    )
+    embedder: str = Field(
+        default_factory=lambda data: "hash" if data["model"][:1] == ("fake",) else "minilm",
+        description="minilm, hash, or a sentence-transformers name; default: minilm (hash when the model is fake)",
+    )
+    encrypt_documents: bool = Field(False, description=ENCRYPT)
+    api_keys: Several = Field(
+        (),
+        repr=False,
+        description="keys for clients, as KEY, or KEY=DEVICE to bind one to a device; besides those of paceline keys. "
+        "Other users of the machine see what is on a command line: give - to read them from standard input, one a "
+        "line, or api_key_file",
+    )
+    api_key_file: Path | None = Field(
+        None, description="file with keys as of api_keys, one a line; -: standard input; default: none"
+    )
+    trusted_proxies: Several = Field(
+        (),
+        description="addresses or networks of reverse proxies in front, whose X-Forwarded-For says which address a "
+        "request counts for; default: none, and a proxy's address counts for all behind it",
+    )
+    allowed_origins: Several = Field(
+        (),
+        description="origins let in while no key is required, as chrome-extension://ID, besides local pages and "
+        "app://; default: none",
+    )
+    engine_device: str = Field("auto", description="where the model runs: cpu, cuda or cuda:1; auto: a GPU if any")
+    dtype: NumberFormat = Field("auto", description="number format of the weights")
+    kv_mib: int | None = Field(
+        None,
+        ge=1,
+        description="MiB of KV cache of each model for all answers together (backend paged; of the fake model 256 "
+        "tokens each); default: nine tenths of what the weights leave on a GPU, a quarter of the free memory on a CPU, "
+        "of which four contexts stay filled for later prompts",
+    )
+    debug_options: bool = Field(
+        False,
+        description="accept paceline.debug in requests, which chooses forms of strategies for measurements, such as a "
+        "paper's own",
+    )
+    web_search: str | None = Field(
+        None,
+        repr=False,
+        description="what the workflow research searches the web with: the URL of a SearXNG server, or store, the "
+        "cloud's documents in place of the web; default: none, and research is refused",
+    )
+    log_level: LogLevel = Field("info", description="least severity that is logged")
+    log_format: Literal["text", "json"] = Field("text", description="of a line of the log; json: one object a line")
+    answers: AnswerSettings = Field({}, validate_default=True)
+    energy: EnergySettings = Field({}, validate_default=True)
+    tuning: Tuning = Field({}, validate_default=True)
+
+    @property
+    def first_model(self) -> str:
+        """The default, loaded at the start."""
+        return self.model[0]
+
+    @field_validator("model")
+    @classmethod
+    def _once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := next((each for each in value if value.count(each) > 1), None):
+            raise ValueError(f"{twice} is named twice")
+        return value
+
+    @field_validator("web_search")
+    @classmethod
+    def _provider(cls, value: str | None) -> str | None:
+        if value is None or value == STORE:
+            return value
+        try:
+            url = urlsplit(value)
+            named = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        except ValueError:
+            named = False
+        if not named:
+            raise ValueError("must be the URL of a SearXNG server, such as http://127.0.0.1:8080, or store")
+        return value.rstrip("/")
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            try:
+                ipaddress.ip_network(each, strict=False)
+            except ValueError:
+                raise ValueError(f"{each[:80]!r} is not an address or a network such as 10.0.0.0/8") from None
+        return value
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(_ORIGIN.fullmatch(each) for each in value):
+            raise ValueError("each must be an origin such as chrome-extension://ID")
+        return tuple(map(str.lower, value))
+
+
+class ServerSettings(NodeSettings):
+    """Settings of `paceline serve`."""
+
+    table = "server"
+    side = "cloud"
+
+    state_dir: Folder = Field(
+        default_factory=lambda: state_home("cloud"),
+        description="where credentials and caches are kept; default: $XDG_STATE_HOME/paceline/cloud",
+    )
+    stages: Annotated[Several, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)] = Field(
+        (),
+        description="spread the model over stages, each with a span of its layers: 3 starts three processes here, "
+        "local:2 one on each of two GPUs, HOST:PORT,HOST:PORT uses running ones (`paceline stage`); default: none",
+    )
+    draft_model: str | None = Field(
+        None,
+        description="small model that drafts for the strategy pipeline, in this process: demo-causal, fake, a Hugging "
+        "Face name or a directory, with the vocabulary of model; default: none, drafts come from look-up tables",
+    )
+    tuning: ServerTuning = Field({}, validate_default=True)
+
+    @model_validator(mode="after")
+    def _stageable(self) -> Self:
+        if not self.stages:
+            return self
+        if any(unit.kind == "engine" and unit.cores for unit in self.tuning.units.values()):
+            raise ValueError("the cores of an engine on stages are chosen for each stage's process, not by units")
+        if len(self.model) > 1:
+            raise ValueError("stages spread one model: give one, or start a server for each")
+        emulated = (self.tuning.emulate or "").split(",")
+        paced = any(part.split("=")[0].strip() in ("forward", "row") for part in emulated)
+        if self.first_model in ("demo", "fake") or self.tuning.backend == "hf" or paced:
+            raise ValueError(
+                "stages cannot be combined with model demo or fake (with demo-causal they can), backend hf, or an "
+                "emulated pace of the engine"
+            )
+        return self
+
+
 class AgentSettings(NodeSettings):
     """Settings of `paceline agent`."""
 
@@ -106,10 +441,11 @@ class AgentSettings(NodeSettings):
     side = "device"
 
     port: int = Field(8001, ge=0, le=65_535, description="port to listen on; 0: any free one")
-    state_dir: Path = Field(
+    state_dir: Folder = Field(
         default_factory=lambda: state_home("device"),
         description="where credentials and caches are kept; default: $XDG_STATE_HOME/paceline/device",
     )
+    encrypt_documents: bool = Field(True, description=ENCRYPT)
     cloud: str | None = Field(None, description="URL of the server, as http://HOST:PORT; default: none, alone")
     device: str = Field(
         default_factory=socket.gethostname, min_length=1, description="this device's name; default: the host's"
@@ -121,12 +457,12 @@ class AgentSettings(NodeSettings):
         "see what is on a command line: give - to be asked for it or read it from standard input, or code_file",
     )
     code_file: Path | None = Field(None, description="file whose first line is that code; -: standard input")
+    insecure: bool = Field(False, description="allow an unencrypted link to a server on another machine")
     share_distributions: bool = Field(
         False,
         description="let the cloud's clients ask for privacy 'open': what the model predicts from this device's "
         "documents, though never their text, may then go to the cloud",
     )
-    encrypt_documents: bool = Field(True, description=ENCRYPT)
     cloud_may_ask: str | None = Field(
         None,
         description="whether this device reads its private documents for clients of the cloud: off, on, or names of "
@@ -143,15 +479,7 @@ class AgentSettings(NodeSettings):
         le=1_000_000,
         description="energy budget of drafting for the cloud, J a token of the answer, in the mean; default: none",
     )
-    energy_per_step: float | None = Field(
-        None, ge=0, le=1_000_000, description="likewise J a step of drafts, as in the paper; not together"
-    )
-    cloud_texts: bool = Field(
-        True,
-        description="let agents of workflows that read nothing private (the question, pages of the web) write on the "
-        "cloud's model, where that is faster and the request's level of privacy is open or document-private",
-    )
-    insecure: bool = Field(False, description="allow an unencrypted link to a server on another machine")
+    tuning: AgentTuning = Field({}, validate_default=True)
 
     @field_validator("cloud_may_ask")
     @classmethod
@@ -169,22 +497,11 @@ class AgentSettings(NodeSettings):
         return value.rstrip("/")
 
     @model_validator(mode="after")
-    def _one_budget(self) -> Self:
-        budgets = self.energy_per_token, self.energy_per_step
-        if None not in budgets:
-            raise ValueError("energy_per_token and energy_per_step cannot be set together: leave one out")
-        if budgets != (None, None) and self.energy_meter == "off":
-            raise ValueError("an energy budget needs an energy_meter other than off")
-        return self
-
-    @model_validator(mode="after")
-    def _searchable(self) -> Self:
+    def _complete(self) -> Self:
+        if self.energy_per_token is not None and self.energy.meter == "off":
+            raise ValueError("an energy budget needs an energy.meter other than off")
         if self.web_search == STORE and self.cloud is None:
             raise ValueError("web_search store searches the cloud's documents: set cloud, or a SearXNG server's URL")
-        return self
-
-    @model_validator(mode="after")
-    def _encrypted(self) -> Self:
         url = urlsplit(self.cloud or "")
         if self.cloud and url.scheme in ("http", "ws") and not is_loopback(url.hostname or "") and not self.insecure:
             raise ValueError(
@@ -194,4 +511,66 @@ class AgentSettings(NodeSettings):
         return self
 
 
+class StageSettings(ProgramSettings):
+    """Settings of `paceline stage`: what it holds, where it listens, and how it proves itself."""
+
+    table = "stage"
+    side = "device"
+
+    model: str = Field(
+        "demo-causal", description="as for serve: demo-causal, a Hugging Face name, or a directory with safetensors"
+    )
+    layers: str | None = Field(
+        None, description="its layers, as FIRST:STOP, such as 0:14; default: what the server plans for it"
+    )
+    listen: str = Field("127.0.0.1:0", description="address of its own, as HOST:PORT; port 0: any free one")
+    server: str | None = Field(None, description="URL of the server it belongs to, as http://HOST:PORT")
+    code: str | None = Field(
+        None,
+        repr=False,
+        description="one-time code of `paceline devices add NAME --role stage`; - to be asked for it or read it from "
+        "standard input, or code_file",
+    )
+    code_file: Path | None = Field(None, description="file whose first line is that code; -: standard input")
+    engine_device: str = Field("auto", description="where it computes: cpu, cuda or cuda:1; auto: a GPU if any")
+    dtype: NumberFormat = Field("auto", description="number format of the weights")
+    kv_mib: int | None = Field(None, ge=1, description="MiB of its KV cache; default: as for serve")
+    state_dir: Folder = Field(
+        default_factory=lambda: state_home("device"),
+        description="where its credential is kept; default: $XDG_STATE_HOME/paceline/device",
+    )
+    log_level: LogLevel = Field("info", description="least severity that is logged")
+    log_format: Literal["text", "json"] = Field("text", description="of a line of the log; json: one object a line")
+    credential: Literal["-"] | None = Field(
+        None,
+        description="-: read a credential from standard input, and end with it, as a stage that the server starts does",
+    )
+    tuning: StageTuning = Field({}, validate_default=True)
+
+    @field_validator("layers")
+    @classmethod
+    def _span(cls, value: str | None) -> str | None:
+        if value is not None:
+            first, colon, stop = value.partition(":")
+            if not (colon and first.isdecimal() and stop.isdecimal() and int(first) < int(stop)):
+                raise ValueError("give FIRST:STOP, as 0:14 for the first fourteen")
+        return value
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """(first layer, layer behind the last one)"""
+        if self.layers is None:
+            return None
+        first, _, stop = self.layers.partition(":")
+        return int(first), int(stop)
+
+    @field_validator("server")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and (urlsplit(value).scheme not in ("http", "https") or not urlsplit(value).hostname):
+            raise ValueError("must be a URL such as http://127.0.0.1:8000 or https://example.org")
+        return value
+
+
 SCHEMAS: tuple[type[NodeSettings], ...] = (ServerSettings, AgentSettings)
+PROGRAMS: tuple[type[ProgramSettings], ...] = (*SCHEMAS, StageSettings)

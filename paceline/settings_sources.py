@@ -2,9 +2,11 @@
 
 Precedence: flag > environment > file > default. An unknown key is an error that names the nearest known one.
 The file (`--config`, or `paceline.toml` in the working directory if others cannot have written it) has keys that all
-programs read, and the tables `[server]`, `[agent]` and `[stage]` for one of them. A folder named for several programs
-(by a variable, or by a key outside the tables) is split: each side uses its own subfolder, so that the two never share
-files.
+programs read, and the tables `[server]`, `[agent]` and `[stage]` for one of them. `[answers]`, `[energy]` and
+`[tuning]` stand in the file or in a program's table (`[server.tuning]`); their settings have variables
+(`PACELINE_TUNING_THREADS`) and no flags. Here they are named by paths (`tuning.threads`). A folder named for several
+programs (by a variable, or by a key outside the tables) is split: each side uses its own subfolder, so that the two
+never share files.
 
 pydantic-settings is not used: it neither reports where a value came from nor rejects an unknown variable.
 """
@@ -24,17 +26,13 @@ from typing import Final, TypeVar
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from paceline.configuration import grouped
 from paceline.core.printable import is_text
 from paceline.core.side import SIDES, Side
 from paceline.errors import ConfigError
 from paceline.secret_files import is_others
-from paceline.settings import DERIVED, PREFIX, SCHEMAS, SECRETS, TRUSTING, ProgramSettings
-from paceline.stage_settings import StageSettings
+from paceline.settings import DERIVED, PREFIX, PROGRAMS, SECRETS, TRUSTING, ProgramSettings, Table, variable
 
-# Folders that are named once for both sides: each side uses its own below it.
-
-
+DEFAULT_FILE = Path("paceline.toml")
 FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {  # settings that name one, and files of a side
     "state_dir": ("keys.sqlite", "devices.sqlite", "responses.sqlite", "credentials.json", "docs/documents.sqlite"),
     "docs_dir": ("documents.sqlite",),
@@ -59,13 +57,29 @@ def own_folder(side: Side, key: str, value: object, origin: str) -> object:
     return str(folder / side)
 
 
-DEFAULT_FILE = Path("paceline.toml")
-
 _log = logging.getLogger("paceline.settings")
 
-Origins = Mapping[str, str]  # field name -> where its value came from, in words
+Origins = Mapping[str, str]  # path of a setting -> where its value came from, in words
 Settings = TypeVar("Settings", bound=ProgramSettings)
-PROGRAMS: tuple[type[ProgramSettings], ...] = (*SCHEMAS, StageSettings)
+
+
+def tables_of(cls: type[ProgramSettings]) -> dict[str, type[Table]]:
+    """The tables of a program by the names of their fields."""
+    kinds = {key: info.annotation for key, info in cls.model_fields.items()}
+    return {key: kind for key, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Table)}
+
+
+@functools.cache
+def paths(cls: type[ProgramSettings]) -> tuple[str, ...]:
+    """Every setting of a program; those of its tables as TABLE.KEY, at the end."""
+    tables = tables_of(cls)
+    own = [key for key in cls.model_fields if key not in tables]
+    return *own, *(f"{name}.{key}" for name, table in tables.items() for key in table.model_fields)
+
+
+def value_of(settings: ProgramSettings, path: str) -> object:
+    table, _, key = path.rpartition(".")
+    return getattr(getattr(settings, table) if table else settings, key)
 
 
 def resolve(
@@ -79,35 +93,36 @@ def resolve(
     if file is None and env.get(f"{PREFIX}CONFIG"):
         file = Path(env[f"{PREFIX}CONFIG"])
     values: dict[str, object] = {}
-    origins = dict.fromkeys(cls.model_fields, "default")
+    origins = dict.fromkeys(paths(cls), "default")
     shared, own = _from_file(cls, file)
     for_both: dict[str, bool] = {}
     sources = ((shared, True), (own, False), (_from_env(cls, env), True), (_from_flags(cls, flags), False))
     for source, is_for_both in sources:  # later ones win
-        for key, (value, origin) in source.items():
-            values[key], origins[key], for_both[key] = value, origin, is_for_both
+        for path, (value, origin) in source.items():
+            values[path], origins[path], for_both[path] = value, origin, is_for_both
     for key in FOLDERS:
         if for_both.get(key):
             values[key] = own_folder(cls.side, key, values[key], origins[key])
+    nested: dict[str, object] = {name: {} for name in tables_of(cls)}
+    for path, value in values.items():
+        table, _, key = path.rpartition(".")
+        inside = nested[table] if table else nested
+        assert isinstance(inside, dict)
+        inside[key] = value
     try:
-        settings = cls.model_validate(values)
+        settings = cls.model_validate(nested)
     except ValidationError as error:
         raise ConfigError(_sentence(error, origins)) from None
-    for key in values:
-        value = getattr(settings, key)
-        if any(
-            isinstance(text, str) and not is_text(text) for text in (value if isinstance(value, tuple) else [value])
-        ):
-            raise ConfigError(f"{key} ({origins[key]}) has bytes that are no UTF-8: write it in that encoding")
+    for path in values:
+        value = value_of(settings, path)
+        texts = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(text, str) and not is_text(text) for text in texts):
+            raise ConfigError(f"{path} ({origins[path]}) has bytes that are no UTF-8: write it in that encoding")
     if file is None:
-        trusting = [
-            (key, getattr(settings, key)) for key in sorted(TRUSTING) if origins.get(key, "").startswith("file ")
-        ]
-        _tell(
-            ", ".join(
-                f"{key} = {_shown(key, value)}" for key, value in trusting if value != cls.model_fields[key].default
-            )
-        )
+        plain = cls.model_validate({})
+        of_file = [path for path in sorted(TRUSTING) if origins.get(path, "").startswith("file ")]
+        changed = [path for path in of_file if value_of(settings, path) != value_of(plain, path)]
+        _tell(", ".join(f"{path} = {_shown(path, value_of(settings, path))}" for path in changed))
     return settings, origins
 
 
@@ -122,16 +137,16 @@ def _tell(trusting: str) -> None:
 
 
 def describe(settings: ProgramSettings, origins: Origins) -> list[str]:
-    """One line per setting, in the order of their groups: name, value and origin, secrets masked."""
-    keys = [key for _, key in grouped(type(settings).model_fields)]
-    width = max(map(len, keys))
-    return [f"{key:<{width}} = {_shown(key, getattr(settings, key))}  ({origins[key]})" for key in keys]
+    """One line per setting: path, value and origin, secrets masked."""
+    known = paths(type(settings))
+    width = max(map(len, known))
+    return [f"{path:<{width}} = {_shown(path, value_of(settings, path))}  ({origins[path]})" for path in known]
 
 
 def describe_given(settings: ProgramSettings, origins: Origins) -> str:
     """What was set by a flag, a variable or the file, in one line for the start of the log; secrets masked."""
-    keys = [key for _, key in grouped(type(settings).model_fields) if origins[key] != "default"]
-    told = ", ".join(f"{key} = {_shown(key, getattr(settings, key))} ({origins[key]})" for key in keys)
+    given = [path for path in paths(type(settings)) if origins[path] != "default"]
+    told = ", ".join(f"{path} = {_shown(path, value_of(settings, path))} ({origins[path]})" for path in given)
     return f"{told or 'nothing was set'}; --show-settings lists all"
 
 
@@ -142,32 +157,32 @@ def field_default(key: str, info: FieldInfo) -> str | None:
     return ", ".join(info.default) if isinstance(info.default, tuple) else str(info.default)
 
 
-def _shown(key: str, value: object) -> str:
-    if key in SECRETS and value:
+def _shown(path: str, value: object) -> str:
+    if path in SECRETS and value:
         return f"({len(value)} set)" if isinstance(value, tuple) else "(set)"
-    if value is None or value == ():
+    if value in (None, (), {}):
         return "(none)"
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-_Source = dict[str, tuple[object, str]]  # field -> (value, origin)
+_Source = dict[str, tuple[object, str]]  # path -> (value, origin)
 
 
 def _from_flags(cls: type[ProgramSettings], flags: Mapping[str, object]) -> _Source:
-    _refuse_unknown(flags, set(cls.model_fields), "flag")
-    return {
-        key: (value, f"flag --{key.replace('_', '-')}") for key, value in flags.items() if value not in (None, [], ())
-    }
+    given = {key: value for key, value in flags.items() if value not in (None, [], ())}
+    known = {path for path in paths(cls) if "." not in path}
+    _refuse_unknown(given, known, cls, lambda key: f"--{key.replace('_', '-')}", "flag ")
+    return {key: (value, f"flag --{key.replace('_', '-')}") for key, value in given.items()}
 
 
 def _from_env(cls: type[ProgramSettings], env: Mapping[str, str]) -> _Source:
     """Read variables; those of other programs are allowed, since all may share one environment. Empty: not set."""
-    ours = {key.removeprefix(PREFIX).lower(): key for key in env if key.startswith(PREFIX)}
-    ours.pop("config", None)
-    _refuse_unknown(ours, _known(), "environment variable", spelt=lambda key: f"{PREFIX}{key.upper()}")
-    return {
-        key: (env[name], f"environment {name}") for key, name in ours.items() if key in cls.model_fields and env[name]
-    }
+    variables = {variable(path): path for schema in PROGRAMS for path in paths(schema)}
+    ours = {name for name in env if name.startswith(PREFIX) and name != f"{PREFIX}CONFIG"}
+    bare = {name.removeprefix(PREFIX).lower(): name for name in sorted(ours - variables.keys())}
+    _refuse_unknown(bare, set(), cls, variable, "environment variable ")
+    found = {variables[name]: name for name in ours if env[name]}
+    return {path: (env[name], f"environment {name}") for path, name in found.items() if path in paths(cls)}
 
 
 def _from_file(cls: type[ProgramSettings], file: Path | None) -> tuple[_Source, _Source]:
@@ -185,19 +200,32 @@ def _from_file(cls: type[ProgramSettings], file: Path | None) -> tuple[_Source, 
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from None
-    own: _Source = {}
     _warn_of_readers(path, status, content)
-    tables = {schema.table: content.pop(schema.table, {}) for schema in PROGRAMS}
-    _refuse_unknown(content, _known() | set(tables), f"key in {path}")
-    shared: _Source = {key: (value, f"file {path}") for key, value in content.items() if key in cls.model_fields}
+    own: _Source = {}
     for schema in PROGRAMS:
-        table = tables[schema.table]
-        if not isinstance(table, dict):
-            raise ConfigError(f"{schema.table} in {path} must be a table: [{schema.table}]")
-        _refuse_unknown(table, set(schema.model_fields), f"key in [{schema.table}] of {path}")
+        table = _flat({schema.table: content.pop(schema.table, {})}, {schema.table}, f"in {path}", "")
+        inside = {key.partition(".")[2]: value for key, value in table.items()}
+        found = _flat(inside, set(tables_of(schema)), f"in {path}", f"{schema.table}.")
+        _refuse_unknown(found, set(paths(schema)), schema, str, f"key in [{schema.table}] of {path}: ")
         if schema is cls:
-            own = {key: (value, f"file {path} [{schema.table}]") for key, value in table.items()}
-    return shared, own
+            own = {key: (value, f"file {path} [{schema.table}]") for key, value in found.items()}
+    tables = {name for schema in PROGRAMS for name in tables_of(schema)}
+    found = _flat(content, tables, f"in {path}", "")
+    _refuse_unknown(found, _known() | {schema.table for schema in PROGRAMS}, cls, str, f"key in {path}: ")
+    return {key: (value, f"file {path}") for key, value in found.items() if key in paths(cls)}, own
+
+
+def _flat(content: Mapping[str, object], tables: set[str], where: str, within: str) -> dict[str, object]:
+    """The content with what is inside of tables as TABLE.KEY."""
+    found: dict[str, object] = {}
+    for key, value in content.items():
+        if key not in tables:
+            found[key] = value
+        elif isinstance(value, dict):
+            found |= {f"{key}.{each}": inside for each, inside in value.items()}
+        else:
+            raise ConfigError(f"{within}{key} {where} must be a table: [{within}{key}]")
+    return found
 
 
 def _check_own(path: Path, status: os.stat_result) -> None:
@@ -224,16 +252,24 @@ def _warn_of_readers(path: Path, status: os.stat_result, content: Mapping[str, o
 
 
 def _known() -> set[str]:
-    return {key for schema in PROGRAMS for key in schema.model_fields}
+    return {path for schema in PROGRAMS for path in paths(schema)}
 
 
 def _refuse_unknown(
-    keys: Iterable[str], known: set[str], what: str, spelt: Callable[[str], str] = lambda key: key
+    given: Iterable[str], known: set[str], cls: type[ProgramSettings], spelt: Callable[[str], str], what: str
 ) -> None:
-    for key in keys:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)  # 0: always name one
-            raise ConfigError(f"unknown {what} {spelt(key)}: did you mean {spelt(near[0])}?")
+    """Raise ConfigError for a key that is not known: with the table that has it, else with the nearest one."""
+    for key in given:
+        if key in known:
+            continue
+        for path in (*paths(cls), *sorted(_known())):
+            if "." in path and key in (path.rpartition(".")[2], path.replace(".", "_")):
+                table, name = path.split(".")
+                raise ConfigError(
+                    f"{spelt(key)} is now {name} in [{table}] of the file, see --config, or {variable(path)}"
+                )
+        near = difflib.get_close_matches(key, known or _known(), n=1, cutoff=0.0)  # 0: always name one
+        raise ConfigError(f"unknown {what}{spelt(key)}: did you mean {spelt(near[0])}?")
 
 
 def _sentence(error: ValidationError, origins: Origins) -> str:
@@ -241,8 +277,9 @@ def _sentence(error: ValidationError, origins: Origins) -> str:
     faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]
     fault = faults[0]
     message = fault["msg"].removeprefix("Value error, ")
-    if not fault["loc"]:
-        return message
-    key = str(fault["loc"][0])
-    shown = "(hidden)" if key in SECRETS else repr(fault["input"])
-    return f"{key} = {shown} ({origins[key]}) cannot be used: {message[:1].lower()}{message[1:]}"
+    where = [str(part) for part in fault["loc"]]
+    path = next((path for path in (".".join(where[:2]), *where[:1]) if path in origins), None)
+    if path is None:
+        return message  # of several settings
+    shown = "(hidden)" if path in SECRETS else repr(fault["input"])
+    return f"{'.'.join(where)} = {shown} ({origins[path]}) cannot be used: {message[:1].lower()}{message[1:]}"

@@ -1,56 +1,19 @@
-"""The server's application: the shared HTTP API with two more routes, enrolment and the link."""
+"""What the server adds to the shared HTTP API: enrolment of devices, and their link."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fastapi import FastAPI
 
-from paceline.api.app import create_app
-from paceline.api.generation.links import NO_ADDRESSES, Addresses
-from paceline.api.generation.streaming import LONGEST_S
-from paceline.api.http.auth import Keyring
-from paceline.api.http.doors import DoorLimits
-from paceline.api.responses.event_log.log import DEFAULT_RETENTION, Retention
-from paceline.api.routes import register
-from paceline.runtime.service import Service
-from paceline.runtime.tracing import Tracer
-from paceline.sealing import PLAIN, Seal
+from paceline.api.app import include
 
-from . import links
+from . import enrolment, links
 from .devices import Registry
-from .enrolment import EnrolEndpoint
 from .links import Links
 
 
-def create_server(
-    service: Service,
-    registry: Registry,
-    live: Links,
-    *,
-    keyring: Keyring,
-    documents: int = 2,
-    state: Path | None = None,
-    retention: Retention = DEFAULT_RETENTION,
-    limits: DoorLimits | None = None,
-    seal: Seal = PLAIN,
-    tracer: Tracer | None = None,
-    addresses: Addresses = NO_ADDRESSES,
-    longest_silent: float = LONGEST_S,
-) -> FastAPI:
-    """Build the application. The keywords: see `create_app`."""
-    app = create_app(
-        service,
-        keyring=keyring,
-        documents=documents,
-        state=state,
-        retention=retention,
-        limits=limits,
-        seal=seal,
-        tracer=tracer,
-        addresses=addresses,
-        longest_silent=longest_silent,
-    )
-    register(app, EnrolEndpoint(registry, live.key).routes())
+def add_devices(app: FastAPI, registry: Registry, live: Links) -> FastAPI:
+    """The application, made by `create_app`, with the server's own routes."""
+    app.state.registry, app.state.signer = registry, live.key
+    include(app, enrolment.router)
     app.add_api_websocket_route(links.PATH, live.serve)
     return app

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from paceline.commands.groups import devices_group
-from paceline.commands.options import Config, GroupedCommand, Json, StateDir, options
+from paceline.commands.options import Config, Json, StateDir, options
 from paceline.errors import ConfigError
 from paceline.settings import ServerSettings
 from paceline.settings_sources import Origins, describe_given, resolve
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     example = "Example: paceline serve --model Qwen/Qwen2.5-7B-Instruct"
-    app.command(epilog=example, cls=GroupedCommand)(options(ServerSettings)(serve))
+    app.command(epilog=example)(options(ServerSettings)(serve))
     group = devices_group(app)
     group.command("add", epilog="Example: paceline devices add phone")(add_device)
     group.command("list", epilog="Example: paceline devices list --json")(list_devices)

@@ -10,15 +10,13 @@ import base64
 import binascii
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from fastapi import APIRouter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
-from starlette.responses import Response
 
-from paceline.api.http.body import read_body
-from paceline.api.http.errors import decode_object, encode_json
-from paceline.api.routes import Route
+from paceline.api.http.routing import OpenRoute
+from paceline.api.openapi import REFUSALS
 from paceline.errors import RequestError
-from paceline.wire.effects import Signer
 from paceline.wire.identity import ALPHABET, GROUP_LETTERS, EnrolmentRequest
 from paceline.wire.messages import KEY_BYTES, NONCE_BYTES, SIGNATURE_BYTES, VERSION
 
@@ -57,6 +55,17 @@ class Enrolment(BaseModel):
     code_signature: Signature = Field(description="by the key derived from the code")
     key_signature: Signature = Field(description="by the device's key")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_this_release(cls, body: object) -> object:
+        if isinstance(body, dict) and body.get("version", VERSION) != VERSION:
+            raise RequestError(
+                "This device's release enrols in another way; install the same Paceline release on both sides.",
+                code="version_mismatch",
+                param="version",
+            )
+        return body
+
 
 class Enrolled(BaseModel):
     object: Literal["device"] = "device"
@@ -66,52 +75,24 @@ class Enrolled(BaseModel):
     signature: str = Field(description="by the server's key")
 
 
-class EnrolEndpoint:
-    def __init__(self, registry: Registry, key: Signer) -> None:
-        self._registry = registry
-        self._key = key
+router = APIRouter(route_class=OpenRoute, responses=REFUSALS, tags=["service"])  # the code authenticates
 
-    def routes(self) -> tuple[Route, ...]:
-        return (
-            Route(
-                method="POST",
-                path=PATH,
-                endpoint=self.__call__,
-                summary="Enrol the public key of a device that proves a one-time code.",
-                scope=None,
-                open=True,  # the code authenticates
-                request=Enrolment,
-                response=Enrolled,
-                refusals=(401,),
-            ),
-        )
 
-    async def __call__(self, request: Request) -> Response:
-        body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
-        if body.get("version", VERSION) != VERSION:
-            raise RequestError(
-                "This device's release enrols in another way; install the same Paceline release on both sides.",
-                code="version_mismatch",
-                param="version",
-            )
-        try:
-            asked = Enrolment.model_validate(body)
-        except ValidationError as error:
-            fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            param = str(fault["loc"][0])[:64] if fault["loc"] else None
-            raise RequestError(f"{param} cannot be used: {fault['msg']}.", param=param) from None
-        enrolment = EnrolmentRequest(
-            asked.code_id,
-            base64.b64decode(asked.key),
-            base64.b64decode(asked.nonce),
-            base64.b64decode(asked.code_signature),
-            base64.b64decode(asked.key_signature),
-        )
-        found = await asyncio.to_thread(self._registry.enrol, enrolment, self._key)
-        answer = Enrolled(
-            device=found.device,
-            server_key=base64.b64encode(found.server_key).decode(),
-            mac=base64.b64encode(found.mac).decode(),
-            signature=base64.b64encode(found.signature).decode(),
-        ).model_dump()
-        return Response(encode_json(answer), media_type="application/json", headers={"cache-control": "no-store"})
+@router.post(PATH)
+async def enrol(asked: Enrolment, request: Request) -> Enrolled:
+    """Enrol the public key of a device that proves a one-time code."""
+    enrolment = EnrolmentRequest(
+        asked.code_id,
+        base64.b64decode(asked.key),
+        base64.b64decode(asked.nonce),
+        base64.b64decode(asked.code_signature),
+        base64.b64decode(asked.key_signature),
+    )
+    registry: Registry = request.app.state.registry
+    found = await asyncio.to_thread(registry.enrol, enrolment, request.app.state.signer)
+    return Enrolled(
+        device=found.device,
+        server_key=base64.b64encode(found.server_key).decode(),
+        mac=base64.b64encode(found.mac).decode(),
+        signature=base64.b64encode(found.signature).decode(),
+    )

@@ -36,7 +36,7 @@ SLACK_S = 60.0  # a key stored further in the future was stored before the clock
 _log = logging.getLogger("paceline.server")
 
 
-class Peers(Protocol):
+class LinkReceiver(Protocol):
     """Receiver of new links: `runtime.node.Node`."""
 
     def on_link(self, link: Link, peer: str) -> None: ...
@@ -57,7 +57,7 @@ class Links:
     def __init__(
         self,
         registry: Registry,
-        peers: Peers,
+        peers: LinkReceiver,
         introduce: Callable[[], Introduction],
         *,
         key: Signer,

@@ -15,16 +15,17 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
-from paceline.api.openapi import describe
 from paceline.engine.fake import fake_model
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node
+from paceline.runtime.parts import NodeParts, Offer
 from paceline.wire.messages import Introduction
 
-from .app import create_server
+from .app import add_devices
 from .devices import Registry
 from .links import Links
 
@@ -33,16 +34,16 @@ from .links import Links
 def sample(directory: Path, keyring: Keyring) -> Iterator[tuple[Node, FastAPI]]:
     """Build the application as the program does, with its files in `directory`; the node has not been entered."""
     with DocumentStore.open(directory / "docs", load_embedder("hash")) as store:
-        node = Node("cloud", fake_model(0), store, max_tokens_default=8)
+        node = Node("cloud", fake_model(0), store, NodeParts(offer=Offer(max_tokens=8)))
         registry = Registry(directory)
         links = Links(registry, node, _no_introduction, key=PrivateKey.generate())
-        yield node, create_server(node, registry, links, keyring=keyring)
+        yield node, add_devices(create_app(node, keyring=keyring), registry, links)
 
 
 def document() -> dict[str, Any]:
     """The OpenAPI document of all routes of a server."""
     with tempfile.TemporaryDirectory() as directory, sample(Path(directory), Keyring({})) as (_, app):
-        return describe(app)
+        return app.openapi()
 
 
 def text() -> str:

@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from fastapi import FastAPI
 
+from paceline.api.app import create_app
+from paceline.api.dependencies import Settings
 from paceline.api.generation.links import Addresses
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen
@@ -31,7 +33,7 @@ from paceline.runtime.link.emulation import Emulation
 from paceline.secret_files import private_folder, read_private, write_private
 from paceline.settings import ServerSettings
 
-from .app import create_server
+from .app import add_devices
 from .devices import Registry
 from .keys import Keys
 from .links import Links
@@ -54,8 +56,8 @@ def opened_draft(settings: ServerSettings) -> Callable[[ServedModel], Engine] | 
             DEVICE if wanted == CAUSAL else wanted,
             dtype=settings.dtype,
             device=settings.engine_device,
-            threads=settings.threads,
-            kv_mib=settings.draft_kv_mib,
+            threads=settings.tuning.threads,
+            kv_mib=settings.tuning.draft_kv_mib,
         )
         check_vocabulary(wanted, draft, settings.first_model, model)
         log.info("drafts for the strategy pipeline come from %s", wanted)
@@ -121,9 +123,9 @@ _log = logging.getLogger("paceline.server")
 async def run(settings: ServerSettings) -> None:
     """Serve until a signal. Raises ConfigError for settings that cannot be used, before the first request is read."""
     configured = parse_keys(api_keys_of(settings))
-    emulation = Emulation.parse(settings.emulate) if settings.emulate else None
+    emulation = Emulation.parse(settings.tuning.emulate) if settings.tuning.emulate else None
     key = server_key(settings.state_dir)
-    registry = Registry(settings.state_dir, away_days=settings.device_days)
+    registry = Registry(settings.state_dir, away_days=settings.tuning.device_days)
     live: Links | None = None
     with Keys(settings.state_dir).current() as stored:
         keyring = Keyring(configured, stored)
@@ -135,25 +137,25 @@ async def run(settings: ServerSettings) -> None:
                 opened.node,
                 opened.introduction,
                 key=key,
-                credential_hours=settings.credential_hours,
+                credential_hours=settings.tuning.credential_hours,
                 emulation=emulation,
                 vocab_size=opened.vocab_size,
             )
-            app = create_server(
+            app = create_app(
                 opened.service,
-                registry,
-                live,
+                Settings(
+                    settings.answers.documents,
+                    addresses=Addresses(settings.public_url or ""),
+                    longest_silent=settings.tuning.longest_silent_answer,
+                ),
                 keyring=keyring,
-                documents=settings.documents,
                 state=settings.state_dir,
                 retention=retention_of(settings),
                 limits=door_limits(settings),
                 seal=opened.seal,
                 tracer=opened.tracer,
-                addresses=Addresses(settings.public_url or ""),
-                longest_silent=settings.longest_silent_answer,
             )
-            return app, live.watch
+            return add_devices(app, registry, live), live.watch
 
         with closing(_listen(settings, keyring)) as listener:
             stages = None

@@ -27,51 +27,6 @@ for key in [key for key in os.environ if key.startswith("PACELINE_")]:
     del os.environ[key]
 
 
-# Processes, real models, benches, fuzzing and simulations of every manner: minutes each. `make check` leaves them out.
-SLOW = (
-    "tests/api/responses/test_resume.py",
-    "tests/api/test_schemathesis.py",
-    "tests/bench/",
-    "tests/core/test_acceptance_oracle.py",
-    "tests/e2e/",
-    "tests/models/",
-    "tests/packaging/test_wheel.py",
-    "tests/rag/parsing/test_bombs.py",
-    "tests/rag/store/test_documents_crash.py",
-    "tests/rag/store/test_library_crash.py",
-    "tests/rag/test_embedder.py",
-    "tests/reliability/",
-    "tests/runtime/engine_loop/test_document_prefill.py",
-    "tests/runtime/engine_loop/test_memory.py",
-    "tests/server/test_programs.py",
-    "tests/strategies/conformance/test_loss.py",
-    "tests/strategies/test_constraints.py",
-    "tests/strategies/test_distributions.py",
-    "tests/strategies/test_fuzz.py",
-)
-
-
-CONFORMANCE = "tests/strategies/conformance/"
-CONTRACT = "tests/engine/test_contract.py"
-QUICK_WAYS = ("sampled", "private trees]", "alone]", "toy")  # two of these: one sampling, the default way, the toy
-
-
-def is_slow(nodeid: str) -> bool:
-    if nodeid.startswith(CONFORMANCE) and sum(way in nodeid for way in QUICK_WAYS) < 2:
-        return True
-    if "[processes-" in nodeid:
-        return True
-    if nodeid.startswith(CONTRACT) and not any(model in nodeid for model in ("llama", "fake")):
-        return True
-    return nodeid.startswith(SLOW)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if is_slow(item.nodeid):
-            item.add_marker(pytest.mark.slow)
-
-
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"

@@ -30,7 +30,8 @@ def never(model: LoadedModel, name: str) -> Node:
 
 def test_further_models_are_known_before_they_are_loaded(tmp_path: Path) -> None:
     shutil.copytree(CLOUD, tmp_path / "large")
-    memory = further("demo-causal", "demo", "fake:3", str(tmp_path / "large"), temperature=0.25, system="Be brief.")
+    answers = {"temperature": 0.25, "system": "Be brief."}
+    memory = further("demo-causal", "demo", "fake:3", str(tmp_path / "large"), answers=answers)
     found = {slot.info.name: slot for slot in memory.slots}
     assert list(found) == ["demo", "fake:3", "large"]
     assert {slot.state for slot in memory.slots} == {"unloaded"}

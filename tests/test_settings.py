@@ -19,9 +19,17 @@ from paceline.local_users import is_loopback
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.secret_files import is_others
-from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, ServerSettings
-from paceline.settings_sources import describe, describe_given, resolve
-from paceline.stage_settings import StageSettings
+from paceline.settings import (
+    PROGRAMS,
+    SCHEMAS,
+    AgentSettings,
+    NodeSettings,
+    ProgramSettings,
+    ServerSettings,
+    StageSettings,
+    variable,
+)
+from paceline.settings_sources import describe, describe_given, paths, resolve
 
 PORTS = st.integers(0, 65_535)
 
@@ -67,14 +75,8 @@ def test_defaults_listen_on_loopback_and_need_nothing(schema: type[NodeSettings]
     assert is_loopback(settings.host)
     assert settings.state_dir == own_state_directory / "paceline" / schema.side
     assert settings.docs_dir == settings.state_dir / "docs"
-    assert set(origins) == set(schema.model_fields)
+    assert set(origins) == set(paths(schema))
     assert set(origins.values()) == {"default"}
-
-
-def test_the_two_programs_have_different_ports_and_state_directories() -> None:
-    server, agent = resolve(ServerSettings, {}, {})[0], resolve(AgentSettings, {}, {})[0]
-    assert (server.port, agent.port) == (8000, 8001)
-    assert server.state_dir != agent.state_dir
 
 
 def test_documents_lie_in_the_state_directory_that_was_given(tmp_path: Path) -> None:
@@ -121,23 +123,15 @@ def test_the_fake_model_gets_the_embedder_without_a_model(flags: dict[str, objec
     assert resolve(ServerSettings, flags, {})[0].embedder == embedder
 
 
-def test_an_embedder_that_was_named_stays_with_the_fake_model() -> None:
-    assert resolve(ServerSettings, {"model": "fake", "embedder": "minilm"}, {})[0].embedder == "minilm"
-
-
-def test_relative_paths_become_absolute(tmp_path: Path) -> None:
-    assert resolve(ServerSettings, {"state_dir": "here"}, {})[0].state_dir == tmp_path / "here"
-
-
 @pytest.mark.parametrize(
     ("flags", "env", "text", "sentence"),
     [
-        ({"prot": 1}, {}, "", "unknown flag prot: did you mean port?"),
+        ({"prot": 1}, {}, "", "unknown flag --prot: did you mean --port?"),
         ({}, {"PACELINE_PROT": "1"}, "", "unknown environment variable PACELINE_PROT: did you mean PACELINE_PORT?"),
         ({}, {}, "modle = 'fake'", "did you mean model?"),
         ({}, {}, "[agent]\nclod = 'x'", "did you mean cloud?"),
         ({}, {}, "[agnet]\nport = 1", "did you mean agent?"),
-        ({}, {}, "[server]\ncloud = 'http://127.0.0.1'", "unknown key in [server]"),
+        ({}, {}, "[server]\ncloud = 'http://127.0.0.1'", "unknown key in [server] of"),
     ],
 )
 def test_an_unknown_key_is_an_error_that_names_the_nearest_known_one(
@@ -148,10 +142,53 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest_known_one(
     assert sentence in str(error.value)
 
 
-@given(st.text(min_size=1).filter(lambda key: key not in AgentSettings.model_fields))
+@given(st.text(min_size=1).filter(lambda key: key not in paths(AgentSettings)))
 def test_no_key_that_nobody_knows_passes_in_silence(key: str) -> None:
-    with pytest.raises(ConfigError, match="did you mean"):
+    with pytest.raises(ConfigError, match=r"did you mean|is now"):
         resolve(AgentSettings, {key: "1"}, {})
+
+
+@pytest.mark.parametrize("schema", PROGRAMS)
+def test_what_stands_in_a_table_and_is_given_elsewhere_is_told_where_it_is(
+    tmp_path: Path, schema: type[ProgramSettings]
+) -> None:
+    for path in (path for path in paths(schema) if "." in path):
+        table, key = path.split(".")
+        said = f"{key} in \\[{table}\\] of the file, see --config, or {variable(path)}"
+        for flags, env, text in (
+            ({key: "1"}, {}, ""),
+            ({path.replace(".", "_"): "1"}, {}, ""),
+            ({}, {f"PACELINE_{key.upper()}": "1"}, ""),
+            ({}, {}, f"{key} = 1"),
+            ({}, {}, f"[{schema.table}]\n{key} = 1"),
+        ):
+            with pytest.raises(ConfigError, match=said):
+                resolve(schema, flags, env, written(tmp_path, text))
+
+
+def test_a_table_stands_in_the_file_or_in_that_of_a_program_and_a_variable_comes_first(tmp_path: Path) -> None:
+    text = "[tuning]\nthreads = 2\nstep_rows = 64\ncloud_texts = false\n[agent.tuning]\nstep_rows = 32\n"
+    file = written(tmp_path, text + "[energy]\nmeter = 'off'")
+    env = {"PACELINE_ANSWERS_TOP_K": "5"}
+    agent, origins = resolve(AgentSettings, {}, env, file)
+    server, _ = resolve(ServerSettings, {}, env | {"PACELINE_TUNING_THREADS": "3"}, file)
+    assert (agent.tuning.threads, agent.tuning.step_rows, agent.tuning.cloud_texts) == (2, 32, False)
+    assert (server.tuning.threads, server.tuning.step_rows, server.answers.top_k) == (3, 64, 5)
+    assert agent.energy.meter == server.energy.meter == "off"
+    assert (origins["tuning.step_rows"], origins["tuning.threads"], origins["answers.top_k"]) == (
+        f"file {file} [agent]",
+        f"file {file}",
+        "environment PACELINE_ANSWERS_TOP_K",
+    )
+    for wrong, sentence in (
+        ("tuning = 3", r"tuning in .* must be a table: \[tuning\]"),
+        ("[agent]\ntuning = 3", r"agent.tuning in .* must be a table: \[agent.tuning\]"),
+        ("[agent.tuning]\ncredential_hours = 3", "unknown key in .agent. of .*: tuning.credential_hours: did you mean"),
+        ("[tuning]\nthraeds = 3", "did you mean tuning.threads?"),
+        ("[tuning]\nthreads = 0", r"tuning.threads = 0 \(file .*\) cannot be used: input should be greater than"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            resolve(AgentSettings, {}, {}, written(tmp_path, wrong))
 
 
 def test_the_other_programs_keys_are_left_to_it(tmp_path: Path) -> None:
@@ -302,9 +339,9 @@ def test_a_server_on_this_machine_or_behind_https_is_accepted(given_url: str, ke
     [
         ({"port": "x"}, "port = 'x' (flag --port) cannot be used: input should be a valid integer"),
         ({"port": 70_000}, "less than or equal to 65535"),
-        ({"backend": "vulkan"}, "input should be 'auto', 'hf' or 'paged'"),
+        ({"dtype": "int4"}, "input should be 'auto', 'float32', 'bfloat16' or 'float16'"),
         ({"cloud": "example.org"}, "must be a URL such as"),
-        ({"documents": -1}, "documents = -1"),
+        ({"kv_mib": 0}, "kv_mib = 0"),
         ({"state_dir": 3}, "state_dir = 3 (flag --state-dir)"),
     ],
 )
@@ -328,22 +365,16 @@ def test_secrets_are_shown_nowhere() -> None:
 
 
 def test_a_start_tells_what_was_set_and_every_value_can_be_shown_with_its_origin() -> None:
-    settings, origins = resolve(AgentSettings, {"threads": 2}, {"PACELINE_MODEL": "fake"})
+    settings, origins = resolve(AgentSettings, {"kv_mib": 2}, {"PACELINE_MODEL": "fake"})
     assert describe_given(settings, origins) == (
-        "model = fake (environment PACELINE_MODEL), threads = 2 (flag --threads); --show-settings lists all"
+        "model = fake (environment PACELINE_MODEL), kv_mib = 2 (flag --kv-mib); --show-settings lists all"
     )
     assert describe_given(*resolve(AgentSettings, {}, {})).startswith("nothing was set; ")
     lines = describe(settings, origins)
-    assert len(lines) == len(AgentSettings.model_fields)
-    assert any(line.split() == ["threads", "=", "2", "(flag", "--threads)"] for line in lines)
+    assert len(lines) == len(paths(AgentSettings))
+    assert any(line.split() == ["kv_mib", "=", "2", "(flag", "--kv-mib)"] for line in lines)
     assert any(line.split() == ["model", "=", "fake", "(environment", "PACELINE_MODEL)"] for line in lines)
     assert any(line.split() == ["cloud", "=", "(none)", "(default)"] for line in lines)
-
-
-def test_settings_cannot_be_changed_afterwards() -> None:
-    settings, _ = resolve(ServerSettings, {}, {})
-    with pytest.raises(ValueError, match="frozen"):
-        settings.port = 1
 
 
 def test_the_engines_settings_reach_it(tmp_path: Path) -> None:
@@ -351,11 +382,9 @@ def test_the_engines_settings_reach_it(tmp_path: Path) -> None:
     from paceline.bootstrap import open_model, step_limits
     from paceline.models import shipped
 
-    steps = {"step_rows": 64, "step_sequences": 3, "threads": 1}
-    flags = {"model": "demo-causal", "state_dir": tmp_path, "kv_mib": 1} | steps
-    settings, _ = resolve(ServerSettings, flags, {})
-    limits = step_limits(settings)
-    assert (limits.rows, limits.sequences) == (64, 3)
+    flags = {"model": "demo-causal", "state_dir": tmp_path, "kv_mib": 1}
+    settings, _ = resolve(ServerSettings, flags, {"PACELINE_TUNING_STEP_ROWS": "64", "PACELINE_TUNING_THREADS": "1"})
+    assert step_limits(settings).rows == 64
     rows = open_model(settings, shipped("cloud")).engine.free_rows()
     twice, _ = resolve(ServerSettings, flags | {"kv_mib": 2}, {})
     assert rows and open_model(twice, shipped("cloud")).engine.free_rows() == pytest.approx(2 * rows, abs=16)
@@ -365,21 +394,22 @@ def test_the_engines_settings_reach_it(tmp_path: Path) -> None:
 
 
 def test_a_device_may_not_be_away_too_long_before_its_key_is_renewed() -> None:
-    days = {"credential_hours": 48.0}
+    hours = {"PACELINE_TUNING_CREDENTIAL_HOURS": "48"}
     for allowed in (0.0, 2.0, 30.0):
-        assert resolve(ServerSettings, days | {"device_days": allowed}, {})[0].device_days == allowed
+        env = hours | {"PACELINE_TUNING_DEVICE_DAYS": str(allowed)}
+        assert resolve(ServerSettings, {}, env)[0].tuning.device_days == allowed
     with pytest.raises(ConfigError, match="credential_hours"):
-        resolve(ServerSettings, days | {"device_days": 1.0}, {})
+        resolve(ServerSettings, {}, hours | {"PACELINE_TUNING_DEVICE_DAYS": "1"})
 
 
 def test_a_stage_is_set_by_variables_and_its_table_and_leaves_the_others_alone(tmp_path: Path) -> None:
     text = (
-        "threads = 2\nmodel = 'demo-causal'\n"
+        "model = 'demo-causal'\ntuning.threads = 2\n"
         "[stage]\nlayers = '0:3'\nserver = 'http://127.0.0.1:1'\n[server]\nstages = '2'"
     )
     env = {"PACELINE_LISTEN": "10.0.0.7:8010", "PACELINE_STAGES": "3"}
     settings, origins = resolve(StageSettings, {}, env, written(tmp_path, text))
-    assert (settings.span, settings.listen, settings.threads) == ((0, 3), "10.0.0.7:8010", 2)
+    assert (settings.span, settings.listen, settings.tuning.threads) == ((0, 3), "10.0.0.7:8010", 2)
     assert origins["layers"].endswith("[stage]") and origins["listen"] == "environment PACELINE_LISTEN"
     assert resolve(ServerSettings, {}, env, written(tmp_path, text))[0].stages == ("3",)
 
@@ -392,54 +422,45 @@ def test_layers_of_a_stage_are_a_span(layers: str) -> None:
 
 CORE = min(os.sched_getaffinity(0))
 DECLARED = f"""
-[agent.units.left]
+[agent.tuning.units.left]
 cores = [{CORE}]
 does = ["rerank", "embed"]
-[agent.units.right]
-[agent.units.chat]
+[agent.tuning.units.right]
+[agent.tuning.units.chat]
 kind = "engine"
 lanes = 2
 """
 
 
-def test_units_of_tables_and_of_lines_are_the_same(tmp_path: Path) -> None:
-    of_tables, origins = resolve(AgentSettings, {}, {}, written(tmp_path, DECLARED))
-    lines = f"left=cpu:cores={CORE}:does=rerank+embed,right=cpu,chat=engine:lanes=2"
-    of_lines, _ = resolve(AgentSettings, {"units": [lines]}, {})
-    assert of_tables.units == of_lines.units == resolve(AgentSettings, {}, {"PACELINE_UNITS": lines})[0].units
-    assert any(f"left=cpu:cores={CORE}:does=rerank+embed" in line for line in describe(of_tables, origins))
-    found = workflow_units(of_tables)
+def test_units_are_tables(tmp_path: Path) -> None:
+    settings, _ = resolve(AgentSettings, {}, {}, written(tmp_path, DECLARED))
+    found = workflow_units(settings)
     assert [(host.name, sorted(host.cores)) for host in found.hosts] == [("left", [CORE]), ("right", [])]
     assert (found.engine, found.lanes) == ("chat", 2)
 
 
 @pytest.mark.parametrize(
-    ("lines", "sentence"),
+    ("units", "sentence"),
     [
-        ("left=cpu:cores=100000", r"the unit left may not run on the cores \[100000\]: this process has"),
-        ("left=cpu,left=cpu", "two units are called left"),
-        ("left=cpu:cores=0+0", "names a core twice"),
-        ("left=cpu:cores=0:cores=0", "twice"),
-        ("left=cpu:name=right", "twice"),
-        ("web=cpu", "a unit cannot be called 'web'"),
-        ("left=cpu:does=rerank", "no unit does search and embed"),
-        ("left=cpu:does=dance", "does of the unit left: input should be 'search', 'rerank' or 'embed'"),
-        ("left=cpu:cors=0", "the unit left has no cors: it may have kind, cores, does, lanes"),
-        ("left=cpu:lanes=2", "the unit left has lanes, which only the kind engine has"),
-        ("left=gpu", "kind of the unit left: input should be 'cpu' or 'engine'"),
-        ("a=engine,b=engine", "one unit of the kind engine at most"),
-        ("left", "'left' is no unit"),
+        ("left.cores = [100000]", r"tuning.units.left.cores = .* this process has the cores"),
+        ("web = {}", "a unit cannot be called 'web'"),
+        ("left.does = ['rerank']", "no unit does search and embed"),
+        ("left.does = ['dance']", "units.left.does.0 = 'dance' .* input should be 'search', 'rerank' or 'embed'"),
+        ("left.cors = [0]", "units.left.cors = .* extra inputs are not permitted"),
+        ("left.lanes = 2", "only a unit of the kind engine has lanes"),
+        ("left = {kind = 'engine', does = ['search']}", "writes texts: leave does out"),
+        ("left.kind = 'gpu'", "units.left.kind = 'gpu' .* input should be 'cpu' or 'engine'"),
+        ("a.kind = 'engine'\nb.kind = 'engine'", "one unit of the kind engine at most"),
     ],
 )
-def test_units_that_cannot_be_are_a_sentence_at_the_start(lines: str, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence) as error:
-        resolve(ServerSettings, {"units": [lines]}, {})
-    assert "flag --units" in str(error.value)
+def test_units_that_cannot_be_are_a_sentence_at_the_start(tmp_path: Path, units: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        resolve(ServerSettings, {}, {}, written(tmp_path, f"[server.tuning.units]\n{units}"))
 
 
 def test_a_reranker_that_is_not_here_is_refused_at_the_start(tmp_path: Path) -> None:
     with DocumentStore.open(tmp_path, HashEmbedder()) as store:
-        settings, _ = resolve(ServerSettings, {"reranker": "nobody/has-this", "model": "fake"}, {})
+        settings, _ = resolve(ServerSettings, {"model": "fake"}, {"PACELINE_TUNING_RERANKER": "nobody/has-this"})
         with pytest.raises(ConfigError, match="neither a directory here nor a model that was downloaded"):
             open_reranker(settings, store)
         assert open_reranker(resolve(ServerSettings, {}, {})[0], store) is None

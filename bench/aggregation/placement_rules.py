@@ -12,7 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from paceline.core.aggregation.placement import Placement
+from lab.baselines.dragon import expected_token_time
+from paceline.core.aggregation.placement import DeciderPlacement
 from paceline.core.estimation import AcceptanceRate, DecodeSpeed, MovingAverage, TimingModel
 from paceline.core.side import SIDES, Side, other
 
@@ -65,18 +66,18 @@ class Greedy(Static):
         super().__init__(start)
         self._trace, self._link = trace, link
         acceptance = {side: AcceptanceRate(memory=1.0, strength=0.0) for side in SIDES}
-        self._placement = Placement(start, acceptance=acceptance)
+        self._placement = DeciderPlacement(start, acceptance=acceptance)
 
     def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None:
         if side == self._placement.holder:
             self._placement.observe_target(accepted)
 
     def choose(self, side: Side, targets: int, now: float, *, ready: bool) -> Side:  # noqa: ARG002  # the placement has it
-        for each in SIDES:
-            self._placement.observe_speed(each, DecodeSpeed(self._trace.decode[each][targets]))
-        self._placement.observe_round_trip(2.0 * self._link.expected(now))
-        expected, holder = self._placement.expected_token_time(), self._placement.holder
-        return other(holder) if expected is not None and expected.gain(holder) > 0.0 else holder
+        decode = {each: self._trace.decode[each][targets] for each in SIDES}
+        acceptance = {each: rate.value for each, rate in self._placement.acceptance.items()}
+        expected = expected_token_time(decode, 2.0 * self._link.expected(now), acceptance)
+        holder = self._placement.holder
+        return other(holder) if expected.gain(holder) > 0.0 else holder
 
     def moved(self, side: Side, holder: Side, targets: int) -> None:  # noqa: ARG002  # both sides call it
         self._placement.moved(holder)
@@ -89,7 +90,7 @@ class Shipped(Static):
         super().__init__(start)
         self._profiles = {side: TimingModel() for side in SIDES}
         self._delays = {side: MovingAverage() for side in SIDES}
-        self._placements = {side: Placement(start) for side in SIDES}
+        self._placements = {side: DeciderPlacement(start) for side in SIDES}
         self._tokens = tokens
 
     def decoded(self, side: Side, step: int, seconds: float) -> DecodeSpeed:

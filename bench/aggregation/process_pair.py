@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.commands.demo import Children, Pair, start_pair
+from paceline.commands.demo import Children, Pair, configured, start_pair
 from paceline.core.side import SIDES, Side
 
 DOCUMENTS: Mapping[Side, str] = {
@@ -18,11 +18,13 @@ DEVICE = "laptop"
 
 @contextmanager
 def linked_pair(directory: Path, *, model: str, emulate: Mapping[Side, str]) -> Iterator[Pair]:
-    """Start both and wait until they are linked. emulate: `--emulate` of each side, the link's part on the device."""
+    """Start both and wait until they are linked. emulate: `emulate` of each side, the link's part on the device."""
     documents = {side: directory / f"{side}.md" for side in SIDES}
     for side, file in documents.items():
         file.write_text(DOCUMENTS[side])
-    flags = {side: ("--emulate", value) for side, value in emulate.items() if value}
+    flags = {
+        side: configured(directory, "[tuning]", "threads = 1", f"emulate = {emulate.get(side, '')!r}") for side in SIDES
+    }
     with Children(directory) as children:
         yield start_pair(
             children,
@@ -30,6 +32,6 @@ def linked_pair(directory: Path, *, model: str, emulate: Mapping[Side, str]) -> 
             model=model,
             embedder="hash",
             device=DEVICE,
-            flags=("--threads", "1"),
+            flags=("--debug-options",),
             side_flags=flags,
         )

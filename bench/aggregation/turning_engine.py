@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.core.sampling.dist import Dist
-from paceline.engine.fake import FakeEngine, _Row
+from paceline.engine.fake import FakeEngine, FakeRow
 
 
 class TurningEngine(FakeEngine):
@@ -13,6 +13,6 @@ class TurningEngine(FakeEngine):
         super().__init__(seed=1, spread=spread)
         self._first, self._later, self._turn = spread, later, turn
 
-    def _dist(self, row: _Row) -> Dist:
+    def _dist(self, row: FakeRow) -> Dist:
         self._spread = self._first if row.answer_rows < self._turn else self._later
         return super()._dist(row)

@@ -22,10 +22,11 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from lab.engines import Arbitrary, WrappedEngine
 from paceline.core.batching.segment import Batch
 from paceline.core.side import SIDES, Side
-from paceline.engine.base import DelayedEngine, Engine, LoadedModel, ModelInfo, Output, WrappedEngine
-from paceline.engine.fake import FakeEngine, arbitrary
+from paceline.engine.base import Engine, LoadedModel, ModelInfo, Output, delay_forwards
+from paceline.engine.fake import FakeEngine
 from paceline.engine.paged.engine import PagedEngine, paged_engine
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import EngineError
@@ -39,6 +40,7 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.link.emulation import Emulation, emulated
 from paceline.runtime.link.transport import Transport, TransportClosed
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Kept, NodeParts
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Introduction
 
@@ -87,7 +89,7 @@ class EmulatedForward:
 
     def engine(self, vocab_size: int) -> Engine:
         """Engine with arbitrary distributions that sleeps during a forward, using no core of this machine."""
-        return DelayedEngine(arbitrary(FakeEngine(vocab_size=vocab_size)), self.forward_s, self.row_s)
+        return delay_forwards(Arbitrary(FakeEngine(vocab_size=vocab_size)), self.forward_s, self.row_s)
 
 
 class PinnedEngine(WrappedEngine):
@@ -221,7 +223,7 @@ async def two_sides(setting: Setting) -> AsyncIterator[DeviceSide]:
         cloud.start()
         opened.callback(_end, cloud)
         files, model = setting.open_kv("device"), setting.model("device")
-        node = Node("device", model, stores["device"], kv=files)
+        node = Node("device", model, stores["device"], NodeParts(kept=Kept(kv=files)))
         async with node, AsyncExitStack() as running:
             while not (setting.socket.exists() and files.groups() and setting.open_kv("cloud").groups()):
                 if not cloud.is_alive():
@@ -282,7 +284,7 @@ async def _served(setting: Setting) -> None:
     """Serve until both connections have ended."""
     model = setting.model("cloud")
     with setting.open_store("cloud") as store:
-        node = Node("cloud", model, store, kv=setting.open_kv("cloud"))
+        node = Node("cloud", model, store, NodeParts(kept=Kept(kv=setting.open_kv("cloud"))))
         ended = {kind: asyncio.Event() for kind in (_LINK, _LINE)}
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -9,9 +9,10 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.engines import WrappedEngine
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.dist import Dist
-from paceline.engine.base import ModelInfo, Output, WrappedEngine
+from paceline.engine.base import ModelInfo, Output
 from paceline.engine.fake import VOCAB as FAKE_VOCAB
 from paceline.engine.fake import FakeEngine
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.dist import Dist, IdArray
 from paceline.engine.base import Output
-from paceline.engine.fake import FakeEngine, _hash64, _Row
+from paceline.engine.fake import FakeEngine, FakeRow, _hash64
 
 VOCAB: Final = 151_936  # Qwen2.5's
 MEAN_NATS: Final = 0.3175
@@ -72,7 +72,7 @@ class PairedEngine(FakeEngine):
         self.forwards += 1
         return super().forward(batch)
 
-    def _dist(self, row: _Row) -> Dist:
+    def _dist(self, row: FakeRow) -> Dist:
         drawn = _hash64(row.digest)
         level = drawn % _LEVELS
         agrees = _hash64(drawn) / 2.0**64 < math.exp(-SLOPE * ENTROPIES[level])

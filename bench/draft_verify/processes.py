@@ -19,12 +19,22 @@ from typing import Final
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import Side
-from paceline.engine.base import DelayedEngine, LoadedModel
+from paceline.engine.base import LoadedModel, delay_forwards
 from paceline.engine.loader import load_model
 from paceline.errors import ConfigError, EngineError
 from paceline.models import CLOUD, DEVICE
 from paceline.runtime.link.emulation import Emulation
-from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.service import (
+    Account,
+    AskedPrompt,
+    AskedStrategy,
+    GenerateRequest,
+    GenerationResult,
+    Joining,
+    OutputForm,
+    Sources,
+    TextDelta,
+)
 
 from ..aggregation.two_process_rig import DeviceSide, EmulatedForward, Setting, Shape, two_sides
 from ..bootstrap import Estimate, ratio_of
@@ -83,7 +93,7 @@ class PairSetting(Setting):
     def model(self, side: Side) -> LoadedModel:
         loaded = load_model(str(CLOUD if side == "cloud" else DEVICE), threads=1)
         seconds = self.pace.cloud_s if side == "cloud" else self.pace.device_s
-        return replace(loaded, engine=DelayedEngine(loaded.engine, seconds, self.pace.row_s))
+        return replace(loaded, engine=delay_forwards(loaded.engine, seconds, self.pace.row_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +166,13 @@ async def _answer(side: DeviceSide, question: str, options: Mapping[str, object]
     banned = dict.fromkeys(side.model.tokenizer.eos_ids, -100.0)
     sampling = SamplingParams(temperature=load.temperature, seed=7, logit_bias=banned)
     request = GenerateRequest(
-        ({"role": "user", "content": question},),
+        AskedPrompt(({"role": "user", "content": question},)),
         sampling,
-        load.tokens,
-        strategy="draft_verify",
-        documents=0,
-        privacy="open",
-        options=options,
-        owner=owner,
+        OutputForm(load.tokens),
+        Sources(documents=0),
+        Joining(privacy="open"),
+        AskedStrategy("draft_verify", options),
+        Account(owner=owner),
     )
     start = last = time.perf_counter()
     session, text = await side.node.prepare(request), ""

@@ -7,14 +7,23 @@ recycling with its tree of 80 nodes (Luo et al. 2025) and a chain of a smaller m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from lab.baselines.lookup import (
+    AS_PUBLISHED,
+    PAPER,
+    DrafterOptions,
+    FixedBudget,
+    LessonsFirst,
+    VariedDrafter,
+    levelled_shape,
+    static_shape,
+)
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.drafting.budget import FixedBudget, OnlineStats
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.core.drafting.ngram_drafter import DrafterOptions, NgramDrafter
-from paceline.core.drafting.tree_search import NO_DRAFT, PAPER, DraftTree, TokenTree, levelled_shape, static_shape
+from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
 from paceline.strategies.autoregressive import Autoregressive
@@ -32,7 +41,7 @@ MODEL_DRAFTS: Final = 5
 
 
 def _chain(tokens: Sequence[int]) -> DraftTree:
-    return DraftTree(TokenTree.chain(tokens), (1.0,) * len(tokens), (0,) * len(tokens)) if tokens else NO_DRAFT
+    return DraftTree(tuple(tokens), tuple(range(-1, len(tokens) - 1)), (1.0,) * len(tokens))
 
 
 @dataclass(slots=True)
@@ -60,7 +69,7 @@ class PromptLookup:
         return NO_DRAFT
 
 
-class AutomatonAlone(NgramDrafter):
+class AutomatonAlone(VariedDrafter):
     """Draft the chain after the longest suffix that occurred before: four tokens per matched token."""
 
     def draft(self, budget: int, position: int) -> DraftTree:  # noqa: ARG002  # interface of `TreeDrafter`
@@ -68,7 +77,7 @@ class AutomatonAlone(NgramDrafter):
         return _chain(self._automaton.chain(match, min(budget, MAX_AUTOMATON, 4 * match.length)))
 
 
-class Recycling(NgramDrafter):
+class Recycling(VariedDrafter):
     """A token's table row is its latest distribution, also that of a rejected draft."""
 
     def learn(
@@ -130,7 +139,7 @@ class DraftMemory:
 Way = Callable[[MachineConfig, DraftMemory], Machine]
 
 
-def _drafting(options: DrafterOptions, budget: int | None = None, kind: type[NgramDrafter] = NgramDrafter) -> Way:
+def _drafting(options: DrafterOptions, budget: int | None = None, kind: type[VariedDrafter] = VariedDrafter) -> Way:
     """budget: draft tokens in every step; None: adaptive."""
 
     def make(config: MachineConfig, memory: DraftMemory) -> Machine:
@@ -148,7 +157,7 @@ def _with(drafter: Callable[[], TreeDrafter], budget: int) -> Way:
 
 def ways(draft_model: Engine | None) -> dict[str, Way]:
     """Drafting methods by name, plain decoding first."""
-    recycling = DrafterOptions(automaton=False, noise=False, probs="dist", shape=levelled_shape())
+    recycling = replace(AS_PUBLISHED, noise=False, shape=levelled_shape())
     by_name: dict[str, Way] = {
         PLAIN: lambda config, _: Autoregressive(config),
         "prompt look-up": _with(PromptLookup, COPIED),
@@ -164,7 +173,7 @@ def ways(draft_model: Engine | None) -> dict[str, Way]:
         OURS: lambda config, _: LookupTree(config),
         "without tables": _drafting(DrafterOptions(tables=False)),
         "without dynamic tree": _drafting(DrafterOptions(shape=static_shape(64))),
-        "without overlap": lambda config, _: LookupTree(config, overlap=False),
+        "without overlap": lambda config, _: LessonsFirst(config),
     }
 
 
@@ -172,6 +181,6 @@ def sized(budget: int) -> dict[str, Way]:
     """The same drafter with a dynamic tree, with a dynamic tree by the paper's scores, and with a static tree."""
     return {
         "dynamic": _drafting(DrafterOptions(), budget),
-        "paper's scores": _drafting(DrafterOptions(automaton=False, probs="dist", scoring=PAPER), budget),
+        "paper's scores": _drafting(replace(AS_PUBLISHED, scoring=PAPER), budget),
         "static": _drafting(DrafterOptions(shape=static_shape(budget)), budget),
     }

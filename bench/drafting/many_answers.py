@@ -24,10 +24,11 @@ from typing import Final
 
 import torch
 
+from lab.engines import WrappedEngine
 from paceline.api.http.server import freeze_heap
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.base import Engine, ModelInfo, Output, WrappedEngine
+from paceline.engine.base import Engine, ModelInfo, Output
 from paceline.engine.loader import load_model
 from paceline.engine.paged.engine import PagedEngine, paged_engine
 from paceline.errors import EngineError

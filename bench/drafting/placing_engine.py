@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lab.engines import WrappedEngine
 from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
-from paceline.engine.base import Engine, WrappedEngine
+from paceline.engine.base import Engine
 from paceline.engine.sequence_table import SequenceTable
 
 

@@ -22,13 +22,14 @@ from typing import Final, NamedTuple
 
 import torch
 
+from lab.baselines.lookup import FixedBudget
+from lab.engines import WrappedEngine
 from paceline.core.batching.segment import Batch
-from paceline.core.drafting.budget import FixedBudget
 from paceline.core.drafting.ngram_drafter import NgramDrafter
-from paceline.core.drafting.tree_search import DraftTree, TokenTree
+from paceline.core.drafting.tree_search import DraftTree
 from paceline.core.sampling.row import SampledRow
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.base import Engine, Output, SampleRequest, WrappedEngine
+from paceline.engine.base import Engine, Output, SampleRequest
 from paceline.engine.loader import load_model
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.strategies.autoregressive import Autoregressive
@@ -118,7 +119,7 @@ class FullTrees(NgramDrafter):
     def draft(self, budget: int, position: int) -> DraftTree:
         super().draft(budget, position)
         tokens = tuple(self.draw.sample(self.words, len(PARENTS)))
-        return DraftTree(TokenTree(tokens, PARENTS), (0.5,) * len(PARENTS), (0,) * len(PARENTS))
+        return DraftTree(tokens, PARENTS, (0.5,) * len(PARENTS))
 
 
 def measure(model: ModelFiles, load: Load) -> Findings:

@@ -27,7 +27,7 @@ from paceline.core.sampling.row import SampledRow
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Output, SampleRequest
 from paceline.engine.fake import FakeEngine
-from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
+from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
 from paceline.strategies.aggregate.machine import aggregate
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.wire.options import AggregateOptions

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import httpx
 
-from paceline.commands.demo import Child, Children, command, free_port
+from paceline.commands.demo import Child, Children, command, configured, free_port
 
 from .clients import ServingError
 from .gguf_file import write_gguf
@@ -63,8 +63,17 @@ class Paceline:
         return None
 
     def arguments(self, model: ModelFiles, port: int) -> Sequence[str]:
-        flags = ["--threads", str(cores()), "--embedder", "hash", "--log-level", "warning", "--port", str(port)]
-        flags += ["--state-dir", str(model.directory.parent / f"state-{port}")]
+        folder = model.directory.parent
+        flags = [
+            *configured(folder, f"tuning.threads = {cores()}"),
+            "--embedder",
+            "hash",
+            "--log-level",
+            "warning",
+            "--port",
+            str(port),
+        ]
+        flags += ["--port", str(port), "--state-dir", str(folder / f"state-{port}")]
         flags += [flag for key in self.keys for flag in ("--api-keys", key)]
         flags += [] if self.kv_mib is None else ["--kv-mib", str(self.kv_mib)]
         return command("serve", "--model", str(model.directory), *flags)

@@ -23,13 +23,13 @@ import torch
 
 from paceline.core.batching.segment import Batch
 from paceline.engine.loader import EngineOptions, fingerprint
-from paceline.engine.stages.stage import HiddenArray, Stage, StageOutput, load_stage, num_layers
+from paceline.engine.stage import Stage, StageOutput, load_stage, num_layers
 from paceline.runtime.stages.connecting import Channel
 from paceline.runtime.stages.local import READY, StageCredential
 from paceline.runtime.stages.stage_server import StageServer
 from paceline.runtime.stages.stage_worker import StageWorker
 from paceline.wire.messages import Frame
-from paceline.wire.stages.messages import HiddenRows
+from paceline.wire.stages.messages import HiddenArray, HiddenRows
 from paceline.wire.stages.pipe import Bulk
 
 
@@ -81,8 +81,8 @@ class DistantStageServer(StageServer):
     def to_next(self, header: HiddenRows, payload: bytes) -> None:
         self._out.put(lambda: StageServer.to_next(self, header, payload))
 
-    def to_head(self, message: Frame) -> None:
-        self._out.put(lambda: StageServer.to_head(self, message))
+    def to_head(self, message: Frame, payload: bytes | None = None) -> None:
+        self._out.put(lambda: StageServer.to_head(self, message, payload))
 
     def _from_head(self, channel: Channel, found: Frame | Bulk) -> None:
         act = partial(StageServer._from_head, self, channel, found)

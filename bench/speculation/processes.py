@@ -15,13 +15,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-import msgspec
 import psutil
 
+from lab.baselines import flowspec
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import CLOUD, DEVICE
-from paceline.strategies.pipeline.growth import NAIVE, PIPEDEC, PRUNED, PipelineOptions
+from paceline.strategies.registry import STRATEGIES
+from paceline.strategies.strategy import Strategy
 
 from ..enlarged_demo import QWEN_05B, enlarge
 from ..random_model import Shape
@@ -31,14 +32,11 @@ from .staged_node import Pace, StagedNode, staged_node
 PLAIN: Final = "autoregressive"
 FULL: Final = "full, draft model"
 TABLES: Final = "full, tables"
-SPECULATING: Final = PipelineOptions(rescoring=False)
-WAYS: Final[Mapping[str, PipelineOptions | None]] = {
-    PLAIN: None,
-    "naive": NAIVE,
-    "pruned": PRUNED,
-    "PipeDec": PIPEDEC,
-    TABLES: msgspec.structs.replace(SPECULATING, drafter="tables"),
-    FULL: SPECULATING,
+WAYS: Final[Mapping[str, Strategy]] = {
+    PLAIN: STRATEGIES[PLAIN],
+    **{way: flowspec.strategy_of(way) for way in ("naive", "pruned", "PipeDec")},
+    TABLES: replace(STRATEGIES["pipeline"], name="pipeline, tables", uses_draft_model=False),
+    FULL: STRATEGIES["pipeline"],
 }
 SMALL: Final = Shape(layers=6, hidden=448, inner=1024, heads=14)  # of a draft model beside the 0.5B shape
 Row = dict[str, object]
@@ -92,7 +90,7 @@ async def _measure(
     for hop in load.hops:
         async with staged_node(replace(load.pace, hop_s=hop)) as staged:
             chosen = {way: WAYS[way] for way in (PLAIN, "naive", FULL)}
-            await staged.answer(prompts[0], sampling(0.0, 0), 4, SPECULATING)
+            await staged.answer(prompts[0], sampling(0.0, 0), 4, WAYS[FULL])
             found = await _round(staged, prompts[0], sampling(0.0, 0), load, chosen)
             rows += [{"rtt_ms": 2000 * hop} | row for row in found]
     return rows + await _large(load, prompts, sampling), _claims(rows)
@@ -109,7 +107,7 @@ async def _large(
         target = enlarge(CLOUD, QWEN_05B, Path(folder, "target"))
         draft = enlarge(DEVICE, SMALL, Path(folder, "draft"))
         async with staged_node(load.large, target, draft) as staged:
-            await staged.answer(prompts[0], sampling(0.0, 0), 4, SPECULATING)
+            await staged.answer(prompts[0], sampling(0.0, 0), 4, WAYS[FULL])
             fewer = replace(load, tokens=load.large_tokens)
             for temperature in load.temperatures:
                 for number in range(load.large_questions):
@@ -125,7 +123,7 @@ async def _round(
     prompt: tuple[int, ...],
     params: SamplingParams,
     load: ProcessLoad,
-    ways: Mapping[str, PipelineOptions | None],
+    ways: Mapping[str, Strategy],
 ) -> list[Row]:
     answers = {way: await staged.answer(prompt, params, load.tokens, how) for way, how in ways.items()}
     if len({answer.text for answer in answers.values()}) != 1:

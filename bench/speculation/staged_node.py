@@ -16,19 +16,30 @@ from typing import cast
 import psutil
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.base import DelayedEngine, Engine, LoadedModel
+from paceline.engine.base import Engine, LoadedModel, delay_forwards
 from paceline.engine.generation_config import sampling_defaults
 from paceline.engine.loader import fingerprint, load_model
-from paceline.engine.stages.stage import num_layers
+from paceline.engine.stage import num_layers
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import CLOUD, DEVICE
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node
-from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.parts import Computing, NodeParts
+from paceline.runtime.service import (
+    Account,
+    AskedPrompt,
+    AskedStrategy,
+    GenerateRequest,
+    GenerationResult,
+    OutputForm,
+    Sources,
+    TextDelta,
+)
 from paceline.runtime.stages.local import READY, StageCredential
-from paceline.runtime.stages.members import FixedPlace, Members
+from paceline.runtime.stages.members import Members, Place
 from paceline.runtime.stages.pipeline import RemotePipeline
-from paceline.strategies.pipeline.growth import PipelineOptions
+from paceline.strategies.registry import STRATEGIES, register
+from paceline.strategies.strategy import Strategy
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
 
@@ -72,20 +83,19 @@ class StagedNode:
         return [psutil.Process(each.pid).memory_info().rss >> 20 for each in self.processes]
 
     async def answer(
-        self, prompt: Sequence[int], sampling: SamplingParams, tokens: int, options: PipelineOptions | None
+        self, prompt: Sequence[int], sampling: SamplingParams, tokens: int, strategy: Strategy
     ) -> Answered:
-        """options: None for plain decoding. Look-up tables know nothing of the answers before."""
+        """Look-up tables know nothing of the answers before."""
         self.answers += 1
-        asked = {} if options is None else {each: getattr(options, each) for each in options.__struct_fields__}
+        if strategy.name not in STRATEGIES:
+            register(strategy)
         request = GenerateRequest(
-            messages=(),
-            prompt=tuple(prompt),
-            sampling=sampling,
-            max_tokens=tokens,
-            strategy="autoregressive" if options is None else "pipeline",
-            documents=0,
-            owner=f"answer {self.answers}",
-            options=asked,
+            AskedPrompt(tokens=tuple(prompt)),
+            sampling,
+            OutputForm(tokens),
+            Sources(documents=0),
+            strategy=AskedStrategy(strategy.name, {"rescoring": False}),
+            account=Account(owner=f"answer {self.answers}"),
         )
         loop = asyncio.get_running_loop()
         session = await self.node.prepare(request)
@@ -118,7 +128,7 @@ async def staged_node(pace: Pace, model: Path = CLOUD, draft_model: Path = DEVIC
 
         make = partial(
             Members,
-            list(map(FixedPlace, addresses)),
+            list(map(Place, addresses)),
             key=head,
             admit=admit,
             fingerprint=fingerprint(model),
@@ -126,9 +136,9 @@ async def staged_node(pace: Pace, model: Path = CLOUD, draft_model: Path = DEVIC
         )
         pipeline = await asyncio.to_thread(RemotePipeline, make, "demo", sampling_defaults(model))
         try:
-            drafts = DelayedEngine(load_model(draft_model, threads=1, kv_mib=64).engine, pace.draft_s)
+            drafts = delay_forwards(load_model(draft_model, threads=1, kv_mib=64).engine, pace.draft_s)
             loaded = LoadedModel(cast(Engine, pipeline), Tokenizer.load(model))
-            async with Node("cloud", loaded, None, draft_engine=drafts) as node:
+            async with Node("cloud", loaded, None, NodeParts(computing=Computing(draft_engine=drafts))) as node:
                 yield StagedNode(node, processes)
         finally:
             await asyncio.to_thread(pipeline.close)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.workflow.builder import WORKFLOWS, WorkflowName
+from paceline.workflow.flows import WORKFLOWS, WorkflowName
 
 from ..report import Claim, Options, Report, plot_bars
 from .cells import Bed, Cell, questions, seconds
@@ -122,7 +122,7 @@ def _further(load: Workload, data: Path | None) -> list[Row]:
     found: list[Row] = []
     cases = [("longer answers", load.contention, LONGER)] if load.contentions else []
     cases += [(f"contention {value:g}", value, 0) for value in load.contentions]
-    ways = (*SINGLE[:1], *STATICS, LESS[3], WHOLE)
+    ways = (*SINGLE[:1], *STATICS, WHOLE)
     for name, contention, longer in cases:
         for cell in _cells(load, TABLE, load.phones, contention):
             if _key(cell) in (C1, C2):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.simulation.workflows import WorkflowSimulation
-from paceline.workflow.builder import WorkflowName, WorkflowTemplate, templates
-from paceline.workflow.placement import SchedulingPolicy
-from paceline.workflow.profiling import ProfileStore
+from lab.scheduling import Ablation
+from lab.simulation.workflows import Truth, WorkflowSimulation
+from paceline.workflow.flows import WorkflowName
+from paceline.workflow.profiles import Key, Profiles
 from paceline.workflow.scheduler import WorkflowScheduler
 
 from .lengths import DataSet, lengths_of
-from .phones import FAMILIES, OPERATIONS, PHONES, Efficiency, fitted_profiles, true_profiles, units
+from .phones import FAMILIES, PHONES, Efficiency, fitted_profiles, true_profiles, units
 from .queries import Query, QueryScript
 from .ways import Way
-
-Learnt = dict[str, WorkflowTemplate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +25,13 @@ class Bed:
     phone: str
     family: str
     efficiency: str
-    true: ProfileStore
-    known: ProfileStore
+    true: Mapping[Key, Truth]
+    known: Profiles
 
     @staticmethod
     def of(phone: str, family: str, efficiency: Efficiency, contention: float) -> Bed:
         true = true_profiles(PHONES[phone], FAMILIES[family], efficiency, contention)
-        return Bed(phone, family, efficiency.name, true, fitted_profiles(true, PHONES[phone], OPERATIONS, seed=1))
+        return Bed(phone, family, efficiency.name, true, fitted_profiles(true, seed=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +59,12 @@ def questions(data_set: DataSet, data: Path | None, count: int) -> list[Query]:
 
 
 def seconds(cell: Cell, way: Way, queries: Sequence[Query], *, longer: int = 0) -> list[float]:
-    """One after another; templates learn from those before. longer: tokens more of each answer."""
-    learnt = templates()
-    return [_play(cell, way.policy, query, learnt, longer) for query in queries]
+    """One after another. longer: tokens more of each answer."""
+    return [_play(cell, way.policy, query, longer) for query in queries]
 
 
-def _play(cell: Cell, policy: SchedulingPolicy, query: Query, learnt: Learnt, longer: int) -> float:
+def _play(cell: Cell, policy: Ablation, query: Query, longer: int) -> float:
     pool = units()
     script = QueryScript.of(query, cell.workflow, whole=not policy.partition, longer=longer)
-    scheduler = WorkflowScheduler(pool, cell.bed.known, learnt, policy)
-    simulation = WorkflowSimulation(scheduler, pool, cell.bed.true, script, script.jitter)
-    return simulation.run(script.builder.begin())
+    scheduler = WorkflowScheduler(pool, cell.bed.known, policy)
+    return WorkflowSimulation(scheduler, pool, cell.bed.true, script, script.jitter).run(script.first)

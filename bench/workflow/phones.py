@@ -4,7 +4,7 @@ Peak speed of GPU and NPU and the memory's bandwidth are the paper's table 2. Al
 ways: a launch takes its overhead and the longer of computing and reading weights; efficiency grows with the tokens of
 a launch and falls where activations no longer fit on the chip; an NPU runs compiled shapes only. Two assumptions of
 what share of their peaks units reach are measured side by side (`TABLE`, `PUBLISHED`). The scheduler gets profiles
-that were fitted to noisy samples of these.
+that were fitted to noisy samples of these, and knows nothing of contention for memory.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.workflow.activity import Slowdown, fit_slowdown
+from lab.simulation.workflows import Slowdown, Truth
 from paceline.workflow.graph import ProcessingUnit
-from paceline.workflow.profiling import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.profiles import Key, OperationProfile, Profiles
 
 BATCHES: Final = (1, 2, 4, 8, 16, 32)  # chunks
 PREFILLS: Final = (16, 32, 64, 128, 256, 512)  # tokens
@@ -103,12 +103,12 @@ def units() -> list[ProcessingUnit]:
     return soc + web
 
 
-def true_profiles(phone: Phone, family: Family, efficiency: Efficiency, contention: float) -> ProfileStore:
+def true_profiles(phone: Phone, family: Family, efficiency: Efficiency, contention: float) -> dict[Key, Truth]:
     """contention: kappa of an operation that only reads memory; specs 3.4 has the form, not the value."""
     found = {
-        ("host/split", "cpu"): OperationProfile([ShapePoint(n, 0.0002 * n, 2.0) for n in BATCHES]),
-        ("host/search", "cpu"): OperationProfile([ShapePoint(1, 0.002, 5.0)]),
-        ("web/fetch", "web"): OperationProfile([ShapePoint(1, FETCH_S, 0.0)]),
+        ("host/split", "cpu"): Truth(OperationProfile({n: 0.0002 * n for n in BATCHES}), {1: 2.0}),
+        ("host/search", "cpu"): Truth(OperationProfile({1: 0.002}), {1: 5.0}),
+        ("web/fetch", "web"): Truth(OperationProfile({1: FETCH_S})),
     }
     for kind in ("cpu", "gpu", "npu"):
         for model, phase, shapes, tokens in (
@@ -118,55 +118,29 @@ def true_profiles(phone: Phone, family: Family, efficiency: Efficiency, contenti
             ("chat", "prefill", PREFILLS, 1),
         ):
             points = [_launch(phone, efficiency, family[model], kind, shape * tokens) for shape in shapes]
-            found[f"{model}/{phase}", kind] = _profile(phone, shapes, points, contention, padded=kind == "npu")
+            found[f"{model}/{phase}", kind] = _truth(phone, shapes, points, contention, padded=kind == "npu")
         for model in ("agent", "chat"):
             seconds, read_s, moved = _launch(phone, efficiency, family[model], kind, 1)
             steps = [(n * seconds, n * read_s, n * moved) for n in DECODES]
-            found[f"{model}/decode", kind] = _profile(phone, DECODES, steps, contention, padded=False)
-    return ProfileStore(found)
+            found[f"{model}/decode", kind] = _truth(phone, DECODES, steps, contention, padded=False)
+    return found
 
 
-def fitted_profiles(true: ProfileStore, phone: Phone, kinds: Mapping[str, tuple[str, ...]], seed: int) -> ProfileStore:
-    """Profiles as measured on a phone: means of five noisy samples of each shape, slowdowns by regression.
-
-    kinds: operation -> kinds of units.
-    """
+def fitted_profiles(true: Mapping[Key, Truth], seed: int) -> Profiles:
+    """Profiles as measured on a phone: means of five noisy samples of each shape."""
     rng = random.Random(seed)
 
     def noisy(value: float) -> float:
         return sum(value * rng.gauss(1.0, NOISE) for _ in range(5)) / 5
 
-    found = {}
-    for operation, names in kinds.items():
-        for kind in names:
-            profile = true.get(operation, kind)
-            assert profile is not None
-            points = [ShapePoint(point.shape, noisy(point.seconds), noisy(point.bandwidth)) for point in profile.points]
-            samples = [
-                (used, profile.slowdown.at(used) * rng.gauss(1.0, NOISE))
-                for used in (phone.bandwidth * 0.05 * step for step in range(48))
-            ]
-            slowdown = fit_slowdown(samples, [phone.bandwidth * knot for knot in KNOTS])
-            found[operation, kind] = OperationProfile(points, slowdown, padded=profile.padded)
-    return ProfileStore(found)
-
-
-OPERATIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "host/split": ("cpu",),
-    "host/search": ("cpu",),
-    "web/fetch": ("web",),
-    **{
-        operation: ("cpu", "gpu", "npu")
-        for operation in (
-            "embed/encode",
-            "rerank/score",
-            "agent/prefill",
-            "agent/decode",
-            "chat/prefill",
-            "chat/decode",
-        )
-    },
-}
+    return Profiles(
+        {
+            key: OperationProfile(
+                {shape: noisy(each.profile.seconds(shape)) for shape in each.profile.shapes}, padded=each.profile.padded
+            )
+            for key, each in true.items()
+        }
+    )
 
 
 def _launch(
@@ -185,20 +159,18 @@ def _launch(
     return OVERHEADS[kind] + max(compute, read), read, moved
 
 
-def _profile(
+def _truth(
     phone: Phone,
     shapes: tuple[int, ...],
     launches: list[tuple[float, float, float]],
     contention: float,
     *,
     padded: bool,
-) -> OperationProfile:
-    points = [
-        ShapePoint(shape, seconds, moved / seconds / 1e9)
-        for shape, (seconds, _, moved) in zip(shapes, launches, strict=True)
-    ]
+) -> Truth:
+    taken = dict(zip(shapes, launches, strict=True))
     seconds, read, _ = launches[-1]
     kappa = contention * (0.2 + 0.8 * min(1.0, read / seconds))
     knots = tuple(phone.bandwidth * knot for knot in KNOTS)
     factors = tuple(1.0 + kappa * (knot - KNOTS[0]) ** 2 for knot in KNOTS)
-    return OperationProfile(points, Slowdown(knots, factors), padded=padded)
+    profile = OperationProfile({shape: each[0] for shape, each in taken.items()}, padded=padded)
+    return Truth(profile, {shape: each[2] / each[0] / 1e9 for shape, each in taken.items()}, Slowdown(knots, factors))

@@ -19,12 +19,10 @@ from typing import Any, Final
 from paceline.commands.main import main
 from paceline.core.strangers import Address
 from paceline.rag.web.fetch import PageFetcher
-from paceline.runtime.workflows import lookup, run, web
-from paceline.runtime.workflows import lookup as lookup_module
-from paceline.runtime.workflows import run as run_module
+from paceline.runtime.workflows import run, web
 from paceline.runtime.workflows.driver import WorkflowDriver
-from paceline.workflow.agents.roles import Queries
-from paceline.workflow.placement import SchedulingPolicy
+from paceline.workflow import agents
+from paceline.workflow.agents import MAX_STATEMENTS, AgentTask, Queries, most_statements
 
 TOKENS: Final = 32  # of a text of an agent, at most
 EVERY: Final = 24  # characters of a text until its next decision
@@ -54,8 +52,23 @@ class ScriptedQueries:
         return found
 
 
-def scripted(script: Mapping[str, Mapping[str, Sequence[str]]], agent: str) -> Callable[[Any], ScriptedQueries]:
-    return lambda inputs: ScriptedQueries(script.get(inputs.question, {}).get(agent, ()))
+Script = Mapping[str, Mapping[str, Sequence[str]]]  # question -> agent -> queries
+
+
+def scripted(script: Script, name: str, ask: Callable[..., AgentTask[Any]]) -> Callable[..., AgentTask[Any]]:
+    """An agent that asks for what the script has."""
+
+    def asked(question: str, *read: Any) -> AgentTask[Any]:
+        queries = script.get(question, {}).get(name, ())
+        return replace(ask(question, *read), max_tokens=TOKENS, parser=lambda: ScriptedQueries(queries))
+
+    return asked
+
+
+def short(
+    question: str, passages: Sequence[Any], refine: Callable[..., AgentTask[Any]] = agents.refine
+) -> AgentTask[Any]:
+    return replace(refine(question, passages), max_tokens=TOKENS * most_statements(len(passages)) // MAX_STATEMENTS)
 
 
 def is_loopback(address: Address) -> bool:
@@ -65,19 +78,15 @@ def is_loopback(address: Address) -> bool:
 if __name__ == "__main__":
     # {"policy": fields, "apart": whether zones are refined apart, "script": {question: {agent: [queries]}}}
     given = json.loads(Path(sys.argv.pop(1)).read_text())
-    policy = SchedulingPolicy(**given["policy"])
-    setattr(run_module, WorkflowDriver.__name__, partial(WorkflowDriver, policy=policy))  # both are made there
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run by its path, and `lab` is not installed
+    from lab.scheduling import Ablation
+
+    policy = Ablation(**given["policy"])
+    setattr(run, WorkflowDriver.__name__, partial(WorkflowDriver, policy=policy))  # it is made there
     if not given["apart"]:
         setattr(run, run.refined_apart.__name__, lambda **_: False)
     setattr(web, PageFetcher.__name__, partial(PageFetcher, allowed=is_loopback, ports=range(1, 65_536)))
-    for module, name in ((lookup_module, "REWRITE"), (web, "PLAN"), (web, "LOOK")):
-        agent = getattr(module, name)
-        setattr(module, name, replace(agent, parser=scripted(given["script"], agent.stage)))
-    for module, name in (
-        (run, "REWRITE"),
-        (lookup, "REFINE"),
-        (web, "PLAN"),
-        (web, "LOOK"),
-    ):
-        setattr(module, name, replace(getattr(module, name), max_tokens=TOKENS))
+    for name in ("rewrite", "plan", "look"):
+        setattr(agents, name, scripted(given["script"], name, getattr(agents, name)))
+    setattr(agents, agents.refine.__name__, short)
     main()

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from lab.simulation.workflows import Outcome
-from paceline.workflow.builder import WorkflowBuilder, WorkflowName, WorkflowSizes
-from paceline.workflow.graph import Launch, SubStage
+from paceline.workflow.flows import EMBED, FLOWS, WorkflowName, WorkflowSizes, WorkflowStages
+from paceline.workflow.graph import Launch, Need, Operation, Outcome, Stage
 
 from .lengths import Lengths
 
@@ -63,59 +62,69 @@ def _ends(rng: random.Random, count: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+SPLIT: Final = Operation("host", "split")
+
+
 @dataclass(slots=True)
 class QueryScript:
     """A `Script` of the simulation. whole: agents are heard when they have ended, not as they write."""
 
     query: Query
-    builder: WorkflowBuilder
+    stages: WorkflowStages
+    first: list[Stage]  # what is known from the beginning
     whole: bool
     longer: int = 0  # tokens more of the answer
-    _heard: dict[int, int] = field(default_factory=dict)  # deciding sub-stage -> decisions that were added
+    _heard: dict[Stage, int] = field(default_factory=dict)  # deciding stage -> decisions that were added
     _pages: int = 0
 
     @staticmethod
     def of(query: Query, workflow: WorkflowName, *, whole: bool, longer: int = 0) -> QueryScript:
-        return QueryScript(query, WorkflowBuilder(workflow, query.sizes), whole, longer)
+        chunks = query.sizes.chunks
+        split = Stage("split", SPLIT, chunks, private=True)
+        embed = Stage("embed", EMBED, chunks, [Need(split, "flow")], request=split.request, private=True)
+        stages = WorkflowStages(FLOWS[workflow], query.sizes, split.request, embed)
+        return QueryScript(query, stages, [split, embed, *stages.begin()], whole, longer)
 
-    def items(self, node: SubStage, first: int, count: int) -> int:
-        return max(1, min(count, self._length(node) - first)) if node.open_ended else count
+    def items(self, stage: Stage, first: int, count: int) -> int:
+        return max(1, min(count, self._length(stage) - first)) if stage.operation.open_ended else count
 
-    def after(self, node: SubStage, done: int) -> Outcome:
-        if not node.open_ended:
+    def after(self, stage: Stage, done: int) -> Outcome:
+        if not stage.operation.open_ended:
             return Outcome()
-        finished = done >= self._length(node)
-        added: list[SubStage] = []
-        if node.decides and (finished or not self.whole):
-            ends = self._decisions(node)
-            for end in ends[self._heard.get(node.id, 0) :]:
+        finished = done >= self._length(stage)
+        added: list[Stage] = []
+        if finished or not self.whole:
+            for end in self._decisions(stage)[self._heard.get(stage, 0) :]:
                 if done >= end:
-                    self._heard[node.id] = self._heard.get(node.id, 0) + 1
-                    added += self._added(node)
-        return Outcome(added, finished=finished)
+                    self._heard[stage] = self._heard.get(stage, 0) + 1
+                    added += self._added(stage)
+        return Outcome(added=added, finished=finished)
 
     def jitter(self, launch: Launch) -> float:
         """Factor on a launch's seconds, the same for all ways that make the same launch."""
-        node_jitter = WEB_JITTER if launch.unit.startswith("web") else JITTER
-        rng = random.Random(self.query.seed * 1_000_003 + int(launch.sub_stage) * 1009 + launch.first)
-        return rng.lognormvariate(-0.5 * node_jitter**2, node_jitter)
+        jitter = WEB_JITTER if launch.unit.startswith("web") else JITTER
+        rng = random.Random(self.query.seed * 1_000_003 + launch.stage.progress.number * 1009 + launch.first)
+        return rng.lognormvariate(-0.5 * jitter**2, jitter)
 
-    def _decisions(self, node: SubStage) -> Sequence[int]:
-        if node.id == self.builder.rewrite:
+    def _decisions(self, stage: Stage) -> Sequence[int]:
+        if self.stages.rewrite is not None and stage is self.stages.rewrite.write:
             return self.query.rewritten
-        if node.id == self.builder.plan:
+        if self.stages.plan is not None and stage is self.stages.plan.write:
             return self.query.planned
-        return (WRITTEN,) if self.query.again else ()
+        looks = self.stages.look is not None and stage is self.stages.look.write
+        return (WRITTEN,) if looks and self.query.again else ()
 
-    def _added(self, node: SubStage) -> list[SubStage]:
-        if node.id == self.builder.rewrite:
-            return self.builder.sub_question()
+    def _added(self, stage: Stage) -> list[Stage]:
+        if self.stages.rewrite is not None and stage is self.stages.rewrite.write:
+            return self.stages.search().stages
         self._pages += 1
-        return self.builder.web_request(node.id, self.query.page_chunks[self._pages - 1])
+        planned = self.stages.plan is not None and stage is self.stages.plan.write
+        return self.stages.page(stage, self.query.page_chunks[self._pages - 1], planned=planned).stages
 
-    def _length(self, node: SubStage) -> int:
-        if node.id == self.builder.answer:
+    def _length(self, stage: Stage) -> int:
+        if stage is self.stages.answer.write:
             return self.query.answer + self.longer
-        if node.decides:
-            return max((*self._decisions(node), 4))
-        return 24 + (self.query.seed * 7 + int(node.id) * 13) % 17  # of refined passages
+        agents = (self.stages.rewrite, self.stages.plan, self.stages.look)
+        if any(each is not None and stage is each.write for each in agents):
+            return max((*self._decisions(stage), 4))
+        return 24 + (self.query.seed * 7 + stage.progress.number * 13) % 17  # of refined passages

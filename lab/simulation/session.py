@@ -153,7 +153,7 @@ class SimulatedSession:
         )
         self.openings += 1
         self._machine = self.request.strategy.machine(config)
-        self._driver = Driver(self._machine, self, drafts=self._drafts)
+        self._driver = Driver(self._machine, self, self, drafts=self._drafts)
         self._group = None
         self._driver.deliver(Started(self._clock.now))
 

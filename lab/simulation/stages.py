@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from lab.engines import WrappedEngine
 from lab.simulation.clock import VirtualClock
 from paceline.core.batching.segment import Batch, SeqId
-from paceline.engine.base import DenseLogits, Engine, Logits, Output, Ticket, WrappedEngine
+from paceline.engine.base import DenseLogits, Engine, Logits, Output, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class SimulatedStages(WrappedEngine):
     # ---- batches ----------------------------------------------------------------------------------------------------
     @property
     def depth(self) -> int:
-        """One batch more than stages, as of `engine.stages.pipeline`: it waits at the first one."""
+        """One batch more than stages, as of `runtime.stages.pipeline`: it waits at the first one."""
         return self._times.count + 1
 
     def submit(self, batch: Batch) -> Ticket:

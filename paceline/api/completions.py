@@ -1,4 +1,7 @@
-"""`/v1/completions`: the route, its requests, answers and log-probabilities in the older form."""
+"""`/v1/completions`: the endpoint, its requests, answers and log-probabilities in the older form.
+
+Source: openai-openapi 2.3.0, CreateCompletionRequest and CreateCompletionResponse.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from fastapi import APIRouter, Security
+from pydantic import BaseModel, Field, PlainValidator, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.api.chat.output import Json, report, running_usage, summary, usage
+from paceline.api.dependencies import Caller, ServiceDep, SettingsDep
+from paceline.api.generation.attachments import AnswerRoute
 from paceline.api.generation.fan_in import LateGeneration, close_all, must_load, prepare_all
 from paceline.api.generation.request import (
     Input,
@@ -23,20 +29,22 @@ from paceline.api.generation.request import (
     choices_of,
     form_of,
     generation_of,
-    read_inputs,
+    inputs,
     refuse_forms,
 )
 from paceline.api.generation.schema import SamplingFields
-from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
+from paceline.api.generation.streaming import AnswerChunks, JsonAnswer, StreamedAnswer
 from paceline.api.http import sse
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import parse, read_body, while_connected
-from paceline.api.http.errors import Failure, decode_object, encode_json
+from paceline.api.http.body import while_connected
+from paceline.api.http.errors import encode_json
+from paceline.api.http.routing import key
 from paceline.api.models import chat_model
-from paceline.api.routes import Route
+from paceline.api.openapi import REFUSALS, official
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import (
+    AskedPrompt,
     GenerateEvent,
     GenerateRequest,
     Generation,
@@ -46,12 +54,9 @@ from paceline.runtime.service import (
     TokenLogprob,
 )
 
-# Log-probabilities of `/v1/completions`: four parallel lists with one entry per token. Pure.
-#
-# Unlike those of chat they have no field for bytes, so a token that is not valid UTF-8 is named by its bytes,
-# `bytes:\xe2\x82`, as by OpenAI: two alternatives have the same name only if they have the same text.
-
-
+# Log-probabilities: four parallel lists with one entry per token. Unlike those of chat they have no field for bytes, so
+# a token that is not valid UTF-8 is named by its bytes, `bytes:\xe2\x82`, as by OpenAI: two alternatives have the same
+# name only if they have the same text.
 FLOOR = -9999.0  # OpenAI's number for probability 0; minus infinity is not JSON
 
 
@@ -143,12 +148,7 @@ def _name(token: str, data: bytes) -> str:
     return token
 
 
-# Request bodies of `/v1/completions`, and their conversion to requests of generations.
-#
-# A prompt is continued without a chat template and without documents, by one side alone. `suffix` is refused: it needs
-# a model that was trained to fill in. Source: openai-openapi 2.3.0, CreateCompletionRequest.
-
-
+# A prompt is continued without a chat template and without documents, by one side alone.
 MAX_PROMPTS = 128
 MAX_CHOICES = 128  # prompts times n
 DEFAULT_MAX_TOKENS = 16
@@ -156,55 +156,63 @@ DEFAULT_MAX_TOKENS = 16
 
 class CompletionRequest(SamplingFields):
     model: str
-    prompt: Inputs = ""
+    prompt: Annotated[
+        tuple[Input, ...], PlainValidator(inputs("prompt", MAX_PROMPTS), json_schema_input_type=Inputs)
+    ] = ("",)
     max_tokens: Annotated[int, Field(ge=0)] = DEFAULT_MAX_TOKENS
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None
     user: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _served(cls, body: object) -> object:
+        """Raises RequestError for a field that asks for what is not done here."""
+        if isinstance(body, dict):
+            refuse_forms(body, served=("echo",))
+            if body.get("suffix"):
+                raise RequestError(
+                    "Nothing can be written in front of a suffix here: the model only continues.",
+                    code="unsupported_parameter",
+                    param="suffix",
+                )
+        return body
+
 
 @dataclass(frozen=True, slots=True)
 class CompletionCall:
     """One HTTP call. Choices are numbered by prompt: `n` of the first, then `n` of the second."""
 
+    asked: CompletionRequest
     model: ModelInfo
-    name: str  # of the model, as the request has it, and echoed
-    stream: bool
-    include_usage: bool
-    running_usage: bool  # every event has the usage so far
-    report: bool
-    echo: bool
-    logprobs: int | None  # number of alternatives per token; None: no log-probabilities
-    n: int
-    prompts: tuple[Input, ...]
-    write: bool  # False: `max_tokens` is 0
     request: GenerateRequest  # common to all choices; the prompt is still to be filled in
+
+    @property
+    def report(self) -> bool:
+        return self.asked.paceline.report
+
+    @property
+    def write(self) -> bool:
+        """False where the prompts are only scored."""
+        return self.asked.max_tokens > 0
 
     def requests(self, prompts: Sequence[tuple[int, ...]]) -> list[GenerateRequest]:
         """One request per choice. With a seed, a prompt has the same answers alone and among others; without one,
         all answers differ."""
-        if self.request.seeded:
-            choices = choices_of(self.request, self.n) * len(prompts)
+        if self.request.strategy.seeded:
+            choices = choices_of(self.request, self.asked.n) * len(prompts)
         else:
-            choices = choices_of(self.request, self.n * len(prompts))
-        return [replace(one, prompt=prompts[index // self.n]) for index, one in enumerate(choices)]
+            choices = choices_of(self.request, self.asked.n * len(prompts))
+        return [
+            replace(one, prompt=AskedPrompt(tokens=prompts[index // self.asked.n])) for index, one in enumerate(choices)
+        ]
 
 
-def completion_call(body: Mapping[str, object], service: Service, identity: Identity) -> CompletionCall:
+def completion_call(asked: CompletionRequest, service: Service, identity: Identity) -> CompletionCall:
     """Raises RequestError: 400 that names the field, 404 for an unknown model."""
-    prompt = body.get("prompt")
-    refuse_forms(body, served=("echo",))
-    prompts = read_inputs("" if prompt is None else prompt, "prompt", max_inputs=MAX_PROMPTS)
-    asked = parse(CompletionRequest, body)
     model = chat_model(service, asked.model)
     check_relations(asked)
-    if body.get("suffix"):
-        raise RequestError(
-            "Nothing can be written in front of a suffix here: the model only continues.",
-            code="unsupported_parameter",
-            param="suffix",
-        )
     if asked.best_of is not None and asked.best_of != asked.n:
         raise RequestError(
             f"best_of is {asked.best_of}; every choice is returned, so it must be equal to n, {asked.n}.",
@@ -225,29 +233,19 @@ def completion_call(body: Mapping[str, object], service: Service, identity: Iden
             )
     if asked.max_tokens == 0 and not asked.echo:
         raise RequestError("max_tokens can only be 0 with echo: else there would be no answer.", param="max_tokens")
-    if len(prompts) * asked.n > MAX_CHOICES:
-        raise RequestError(f"{len(prompts)} prompts times n is more than {MAX_CHOICES} answers.", param="n")
+    if len(asked.prompt) * asked.n > MAX_CHOICES:
+        raise RequestError(f"{len(asked.prompt)} prompts times n is more than {MAX_CHOICES} answers.", param="n")
     limit = max(asked.max_tokens, 1)
     request = generation_of(asked, model, service, identity, documents=0, limit=limit, form=form_of(asked))
     return CompletionCall(
-        model=model,
-        name=asked.model,
-        stream=asked.stream,
-        include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
-        running_usage=asked.stream_options is not None and asked.stream_options.is_running,
-        report=asked.paceline.report,
-        echo=asked.echo,
-        logprobs=asked.logprobs,
-        n=asked.n,
-        prompts=prompts,
-        write=asked.max_tokens > 0,
-        request=replace(request, documents=0, top_logprobs=asked.logprobs),
+        asked,
+        model,
+        replace(
+            request,
+            output=replace(request.output, top_logprobs=asked.logprobs),
+            sources=replace(request.sources, documents=0),
+        ),
     )
-
-
-# Encoders of text completions, in one piece and streamed. Pure.
-#
-# Source: openai-openapi 2.3.0, CreateCompletionResponse.
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,15 +285,15 @@ class CompletionMeta:
 
     @property
     def num_choices(self) -> int:
-        return len(self.call.prompts) * self.call.n
+        return len(self.call.asked.prompt) * self.call.asked.n
 
     def echo(self, index: int) -> EchoedPrompt | None:
-        return self.echoes[index // self.call.n] if self.echoes else None
+        return self.echoes[index // self.call.asked.n] if self.echoes else None
 
     def tail(self, dones: Mapping[int, GenerationResult]) -> Json:
         """Usage, which counts each prompt once, and the field `paceline`. `dones`: by index of the choice."""
         ordered = [dones[index] for index in sorted(dones)]
-        prompt = sum(done.prompt_tokens for done in ordered[:: self.call.n])
+        prompt = sum(done.prompt_tokens for done in ordered[:: self.call.asked.n])
         completions = sum(done.completion_tokens for done in ordered)
         tokens = usage(ordered) | {"prompt_tokens": prompt, "total_tokens": prompt + completions}
         extension = summary(self.call, ordered)
@@ -306,7 +304,7 @@ class CompletionMeta:
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.call.name,
+            "model": self.call.asked.model,
             "system_fingerprint": self.fingerprint,
         }
 
@@ -354,19 +352,14 @@ class ChoiceEncoder:
         return ChoiceDelta(event.text, entries(event.logprobs, self._offsets))
 
 
-class CompletionChunks:
-    """Encoder of a streamed completion (`AnswerChunks`)."""
-
-    headers = sse.HEADERS
+class CompletionChunks(AnswerChunks):
+    """Encoder of a streamed completion."""
 
     def __init__(self, meta: CompletionMeta) -> None:
         self._meta = meta
         self._encoders = [ChoiceEncoder(meta, index) for index in range(meta.num_choices)]
         self._dones: dict[int, GenerationResult] = {}
         self._tokens = [0] * meta.num_choices  # of each choice so far
-
-    def ping(self) -> bytes:
-        return sse.PING
 
     def begin(self) -> bytes:
         return b"".join(self._chunk(index, encoder.begin()) for index, encoder in enumerate(self._encoders))
@@ -380,20 +373,17 @@ class CompletionChunks:
         return self._chunk(index, self._encoders[index].take(event))
 
     def end(self) -> bytes:
-        if not self._meta.call.include_usage:
+        if not self._meta.call.asked.include_usage:
             return sse.DONE
         return sse.event(self._meta.frame() | {"choices": []} | self._meta.tail(self._dones)) + sse.DONE
-
-    def fail(self, failure: Failure) -> bytes:
-        return sse.event(failure.envelope()) + sse.DONE
 
     def _chunk(self, index: int, delta: ChoiceDelta | None) -> bytes:
         if delta is None:
             return b""
         call = self._meta.call
-        choice = delta.json(index, call.logprobs if delta.logprobs.tokens else None)
-        usage_of: Json = {"usage": None} if call.include_usage else {}
-        if call.running_usage:
+        choice = delta.json(index, call.asked.logprobs if delta.logprobs.tokens else None)
+        usage_of: Json = {"usage": None} if call.asked.include_usage else {}
+        if call.asked.running_usage:
             usage_of = running_usage(self._meta.prompt_tokens, sum(self._tokens))
         return sse.event(self._meta.frame() | {"choices": [choice]} | usage_of)
 
@@ -416,7 +406,7 @@ class CompletionBody:
 
     def body(self) -> bytes:
         """Every choice must be done."""
-        top = self._meta.call.logprobs
+        top = self._meta.call.asked.logprobs
         choices = [_joined(deltas).json(index, top) for index, deltas in enumerate(self._deltas)]
         if len(choices) == 1:
             choices[0].pop("paceline", None)  # equal to that of the whole answer
@@ -428,12 +418,6 @@ def _joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
     for delta in deltas:
         logprobs.extend(delta.logprobs)
     return ChoiceDelta("".join(delta.text for delta in deltas), logprobs, deltas[-1].reason, deltas[-1].report)
-
-
-# `POST /v1/completions`: continues raw prompts, as editors and evaluations use it.
-#
-# With `echo` and `logprobs` the prompt is scored before the answer is generated; with `max_tokens` 0 it is only
-# scored.
 
 
 Tokens = tuple[int, ...]
@@ -456,96 +440,92 @@ class CompletionEvent(BaseModel):
     choices: list[EventChoice]
 
 
-class CompletionsEndpoint:
-    """The route and the service it uses. Holds no state of a request."""
+router = APIRouter(
+    route_class=AnswerRoute,
+    dependencies=[Security(key, scopes=["completions"])],
+    responses=REFUSALS,
+    tags=["completions"],
+)
 
-    def __init__(self, service: Service, *, keep_alive: float) -> None:
-        self._service = service
-        self._keep_alive = keep_alive
 
-    def routes(self) -> tuple[Route, ...]:
-        return (
-            Route(
-                method="POST",
-                path="/v1/completions",
-                endpoint=self.__call__,
-                summary="Continue one or several texts.",
-                scope="completions",
-                request=CompletionRequest,
-                response="Completion",
-                stream=CompletionEvent,
-                refusals=(404,),
-            ),
-        )
+@router.post("/v1/completions", responses=official("Completion", stream=CompletionEvent))
+async def complete(
+    asked: CompletionRequest, request: Request, service: ServiceDep, settings: SettingsDep, caller: Caller
+) -> Response:
+    """Continue one or several texts. With `echo` and `logprobs` they are scored first, with `max_tokens` 0 nothing
+    else."""
+    call = completion_call(asked, service, caller)
+    request.state.model = call.model.name  # for the log
+    meta, generations = await while_connected(request.receive, begin(service, call))
+    if not call.asked.stream:
+        return JsonAnswer(generations, CompletionBody(meta), settings.keep_alive)
+    return StreamedAnswer(generations, CompletionChunks(meta), settings.keep_alive, meta.id)
 
-    async def __call__(self, request: Request) -> Response:
-        await self._service.wait_for_room(request.state.identity.key)
-        body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
-        call = completion_call(body, self._service, request.state.identity)
-        request.state.model = call.model.name  # for the log
-        meta, generations = await while_connected(request.receive, self._begin(call))
-        if not call.stream:
-            return JsonAnswer(generations, CompletionBody(meta), self._keep_alive)
-        return StreamedAnswer(generations, CompletionChunks(meta), self._keep_alive, meta.id)
 
-    async def _begin(self, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
-        """Admit the answers, then score the prompts: nothing is computed for a request that will be refused."""
-        if call.write and not call.echo and must_load(self._service, call.model.name):
-            await self._service.wait_for_room(call.request.owner)
-            return await self._meta(call, ()), self._late(call)
-        prompts = [await self._tokens(prompt, call.model.name) for prompt in call.prompts]
-        for prompt in prompts if call.echo else ():
-            await self._service.check(replace(call.request, prompt=prompt), room=int(call.write))
-        if not call.write:
-            empty = [_EmptyGeneration(len(prompt)) for prompt in prompts for _ in range(call.n)]
-            return await self._meta(call, prompts), empty
-        generations = await prepare_all(self._service, call.requests(prompts))
-        try:
-            return await self._meta(call, prompts), generations
-        except BaseException:  # also a cancellation: the client may leave while its prompts are scored
-            await close_all(generations)
-            raise
+async def begin(service: Service, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
+    """Admit the answers, then score the prompts: nothing is computed for a request that will be refused."""
+    if call.write and not call.asked.echo and must_load(service, call.model.name):
+        await service.wait_for_room(call.request.account.owner)
+        return await _meta(service, call, ()), _late(service, call)
+    prompts = [await _tokens(service, prompt, call.model.name) for prompt in call.asked.prompt]
+    for prompt in prompts if call.asked.echo else ():
+        await service.check(replace(call.request, prompt=AskedPrompt(tokens=prompt)), room=int(call.write))
+    if not call.write:
+        empty = [_EmptyGeneration(len(prompt)) for prompt in prompts for _ in range(call.asked.n)]
+        return await _meta(service, call, prompts), empty
+    generations = await prepare_all(service, call.requests(prompts))
+    try:
+        return await _meta(service, call, prompts), generations
+    except BaseException:  # also a cancellation: the client may leave while its prompts are scored
+        await close_all(generations)
+        raise
 
-    def _late(self, call: CompletionCall) -> list[Generation]:
-        """The answers of a model that has to be loaded first."""
 
-        async def prepare(asked: GenerateRequest, prompt: Input) -> Generation:
-            return await self._service.prepare(replace(asked, prompt=await self._tokens(prompt, asked.model)))
+def _late(service: Service, call: CompletionCall) -> list[Generation]:
+    """The answers of a model that has to be loaded first."""
 
-        unread = call.requests([()] * len(call.prompts))
-        return [
-            LateGeneration(partial(prepare, asked, call.prompts[index // call.n])) for index, asked in enumerate(unread)
+    async def prepare(asked: GenerateRequest, prompt: Input) -> Generation:
+        tokens = await _tokens(service, prompt, asked.model)
+        return await service.prepare(replace(asked, prompt=AskedPrompt(tokens=tokens)))
+
+    unread = call.requests([()] * len(call.asked.prompt))
+    return [
+        LateGeneration(partial(prepare, asked, call.asked.prompt[index // call.asked.n]))
+        for index, asked in enumerate(unread)
+    ]
+
+
+async def _meta(service: Service, call: CompletionCall, prompts: Sequence[Tokens]) -> CompletionMeta:
+    return CompletionMeta(
+        id=f"cmpl-{secrets.token_hex(12)}",
+        created=int(time.time()),
+        fingerprint=f"fp_{call.model.fingerprint[:12]}",
+        call=call,
+        echoes=await _echoes(service, call, prompts) if call.asked.echo else (),
+        prompt_tokens=sum(map(len, prompts)),
+    )
+
+
+async def _tokens(service: Service, prompt: Input, model: str) -> Tokens:
+    return await service.tokenize(prompt, model) if isinstance(prompt, str) else prompt
+
+
+async def _echoes(service: Service, call: CompletionCall, prompts: Sequence[Tokens]) -> tuple[EchoedPrompt, ...]:
+    """The prompts to echo. Equal prompts are scored once."""
+    scored: dict[Tokens, tuple[Logprobs, ...] | None] = {}
+    for prompt in prompts:
+        if call.asked.logprobs is not None and prompt not in scored:
+            scored[prompt] = tuple(await service.score(prompt, call.asked.logprobs, call.model.name))
+    return tuple(
+        [
+            EchoedPrompt.of(
+                asked if isinstance(asked, str) else None,
+                await service.token_bytes(prompt, call.model.name),
+                scored.get(prompt),
+            )
+            for asked, prompt in zip(call.asked.prompt, prompts, strict=True)
         ]
-
-    async def _meta(self, call: CompletionCall, prompts: Sequence[Tokens]) -> CompletionMeta:
-        return CompletionMeta(
-            id=f"cmpl-{secrets.token_hex(12)}",
-            created=int(time.time()),
-            fingerprint=f"fp_{call.model.fingerprint[:12]}",
-            call=call,
-            echoes=await self._echoes(call, prompts) if call.echo else (),
-            prompt_tokens=sum(map(len, prompts)),
-        )
-
-    async def _tokens(self, prompt: Input, model: str) -> Tokens:
-        return await self._service.tokenize(prompt, model) if isinstance(prompt, str) else prompt
-
-    async def _echoes(self, call: CompletionCall, prompts: Sequence[Tokens]) -> tuple[EchoedPrompt, ...]:
-        """The prompts to echo. Equal prompts are scored once."""
-        scored: dict[Tokens, tuple[Logprobs, ...] | None] = {}
-        for prompt in prompts:
-            if call.logprobs is not None and prompt not in scored:
-                scored[prompt] = tuple(await self._service.score(prompt, call.logprobs, call.model.name))
-        return tuple(
-            [
-                EchoedPrompt.of(
-                    asked if isinstance(asked, str) else None,
-                    await self._service.token_bytes(prompt, call.model.name),
-                    scored.get(prompt),
-                )
-                for asked, prompt in zip(call.prompts, prompts, strict=True)
-            ]
-        )
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""`/v1/embeddings`: vectors of texts, or of token ids of OpenAI's vocabulary."""
+"""`/v1/embeddings`: vectors of texts, or of token ids of OpenAI's vocabulary, by the embedder of this side's documents.
+
+Source: openai-openapi 2.3.0, CreateEmbeddingRequest.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,25 @@ import gzip
 import hashlib
 import importlib.util
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field
+from fastapi import APIRouter, Security
+from pydantic import Field, PlainValidator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.generation.request import Inputs, read_inputs
-from paceline.api.http.body import Schema, parse, read_body, while_connected
-from paceline.api.http.errors import decode_object, encode_json
+from paceline.api.dependencies import ServiceDep
+from paceline.api.generation.request import Input, Inputs, inputs
+from paceline.api.http.body import Schema, while_connected
+from paceline.api.http.errors import encode_json
+from paceline.api.http.routing import LargeRoute, key
 from paceline.api.models import embedder
-from paceline.api.routes import Route
+from paceline.api.openapi import REFUSALS, official
 from paceline.errors import RequestError
-from paceline.runtime.service import Embeddings, Service
+from paceline.runtime.service import Embeddings
 
 # Decoding of OpenAI's token ids to text: the vocabulary `cl100k_base` of its embedding models.
 #
@@ -95,77 +101,56 @@ def _read(file: Path, sha256: str) -> dict[int, bytes]:
     return {int(token): base64.b64decode(spelling) for spelling, token in pairs}
 
 
-# `POST /v1/embeddings`: vectors of texts, by the embedder of this side's document store.
-#
-# Token ids are OpenAI's (see `openai_ids`). `dimensions` must be the model's own: no embedder here was trained so that
-# a vector can be shortened. A text beyond the embedder's window, whose length is in /v1/models, is truncated to it.
-# Source: openai-openapi 2.3.0, CreateEmbeddingRequest.
-
-
 MAX_INPUTS = 2048
-MAX_BODY = 8 << 20  # bytes: LangChain sends a thousand texts at once
+MAX_BODY = LargeRoute.max_body
+
+router = APIRouter(
+    route_class=LargeRoute,  # LangChain sends a thousand texts at once
+    dependencies=[Security(key, scopes=["embeddings"])],
+    responses=REFUSALS,
+    tags=["embeddings"],
+)
 
 
 class EmbeddingRequest(Schema):
     model: str
-    input: Inputs
+    input: Annotated[tuple[Input, ...], PlainValidator(inputs("input", MAX_INPUTS), json_schema_input_type=Inputs)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: str | None = None
 
 
-class EmbeddingsEndpoint:
-    """The route and the service it uses. Holds no state of a request."""
+@router.post("/v1/embeddings", responses=official("CreateEmbeddingResponse"))
+async def embed(asked: EmbeddingRequest, request: Request, service: ServiceDep) -> Response:
+    """Turn texts into vectors.
 
-    def __init__(self, service: Service, ids: OpenAIIds | None = None) -> None:
-        self._service = service
-        self._ids = ids or OpenAIIds()
-
-    def routes(self) -> tuple[Route, ...]:
-        return (
-            Route(
-                method="POST",
-                path="/v1/embeddings",
-                endpoint=self.__call__,
-                summary="Turn texts into vectors.",
-                scope="embeddings",
-                request=EmbeddingRequest,
-                response="CreateEmbeddingResponse",
-                refusals=(404,),
-            ),
+    Token ids are those of OpenAI's cl100k_base. A text beyond the embedder's window, whose length `/v1/models` has, is
+    cut to it. `dimensions` must be the model's own: no embedder here was trained so that a vector can be shortened.
+    """
+    found = embedder(service, asked.model)
+    if asked.dimensions not in (None, found.dimensions):
+        raise RequestError(
+            f"The vectors of {found.name} have {found.dimensions} dimensions and mean nothing when they are cut.",
+            param="dimensions",
         )
 
-    async def __call__(self, request: Request) -> Response:
-        received = await read_body(request.receive, request.headers.get("content-length"), max_bytes=MAX_BODY)
-        body = await asyncio.to_thread(decode_object, received)
-        data = await while_connected(request.receive, self._answer(body))
-        return Response(data, media_type="application/json")
+    async def work() -> bytes:
+        texts = await asyncio.to_thread(texts_of, asked.input, request.app.state.openai_ids)
+        return await asyncio.to_thread(_body, asked, await service.embed(texts))
 
-    async def _answer(self, body: Mapping[str, object]) -> bytes:
-        asked, texts = await asyncio.to_thread(self._read, body)
-        found = embedder(self._service, asked.model)
-        if asked.dimensions not in (None, found.dimensions):
-            raise RequestError(
-                f"The vectors of {found.name} have {found.dimensions} dimensions and mean nothing when they are cut.",
-                param="dimensions",
-            )
-        embeddings = await self._service.embed(texts)
-        return await asyncio.to_thread(_body, asked, embeddings)
+    return Response(await while_connected(request.receive, work()), media_type="application/json")
 
-    def _read(self, body: Mapping[str, object]) -> tuple[EmbeddingRequest, list[str]]:
-        if body.get("input") is None:
-            raise RequestError("The field input is required.", param="input")
-        inputs = read_inputs(body["input"], "input", max_inputs=MAX_INPUTS)
-        asked = parse(EmbeddingRequest, body)
-        several = len(inputs) > 1
-        texts: list[str] = []
-        for index, one in enumerate(inputs):
-            where = f"input[{index}]" if several else "input"
-            text = one if isinstance(one, str) else self._ids.decode(one, where)
-            if not text:
-                raise RequestError(f"{where} is an empty string: there is nothing to embed.", param=where)
-            texts.append(text)
-        return asked, texts
+
+def texts_of(inputs: Sequence[Input], ids: OpenAIIds) -> list[str]:
+    """Texts to embed. Raises RequestError (400) for an empty one, and for ids that cannot be read."""
+    texts: list[str] = []
+    for index, one in enumerate(inputs):
+        where = f"input[{index}]" if len(inputs) > 1 else "input"
+        text = one if isinstance(one, str) else ids.decode(one, where)
+        if not text:
+            raise RequestError(f"{where} is an empty string: there is nothing to embed.", param=where)
+        texts.append(text)
+    return texts
 
 
 def _body(asked: EmbeddingRequest, embeddings: Embeddings) -> bytes:

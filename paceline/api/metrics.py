@@ -8,48 +8,43 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isinf
 
+from fastapi import APIRouter, Security
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
+from paceline.api.dependencies import ServiceDep
+from paceline.api.http.routing import Route, key
 from paceline.api.observation import AnswerCounts
-from paceline.api.routes import Route
+from paceline.api.openapi import REFUSALS
 from paceline.core.histogram import Histogram
-from paceline.runtime.service import Load, Service
+from paceline.runtime.service import Load
+
+router = APIRouter(route_class=Route, dependencies=[Security(key)], responses=REFUSALS, tags=["service"])
 
 
-class Metrics(Collector):
-    """The route, and the service and counts whose numbers it reads when it is asked."""
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request, service: ServiceDep) -> Response:
+    """Count answers, tokens, steps, links and memory, in the text format of Prometheus."""
+    registry = CollectorRegistry()
+    registry.register(_Now(service.load(), request.app.state.observer.counts))
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    def __init__(self, service: Service, counts: AnswerCounts) -> None:
-        self._service = service
+
+class _Now(Collector):
+    """Numbers of this moment."""
+
+    def __init__(self, load: Load, counts: AnswerCounts) -> None:
+        self._load = load
         self._counts = counts
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-
-    def routes(self) -> tuple[Route, ...]:
-        return (
-            Route(
-                method="GET",
-                path="/metrics",
-                endpoint=self.show,
-                summary="Count answers, tokens, steps, links and memory, in the text format of Prometheus.",
-                scope=None,
-                media_type="text/plain",
-            ),
-        )
-
-    async def show(self, request: Request) -> Response:  # noqa: ARG002  # an endpoint's signature
-        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     def collect(self) -> Iterator[Metric]:
         yield from _answers(self._counts)
-        load = self._service.load()
-        yield from _engine(load)
-        yield from _links(load)
+        yield from _engine(self._load)
+        yield from _links(self._load)
 
 
 def _answers(counts: AnswerCounts) -> Iterator[Metric]:

@@ -10,19 +10,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from fastapi import APIRouter, Security
 from pydantic import BaseModel
-from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
+from paceline.api.dependencies import AdmissionDep, ServiceDep
 from paceline.api.generation.schema import SWITCHES
-from paceline.api.http.admission import AdmissionControl
-from paceline.api.http.errors import encode_json
-from paceline.api.routes import Route
+from paceline.api.http.pagination import answer
+from paceline.api.http.routing import OpenRoute, Route, key
+from paceline.api.openapi import REFUSALS, official
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import EmbedderInfo, Service
-from paceline.workflow.builder import WORKFLOWS
+from paceline.workflow.flows import WORKFLOWS
 
 EMBEDDER_PREFIX = "text-embedding-"
 
@@ -31,124 +32,72 @@ class Version(BaseModel):
     version: str
 
 
-class Catalog:
-    """The routes, and the service and admission control they report on."""
+router = APIRouter(route_class=Route, dependencies=[Security(key)], responses=REFUSALS, tags=["service"])
+probes = APIRouter(route_class=OpenRoute, responses=REFUSALS, tags=["service"])
+_STARTED = int(time.time())  # this process: a model's own age is not known
 
-    def __init__(self, service: Service, admission: AdmissionControl) -> None:
-        self._service = service
-        self._admission = admission
-        self._created = int(time.time())  # start of this process: a model's own age is not known
 
-    def routes(self) -> tuple[Route, ...]:
-        return (
-            Route(
-                method="GET",
-                path="/v1/models",
-                endpoint=self.list_models,
-                summary="List the models that are served here.",
-                scope=None,
-                response="SyncPage[Model]",
-            ),
-            Route(
-                method="GET",
-                path="/v1/models/{name:path}",
-                endpoint=self.show_model,
-                summary="Describe one model.",
-                scope=None,
-                response="Model",
-            ),
-            Route(
-                method="GET",
-                path="/healthz",
-                endpoint=self.health,
-                summary="Say that the process lives.",
-                scope=None,
-                open=True,
-            ),
-            Route(
-                method="GET",
-                path="/readyz",
-                endpoint=self.ready,
-                summary="Say whether it can be asked.",
-                scope=None,
-                open=True,
-                refusals=(503,),
-            ),
-            Route(
-                method="GET",
-                path="/health",
-                endpoint=self.ready,
-                summary="Say whether it can be asked, where vLLM and llama.cpp do.",
-                scope=None,
-                open=True,
-                refusals=(503,),
-            ),
-            Route(
-                method="GET",
-                path="/version",
-                endpoint=self.version,
-                summary="Name the release of this program.",
-                scope=None,
-                response=Version,
-            ),
-        )
+@router.get("/v1/models", responses=official("SyncPage[Model]"))
+async def list_models(service: ServiceDep) -> Response:
+    """List the models that are served here."""
+    return answer({"object": "list", "data": [_entry(service, name, model) for name, model in served_models(service)]})
 
-    async def list_models(self, request: Request) -> Response:  # noqa: ARG002  # an endpoint's signature
-        return _json(
-            {"object": "list", "data": [self._entry(name, model) for name, model in served_models(self._service)]}
-        )
 
-    async def show_model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        return _json(self._entry(name, any_model(self._service, name)))
+@router.get("/v1/models/{name:path}", responses=official("Model"))
+async def show_model(name: str, service: ServiceDep) -> Response:
+    """Describe one model."""
+    return answer(_entry(service, name, any_model(service, name)))
 
-    async def health(self, request: Request) -> Response:  # noqa: ARG002
-        return _json({"status": "ok"})
 
-    async def ready(self, request: Request) -> Response:  # noqa: ARG002
-        readiness = self._service.readiness()
-        ready = readiness.ready and not self._admission.draining
-        return _json({"ready": ready, "side": self._service.side, **readiness.detail}, 200 if ready else 503)
+@router.get("/version")
+async def version() -> Version:
+    """Name the release of this program."""
+    return Version(version=__version__)
 
-    async def version(self, request: Request) -> Response:  # noqa: ARG002
-        return _json({"version": __version__})
 
-    def _entry(self, name: str, model: ModelInfo | EmbedderInfo) -> dict[str, object]:
-        entry: dict[str, object] = {
-            "id": name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "paceline",
-        }
-        return entry | (self._chat(model) if isinstance(model, ModelInfo) else self._embedding(model))
+@probes.get("/healthz")
+async def health() -> dict[str, str]:
+    """Say that the process lives."""
+    return {"status": "ok"}
 
-    def _chat(self, model: ModelInfo) -> dict[str, object]:
-        status = self._service.model_status(model.name)
-        return {
-            "max_model_len": model.max_positions,
-            "meta": {"n_ctx": model.max_positions, "n_vocab": model.vocab_size},
-            "paceline": {
-                "kind": "chat",
-                "side": self._service.side,
-                "state": status.state,  # loaded, loading or unloaded
-                "joint": status.is_joint,  # it may write together with the other side
-                "backend": model.backend or None,  # not known before it is loaded
-                "dtype": model.dtype or None,  # likewise
-                "strategies": list(self._service.strategies()),
-                "workflows": list(
-                    self._service.workflows()
-                ),  # as `paceline.workflow`, or behind the name: `demo:research`
-                # Defaults of a request's fields; a field that is absent here has OpenAI's default.
-                "sampling": {name: value for name, value in asdict(model.sampling).items() if value is not None},
-            },
-        }
 
-    def _embedding(self, model: EmbedderInfo) -> dict[str, object]:
-        length: dict[str, object] = {} if model.max_tokens is None else {"max_model_len": model.max_tokens}
-        return length | {
-            "meta": {"n_embd": model.dimensions},
-            "paceline": {"kind": "embedding", "side": self._service.side},
-        }
+@probes.get("/readyz")
+@probes.get("/health")
+async def ready(service: ServiceDep, admission: AdmissionDep) -> Response:
+    """Say whether it can be asked. `/health` is where vLLM and llama.cpp say so."""
+    readiness = service.readiness()
+    ready = readiness.ready and not admission.draining
+    return answer({"ready": ready, "side": service.side, **readiness.detail}, 200 if ready else 503)
+
+
+def _entry(service: Service, name: str, model: ModelInfo | EmbedderInfo) -> dict[str, object]:
+    entry = {"id": name, "object": "model", "created": _STARTED, "owned_by": "paceline"}
+    return entry | (_chat(service, model) if isinstance(model, ModelInfo) else _embedding(service, model))
+
+
+def _chat(service: Service, model: ModelInfo) -> dict[str, object]:
+    status = service.model_status(model.name)
+    return {
+        "max_model_len": model.max_positions,
+        "meta": {"n_ctx": model.max_positions, "n_vocab": model.vocab_size},
+        "paceline": {
+            "kind": "chat",
+            "side": service.side,
+            "state": status.state,  # loaded, loading or unloaded
+            "joint": status.is_joint,  # it may write together with the other side
+            "backend": model.backend or None,  # not known before it is loaded
+            "dtype": model.dtype or None,  # likewise
+            "strategies": list(service.strategies()),
+            "workflows": list(service.workflows()),  # as `paceline.workflow`, or behind the name: `demo:research`
+            # Defaults of a request's fields; a field that is absent here has OpenAI's default.
+            "sampling": {name: value for name, value in asdict(model.sampling).items() if value is not None},
+        },
+    }
+
+
+def _embedding(service: Service, model: EmbedderInfo) -> dict[str, object]:
+    length: dict[str, object] = {} if model.max_tokens is None else {"max_model_len": model.max_tokens}
+    return length | {"meta": {"n_embd": model.dimensions}, "paceline": {"kind": "embedding", "side": service.side}}
 
 
 def served_models(service: Service) -> Iterator[tuple[str, ModelInfo | EmbedderInfo]]:
@@ -159,10 +108,6 @@ def served_models(service: Service) -> Iterator[tuple[str, ModelInfo | EmbedderI
     yield from ((model.name, model) for model in models)
     yield from ((f"{model.name}:{switch}", model) for model in models for switch in switches)
     yield from ((name, embedder) for embedder in service.embedders() for name in _names(embedder))
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(encode_json(value), status_code=status, media_type="application/json")
 
 
 def chat_model(service: Service, name: str) -> ModelInfo:

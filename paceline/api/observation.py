@@ -1,4 +1,7 @@
-"""Counts, logs and traces of requests for text."""
+"""Counts, logs and traces of requests for text.
+
+Times are seen where an answer leaves the runtime, so that a client that reads slowly is no slow server.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,6 @@ from typing import Any, Final, Literal
 from paceline.core.histogram import Histogram
 from paceline.runtime.service import GenerateEvent, GenerationResult
 from paceline.runtime.tracing import PREFIX, Tracer
-
-# Counts and times of the answers that clients have been given, and one line of the log for each.
-#
-# Times are seen where an answer leaves the runtime, so that a client that reads slowly does not count as a slow
-# server.
-
 
 Outcome = Literal["stop", "length", "failed", "left"]
 """How an answer ended: as the client was told, by a failure, or because the client left."""
@@ -54,47 +51,28 @@ class Observer:
         self, model: Callable[[], str], tracer: Tracer | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
         """model: name of the default, which answers requests that name none. now: s."""
-        self._model = model
+        self.model = model
         self.counts = AnswerCounts()
-        self._tracer = tracer
-        self._now = now
+        self.tracer = tracer
+        self.now = now
 
     def answer(self, state: dict[str, Any]) -> AnswerWatch:
         """Watch one answer, of which `n` choices are several. state: of its ASGI scope."""
-        identity = state.get("identity")
-        return AnswerWatch(
-            self.counts,
-            self._now,
-            self._tracer,
-            model=state.get("model") or self._model(),
-            request=str(state.get("request_id", "")),
-            key=getattr(identity, "name", "") or getattr(identity, "key", ""),
-            began=state.get("began", self._now()),
-        )
+        return AnswerWatch(self, state)
 
 
 class AnswerWatch:
     """Receives every event of one answer, then its end."""
 
-    def __init__(
-        self,
-        counts: AnswerCounts,
-        now: Callable[[], float],
-        tracer: Tracer | None,
-        *,
-        model: str,
-        request: str,
-        key: str,
-        began: float,
-    ) -> None:
-        """request, key: id and name, for the log. began: when the request arrived, s."""
-        self._counts = counts
-        self._now = now
-        self._tracer = tracer
-        self._model = model
-        self._request = request
-        self._key = key
-        self._began = began
+    def __init__(self, observer: Observer, state: dict[str, Any]) -> None:
+        identity = state.get("identity")
+        self._counts = observer.counts
+        self._now = observer.now
+        self._tracer = observer.tracer
+        self._model = state.get("model") or observer.model()
+        self._request = str(state.get("request_id", ""))
+        self._key = getattr(identity, "name", "") or getattr(identity, "key", "")  # for the log
+        self._began = state.get("began", self._now())  # when the request arrived, s
         self._first: float | None = None  # when the first text came
         self._last: float | None = None
         self._lanes: Counter[str] = Counter()
@@ -102,7 +80,7 @@ class AnswerWatch:
 
     def took(self, event: GenerateEvent) -> None:
         if isinstance(event, GenerationResult):
-            self._end(event.reason, event)
+            self._end("stop" if event.reason == "stop" else "length" if event.reason == "length" else "failed", event)
             return
         if not event.tokens:
             return  # a step of a workflow, or the rest of a character
@@ -122,13 +100,13 @@ class AnswerWatch:
         """The client has gone, or cancelled. Without effect after the end."""
         self._end("left", None)
 
-    def _end(self, outcome: str, result: GenerationResult | None) -> None:
+    def _end(self, outcome: Outcome, result: GenerationResult | None) -> None:
         if self._ended:
             return
         self._ended = True
         counts, now = self._counts, self._now()
         strategy = "" if result is None else result.strategy
-        counts.answers[strategy, _outcome(outcome)] += 1
+        counts.answers[strategy, outcome] += 1
         for lane, tokens in self._lanes.items():
             counts.tokens[strategy, lane] += tokens
         fields: dict[str, str | int | float] = {
@@ -169,17 +147,9 @@ class AnswerWatch:
         return told
 
 
-def _outcome(outcome: str) -> Outcome:
-    return outcome if outcome in ("stop", "length", "failed", "left") else "failed"  # type: ignore[return-value]
-
-
-# The id of the request that a task is about, for its log lines, its trace and the other side's.
-#
 # Random, 16 bytes as hexadecimal digits after `req_`: also the trace id of OpenTelemetry.
-
-
 request_id: Final[ContextVar[str]] = ContextVar("request_id", default="")
-"""Empty outside of a request."""
+"""The id of the request that a task is about, for its log lines and traces; empty outside of one."""
 
 
 def new_request_id() -> str:

@@ -1,31 +1,26 @@
-"""`/v1/rerank`: documents of a request in the order of their relevance to its query."""
+"""`/v1/rerank`: documents of a request in the order of their relevance to its query.
+
+Scored by this side's cross-encoder (`--reranker`), or by late interaction over the embedder's token vectors. Not
+handled: documents of images, ranking fields of structured documents.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from typing import Annotated
 
+from fastapi import APIRouter, Security
 from pydantic import BaseModel, Field
 from starlette.requests import Request
-from starlette.responses import Response
 
-from paceline.api.http.body import Schema, parse, read_body, while_connected
-from paceline.api.http.errors import decode_object
-from paceline.api.http.pagination import answer
-from paceline.api.routes import Route
+from paceline.api.dependencies import ServiceDep
+from paceline.api.http.body import Schema, while_connected
+from paceline.api.http.routing import LargeRoute, key
+from paceline.api.openapi import REFUSALS
 from paceline.errors import RequestError
 from paceline.runtime.service import Service
 
-# `POST /v1/rerank`: the shape of Jina and Cohere, which vLLM and front ends speak too.
-#
-# Scored by this side's reranker: a cross-encoder (`--reranker`), or late interaction over the embedder's token
-# vectors. Not handled: documents of images, ranking fields of structured documents. A document beyond the window is
-# cut to it.
-
-
 MAX_DOCUMENTS = 1000  # as at Cohere
-MAX_BODY = 8 << 20  # bytes
 
 
 class Document(Schema):
@@ -66,54 +61,51 @@ class RerankAnswer(BaseModel):
     usage: RerankUsage
 
 
-class RerankEndpoint:
-    """The route and the service it uses. Holds no state of a request."""
+router = APIRouter(
+    route_class=LargeRoute,
+    dependencies=[Security(key, scopes=["embeddings"])],
+    responses=REFUSALS,
+    tags=["embeddings"],
+)
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
 
-    def routes(self) -> tuple[Route, ...]:
-        return tuple(
-            Route(
-                method="POST",
-                path=path,
-                endpoint=self.__call__,
-                summary=summary,
-                scope="embeddings",
-                request=RerankRequest,
-                response=RerankAnswer,
-                refusals=(404,),
+@router.post("/v1/rerank", response_model_exclude_none=True)
+@router.post("/v2/rerank", response_model_exclude_none=True)
+async def rerank(asked: RerankRequest, request: Request, service: ServiceDep) -> RerankAnswer:
+    """Order documents by their relevance to a query, in the shape of Jina and Cohere (whose clients ask at `/v2`).
+
+    A document beyond the reranker's window is cut to it.
+    """
+    name = _model(service, asked.model)
+    texts = [each if isinstance(each, str) else each.text for each in asked.documents]
+    reranked = await while_connected(request.receive, service.rerank(asked.query, texts))
+    scores = reranked.relevance
+    best = sorted(range(len(texts)), key=lambda index: (-scores[index], index))[: asked.top_n]
+    return RerankAnswer(
+        id=f"rerank-{secrets.token_hex(12)}",
+        model=name,
+        results=[
+            Ranked(
+                index=index,
+                relevance_score=scores[index],
+                document=RankedText(text=texts[index]) if asked.return_documents else None,
             )
-            for path, summary in (
-                ("/v1/rerank", "Order documents by their relevance to a query."),
-                ("/v2/rerank", "Likewise, where Cohere's clients ask."),
-            )
-        )
-
-    async def __call__(self, request: Request) -> Response:
-        received = await read_body(request.receive, request.headers.get("content-length"), max_bytes=MAX_BODY)
-        asked = await asyncio.to_thread(lambda: parse(RerankRequest, decode_object(received)))
-        name = self._model(asked.model)
-        texts = [each if isinstance(each, str) else each.text for each in asked.documents]
-        reranked = await while_connected(request.receive, self._service.rerank(asked.query, texts))
-        scores = reranked.relevance
-        best = sorted(range(len(texts)), key=lambda index: (-scores[index], index))[: asked.top_n]
-        results = [
-            {"index": index, "relevance_score": scores[index]}
-            | ({"document": {"text": texts[index]}} if asked.return_documents else {})
             for index in best
-        ]
-        usage = {"total_tokens": reranked.tokens}
-        return answer({"id": f"rerank-{secrets.token_hex(12)}", "model": name, "results": results, "usage": usage})
+        ],
+        usage=RerankUsage(total_tokens=reranked.tokens),
+    )
 
-    def _model(self, name: str | None) -> str:
-        """Raises RequestError 404 for an unknown name, and where there is no reranker."""
-        known = self._service.rerankers()
-        if not known:
-            raise _missing("This side has no reranker: start it with --reranker, or with an embedder of token vectors.")
-        if name is not None and name not in known:
-            raise _missing(f"The reranker {name!r} does not exist here. Known: {', '.join(known)}.")
-        return name or known[0]
+
+def _model(service: Service, name: str | None) -> str:
+    """Raises RequestError 404 for an unknown name, and where there is no reranker."""
+    known = service.rerankers()
+    if not known:
+        raise _missing(
+            "This side has no reranker: set one in [tuning] of its file, or use an embedder of token vectors."
+        )
+    if name is not None and name not in known:
+        raise _missing(f"The reranker {name!r} does not exist here. Known: {', '.join(known)}.")
+    return name or known[0]
 
 
 def _missing(sentence: str) -> RequestError:

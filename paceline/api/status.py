@@ -7,45 +7,30 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Security
 
 from paceline import __version__
-from paceline.api.http.admission import AdmissionControl
-from paceline.api.http.errors import encode_json
-from paceline.api.routes import Route
-from paceline.runtime.service import Service
+from paceline.api.dependencies import AdmissionDep, ServiceDep
+from paceline.api.http.routing import Route, key
+from paceline.api.openapi import REFUSALS
+
+router = APIRouter(
+    route_class=Route, dependencies=[Security(key, scopes=["devices"])], responses=REFUSALS, tags=["devices"]
+)
 
 
-class Status:
-    """The route, and the service and admission control it reports on."""
-
-    def __init__(self, service: Service, admission: AdmissionControl) -> None:
-        self._service = service
-        self._admission = admission
-
-    def routes(self) -> tuple[Route, ...]:
-        return (
-            Route(
-                method="GET",
-                path="/v1/status",
-                endpoint=self.show,
-                summary="Say who is linked, what runs, and how many bytes of which kind were sent.",
-                scope="devices",
-            ),
-        )
-
-    async def show(self, request: Request) -> Response:  # noqa: ARG002  # an endpoint's signature
-        readiness = self._service.readiness()
-        body = {
-            "version": __version__,
-            "side": self._service.side,
-            "ready": readiness.ready and not self._admission.draining,
-            "model": readiness.detail.get("model"),
-            "documents": readiness.detail.get("documents"),
-            "keys_required": self._admission.keyring.required,
-            "requests": self._admission.active,
-            "load": asdict(self._service.load()),
-            "links": [asdict(link) for link in self._service.links()],
-        }
-        return Response(encode_json(body), media_type="application/json")
+@router.get("/v1/status")
+async def status(service: ServiceDep, admission: AdmissionDep) -> dict[str, object]:
+    """Say who is linked, what runs, and how many bytes of which kind were sent."""
+    readiness = service.readiness()
+    return {
+        "version": __version__,
+        "side": service.side,
+        "ready": readiness.ready and not admission.draining,
+        "model": readiness.detail.get("model"),
+        "documents": readiness.detail.get("documents"),
+        "keys_required": admission.keyring.required,
+        "requests": admission.active,
+        "load": asdict(service.load()),
+        "links": [asdict(link) for link in service.links()],
+    }

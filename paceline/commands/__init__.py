@@ -1,7 +1,7 @@
 """The command `paceline`. Programs register their own subcommands through the entry-point group `paceline.commands`.
 
 bench           `paceline bench`
-demo            `paceline demo`
+demo            a linked server and agent as processes, for `paceline demo` in `client`, benches and tests
 docs            `paceline docs`
 doctor          `paceline doctor`
 diagnosis       what `paceline doctor` looks at

@@ -18,70 +18,34 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.errors import ConfigError
 
+if TYPE_CHECKING:
+    from bench.report import Claim  # `paceline.bench` once installed
+
 PACKAGE = "paceline.bench"
 ALL = "all"
 
 
-class Claim(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def value(self) -> float: ...
-
-    @property
-    def target(self) -> float: ...
-
-    @property
-    def better(self) -> str: ...
-
-    @property
-    def interval(self) -> tuple[float, float] | None: ...
-
-    @property
-    def holds(self) -> bool: ...
-
-
-class Report(Protocol):
-    @property
-    def rows(self) -> Sequence[Mapping[str, object]]: ...
-
-    @property
-    def claims(self) -> Sequence[Claim]: ...
-
-    def to_json(self) -> dict[str, object]: ...
-
-
-class Bench(Protocol):
-    """A module of `bench/`."""
-
-    def run(self, options: object) -> Report: ...
-
-
-class Plotted(Bench, Protocol):
-    def plot(self, report: Report, file: Path) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedBench:
     """A bench as its source describes it; nothing of it is imported yet."""
 
     name: str
     summary: str
     module: str
 
-    def load(self) -> Bench:
+    def load(self) -> Any:
+        """Its module, whose `run` returns a `Report` and whose `plot`, if there is one, draws it."""
         package = importlib.import_module(PACKAGE)
         checkout = Path(str(package.__file__)).parents[1]
         if (checkout / "lab" / "__init__.py").is_file():
             sys.path.append(str(checkout))
-        return cast(Bench, importlib.import_module(self.module))
+        return importlib.import_module(self.module)
 
 
 def register(app: typer.Typer) -> None:
@@ -127,16 +91,16 @@ def bench(
             f"bench {name} needs {error.name}, which is not installed: run `pip install 'paceline[bench]'`."
         ) from error
     if json_file:
-        json_file.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+        report.write(json_file)
     if plot_file:
-        cast(Plotted, chosen).plot(report, plot_file)
+        chosen.plot(report, plot_file)
     for line in table(report.rows):
         typer.echo(line)
     for claim in report.claims:
         typer.echo(verdict(claim))
 
 
-def _run_all(found: Mapping[str, Listed], options: Sequence[str], folder: Path | None) -> None:
+def _run_all(found: Mapping[str, ListedBench], options: Sequence[str], folder: Path | None) -> None:
     """Every bench in a process of its own, one after another; a table of what came of each."""
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -165,7 +129,7 @@ def _run_all(found: Mapping[str, Listed], options: Sequence[str], folder: Path |
         raise typer.Exit(1)
 
 
-def benches(package: str = PACKAGE) -> dict[str, Listed]:
+def benches(package: str = PACKAGE) -> dict[str, ListedBench]:
     """Benches by name, sorted, as their sources describe them: what one of them needs is no concern of the others.
 
     Raises ConfigError where the package is not installed.
@@ -182,7 +146,7 @@ def benches(package: str = PACKAGE) -> dict[str, Listed]:
         if spec is not None and spec.origin is not None:
             constants = _constants(Path(spec.origin))
             if {"NAME", "SUMMARY"} <= constants.keys():
-                found.append(Listed(constants["NAME"], constants["SUMMARY"], info.name))
+                found.append(ListedBench(constants["NAME"], constants["SUMMARY"], info.name))
     return {bench.name: bench for bench in sorted(found, key=lambda each: each.name)}
 
 

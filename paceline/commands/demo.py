@@ -1,46 +1,33 @@
-"""`paceline demo`: start a server and an agent as two processes, ask three questions, then serve until Ctrl-C.
+"""A linked server and agent as two real processes on this machine, for the demonstration, benches and tests.
 
-Uses a temporary directory and the models and documents that ship with the package; needs no network.
-`--check` judges the answers and ends: exit code 0 if all are right.
+Each program in its own process group, with its output in a file, always ended. Knows processes, ports and `/readyz`,
+nothing of what the programs do. Not handled: when this process is killed with SIGKILL its children keep running.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Annotated, NoReturn, Self
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
-import typer
-
-from paceline import models
 from paceline.core.side import SIDES, Side
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import PacelineError
 from paceline.secret_files import write_private
 from paceline.settings import PREFIX
 
 if TYPE_CHECKING:
     import httpx
-    from openai import OpenAI
-    from rich.console import Console
-
-
-# Child processes of the demonstration: each in its own process group, with its output in a file, always ended.
-#
-# Knows processes, ports and `/readyz`, nothing of what the programs do. Not handled: when this process is killed with
-# SIGKILL its children keep running.
 
 
 START_S = 300.0  # loading both models takes about 5 s on two idle cores; a program that ends is noticed at once
@@ -197,9 +184,6 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(process.pid, number)
 
 
-# A linked server and agent as two real processes on this machine, for the demonstration, benches and tests.
-
-
 @dataclass(slots=True)
 class Pair:
     """Both programs, ready and linked. The owner of their `Children` ends them."""
@@ -260,6 +244,14 @@ def start_pair(
     return Pair(cloud, started, tuple(agent))
 
 
+def configured(folder: Path, *lines: str) -> tuple[str, str]:
+    """Flags that name a file with these settings, for a program to start: lines of TOML, as `tuning.threads = 1`."""
+    descriptor, name = tempfile.mkstemp(".toml", dir=folder)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write("\n".join(lines))
+    return "--config", name
+
+
 def store_of(directory: Path, side: Side) -> Path:
     """The folder of a side's document store."""
     return directory / side / "docs"
@@ -268,276 +260,3 @@ def store_of(directory: Path, side: Side) -> Path:
 def linked(reports: Sequence[Readiness | None]) -> bool:
     """True if all programs are ready and report a link."""
     return all(each is not None and bool(each.get("linked")) for each in reports)
-
-
-# The demonstration's questions: sent with OpenAI's own client, shown as the answer arrives, and judged.
-#
-# Colours show which side's documents decided each token, from the `paceline` object of each chunk. Knows nothing of
-# processes or ports: it gets a base URL.
-
-
-MAX_TOKENS = 96
-COLOURS = {"cloud": "cyan", "device": "magenta"}  # by lane; text without a lane has the terminal's colour
-
-
-class Silent(PacelineError):
-    """Nothing came for longer than the client waits, no sign that the program is at work either."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    text: str
-    answers: tuple[str, ...]  # each must occur in the answer
-    sides: tuple[str, ...]  # sides whose documents are needed
-
-
-@dataclass(slots=True)
-class Answer:
-    """A streamed answer, collected."""
-
-    pieces: list[tuple[str, str | None]] = field(default_factory=list)  # (text, lane)
-    citations: list[tuple[str, str]] = field(default_factory=list)  # (side, document)
-    strategy: str = ""
-    degraded: str | None = None
-
-    @property
-    def text(self) -> str:
-        return "".join(text for text, _ in self.pieces)
-
-    def lanes(self) -> Counter[str]:
-        """Pieces by the side whose documents decided them."""
-        return Counter(lane for _, lane in self.pieces if lane)
-
-    def lanes_of(self, part: str) -> frozenset[str]:
-        """The sides that decided the pieces which overlap the last occurrence of `part`."""
-        start = self.text.casefold().rfind(part.casefold())
-        end, position, found = start + len(part), 0, set()
-        for text, lane in self.pieces:
-            if lane and start >= 0 and position < end and position + len(text) > start:
-                found.add(lane)
-            position += len(text)
-        return frozenset(found)
-
-
-def load_questions(file: Path) -> tuple[Question, ...]:
-    """Read the sample questions. Raises ConfigError when the file is missing or malformed."""
-    try:
-        entries = json.loads(file.read_text("utf-8"))
-        return tuple(Question(each["question"], _several(each["answer"]), tuple(each["sides"])) for each in entries)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"the sample questions {file} cannot be read ({error}): install paceline again") from error
-
-
-def ask(client: OpenAI, question: str, show: Callable[[str, str | None], None]) -> Answer:
-    """Send one streamed request at temperature 0. `show` gets each piece of text with its lane as it arrives.
-
-    Raises PacelineError when the request fails, before or after its first token; Silent where that is the client's
-    timeout, which every sign of life begins anew.
-    """
-    from openai import APITimeoutError, OpenAIError
-
-    try:
-        return _asked(client, question, show)
-    except APITimeoutError as error:
-        raise Silent(f"nothing came from {client.base_url} for {client.timeout} s") from error
-    except OpenAIError as error:
-        raise PacelineError(f"the request to {client.base_url} failed: {error}") from error
-
-
-def _asked(client: OpenAI, question: str, show: Callable[[str, str | None], None]) -> Answer:
-    stream = client.chat.completions.create(
-        model=client.models.list().data[0].id,
-        messages=[{"role": "user", "content": question}],
-        temperature=0,
-        max_tokens=MAX_TOKENS,
-        stream=True,
-        extra_body={"paceline": {"report": True}},
-    )
-    answer = Answer()
-    for chunk in stream:
-        report = (chunk.model_extra or {}).get("paceline") or {}
-        text = chunk.choices[0].delta.content if chunk.choices else None
-        if text:
-            answer.pieces.append((text, report.get("lane")))
-            show(text, report.get("lane"))
-        if "citations" in report:
-            answer.citations = [(each["side"], each["document"]) for each in report["citations"]]
-            answer.strategy, answer.degraded = report["strategy"], report["degraded"]
-    return answer
-
-
-def faults(question: Question, answer: Answer) -> Iterator[str]:
-    """Describe each fault of an answer; nothing if it is right."""
-    for expected in question.answers:
-        if expected.casefold() not in answer.text.casefold():
-            yield f"{expected!r} is not in the answer"
-        elif strange := answer.lanes_of(expected) - set(question.sides):
-            yield f"{expected!r} was decided by documents of the {' and '.join(sorted(strange))}"
-    cited = {side for side, _ in answer.citations}
-    for side in question.sides:
-        if side not in cited:
-            yield f"no document of the {side} is cited"
-        if side not in answer.lanes():
-            yield f"no token was decided by documents of the {side}"
-    if answer.degraded:
-        yield f"the answer was degraded: {answer.degraded}"
-
-
-def _several(value: str | list[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-def footer(answer: Answer) -> str:
-    """Strategy, pieces by lane and citations in one line. A document without a name is private to a device."""
-    lanes = ", ".join(f"{number} by the {side}" for side, number in sorted(answer.lanes().items()))
-    cited = "; ".join(f"{side}: {document or 'a private document'}" for side, document in answer.citations)
-    return f"{answer.strategy or 'no report'}; decided: {lanes or 'nothing'}; cited: {cited or 'nothing'}"
-
-
-def curl_line(url: str, model: str, question: str) -> str:
-    body: Mapping[str, object] = {
-        "model": model,
-        "stream": True,
-        "messages": [{"role": "user", "content": question}],
-    }
-    quoted = json.dumps(body).replace("'", "'\\''")
-    return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{quoted}'"
-
-
-DEVICE = "demo-laptop"
-MODEL = "demo"
-FIRST_TOKEN_S = 20.0  # after which the machine is called slow; the demo pair takes about 1 s
-SILENCE_S = 60.0  # without a sign of life, of which a program that is at work sends one every 15 s
-ANSWER_S = 600.0  # for a whole answer
-WATCH_S = 0.5  # between two checks that both programs are running
-
-
-def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: paceline demo --check")(demo)
-
-
-def demo(
-    check: Annotated[bool, typer.Option("--check", help="judge the answers, print PASS or FAIL for each, end")] = False,
-    port: Annotated[int, typer.Option("--port", help="the cloud's; another if it is taken")] = 8000,
-    agent_port: Annotated[int, typer.Option("--agent-port", help="the device's; another if it is taken")] = 8001,
-    keep: Annotated[bool, typer.Option("--keep", help="leave the state directory behind and say where it is")] = False,
-) -> None:
-    """Start a server and a device on this machine and let them answer three questions together."""
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    questions = load_questions(models.SAMPLES / "questions.json")
-    with _ended_by_signals(), _state_directory(console, keep) as directory, Children(directory) as children:
-        with console.status("starting a cloud server and a device agent"):
-            pair = _start(children, port, agent_port)
-            cloud, device = pair.cloud, pair.device
-        console.print(f"cloud   {cloud.url}   reads {_names('public')}", style=COLOURS["cloud"])
-        console.print(f"device  {device.url}   reads {_names('private')}", style=COLOURS["device"])
-        # Only the device shows the names of its private documents, so it is asked first; the server must answer alike.
-        asked = [(child, question) for child in ((device, cloud) if check else (device,)) for question in questions]
-        wrong = sum(_put(console, child, question, check=check) for child, question in asked)
-        if check:
-            console.print(f"\n{len(asked) - wrong} of {len(asked)} answers are right")
-            raise typer.Exit(1 if wrong else 0)
-        console.print("\nAsk more, at either side (OpenAI's API; on this machine no key is needed):")
-        for child in (device, cloud):
-            console.print(f"  {curl_line(child.url, MODEL, questions[0].text)}", markup=False)
-        console.print("Ctrl-C ends both.")
-        _serve(children)
-
-
-def _start(children: Children, port: int, agent_port: int) -> Pair:
-    from paceline.rag.embedder import DEFAULT
-
-    documents: dict[Side, Path] = {"cloud": models.SAMPLES / "public", "device": models.SAMPLES / "private"}
-    ports: dict[Side, int] = {"cloud": port, "device": agent_port}
-    return start_pair(children, documents, model=MODEL, embedder=DEFAULT, device=DEVICE, ports=ports)
-
-
-def _put(console: Console, child: Child, question: Question, *, check: bool) -> bool:
-    """Ask one question and show the answer as it arrives. True if the request failed or, with `check`, is wrong."""
-    console.print(f"\n{question.text}  (asked at the {child.name})", style="bold", markup=False)
-    began, first = time.monotonic(), 0.0
-
-    def show(text: str, lane: str | None) -> None:
-        nonlocal first
-        first = first or time.monotonic() - began
-        console.print(text, end="", style=COLOURS.get(lane or "", ""), markup=False)
-
-    try:
-        with _within(ANSWER_S):
-            answer = ask(_client(child.url), question.text, show)
-    except Silent as error:  # no fault of an answer: there is none to judge
-        console.print(f"\nslow machine: {error}\n{child.tail()}", markup=False)
-        return True
-    except PacelineError as error:
-        console.print(f"\nFAIL: {error}\n{child.tail()}", markup=False)
-        return True
-    console.print(f"\n{footer(answer)}", style="dim", markup=False)
-    if first > FIRST_TOKEN_S:
-        console.print(f"slow machine: the first token came after {first:.0f} s", style="dim", markup=False)
-    wrong = list(faults(question, answer)) if check else []
-    if check:
-        console.print("PASS" if not wrong else f"FAIL: {'; '.join(wrong)}", markup=False)
-    return bool(wrong)
-
-
-def _client(url: str) -> OpenAI:
-    from openai import OpenAI
-
-    return OpenAI(base_url=f"{url}/v1", api_key="not needed on loopback", timeout=SILENCE_S, max_retries=0)
-
-
-def _names(folder: str) -> str:
-    return ", ".join(sorted(file.name for file in (models.SAMPLES / folder).iterdir() if file.is_file()))
-
-
-def _serve(children: Children) -> None:
-    """Wait for Ctrl-C, the normal end. Raises PacelineError when a program ends by itself."""
-    with suppress(KeyboardInterrupt):
-        while True:
-            children.check()
-            time.sleep(WATCH_S)
-
-
-@contextmanager
-def _state_directory(console: Console, keep: bool) -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="paceline-demo-"))
-    try:
-        yield directory
-    finally:
-        if keep:
-            console.print(f"state kept in {directory}", markup=False)
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the demonstration as Ctrl-C does, so that nothing is left running."""
-
-    def end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001  # a signal handler's signature
-        raise typer.Exit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _within(seconds: float) -> Iterator[None]:
-    """Raise Silent when time is up. A read timeout does not suffice: keep-alive comments restart it."""
-
-    def end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001  # a signal handler's signature
-        raise Silent(f"no whole answer within {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

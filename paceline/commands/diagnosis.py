@@ -12,6 +12,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -54,6 +55,8 @@ class Check:
 
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "documents": ("pypdfium2", "python_calamine", "lxml.etree", "charset_normalizer"),
+    "chat": ("prompt_toolkit",),
     "keyring": ("keyring",),
     "nvml": ("pynvml",),
     "otel": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"),
@@ -96,23 +99,28 @@ def _fault_of(module: str) -> str | None:
 
 def _unfit(extra: str) -> list[str]:
     """Packages of the extra in a release that paceline was not made for."""
-    found = []
-    try:
-        wanted = [Requirement(line) for line in requires("paceline") or ()]
-    except PackageNotFoundError:
-        return []  # `packages` says so
-    for requirement in wanted:
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            continue
-        if not requirement.marker.evaluate({"extra": extra}):
+    with suppress(PackageNotFoundError):  # `packages` says so
+        return _compared(extra)[1]
+    return []
+
+
+def _compared(extra: str = "") -> tuple[list[str], list[str], list[str]]:
+    """What paceline, or an extra of it, requires: what is here, what is of a wrong release, what is missing."""
+    here, wrong, missing = [], [], []
+    for line in requires("paceline") or ():
+        requirement = Requirement(line)
+        plain = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if plain == bool(extra) or (requirement.marker and not requirement.marker.evaluate({"extra": extra})):
             continue
         try:
             installed = version(requirement.name)
         except PackageNotFoundError:
+            missing.append(f"{requirement} is missing")
             continue
+        here.append(f"{requirement.name} {installed}")
         if not requirement.specifier.contains(installed, prereleases=True):
-            found.append(f"{requirement.name} {installed} is not {requirement.specifier}")
-    return found
+            wrong.append(f"{requirement.name} {installed} is not {requirement.specifier}")
+    return here, wrong, missing
 
 
 # The models of the settings as `paceline doctor` sees them: files, chat template, and memory beside what is there.
@@ -392,24 +400,12 @@ def python() -> Found:
 def packages() -> Found:
     """Compare installed versions with paceline's requirements."""
     try:
-        wanted = [Requirement(line) for line in requires("paceline") or ()]
+        here, wrong, missing = _compared()
     except PackageNotFoundError:
         return "warn", "paceline runs from a checkout that is not installed: run `pip install -e .`"
-    wrong, present = [], []
-    for requirement in wanted:
-        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            installed = version(requirement.name)
-        except PackageNotFoundError:
-            wrong.append(f"{requirement} is missing")
-            continue
-        present.append(f"{requirement.name} {installed}")
-        if not requirement.specifier.contains(installed, prereleases=True):
-            wrong.append(f"{requirement.name} {installed} is not {requirement.specifier}")
-    if wrong:
-        return "fail", f"{'; '.join(wrong)}: install paceline again"
-    return "ok", ", ".join(present)
+    if wrong or missing:
+        return "fail", f"{'; '.join([*missing, *wrong])}: install paceline again"
+    return "ok", ", ".join(here)
 
 
 def torch_build() -> Found:
@@ -464,8 +460,8 @@ def embedder() -> Found:
 
 
 def relevance(nodes: tuple[NodeSettings, ...]) -> Found:
-    """Compare the scales of relevance in the settings of both programs; embedders by their names."""
-    scales = {node.side: f"{node.embedder}, temperature {node.relevance_temperature:g}" for node in nodes}
+    """Compare the embedders in the settings of both programs, by their names."""
+    scales = {node.side: node.embedder for node in nodes}
     if len(set(scales.values())) < 2:
         return "ok", next(iter(scales.values()), "no program is set up")
     told = "; ".join(f"{side}: {scale}" for side, scale in scales.items())
@@ -477,7 +473,7 @@ def documents() -> Found:
     from paceline.rag.parsing.process import ParserProcess
 
     with ParserProcess() as parser:
-        parser.parse_bytes("page.html", b"<p>a bicycle race")
+        parser.parse_bytes("page.md", b"a bicycle race")
         if parser.has_network:
             return "warn", "parsed in a process of their own, which this machine leaves with access to the network"
         if parser.has_files:
@@ -532,8 +528,8 @@ def energy(settings: NodeSettings) -> Found:
     """Say where the energy of answers is read. The model is not loaded: what it is modelled by is told at start-up."""
     from paceline.bootstrap import energy_meter
 
-    if settings.energy_meter == "workload":
-        return "ok", f"modelled by operations, at {settings.compute_gflops or 0.0:g} GFLOP/s (compute_gflops)"
+    if settings.energy.meter == "workload":
+        return "ok", f"modelled by operations, at {settings.energy.compute_gflops or 0.0:g} GFLOP/s (compute_gflops)"
     return "ok", energy_meter(settings, None).text
 
 
@@ -543,7 +539,7 @@ def units(settings: NodeSettings) -> Found:
 
     found = workflow_units(settings)
     threads = [f"{host.name} ({'+'.join(sorted(host.does))} on {_cores(host.cores)})" for host in found.hosts]
-    reranker = settings.reranker or "the embedder's late interaction, if it has that"
+    reranker = settings.tuning.reranker or "the embedder's late interaction, if it has that"
     return "ok", (
         f"{', '.join(threads)}; {found.engine} in {found.lanes} lanes on {_cores(found.engine_cores)}; "
         f"reranking by {reranker}"

@@ -24,7 +24,7 @@ from paceline.settings import AgentSettings, ServerSettings
 from paceline.settings_sources import resolve
 
 if TYPE_CHECKING:
-    from paceline.rag.records import IngestResult, Progress
+    from paceline.rag.records import FilesProgress, IngestResult
     from paceline.rag.store.documents import DocumentStore
 
 Side = Annotated[
@@ -281,7 +281,7 @@ def add_with_progress(
     with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading", total=None)
 
-        def update(now: Progress) -> None:
+        def update(now: FilesProgress) -> None:
             bar.update(task, total=now.num_files, completed=now.file, description=printable(now.name))
 
         if sync:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class ProgramContext:
     """The object of the command's context (`typer.Context.obj`)."""
 
     checks: NodeChecks = field(default_factory=dict)
@@ -21,8 +21,8 @@ class Added:
 def doctor_checks(app: typer.Typer) -> NodeChecks:
     """Checks of `paceline doctor` besides its own. An app without that command, of one program alone, keeps them for
     nobody."""
-    added = (app.info.context_settings or {}).get("obj", Added())
-    assert isinstance(added, Added), "nothing else is the object of the root's context"
+    added = (app.info.context_settings or {}).get("obj", ProgramContext())
+    assert isinstance(added, ProgramContext), "nothing else is the object of the root's context"
     return added.checks
 
 

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.commands import bench, demo, docs, doctor, models, profile, tables
-from paceline.commands.groups import Added
+from paceline.commands import bench, docs, doctor, models, tables
+from paceline.commands.groups import ProgramContext
 from paceline.core.printable import printable_lines
 from paceline.errors import PacelineError
 
@@ -33,7 +33,7 @@ def build(programs: tuple[EntryPoint, ...] | None = None) -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode=None,  # brackets in a help text are no markup
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "obj": Added()},
+        context_settings={"help_option_names": ["-h", "--help"], "obj": ProgramContext()},
     )
     app.callback()(_root)
     found = tuple(entry_points(group=GROUP)) if programs is None else programs
@@ -53,7 +53,7 @@ def build(programs: tuple[EntryPoint, ...] | None = None) -> typer.Typer:
             register(app)
     if missing:
         _print_error(f"the commands of {' and '.join(missing)} are missing here: install paceline again")
-    for builtin in (docs, models, tables, profile, demo, doctor, bench):
+    for builtin in (docs, models, tables, doctor, bench):
         builtin.register(app)
     return app
 

@@ -23,7 +23,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME[@REVISION]", help="as Qwen/Qw
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedModel:
     """A model as it is listed."""
 
     name: str
@@ -125,7 +125,7 @@ def _pull_with_progress(name: HubName) -> Pulled:
         return fetch(name, update)
 
 
-def _bundled() -> list[Listed]:
+def _bundled() -> list[ListedModel]:
     from paceline.hub.cache import facts_of, size_of
     from paceline.models import CAUSAL, CLOUD, DEMO, DEVICE, READER
 
@@ -137,15 +137,17 @@ def _bundled() -> list[Listed]:
     ):
         facts = facts_of(folder)
         size = size_of(folder)
-        found.append(Listed(name, where, facts.kind, size, facts.context, facts.has_template, directory=str(folder)))
+        found.append(
+            ListedModel(name, where, facts.kind, size, facts.context, facts.has_template, directory=str(folder))
+        )
     return found
 
 
-def _cached() -> list[Listed]:
+def _cached() -> list[ListedModel]:
     from paceline.hub.cache import cached_models, unfinished_models
 
     found = [
-        Listed(
+        ListedModel(
             each.name,
             f"cache {'+'.join(each.labels)}".strip(),
             each.facts.kind,
@@ -158,7 +160,10 @@ def _cached() -> list[Listed]:
         for each in cached_models()
     ]
     parts = unfinished_models()
-    return [*found, *(Listed(each.name, "cache, in part: pull it again", "", each.size, None, None) for each in parts)]
+    return [
+        *found,
+        *(ListedModel(each.name, "cache, in part: pull it again", "", each.size, None, None) for each in parts),
+    ]
 
 
 def _bytes(number: float) -> str:

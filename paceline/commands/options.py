@@ -1,11 +1,11 @@
 """Command-line options: shared ones, and those generated from the fields of a settings class.
 
-    @app.command(epilog="Example: paceline serve --model fake", cls=GroupedCommand)
+    @app.command(epilog="Example: paceline serve --model fake")
     @options(ServerSettings)
     def serve(settings: ServerSettings, origins: Origins) -> None: ...
 
 Every option is optional for the parser: a missing value comes from the environment, the file or the default. `--help`
-shows them under the titles of `configuration.groups`.
+shows those that are no part of a table of the file; a flag for one of these is answered with where it stands.
 """
 
 from __future__ import annotations
@@ -15,26 +15,23 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar, get_origin
+from typing import Annotated, TypeVar, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
-from typer.core import TyperCommand
 
-from paceline.configuration import grouped
-from paceline.settings import PREFIX, ProgramSettings
-from paceline.settings_sources import Origins, describe, field_default, resolve
-
-if TYPE_CHECKING:
-    from typer._click import Context, HelpFormatter  # its own copy of click, which it does not show otherwise
+from paceline.settings import ProgramSettings, variable
+from paceline.settings_sources import Origins, describe, field_default, paths, resolve
 
 Settings = TypeVar("Settings", bound=ProgramSettings)
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; default: paceline.toml")]
 Json = Annotated[bool, typer.Option("--json", help="write JSON to standard output")]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="default: that of the side's settings")]
 
-OTHERS = "This command"  # title of the options that are no settings
-SHOW_HELP = "print every setting with its value and where that comes from, and do nothing else"
+SHOW_HELP = (
+    "print every setting with its value and where that comes from, those of the file's tables [answers], [energy] and "
+    "[tuning] too, and do nothing else"
+)
 CONFIG_HELP = "TOML file with settings; default: paceline.toml in the working directory, if there is one"
 
 
@@ -51,7 +48,9 @@ def options(cls: type[Settings]) -> Callable[[Callable[[Settings, Origins], None
                 return
             function(settings, origins)
 
-        parameters = [_parameter(key, cls.model_fields[key], title) for title, key in grouped(cls.model_fields)]
+        own = [path for path in paths(cls) if "." not in path]
+        parameters = [_parameter(key, cls.model_fields[key]) for key in own]
+        parameters += [_elsewhere(key) for key in sorted(_flags_of_tables(cls) - set(own))]
         parameters.append(_optional("config", Path, typer.Option("--config", help=CONFIG_HELP, show_default=False)))
         shown = typer.Option("--show-settings", help=SHOW_HELP, show_default=False)
         parameters.append(_optional("show_settings", bool, shown))
@@ -61,30 +60,26 @@ def options(cls: type[Settings]) -> Callable[[Callable[[Settings, Origins], None
     return decorate
 
 
-class GroupedCommand(TyperCommand):
-    """Shows its options under titles, each of which stands where its first option does."""
-
-    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                sections.setdefault(getattr(parameter, "rich_help_panel", None) or OTHERS, []).append(record)
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+def _flags_of_tables(cls: type[ProgramSettings]) -> set[str]:
+    """What one would call flags for the settings of tables, which have none."""
+    inside = [path for path in paths(cls) if "." in path]
+    return {path.replace(".", "_") for path in inside} | {path.rpartition(".")[2] for path in inside}
 
 
-def _parameter(key: str, info: FieldInfo, title: str) -> inspect.Parameter:
+def _elsewhere(key: str) -> inspect.Parameter:
+    """An option that is not shown and that `resolve` refuses with a sentence."""
+    return _optional(key, str, typer.Option(f"--{key.replace('_', '-')}", hidden=True))
+
+
+def _parameter(key: str, info: FieldInfo) -> inspect.Parameter:
     flag = key.replace("_", "-")
     several = get_origin(info.annotation) is tuple
     default = field_default(key, info)
     option = typer.Option(
         f"--{flag}/--no-{flag}" if info.annotation is bool else f"--{flag}",
-        help=f"{info.description}{f'; default: {default}' if default else ''} [{PREFIX}{key.upper()}]",
+        help=f"{info.description}{f'; default: {default}' if default else ''} [{variable(key)}]",
         metavar="<str>,..." if several else None,
         show_default=False,
-        rich_help_panel=title,
     )
     return _optional(key, list[str] if several else info.annotation, option)
 

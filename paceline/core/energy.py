@@ -119,13 +119,13 @@ class StepMeter(Protocol):
 
 # ---- counters -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MeterReading:
     """A counter of energy, J. It begins anew after `span`; infinite: it never does."""
 
     joules: float
     span: float = math.inf
 
-    def since(self, earlier: Reading) -> float:
+    def since(self, earlier: MeterReading) -> float:
         """Joules between two readings no more than one span apart. Raises MeterUnreadable for a counter that was set
         back."""
         passed = self.joules - earlier.joules
@@ -143,11 +143,11 @@ class CounterMeter:
     right over many steps, not for one.
     """
 
-    def __init__(self, name: str, read: Callable[[], Sequence[Reading]]) -> None:
+    def __init__(self, name: str, read: Callable[[], Sequence[MeterReading]]) -> None:
         """read: the counters, always the same ones in the same order. Raises MeterUnreadable."""
         self.name = name
         self._read = read
-        self._last: Sequence[Reading] = ()
+        self._last: Sequence[MeterReading] = ()
 
     def begin(self) -> None:
         self._last = self._read()

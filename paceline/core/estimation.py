@@ -1,4 +1,4 @@
-"""Running estimates from measurements: averages, medians and line fits; decode and forward times, link delays,
+"""Running estimates from measurements: averages and medians; decode and forward times, link delays,
 bandwidth, patience.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-# Running estimates: means, medians and line fits of measured values. No clock: the caller supplies the numbers.
+# Running estimates: means and medians of measured values. No clock: the caller supplies the numbers.
 
 
 @dataclass(slots=True)
@@ -48,38 +48,6 @@ class RecentMedian:
     def value(self) -> float | None:
         """None before the first value."""
         return median(self._values) if self._values else None
-
-
-@dataclass(slots=True)
-class LineFit:
-    """Least squares of y over x, e.g. decode seconds over position, with exponentially decaying weights.
-
-    Centred updates (Welford's), so that large positions cost no precision.
-    """
-
-    memory: float = 1.0  # factor on older weights per new point, in (0, 1]; 1: no decay
-    _count: float = 0.0
-    _mean_x: float = 0.0
-    _mean_y: float = 0.0
-    _spread: float = 0.0  # sum of (x - mean_x)**2
-    _joint: float = 0.0  # sum of (x - mean_x) * (y - mean_y)
-
-    def add(self, x: float, y: float) -> None:
-        self._count = self.memory * self._count + 1.0
-        delta = x - self._mean_x
-        self._mean_x += delta / self._count
-        self._mean_y += (y - self._mean_y) / self._count
-        self._spread = self.memory * self._spread + delta * (x - self._mean_x)
-        self._joint = self.memory * self._joint + delta * (y - self._mean_y)
-
-    @property
-    def slope(self) -> float:
-        """0 while all points have the same x."""
-        return self._joint / self._spread if self._spread > 0.0 else 0.0
-
-    def at(self, x: float) -> float | None:
-        """The line's value; None before the first point."""
-        return self._mean_y + self.slope * (x - self._mean_x) if self._count else None
 
 
 # Bandwidth of a link, estimated by the sender from acknowledged bytes as in TCP congestion control (BBR: Cardwell et
@@ -256,15 +224,13 @@ def fit_line(steps: Sequence[tuple[int, float]]) -> Line:
     if not steps:
         raise ValueError("a line needs steps")
     kept = [steps[i] for i in inliers([seconds for _, seconds in steps])] or list(steps)
-    fit = LineFit()
-    for position, seconds in kept:
-        fit.add(position, seconds)
-    intercept = fit.at(0.0)
-    if intercept is None or fit.slope < 0.0:
-        return Line(statistics.fmean(seconds for _, seconds in kept), 0.0)
+    positions, times = zip(*kept, strict=True)
+    slope, intercept = statistics.linear_regression(positions, times) if len({*positions}) > 1 else (0.0, 0.0)
+    if slope <= 0.0:
+        return Line(statistics.fmean(times), 0.0)
     if intercept < 0.0:
         return Line(0.0, sum(x * y for x, y in kept) / sum(x * x for x, _ in kept))
-    return Line(intercept, fit.slope)
+    return Line(intercept, slope)
 
 
 @dataclass(slots=True)
@@ -423,50 +389,3 @@ class AcceptanceRate:
     def value(self) -> float:
         """In [0, 1]."""
         return self._sum / self._count if self._count else self.prior
-
-
-@dataclass(slots=True)
-class Delays:
-    """Round trip and one-way delays, from messages with timestamped answers.
-
-    `add` takes the four times of an exchange, two of either clock (RFC 5905, section 8). The clock offset is taken from
-    the fastest exchange, assuming equal delays both ways: a constant asymmetry cannot be distinguished from an offset,
-    a varying one can. Not handled: clock drift, which needs a new instance from time to time.
-    """
-
-    weight: float = 0.2  # of the newest exchange
-    _round_trip: MovingAverage = field(init=False)
-    _out: MovingAverage = field(init=False)
-    _fastest: float = field(init=False, default=math.inf)
-    _offset: float = field(init=False, default=0.0)  # the other clock minus ours
-
-    def __post_init__(self) -> None:
-        self._round_trip, self._out = MovingAverage(self.weight), MovingAverage(self.weight)
-
-    def add(self, sent: float, received: float, answered: float, back: float) -> None:
-        """Record an exchange: `sent` and `back` on our clock, `received` and `answered` on the other. Impossible times
-        are ignored."""
-        round_trip = (back - sent) - (answered - received)
-        if not 0.0 <= round_trip < math.inf or answered < received:
-            return
-        if round_trip < self._fastest:
-            self._fastest, self._offset = round_trip, ((received - sent) + (answered - back)) / 2.0
-        self._round_trip.add(round_trip)
-        self._out.add(received - sent)
-
-    @property
-    def round_trip(self) -> float | None:
-        """Smoothed; None before the first exchange."""
-        return self._round_trip.value
-
-    @property
-    def out(self) -> float | None:
-        """Delay from this side to the other; None before the first exchange."""
-        there, whole = self._out.value, self.round_trip
-        return None if there is None or whole is None else min(max(there - self._offset, 0.0), whole)
-
-    @property
-    def back(self) -> float | None:
-        """Delay from the other side to this one; None before the first exchange."""
-        out, whole = self.out, self.round_trip
-        return None if out is None or whole is None else whole - out

@@ -25,7 +25,6 @@ from paceline.core.sampling.dist import Dist
 # is bounded where the least draft fits the budget; the number of drafts does not grow with the queue.
 
 
-Objective = Literal["per_step", "renewal"]
 Unit = Literal["step", "token"]
 THROUGHPUT_WEIGHT: Final = 100.0  # V of the paper's figures
 DEBT_DRAFTS: Final = 64.0
@@ -108,24 +107,13 @@ def weight_of(draft_j: float, round_s: float) -> float:
     return DEBT_DRAFTS * draft_j * draft_j * round_s if draft_j else THROUGHPUT_WEIGHT
 
 
-def utility(
-    step: Prediction,
-    *,
-    backlog: float,
-    weight: float,
-    objective: Objective = "per_step",
-    rate: float = 0.0,
-    earned: float = 0.0,
-) -> float:
+def utility(step: Prediction, *, backlog: float, weight: float, earned: float = 0.0) -> float:
     """The worth of a step: weighted throughput less the joules that the debt forbids (eq. 8).
 
-    weight: V, J per token/s; what throughput is worth in energy. objective: `per_step` is the paper's, the mean of
-    the steps' tokens per second; `renewal` is tokens per second of the whole, Σ tokens ÷ Σ seconds, for which a step
-    is worth its tokens less what its seconds give at the present `rate` (tokens/s), and V is J a token. earned: J that
-    each token pays off, with a budget a token.
+    weight: V, J per token/s; what throughput is worth in energy. earned: J that each token pays off, with a budget a
+    token.
     """
-    gain = step.tokens / step.seconds if objective == "per_step" else step.tokens - rate * step.seconds
-    return weight * gain - backlog * (step.joules - earned * step.tokens)
+    return weight * (step.tokens / step.seconds) - backlog * (step.joules - earned * step.tokens)
 
 
 def choose_length(
@@ -352,7 +340,7 @@ class AnswerPace:
 
 
 @dataclass(slots=True)
-class Calibration:
+class StepCalibration:
     """Ratio of measured to predicted figures of steps, recent ones counted more; 1 before some are known.
 
     Predictions know nothing of drafts that no verdict reaches, because they are late or the verifier takes none. A
@@ -381,8 +369,8 @@ class Calibration:
 class EnergyEstimates:
     """Joules of a draft's forward and of a byte sent, from what a machine was told; None before it was."""
 
-    cost: Calibration = field(default_factory=lambda: Calibration(0.1))  # of steps, J
-    gain: Calibration = field(default_factory=Calibration)  # accepted drafts of steps
+    cost: StepCalibration = field(default_factory=lambda: StepCalibration(0.1))  # of steps, J
+    gain: StepCalibration = field(default_factory=StepCalibration)  # accepted drafts of steps
     _forward: MovingAverage = field(default_factory=lambda: MovingAverage(0.05))
     _byte: MovingAverage = field(default_factory=lambda: MovingAverage(0.05))
 
@@ -403,28 +391,21 @@ class EnergyEstimates:
 
 
 @dataclass(slots=True)
-class Throughput:
-    """Tokens a second of answers as they were written, the later the more (θ of the renewal objective)."""
+class Rounds:
+    """Seconds of a round, which ends with a verdict, the later ones the more."""
 
-    tokens: float = 0.0
     seconds: float = 0.0
-    rounds: float = 0.0  # verdicts
+    count: float = 0.0
 
-    def add(self, tokens: int, seconds: float) -> None:
-        """Record a verdict: its tokens, and the seconds since the one before."""
-        self.tokens = _RECENT * self.tokens + tokens
+    def add(self, seconds: float) -> None:
+        """Record the seconds since the verdict before."""
         self.seconds = _RECENT * self.seconds + seconds
-        self.rounds = _RECENT * self.rounds + 1.0
-
-    @property
-    def rate(self) -> float:
-        """Tokens/s; 0 before anything is known."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+        self.count = _RECENT * self.count + 1.0
 
     @property
     def round_s(self) -> float:
         """Seconds of a round; 1 before anything is known."""
-        return self.seconds / self.rounds if self.seconds else 1.0
+        return self.seconds / self.count if self.seconds else 1.0
 
 
 @dataclass(slots=True)
@@ -438,7 +419,7 @@ class OffloadStats:
     acceptance: AcceptanceByEntropy = field(default_factory=AcceptanceByEntropy)
     seconds: SecondGuesses = field(default_factory=SecondGuesses)
     pace: AnswerPace = field(default_factory=AnswerPace)
-    throughput: Throughput = field(default_factory=Throughput)
+    rounds: Rounds = field(default_factory=Rounds)
     energy: EnergyEstimates = field(default_factory=EnergyEstimates)
     queue: EnergyQueue | None = None  # None: no budget
     compute_w: float = 0.0  # power while drafting, where nobody tells the joules of a forward
@@ -446,7 +427,7 @@ class OffloadStats:
     joules: float = 0.0  # spent in all
 
 
-# Operations, time and energy of drafting on a device (GELATO eq. 1 and 3), where they are modelled, not measured.
+# Operations of drafting on a device (GELATO eq. 1), where its energy is modelled, not measured.
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,20 +454,3 @@ class ModelShape:
         feed_forward = 2.0 * self.matrices * d * self.inner
         per_layer = queries_and_output + keys_and_values + attention + feed_forward
         return tokens * (self.layers * per_layer + 2.0 * d * self.vocab)
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """Speed and power of a device, as its owner states them."""
-
-    flops_per_s: float
-    compute_w: float  # while it computes
-    send_w: float  # while it sends
-
-    def draft_s(self, shape: ModelShape, tokens: int, context: int) -> float:
-        """Seconds of drafting (T^D)."""
-        return shape.flops(tokens, context) / self.flops_per_s
-
-    def joules(self, draft_s: float, send_s: float) -> float:
-        """Energy of drafting and sending for so many seconds (eq. 3)."""
-        return self.compute_w * draft_s + self.send_w * send_s

@@ -306,9 +306,6 @@ class LoadedModel(ServedModel):
     engine: Engine
 
 
-# An engine that runs one batch after the other, as one that has batches under way.
-
-
 class ImmediateRunner:
     """Runs each batch of an engine when it is submitted."""
 
@@ -341,92 +338,32 @@ def runner_of(engine: Engine | AsyncEngine) -> BatchRunner:
     return engine if isinstance(engine, BatchRunner) else ImmediateRunner(engine)
 
 
-# Engines around another engine: one that delegates everything, and one with a minimum time per forward.
-#
-# `DelayedEngine` emulates slower machines in benchmarks by padding each forward to a given time. It sleeps on the
-# thread that owns the engine, so a caller waits as for a slower machine; the computation itself is unchanged. Where
-# the inner engine takes longer than the given time, nothing is added.
-
-
-class WrappedEngine:
-    """Engine that delegates to `inner` and owns its sequences."""
-
-    def __init__(self, inner: Engine) -> None:
-        self._inner = inner
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._inner.info
-
-    def forward(self, batch: Batch) -> Output:
-        return self._inner.forward(batch)
-
-    def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
-        return self._inner.sample(requests)
-
-    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
-        self._inner.prune(seq, keep, live, horizon)
-
-    def truncate(self, seq: SeqId, length: int) -> None:
-        self._inner.truncate(seq, length)
-
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        self._inner.fork(seq, into)
-
-    def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
-        return self._inner.export_kv(seq, tokens)
-
-    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
-        self._inner.import_kv(seq, rows)
-
-    def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
-        return self._inner.begin(seq, tokens, salt, stored)
-
-    def release(self, seq: SeqId) -> None:
-        self._inner.release(seq)
-
-    def length(self, seq: SeqId) -> int:
-        return self._inner.length(seq)
-
-    @property
-    def block_size(self) -> int:
-        return self._inner.block_size
-
-    def free_rows(self) -> int | None:
-        return self._inner.free_rows()
-
-    def check(self) -> None:
-        self._inner.check()
-
-
-class DelayedEngine(WrappedEngine):
-    """Engine whose forwards take at least forward_s + row_s * (scored rows - 1) seconds.
+def delay_forwards(
+    engine: Engine,
+    forward_s: float,
+    row_s: float = 0.0,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Engine:
+    """The engine itself, whose forwards from now on take at least forward_s + row_s * (scored rows - 1) seconds, as on
+    a slower machine: it sleeps on its thread, and computes what it did. Raises EngineError for a negative time.
 
     Only scored rows count: those of decodes and trees. A prefill scores one row or none, so each of its chunks costs
-    one forward, however long. Prunes and other operations are not delayed.
+    one forward, however long. Prunes and other operations are not delayed, nor is a batch that is refused.
     """
+    if min(forward_s, row_s) < 0:
+        raise EngineError(f"a forward takes no negative time: {forward_s} s and {row_s} s a row were asked for")
+    run = engine.forward
 
-    def __init__(
-        self,
-        inner: Engine,
-        forward_s: float,
-        row_s: float = 0.0,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        if min(forward_s, row_s) < 0:
-            raise EngineError(f"a forward takes no negative time: {forward_s} s and {row_s} s a row were asked for")
-        super().__init__(inner)
-        self.forward_s, self.row_s = forward_s, row_s
-        self._clock, self._sleep = clock, sleep
-
-    def forward(self, batch: Batch) -> Output:
-        """Delays successful forwards only: a refused batch raises at once."""
-        start = self._clock()
-        output = super().forward(batch)
+    def forward(batch: Batch) -> Output:
+        start = clock()
+        output = run(batch)
         num_scored = sum(map(len, output.logits))
-        remaining = start + self.forward_s + self.row_s * max(0, num_scored - 1) - self._clock()
+        remaining = start + forward_s + row_s * max(0, num_scored - 1) - clock()
         if remaining > 0:
-            self._sleep(remaining)
+            sleep(remaining)
         return output
+
+    engine.forward = forward  # type: ignore[method-assign]  # of this one
+    return engine

@@ -5,25 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from hashlib import blake2b, sha256
+from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
-from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
+from paceline.core.batching.block_manager import KvPrefix
+from paceline.core.batching.segment import PlacedSegment, SeqId
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import SampledRow
-from paceline.engine.base import NO_FIELDS, Engine, LoadedModel, ModelInfo, Output, SampleRequest, WrappedEngine
-from paceline.engine.sequence_table import SequenceTable
+from paceline.core.sampling.noise import FIRST, GAMMA, SECOND, mixed
+from paceline.engine.base import NO_FIELDS, LoadedModel, ModelInfo
+from paceline.engine.row_lists import RowListEngine
 from paceline.errors import EngineError
-
-# Letter statistics of a word list: the base distributions of the fake model.
-#
-# Next-byte probabilities after the last two bytes, on a support that keeps the text valid UTF-8 (RFC 3629): inside a
-# character only bytes that can continue it. Knows nothing of sequences or rows.
-
 
 _WORDS = (
     "the of and to in a is that for it was on are as with at be this have from or one had by but not what all were we "
@@ -69,7 +63,12 @@ def _support(recent: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 class BigramModel:
-    """Base distributions of one seed, which weights the words. Results are cached and must not be written to."""
+    """Letter statistics of a word list: base distributions of one seed, which weights the words. Results are cached and
+    must not be written to.
+
+    Next-byte probabilities after the last two bytes, on a support that keeps the text valid UTF-8 (RFC 3629): inside a
+    character only bytes that can continue it.
+    """
 
     def __init__(self, seed: int) -> None:
         words = _WORDS.split()
@@ -109,9 +108,6 @@ class BigramModel:
         return support, probs
 
 
-# Tokenizer of the fake model: one id per byte, and one for the end of text. Its chat format is plain text.
-
-
 EOS = 256
 VOCAB = 257
 
@@ -124,7 +120,7 @@ def _text(content: object) -> str:
 
 
 class ByteTokenizer:
-    """`TextModel` over UTF-8 bytes."""
+    """`TextModel` over UTF-8 bytes: one id per byte, and one for the end of text. Its chat format is plain text."""
 
     @property
     def vocab_size(self) -> int:
@@ -176,40 +172,29 @@ class ByteTokenizer:
         return self.encode("document: "), self.encode(document + "\n"), self.chat(messages)
 
 
-# Seeded table model over bytes: the test double, the simulator's engine, and `--model fake`. No torch.
-#
-# next = (1 - spread) * base(last two tokens) + spread * own(hash of the whole prefix), so the distributions after two
-# prompts are similar, yet a wrong, missing or reordered row of KV changes every later distribution. The model computes
-# from its stored rows only, so it cannot use a row that was never written. Knows nothing of language beyond a word
-# list; its text is noise with spaces.
-
-
 _MASK = (1 << 64) - 1
 SPREAD = 0.15
 FAKE_ROWS_PER_MIB = 256  # its rows are a few bytes; `--kv-mib` bounds them as if they were a small model's
-_ROOT = 0x9E3779B97F4A7C15
 _SENTENCE_ENDS = frozenset(b".!?")
 _ANSWER_MARK = tuple(b"assistant: ")  # rows of an answer are counted from here; the model never writes a colon
 
 
 def _hash64(value: int) -> int:
     """splitmix64's finaliser (Steele, Lea and Flood 2014): a 64-bit hash of a 64-bit value."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    value = (value ^ (value >> 30)) * FIRST & _MASK
+    value = (value ^ (value >> 27)) * SECOND & _MASK
     return value ^ (value >> 31)
 
 
-def _uniforms(key: int, count: int) -> NDArray[np.float64]:
+def uniforms(key: int, count: int) -> NDArray[np.float64]:
     """(count,) uniform numbers in (0, 1), a function of `key` alone."""
-    steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_ROOT) + np.uint64(key)
-    steps = (steps ^ (steps >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    steps = (steps ^ (steps >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    bits: NDArray[np.float64] = ((steps ^ (steps >> np.uint64(31))) >> np.uint64(11)).astype(np.float64)
+    hashes = mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GAMMA) + np.uint64(key))
+    bits: NDArray[np.float64] = (hashes >> np.uint64(11)).astype(np.float64)
     return (bits + 0.5) / 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class FakeRow:
     """Stored state of one row, from which later rows are computed."""
 
     token: int
@@ -222,7 +207,7 @@ class _Row:
 MAX_CACHED = 64  # sequences that have ended
 
 
-def _num_common(rows: Sequence[_Row], tokens: tuple[int, ...], known: int) -> int:
+def _num_common(rows: Sequence[FakeRow], tokens: tuple[int, ...], known: int) -> int:
     """Length of the longest common prefix; `known` if it is no longer than that."""
     if len(rows) <= known or len(tokens) <= known or rows[known].token != tokens[known]:
         return known  # most cached sequences: a loop over each of them takes longer than the engine's step
@@ -234,8 +219,14 @@ def _num_common(rows: Sequence[_Row], tokens: tuple[int, ...], known: int) -> in
     return max(low, known)
 
 
-class FakeEngine:
-    """The engine contract on tables. order: number of last tokens that `own` depends on; None: the whole prefix.
+class FakeEngine(RowListEngine[FakeRow]):
+    """The engine contract on a seeded table model over bytes. Its text is noise with spaces.
+
+    next = (1 - spread) * base(last two tokens) + spread * own(hash of the whole prefix), so the distributions after two
+    prompts are similar, yet a wrong, missing or reordered row of KV changes every later distribution. It computes from
+    its stored rows only, so it cannot use a row that was never written.
+
+    order: number of last tokens that `own` depends on; None: the whole prefix.
 
     capacity_rows: bound on the rows of all sequences together, to test exhausted memory: a batch that does not fit is
     refused whole. The probability of the end grows with the answer, so that both greedy and sampled answers end,
@@ -258,50 +249,13 @@ class FakeEngine:
             raise EngineError(f"the fake model knows {VOCAB} ids, not {vocab_size}")
         wider = "" if vocab_size == VOCAB else f" {vocab_size}"
         identity = sha256(f"paceline fake 1 {seed} {order} {spread}{wider}".encode()).hexdigest()
-        self._info = ModelInfo("fake", identity, vocab_size, max_positions, "float64", "fake")
-        self._key = _hash64(seed & _MASK ^ _ROOT)
+        super().__init__(ModelInfo("fake", identity, vocab_size, max_positions, "float64", "fake"))
+        self._key = _hash64(seed & _MASK ^ GAMMA)
         self._order, self._spread = order, spread
         self._num_recent = max(len(_ANSWER_MARK), order or 0)
         self._base_model = BigramModel(seed)
         self._capacity = capacity_rows
-        self._table = SequenceTable(vocab_size=vocab_size, max_positions=max_positions)
-        self._rows: dict[SeqId, list[_Row]] = {}
-        self._salts: dict[SeqId, str] = {}  # of sequences whose rows are cached for later ones
-        self._ended: deque[tuple[str, list[_Row]]] = deque(maxlen=MAX_CACHED)  # salt and rows; beside the capacity
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    def forward(self, batch: Batch) -> Output:
-        placed = self._table.place(batch)
-        free, num_rows = self.free_rows(), sum(len(segment.tokens) for segment in placed)
-        if free is not None and num_rows > free:
-            raise OutOfBlocks(f"out of memory: {num_rows} rows asked for, {free} free")
-        dists = tuple(self._append(segment) for segment in placed)
-        self._table.written(placed)
-        return Output.dense(dists, tuple(segment.scored for segment in placed))
-
-    def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
-        return [request.by_reference() for request in requests]
-
-    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
-        kept = self._table.prune(seq, keep, live, horizon)
-        rows = self._rows.setdefault(seq, [])
-        rows[kept.first :] = [rows[kept.first + row] for row in kept.order]
-
-    def truncate(self, seq: SeqId, length: int) -> None:
-        self._table.truncate(seq, length)
-        if seq in self._rows:
-            del self._rows[seq][length:]
-
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        rows = self._table.length(seq)
-        free = self.free_rows()
-        if free is not None and rows > free:
-            raise OutOfBlocks(f"out of memory: a fork of {rows} rows asked for, {free} free")
-        self._table.fork(seq, into)
-        self._rows[into] = list(self._rows[seq])
+        self._ended: deque[tuple[str, list[FakeRow]]] = deque(maxlen=MAX_CACHED)  # salt and rows; beside the capacity
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         self._table.export(seq, len(tokens))
@@ -317,24 +271,20 @@ class FakeEngine:
         shapes = (1, len(rows.tokens), 1, 1), (1, len(rows.tokens), 1, 3)
         if rows.model != self._info.fingerprint or (rows.keys.shape, rows.values.shape) != shapes:
             raise EngineError(f"these rows are of another model: {rows.keys.shape} and {rows.values.shape}")
-        free = self.free_rows()
-        if free is not None and len(rows.tokens) > free:
-            raise OutOfBlocks(f"out of memory: {len(rows.tokens)} rows to adopt, {free} free")
+        self._reserve(len(rows.tokens), "to adopt")
         self._table.adopt(seq, rows.tokens)
         digests = rows.keys.astype(np.int64).view(np.uint64).ravel().tolist()
         rest = rows.values.reshape(-1, 3).tolist()
         ids = [token % VOCAB for token, _, _ in rest]
         self._rows[seq] = [
-            _Row(token, position, digests[i], tuple(ids[: i + 1][-self._num_recent :]), answer_rows)
+            FakeRow(token, position, digests[i], tuple(ids[: i + 1][-self._num_recent :]), answer_rows)
             for i, (token, position, answer_rows) in enumerate(rest)
         ]
 
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
-        if seq in self._table or seq in self._salts:
-            raise EngineError(f"sequence {seq} exists already")
-        self._salts[seq] = salt
+        self._begin(seq, salt)
         running = [(other, self._committed(each)) for each, other in self._salts.items() if each in self._rows]
-        longest: list[_Row] = []
+        longest: list[FakeRow] = []
         wanted = tuple(tokens[:-1])
         for other, rows in (*self._ended, *running):
             if other == salt and (common := _num_common(rows, wanted, len(longest))) > len(longest):
@@ -351,17 +301,9 @@ class FakeEngine:
         return len(longest)
 
     def release(self, seq: SeqId) -> None:
-        if (salt := self._salts.pop(seq, None)) is not None and seq in self._rows:
-            self._ended.append((salt, self._committed(seq)))
-        self._table.release(seq)
-        self._rows.pop(seq, None)
-
-    def length(self, seq: SeqId) -> int:
-        return self._table.length(seq)
-
-    @property
-    def block_size(self) -> int:
-        return 1
+        if seq in self._salts and seq in self._rows:
+            self._ended.append((self._salts[seq], self._committed(seq)))
+        super().release(seq)
 
     def free_rows(self) -> int | None:
         if self._capacity is None:
@@ -369,12 +311,9 @@ class FakeEngine:
         return self._capacity - sum(len(rows) for rows in self._rows.values())
 
     def check(self) -> None:
-        held = {seq: len(rows) for seq, rows in self._rows.items()}
-        assert held == self._table.lengths(), (held, self._table.lengths())
-        assert self._capacity is None or sum(held.values()) <= self._capacity, (held, self._capacity)
-
-    def _committed(self, seq: SeqId) -> list[_Row]:
-        return self._rows[seq][: self._table.length(seq) - self._table.num_open_rows(seq)]
+        super().check()
+        free = self.free_rows()
+        assert free is None or free >= 0, (self._table.lengths(), self._capacity)
 
     def _append(self, segment: PlacedSegment) -> tuple[Dist, ...]:
         """Write the rows of one segment; returns the distributions of the wanted ones."""
@@ -391,22 +330,22 @@ class FakeEngine:
         assert tuple(row.position for row in new) == segment.positions()
         return tuple(self._dist(new[i]) for i in segment.wanted)
 
-    def _row(self, parent: _Row | None, token: int) -> _Row:
+    def _row(self, parent: FakeRow | None, token: int) -> FakeRow:
         if parent is None:
-            return _Row(token, 0, _hash64(self._key + token), (token % VOCAB,), 1)
+            return FakeRow(token, 0, _hash64(self._key + token), (token % VOCAB,), 1)
         recent = (*parent.recent, token % VOCAB)[-self._num_recent :]
         answer_rows = 0 if recent[-len(_ANSWER_MARK) :] == _ANSWER_MARK else parent.answer_rows + 1
         digest = _hash64((parent.digest * 3 + token) & _MASK)
-        return _Row(token, parent.position + 1, digest, recent, answer_rows)
+        return FakeRow(token, parent.position + 1, digest, recent, answer_rows)
 
-    def _dist(self, row: _Row) -> Dist:
+    def _dist(self, row: FakeRow) -> Dist:
         support, base = self._base_model.base(row.recent[-3:])
         key = row.digest
         if self._order is not None:
             key = self._key
             for token in row.recent[-self._order :]:
                 key = _hash64((key * 3 + token) & _MASK)
-        own = np.log(_uniforms(key, len(support))) ** 2  # squared exponentials: uneven, so that prompts differ
+        own = np.log(uniforms(key, len(support))) ** 2  # squared exponentials: uneven, so that prompts differ
         probs = np.zeros(self._info.vocab_size)
         probs[support] = (1.0 - self._spread) * base + self._spread * (own / own.sum())
         if self._base_model.may_end(row.recent[-3:]):
@@ -416,80 +355,10 @@ class FakeEngine:
         return Dist.dense(probs)
 
     @staticmethod
-    def _end_prob(row: _Row) -> float:
+    def _end_prob(row: FakeRow) -> float:
         """Probability that the answer ends after this row. Half of all answers are shorter than about 65 rows."""
         hazard = 0.001 + 0.002 * max(0, row.answer_rows - 40)
         return min(0.9, hazard * (6.0 if row.token in _SENTENCE_ENDS else 1.0))
-
-
-class NoisyEngine(WrappedEngine):
-    """Engine with wrong distributions on a share `rate` of the rows: an imperfect drafter.
-
-    A function of the true distribution decides which rows are wrong, and how, so the engine contract still holds. A
-    wrong distribution has the support of the true one, with the probabilities permuted.
-    """
-
-    def __init__(self, engine: Engine, rate: float) -> None:
-        super().__init__(engine)
-        self._rate = rate
-        info = engine.info
-        self._info = replace(
-            info, name=f"noisy {info.name}", fingerprint=sha256(f"{info.fingerprint} {rate}".encode()).hexdigest()
-        )
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    def forward(self, batch: Batch) -> Output:
-        output = super().forward(batch)
-        return Output.dense((tuple(self._perturb(dist) for dist in dists) for dists in output.dists), output.scored)
-
-    def _perturb(self, dist: Dist) -> Dist:
-        digest = int.from_bytes(blake2b(dist.probs.tobytes(), digest_size=8).digest(), "little")
-        support = np.flatnonzero(dist.probs)
-        if len(support) < 2 or (digest >> 11) / 2.0**53 >= self._rate:
-            return dist
-        probs = dist.probs.copy()
-        probs[support] = np.roll(dist.probs[support], 1 + digest % (len(support) - 1))
-        return Dist(dist.ids, probs, dist.tail)
-
-
-class ArbitraryEngine(WrappedEngine):
-    """Engine with arbitrary distributions: any token may follow any other, the end of text included.
-
-    For tests that must hold for any model. Each distribution is a function of the one it replaces, so the engine
-    contract still holds.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        identity = sha256(f"{engine.info.fingerprint} arbitrary".encode()).hexdigest()
-        self._info = replace(engine.info, name=f"arbitrary {engine.info.name}", fingerprint=identity)
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    def forward(self, batch: Batch) -> Output:
-        output = super().forward(batch)
-        return Output.dense((tuple(self._replace(dist) for dist in dists) for dists in output.dists), output.scored)
-
-    @staticmethod
-    def _replace(dist: Dist) -> Dist:
-        key = int.from_bytes(blake2b(dist.probs.tobytes(), digest_size=8).digest(), "little")
-        probs = np.log(_uniforms(key, len(dist.ids))) ** 4  # uneven: a few tokens have most of the mass
-        return Dist.dense(probs / probs.sum())
-
-
-def arbitrary(engine: Engine) -> ArbitraryEngine:
-    """`engine` with arbitrary distributions. Owns its sequences."""
-    return ArbitraryEngine(engine)
-
-
-def noisy(engine: Engine, rate: float) -> NoisyEngine:
-    """`engine` with wrong distributions at a share `rate` of the rows, 0 to 1. Owns its sequences."""
-    return NoisyEngine(engine, rate)
 
 
 def fake_model(seed: int = 0, spread: float = SPREAD, capacity_rows: int | None = None) -> LoadedModel:

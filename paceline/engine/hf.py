@@ -21,7 +21,7 @@ from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
 from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.model_config import MASKED_KINDS, cache_input, windows
-from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
+from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
 from paceline.engine.self_test import agrees, plain_scores, prompt_for
 from paceline.engine.sequence_table import SequenceTable
 from paceline.engine.tensors import engine_error, kv_from_tensors, kv_to_tensors, use_device

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from paceline.engine.paged.attention.backends import AttentionName
+    from paceline.engine.paged.attention.backends import Attention
 
 
 log = logging.getLogger("paceline.engine")
@@ -46,7 +46,7 @@ class EngineOptions(NamedTuple):
     threads: int | None = None
     kv_rows: int | None = None
     kv_mib: int | None = None
-    attention: AttentionName | None = None  # None: the device's, see `paged.attention.backends`
+    attention: Attention | None = None  # None: the device's, see `paged.attention.backends`
     graphs: bool | None = None  # replay forwards of few rows as CUDA graphs; None: on a GPU
 
 
@@ -245,11 +245,10 @@ def served_dtype(device: torch.device, stored: torch.dtype | None, size: int) ->
     return torch.bfloat16 if stored == torch.bfloat16 and is_native and not is_small else torch.float32
 
 
-# Description of a model from its configuration alone, before its weights are loaded.
-
-
 @dataclass(frozen=True, slots=True)
 class Description:
+    """A model from its configuration alone, before its weights are loaded."""
+
     info: ModelInfo  # number format, backend and number of weights are empty: they are known once it is loaded
     tokenizer: str  # its fingerprint
     weights: int  # bytes of them on the disk; 0: they are none

@@ -53,9 +53,6 @@ def kv_to_tensors(
     return first, second
 
 
-# Conversion of torch's errors into the engine's.
-
-
 def engine_error(error: RuntimeError, device: torch.device) -> EngineError:
     """A forward has failed: it ran out of memory, or the device is lost.
 

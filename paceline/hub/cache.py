@@ -101,7 +101,7 @@ class Unfinished:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class RemovedModel:
     name: str
     revisions: tuple[str, ...]
     freed: int  # bytes
@@ -122,7 +122,7 @@ def unfinished_models() -> list[Unfinished]:
     return [Unfinished(folder.name.removeprefix(_FOLDER).replace("--", "/"), size) for folder, size in sizes if size]
 
 
-def remove(name: HubName) -> Removed:
+def remove(name: HubName) -> RemovedModel:
     """Remove a model from the cache, or one revision of it. Raises ConfigError where it is not there.
 
     A program that runs it goes on: its weights stay until it ends.
@@ -136,13 +136,13 @@ def remove(name: HubName) -> Removed:
             raise _absent(name)
         freed = _size(folder.glob("blobs/*"))
         shutil.rmtree(folder)
-        return Removed(str(name), tuple(sorted(each.commit_hash for each in known)), freed)
+        return RemovedModel(str(name), tuple(sorted(each.commit_hash for each in known)), freed)
     hashes = tuple(sorted(each.commit_hash for each in known if _is_named(each, name.revision)))
     if scan is None or not hashes:
         raise _absent(name)
     strategy = scan.delete_revisions(*hashes)
     strategy.execute()
-    return Removed(str(name), hashes, strategy.expected_freed_size)
+    return RemovedModel(str(name), hashes, strategy.expected_freed_size)
 
 
 def _absent(name: HubName) -> ConfigError:

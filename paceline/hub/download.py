@@ -7,18 +7,16 @@ Files that are there already are not fetched again, nor parts of them. Refusals 
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fcntl import LOCK_EX, LOCK_NB, flock
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from paceline.errors import ConfigError
 
@@ -126,22 +124,17 @@ def _instead(names: list[str]) -> str:
 
 # One file from the hub: written beside its place, continued where it was cut, checked, then moved there.
 #
-# huggingface_hub itself begins a file anew in every process, so a shard of 5 GB would be lost with each interruption;
-# it also checks the size alone. The session, its proxies and its credentials are huggingface_hub's.
+# The transfer is huggingface_hub's, with its session, proxies, credentials and waits. Its own download (2.4) throws
+# away what a process that was killed has left, so a shard of 5 GB would begin anew; it makes paths of what stands in
+# headers; and of the content it checks the size alone. tests/hub/test_models_command.py shows the first two.
 
 
 MAX_FILE: Final = 1 << 40  # bytes, far above any file of a model
 PARTIAL: Final = ".partial"  # behind the name of a file that is not whole yet
-ATTEMPTS: Final = 5  # without a byte in between
-WAIT_S: Final = 1.0  # before the second attempt; twice as long before each further one
-MAX_WAIT_S: Final = 300.0  # that the hub may ask for: its limits are counted over five minutes
 _CHUNK: Final = 1 << 20
 
 Counted = Callable[[int], None]
 """Called with the bytes that have come; negative where some must come again."""
-
-
-_log = logging.getLogger("paceline.hub")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +157,15 @@ class RemoteFile:
         return self.sha256 or self.git_sha1 or ""
 
 
-def fetch(
-    file: RemoteFile,
-    path: Path,
-    headers: Mapping[str, str],
-    counted: Counted,
-    *,
-    wait: Callable[[float], None] = time.sleep,
-) -> None:
+def fetch(file: RemoteFile, path: Path, headers: Mapping[str, str], counted: Counted) -> None:
     """Bring the file to `path`, of which the part that an earlier call has left is not fetched again.
 
     Raises ConfigError for content that is not what the hub says it is, and while another process fetches it; what the
     hub's client raises where it cannot be reached or refuses.
     """
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils.tqdm import silent_tqdm
+
     partial = path.with_name(path.name + PARTIAL)
     with partial.open("ab") as stream:
         try:
@@ -186,7 +175,17 @@ def fetch(
         if path.exists():  # another process has just ended with it
             counted(file.size - stream.tell())
             return
-        _fill(file, stream, headers, counted, wait)
+        part = _Part(stream, file.size, counted)
+        if part.tell() > file.size:  # of another version of the file
+            part.seek(0)
+            part.truncate()
+        # Bytes as they lie there: a range of compressed content is of other bytes.
+        asked = {**headers, "Accept-Encoding": "identity"}
+        with suppress(_TooLong):
+            http_get(
+                file.url, cast(BinaryIO, part), resume_size=part.tell(), headers=asked, expected_size=file.size,
+                tqdm_class=cast(Any, silent_tqdm),
+            )  # fmt: skip
         stream.flush()
         os.fsync(stream.fileno())
         if not _is_right(file, partial):
@@ -198,66 +197,33 @@ def fetch(
         partial.rename(path)
 
 
-def _fill(
-    file: RemoteFile, stream: BinaryIO, headers: Mapping[str, str], counted: Counted, wait: Callable[[float], None]
-) -> None:
-    failures = 0
-    if (held := stream.tell()) > file.size:  # of another version of the file
-        stream.truncate(0)
-        counted(-held)
-    while (held := stream.tell()) < file.size:
-        try:
-            _append(file, stream, headers, counted)
-            if stream.tell() < file.size:
-                raise ConnectionError("the connection was closed early")
-        except Exception as error:  # the hub's client passes on errors of several HTTP libraries
-            failures = 1 if stream.tell() > held else failures + 1
-            if failures >= ATTEMPTS or _is_final(error):
-                raise
-            seconds = WAIT_S * 2 ** (failures - 1)
-            if asked_wait(error) > seconds:
-                seconds = min(MAX_WAIT_S, asked_wait(error))
-                _log.warning("the Hugging Face hub asks to wait for %g s", seconds)
-            wait(seconds)
+class _TooLong(Exception):
+    """More has come than the file has; its sender may never end."""
 
 
-def _append(file: RemoteFile, stream: BinaryIO, headers: Mapping[str, str], counted: Counted) -> None:
-    """One request for what is missing."""
-    from huggingface_hub import get_session, hf_raise_for_status
+class _Part:
+    """A file that huggingface_hub appends to: counted, and no longer than it is to be."""
 
-    held = stream.tell()
-    # Bytes as they lie there: a range of compressed content is of other bytes.
-    asked = {**headers, "Accept-Encoding": "identity"} | ({"Range": f"bytes={held}-"} if held else {})
-    with get_session().stream("GET", file.url, headers=asked, timeout=30.0) as response:
-        if not response.is_success:
-            response.read()  # the words of the refusal
-        hf_raise_for_status(response)
-        if held and response.status_code != 206:
-            stream.truncate(0)
-            counted(-held)
-        for chunk in response.iter_bytes():
-            stream.write(chunk)
-            counted(len(chunk))
-            if stream.tell() > file.size:  # not the file; its sender may never end
-                return
+    def __init__(self, stream: BinaryIO, size: int, counted: Counted) -> None:
+        self._stream = stream
+        self._size = size
+        self._counted = counted
+        self.seek, self.tell = stream.seek, stream.tell
+        self._held = stream.tell()  # bytes
 
+    def write(self, data: bytes) -> None:
+        self._stream.write(data)
+        self._count(self._held + len(data))
+        if self._held > self._size:
+            raise _TooLong
 
-def asked_wait(error: Exception) -> float:
-    """Seconds after which the hub lets itself be asked again, as its refusal says; 0: it does not say."""
-    headers = getattr(getattr(error, "response", None), "headers", {})
-    found = re.fullmatch(r"\d{1,6}", headers.get("retry-after", "")) or re.search(
-        r";\s*r=0\b.*?;\s*t=(\d{1,6})", headers.get("ratelimit", "")
-    )
-    return float(found[found.re.groups]) if found else 0.0
+    def truncate(self) -> None:
+        """At the position that was sought."""
+        self._count(self._stream.truncate())
 
-
-def _is_final(error: Exception) -> bool:
-    """The hub has refused, or this machine cannot go on: asking again changes nothing."""
-    response = getattr(error, "response", None)
-    status = getattr(response, "status_code", None)
-    if isinstance(status, int):
-        return status < 500 and status not in (408, 429)
-    return isinstance(error, OSError) and not isinstance(error, ConnectionError) and error.errno is not None
+    def _count(self, held: int) -> None:
+        self._counted(held - self._held)
+        self._held = held
 
 
 def _is_right(file: RemoteFile, path: Path) -> bool:
@@ -266,6 +232,9 @@ def _is_right(file: RemoteFile, path: Path) -> bool:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest() == file.blob
+
+
+# A whole model.
 
 
 Progress = Callable[[str, int, int], None]
@@ -433,11 +402,9 @@ def _explained(name: HubName) -> Iterator[None]:
             raise ConfigError(
                 f"The Hugging Face hub does not give {name} (status {status}): see {_page(name)}."
             ) from error
-        wait = asked_wait(error)
-        when = f"in {wait:g} s" if wait else "later"
         limit = ", too many requests of this address or account" if status == 429 else ""
         raise Unreachable(
-            f"The Hugging Face hub cannot serve {name} now (status {status}{limit}): try again {when}."
+            f"The Hugging Face hub cannot serve {name} now (status {status}{limit}): try again later."
         ) from error
     except errors.OfflineModeIsEnabled as error:
         raise Unreachable(f"{name} is not fetched: HF_HUB_OFFLINE is set.") from error

@@ -19,7 +19,7 @@ from pathlib import Path
 from paceline import sqlite
 from paceline.core.side import Side
 from paceline.errors import ConfigError
-from paceline.sealing import PLAIN, Seal, StoreKey, StoreSeal
+from paceline.sealing import PLAIN, Seal, StoreKey
 
 FILE = "documents.sqlite"
 VERSION = 1  # PRAGMA user_version
@@ -105,7 +105,7 @@ _logger = logging.getLogger("paceline.rag")
 
 
 class Database:
-    """One connection. The caller must ensure that one thread at a time uses it."""
+    """One connection for several threads: a lock admits one transaction at a time. `execute` is for its thread."""
 
     def __init__(
         self, directory: Path, *, embedder: str, dimensions: int, side: Side | None = None, encrypt: bool = False
@@ -115,6 +115,7 @@ class Database:
         side: the owner of the documents, recorded by the first opening that names one; None: do not check.
         encrypt: seal a store that is created now; one that exists stays as it is.
         """
+        self._lock = threading.Lock()
         self._directory = directory
         self._encrypt = encrypt
         self.seal: Seal = PLAIN
@@ -143,7 +144,7 @@ class Database:
                     self._connection.execute(statement)
                 meta = {"generation": "0", "store": uuid.uuid4().hex, **self._made_by}
                 if self._encrypt:
-                    meta["seal"] = StoreSeal.new(StoreKey(self._directory).read_or_make()).name
+                    meta["seal"] = StoreKey(self._directory).new_seal().name
                 self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
             self.seal = self._open_seal()
         self.checkpoint()
@@ -154,20 +155,7 @@ class Database:
         if name is None:
             self._check_plain()
             return PLAIN
-        where = StoreKey(self._directory)
-        key = where.read()
-        if key is None:
-            raise ConfigError(
-                f"The documents in {self._directory} are encrypted, and {where.path}, which held their key, is gone: "
-                "put it back, or choose another folder and add them again. Nothing was changed."
-            )
-        seal = StoreSeal.of(name, key)
-        if seal is None:
-            raise ConfigError(
-                f"The documents in {self._directory} are encrypted with another key than that of {where.path}: put "
-                "back the file that belongs to them, or choose another folder. Nothing was changed."
-            )
-        return seal
+        return StoreKey(self._directory).open_seal(name, self._directory)
 
     def _check_plain(self) -> None:
         """Raises ConfigError where documents have keys of their own, although no seal is recorded."""
@@ -186,7 +174,7 @@ class Database:
 
     def vacuum(self) -> None:
         """Write the file anew without free pages, and empty the log. Raises ConfigError."""
-        with self._errors_explained():
+        with self._lock, self._errors_explained():
             self._connection.execute("PRAGMA temp_store = FILE")  # a copy of the store, which may exceed the memory
             self._connection.execute("VACUUM")
             self._connection.execute("PRAGMA temp_store = MEMORY")
@@ -212,7 +200,8 @@ class Database:
             )
 
     def close(self) -> None:
-        self._connection.close()
+        with self._lock:
+            self._connection.close()
 
     def meta(self) -> dict[str, str]:
         return dict(self._connection.execute("SELECT key, value FROM meta"))
@@ -249,24 +238,20 @@ class Database:
     def executemany(self, statement: str, rows: Iterator[tuple[object, ...]]) -> None:
         self._connection.executemany(statement, rows)
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> AbstractContextManager[Database]:
         """A transaction, committed whole or rolled back. Waits up to `sqlite.BUSY_S` for those of other processes."""
-        with self._transaction("BEGIN IMMEDIATE"):
-            yield
+        return self._transaction("BEGIN IMMEDIATE")
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[Database]:
         """A read transaction: every query inside sees the same snapshot."""
-        with self._transaction("BEGIN"):
-            yield
+        return self._transaction("BEGIN")
 
     @contextmanager
-    def _transaction(self, begin: str) -> Iterator[None]:
-        with self._errors_explained(), sqlite.transaction(self._connection, begin):
+    def _transaction(self, begin: str) -> Iterator[Database]:
+        with self._lock, self._errors_explained(), sqlite.transaction(self._connection, begin):
             if self._is_prepared:
                 self._check_seal()
-            yield
+            yield self
 
     def _check_seal(self) -> None:
         """Raises ConfigError where another program has sealed the store since it was opened."""
@@ -276,45 +261,12 @@ class Database:
                 f"The documents in {self._directory} were encrypted by another program meanwhile: start this one again."
             )
 
-    def checkpoint(self) -> bool:
-        """Move the log into the database and empty it. False if a reader prevented that for too long."""
-        with self._errors_explained():
-            return sqlite.checkpoint(self._connection)
+    def checkpoint(self) -> None:
+        """Empty the log into the database, so that removed text leaves the disk. A reader may prevent it."""
+        with self._lock, self._errors_explained():
+            emptied = sqlite.checkpoint(self._connection)
+        if not emptied:
+            _logger.warning("a reader kept the log from being emptied; removed text goes with the next change")
 
     def _errors_explained(self) -> AbstractContextManager[None]:
         return sqlite.speaking(self._directory / FILE, "a document store")
-
-
-class SharedConnection:
-    """One connection for several threads: a lock admits one transaction at a time."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._lock = threading.Lock()
-
-    def close(self) -> None:
-        with self._lock:
-            self._database.close()
-
-    @contextmanager
-    def reading(self) -> Iterator[Database]:
-        with self._lock, self._database.reading():
-            yield self._database
-
-    @contextmanager
-    def writing(self) -> Iterator[Database]:
-        with self._lock, self._database.writing():
-            yield self._database
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Exclude the transactions of other threads without beginning one."""
-        with self._lock:
-            yield
-
-    def checkpoint(self) -> None:
-        """Empty the write-ahead log after a change, so that removed text leaves the disk; a reader may prevent it."""
-        with self._lock:
-            emptied = self._database.checkpoint()
-        if not emptied:
-            _logger.warning("a reader kept the log from being emptied; removed text goes with the next change")

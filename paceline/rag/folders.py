@@ -11,9 +11,9 @@ from pathlib import Path, PurePath
 from watchfiles import Change, watch
 
 from paceline.errors import ConfigError
-from paceline.rag.parsing.folders import find_files
+from paceline.rag.parsing.folders import find_files, is_gone
 from paceline.rag.parsing.kinds import kind_of
-from paceline.rag.records import Document, IngestResult, Progress, Zone
+from paceline.rag.records import Document, FilesProgress, IngestResult, Zone
 from paceline.rag.store.documents import DocumentStore
 
 # Finding documents as people name them: by name or id, by a pattern with wildcards, or by the folder of their files.
@@ -65,7 +65,7 @@ def sync_folders(
     *,
     zone: Zone,
     read_all: bool = False,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[FilesProgress], None] = lambda _: None,
 ) -> list[IngestResult]:
     """Add what `DocumentStore.add` adds, then remove the documents whose files are not below these folders any more.
 
@@ -78,7 +78,7 @@ def sync_folders(
             raise ConfigError(f"{folder} is not a folder; only folders can be synchronised. Nothing was changed.")
         _check_not_emptied(store, folder)
     results = store.add(folders, zone=zone, read_all=read_all, progress=progress)
-    gone = [document for folder in folders for document in _documents_below(store, folder) if _is_gone(document.source)]
+    gone = [document for folder in folders for document in _documents_below(store, folder) if is_gone(document.source)]
     if gone:
         store.remove(*(document.id for document in gone))
     removed = (IngestResult(document.name, "removed", document.id, note="its file is gone") for document in gone)
@@ -98,20 +98,6 @@ def _check_not_emptied(store: DocumentStore, folder: Path) -> None:
 def _documents_below(store: DocumentStore, folder: Path) -> list[Document]:
     where = os.path.realpath(folder)
     return [document for document in store.documents() if is_below(document, [where])]
-
-
-def _is_gone(source: str) -> bool:
-    """True if nothing has this path any more. False for a path that is not shown whole, and where that cannot be
-    seen."""
-    if "\ufffd" in source:
-        return False
-    try:
-        os.lstat(source)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
-    return False
 
 
 # Waiting for changes below folders, by watchfiles: notifications of the operating system, or polling without them.

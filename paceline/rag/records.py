@@ -76,7 +76,7 @@ class IngestResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class FilesProgress:
     """Progress of adding several files."""
 
     name: str

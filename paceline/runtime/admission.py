@@ -19,7 +19,6 @@ from paceline.runtime.preparation import Preparation
 from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, GenerationResult
 from paceline.runtime.sessions.client import ClientSession, is_refusal
 from paceline.runtime.sessions.driver import Egress
-from paceline.runtime.units import PlainWork
 
 # An answer for which documents are searched for again as it grows: a session for each stretch of it.
 #
@@ -171,13 +170,10 @@ log = logging.getLogger("paceline.node")
 class Admission:
     """Belongs to the event loop of a node."""
 
-    def __init__(
-        self, preparation: Preparation, places: AnswerPlaces, work: PlainWork, clients: set[ClientSession]
-    ) -> None:
+    def __init__(self, preparation: Preparation, places: AnswerPlaces, clients: set[ClientSession]) -> None:
         """clients: the sessions under way."""
         self._preparation = preparation
         self._places = places
-        self._work = work
         self._clients = clients
         self.preparing = 0  # admitted requests without a session yet
 
@@ -187,25 +183,25 @@ class Admission:
         whole = session.prepared.end >= session.prepared.limit
         return session if whole else Stretches(session, self._go_on)
 
+    async def check(self, request: GenerateRequest) -> None:
+        """Raises as `prepare` would now. Takes no place."""
+        self._places.check_room(request.account.owner)
+        await self._preparation.prepared(request, Egress())
+
     async def admit(self, request: GenerateRequest, *, has_place: bool = False) -> ClientSession:
         """The first session of an answer. has_place: it is part of a workflow, which takes one."""
         if not has_place:
-            self._places.check_room(request.owner)
-        session = await self._begin(
-            request.owner, lambda egress: self._preparation.prepare(request, egress, self._closed)
+            self._places.check_room(request.account.owner)
+        return await self._begin(
+            request.account.owner, lambda egress: self._preparation.prepare(request, egress, self._closed)
         )
-        if not has_place:
-            self._work.begin_text(session, request.max_tokens or session.prepared.max_new_tokens)
-        return session
 
     async def _go_on(self, earlier: ClientSession) -> ClientSession:
         """The next stretch of an answer, in the place of the one that has ended."""
         prepared = earlier.prepared
-        session = await self._begin(
-            prepared.request.owner, lambda egress: self._preparation.go_on(earlier, egress, self._closed)
+        return await self._begin(
+            prepared.request.account.owner, lambda egress: self._preparation.go_on(earlier, egress, self._closed)
         )
-        self._work.begin_text(session, prepared.limit - prepared.end)
-        return session
 
     async def _begin(self, owner: str, prepare: Callable[[Egress], Awaitable[ClientSession]]) -> ClientSession:
         self._places.take(owner)
@@ -226,5 +222,4 @@ class Admission:
     def _closed(self, session: ClientSession) -> None:
         if session in self._clients:
             self._clients.discard(session)
-            self._work.end_text(session)
-            self._places.give_back(session.prepared.request.owner)
+            self._places.give_back(session.prepared.request.account.owner)

@@ -67,7 +67,7 @@ _COLUMNS = "id, began, asker, question, privacy, refused, times, documents, sent
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CloudQuestion:
     """A question as the cloud asked it."""
 
     asker: str
@@ -79,7 +79,7 @@ class Question:
 class Refusal:
     """Refusals of one kind, the first of them in full."""
 
-    question: Question
+    question: CloudQuestion
     reason: str
     times: int
     entry: int | None = None  # the entry to which they are added; None: a new one
@@ -132,7 +132,7 @@ class ActivityLog:
         """Mark the entries that an earlier run of the program left under way."""
         self._write("UPDATE questions SET outcome = 'the program ended' WHERE outcome IS NULL")
 
-    def begin(self, question: Question) -> int:
+    def begin(self, question: CloudQuestion) -> int:
         """Write an entry for a question whose documents are about to be read. Returns its id."""
         with self._changing():
             return self._insert(question, None)
@@ -163,7 +163,7 @@ class ActivityLog:
             entry,
         )
 
-    def _insert(self, question: Question, outcome: str | None) -> int:
+    def _insert(self, question: CloudQuestion, outcome: str | None) -> int:
         if self._written % _TRIM_EVERY == 0:
             self._trim()
         self._written += 1
@@ -339,7 +339,7 @@ class Refusals:
         self._kinds: set[_Kind] = set()  # of the newest minute; the event loop's
         self._entries: dict[_Kind, int] = {}  # of the newest minute; the writer's
 
-    def add(self, question: Question, reason: str, now: float) -> None:
+    def add(self, question: CloudQuestion, reason: str, now: float) -> None:
         """Note one refusal. now: s."""
         kind = int(now // MINUTE_S), reason, question.asker
         self._kinds = {each for each in self._kinds if each[0] == kind[0]}
@@ -457,7 +457,7 @@ class CloudAsks:
         if self._refusals is not None:
             self._refusals.add(question_of(opening), reason, self._now())
 
-    async def begun(self, question: Question) -> int | None:
+    async def begun(self, question: CloudQuestion) -> int | None:
         """The entry of an admitted question, once it is on disk. Raises PacelineError when it cannot be written."""
         if self._activity is None:
             return None
@@ -484,7 +484,7 @@ class _Part:
     """This device's part in an answer to one question, over all sessions in which it was joined: one entry of the
     log."""
 
-    question: Question
+    question: CloudQuestion
     targets: list[int]  # tokens of the answer, as far as this device knows them
     rejoins: int = 0
     entry: int | None = None  # once it is on disk
@@ -556,10 +556,10 @@ class Ask:
             self._gate.later(write)
 
 
-def question_of(opening: OpenSession) -> Question:
+def question_of(opening: OpenSession) -> CloudQuestion:
     """The question of an opening: what is searched for, since the last message alone may refer to earlier ones."""
     messages = [{"role": message.role, "content": message.content} for message in opening.messages]
-    return Question(opening.asker, query_of(messages), opening.privacy)
+    return CloudQuestion(opening.asker, query_of(messages), opening.privacy)
 
 
 def _answer_of(opening: OpenSession) -> bytes:

@@ -18,10 +18,10 @@ from typing import Any, Final
 from paceline.core.energy import (
     CounterMeter,
     MeterName,
+    MeterReading,
     MeterUnreadable,
     MeterWithSubstitute,
     PowerMeter,
-    Reading,
     StepMeter,
     WorkloadMeter,
 )
@@ -155,10 +155,10 @@ class Nvml:
             raise MeterUnreadable(f"NVML cannot be used: {error}") from None
         self.read()
 
-    def read(self) -> Sequence[Reading]:
+    def read(self) -> Sequence[MeterReading]:
         """Joules since the driver was loaded. Raises MeterUnreadable."""
         try:
-            return [Reading(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) * _MILLI)]
+            return [MeterReading(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) * _MILLI)]
         except self._nvml.NVMLError as error:
             raise MeterUnreadable(f"NVML shows no energy: {error}") from None
 
@@ -184,9 +184,9 @@ class Zone:
     counter: Path
     span: float  # J, after which it begins anew
 
-    def read(self) -> Reading:
+    def read(self) -> MeterReading:
         """Raises MeterUnreadable."""
-        return Reading(_counter(self.counter) * _MICRO, self.span)
+        return MeterReading(_counter(self.counter) * _MICRO, self.span)
 
 
 class Rapl:
@@ -209,7 +209,7 @@ class Rapl:
         self.zones += [each for each in parts if each.name == "dram"]
         self.read()
 
-    def read(self) -> Sequence[Reading]:
+    def read(self) -> Sequence[MeterReading]:
         """Raises MeterUnreadable."""
         return [zone.read() for zone in self.zones]
 
@@ -255,7 +255,7 @@ class Powers:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MeterSources:
     """Where meters are looked for."""
 
     gpu: bool = False  # the engine runs on one
@@ -274,7 +274,7 @@ class ChosenMeter:
     tried: tuple[str, ...] = field(default=())  # why others are not used
 
 
-def choose_meter(name: MeterName, powers: Powers, machine: Machine) -> ChosenMeter:
+def choose_meter(name: MeterName, powers: Powers, machine: MeterSources) -> ChosenMeter:
     """auto: the GPU's counter where the engine runs on one, else the processors', else the battery, else a model.
 
     Raises ConfigError for a meter that is named and is not to be had.
@@ -291,7 +291,7 @@ def choose_meter(name: MeterName, powers: Powers, machine: Machine) -> ChosenMet
             meter, text = _measuring(each, machine)
         except MeterUnreadable as error:
             if name != "auto":
-                raise ConfigError(f"energy_meter = {name} cannot be used: {error}. Use auto, or power.") from None
+                raise ConfigError(f"energy.meter = {name} cannot be used: {error}. Use auto, or power.") from None
             tried.append(str(error))
             continue
         return ChosenMeter(MeterWithSubstitute(meter, model, _Failed(each, model_text)), f"measured: {text}")
@@ -308,7 +308,7 @@ class _Failed:
         log.warning("energy is not measured by %s for now (%s); %s", self._name, why, self._instead)
 
 
-def _measuring(name: str, machine: Machine) -> tuple[StepMeter, str]:
+def _measuring(name: str, machine: MeterSources) -> tuple[StepMeter, str]:
     """Raises MeterUnreadable."""
     if name == "rapl":
         rapl = machine.rapl()
@@ -320,12 +320,12 @@ def _measuring(name: str, machine: Machine) -> tuple[StepMeter, str]:
     return PowerMeter("battery", battery.watts, machine.clock, measured=True), battery.description
 
 
-def _modelled(name: MeterName, powers: Powers, machine: Machine) -> tuple[StepMeter, str]:
+def _modelled(name: MeterName, powers: Powers, machine: MeterSources) -> tuple[StepMeter, str]:
     """By operations where the speed is stated, else by seconds."""
     watts, gflops, shape = powers.compute_w, powers.gflops, machine.shape
     if name == "workload" and (gflops is None or shape is None):
         what = "compute_gflops is not set" if gflops is None else "the shape of this model is not known"
-        raise ConfigError(f"energy_meter = workload cannot be used: {what}. Use power, or auto.")
+        raise ConfigError(f"energy.meter = workload cannot be used: {what}. Use power, or auto.")
     if name != "power" and gflops is not None and shape is not None:
         text = f"modelled: {watts:g} W at {gflops:g} GFLOP/s (compute_watts, compute_gflops)"
         return WorkloadMeter("workload", shape, flops_per_s=gflops * _GIGA, watts=watts), text
@@ -410,7 +410,7 @@ class SideEnergy:
         if asked is None:
             return own
         if self.meter is None:
-            raise PacelineError("it neither measures nor models its energy (energy_meter is off)")
+            raise PacelineError("it neither measures nor models its energy (energy.meter is off)")
         joules, per = asked
         if own is None:
             return self._queue(joules, per)

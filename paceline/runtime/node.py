@@ -14,44 +14,36 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
-from paceline.engine.base import Engine, ModelInfo, ServedModel
+from paceline.engine.base import ModelInfo, ServedModel
 from paceline.errors import ConfigError, EngineLost, PacelineError
-from paceline.rag.document_kv import DocumentKvStore
-from paceline.rag.prompt import RELEVANCE_TEMPERATURE
-from paceline.rag.rerank import Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.runtime.admission import Admission, AnswerPlaces
 from paceline.runtime.asking import CloudAsks
 from paceline.runtime.energy import SAVE_S, SideEnergy
 from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentPrefiller
-from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
 from paceline.runtime.engine_loop.worker import EngineWorker, engine_load
 from paceline.runtime.link.connection import Link, link_states
-from paceline.runtime.lookup_tables.store import TableStore
+from paceline.runtime.parts import NodeParts
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import (
     GenerateRequest,
     Generation,
-    LinkState,
+    LinkStatus,
     Load,
     ModelStatus,
     Readiness,
 )
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.texts import NodeTexts
-from paceline.runtime.tracing import Tracer
-from paceline.runtime.units import NodeUnits
 from paceline.runtime.workflows.kept_profiles import SAVE_S as PROFILES_S
 from paceline.runtime.workflows.kept_profiles import KeptProfiles
-from paceline.runtime.workflows.run import Workflows
-from paceline.runtime.workflows.web import WebAccess
+from paceline.runtime.workflows.run import Tools, Workflows
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
-from paceline.workflow.builder import WorkflowName
+from paceline.workflow.flows import WorkflowName
 
 # What a node does for ever beside its answers.
 
@@ -108,92 +100,42 @@ class Beside:
 class Node(NodeTexts):
     """Use as an async context manager on the loop that serves it. Methods belong to that loop's thread."""
 
+    debug_options = False  # accepted by `ServedModels` where its settings say so
+
     def __init__(
         self,
         side: Side,
         model: ServedModel,
         store: DocumentStore | None,
+        parts: NodeParts | None = None,
+        tools: Tools | None = None,
         *,
-        served_name: str | None = None,
-        sampling: SamplingDefaults = NO_DEFAULTS,
-        system: str = "",
-        max_tokens_default: int | None = None,
-        expects_peer: Callable[[], bool] = bool,
-        open_to_peer: bool = False,
-        asks: CloudAsks | None = None,
-        kv: DocumentKvStore | None = None,
-        tables: TableStore | None = None,
-        timed: bool = False,
-        limits: StepLimits = DEFAULT_LIMITS,
-        energy: SideEnergy | None = None,
-        draft_engine: Engine | None = None,
-        profiles: KeptProfiles | None = None,
-        units: NodeUnits | None = None,
-        reranker: Reranker | None = None,
-        tracer: Tracer | None = None,
-        web: WebAccess | None = None,
-        cloud_texts: bool = True,
-        relevance_temperature: float = RELEVANCE_TEMPERATURE,
         beside: Beside | None = None,
     ) -> None:
-        """sampling: defaults of requests, before those the model recommends. system: as in `ModelInfo`.
-
-        expects_peer: an answer without a peer is marked as degraded even if the request names no device; of an agent
-        with a cloud, and of a server with devices, for requests that a linked one would join. open_to_peer: a device
-        sends distributions of its documents if the cloud's client requests it. asks: the gate for sessions that a cloud
-        opens at a device, closed with the node; None: none is admitted. tables: n-grams for drafts, saved at the end;
-        None: kept in memory only. timed: measure forwards before the first answer. limits: of the engine's steps.
-        energy: None: nothing is known of it. draft_engine, tracer, cloud_texts, relevance_temperature: see `Resources`.
-        profiles, units, reranker, web: of workflows, see `Workflows`. beside: of the first node on this store; None:
-        this is it.
-        """
-        self._resources = Resources(
-            side,
-            model,
-            store,
-            self._run,
-            served_name=served_name,
-            sampling=sampling,
-            system=system,
-            kv=kv,
-            tables=tables,
-            limits=limits,
-            energy=energy,
-            draft_engine=draft_engine,
-            units=units,
-            shared=profiles is not None and profiles.shared,
-            tracer=tracer,
-            web=web is not None,
-            cloud_texts=cloud_texts,
-            relevance_temperature=relevance_temperature,
-        )
+        """beside: of the first node on this store; None: this is it. The gate for a cloud's sessions is closed with the
+        node."""
+        parts, tools = parts or NodeParts(), tools or Tools()
+        self._resources = Resources(side, model, store, self._run, parts, web=tools.web is not None)
         self._clients: set[ClientSession] = set()
-        self._asks = asks or CloudAsks()
-        own = self._resources, self._clients, self._run
+        self._asks = parts.company.asks or CloudAsks()
         joined = None if beside is None else beside.peers
         self._is_joined = joined is not None
-        new = partial(
-            Peers, *own, expects_peer=expects_peer, open_to_peer=open_to_peer, asks=self._asks, admit=self._admit
-        )
-        self._peers = new() if joined is None else joined
-        alone = None if beside is None else beside.alone
-        self._preparation = Preparation(
-            self._resources, self._peers, max_tokens_default=max_tokens_default, alone=alone
-        )
+        peers = partial(Peers, self._resources, self._clients, self._run, self._asks, self._admit)
+        self._peers = peers() if joined is None else joined
+        self._preparation = Preparation(self._resources, self._peers, alone=None if beside is None else beside.alone)
         self._places = AnswerPlaces() if beside is None else beside.places
-        self._admission = Admission(self._preparation, self._places, self._resources.work, self._clients)
+        self._admission = Admission(self._preparation, self._places, self._clients)
         admit = partial(self._admission.admit, has_place=True)
-        self._workflows = Workflows(self._resources, self._peers, admit, reranker=reranker, profiles=profiles, web=web)
-        self._profiles = profiles
-        self._timed = timed
+        self._workflows = Workflows(self._resources, self._peers, admit, tools)
+        self._profiles = tools.profiles
         self._tasks: set[asyncio.Task[None]] = set()
         self._library = None if beside is None else beside.library
         self._is_first = beside is None
-        super().__init__(self._resources, reranker)
+        super().__init__(self._resources, tools.reranker)
 
     async def __aenter__(self) -> Self:
         resources = self._resources
-        await resources.start(timed=self._timed)
+        await resources.start()
         if self._is_joined:
             self._peers.clients[self] = self._clients
         if resources.store is not None and self._is_first:
@@ -291,7 +233,7 @@ class Node(NodeTexts):
     def load(self) -> Load:
         return replace(engine_load(self.worker), answers=len(self._clients), **self._peers.load())
 
-    def links(self) -> tuple[LinkState, ...]:
+    def links(self) -> tuple[LinkStatus, ...]:
         return link_states(self._peers.links)
 
     @property
@@ -310,12 +252,12 @@ class Node(NodeTexts):
         await self._places.wait_for_room(owner)
 
     async def prepare(self, request: GenerateRequest) -> Generation:
-        if request.workflow is None:
+        if request.sources.workflow is None:
             return await self._admission.prepare(request)
-        run = self._workflows.prepare(request, lambda: self._places.give_back(request.owner))
+        run = self._workflows.prepare(request, lambda: self._places.give_back(request.account.owner))
         # What would be refused as an answer is refused before any agent writes, and before a query leaves this side.
-        await (await self._admission.admit(replace(request, workflow=None, passages=()))).aclose()
-        self._places.take(request.owner)
+        await self._admission.check(replace(request, sources=replace(request.sources, workflow=None, passages=())))
+        self._places.take(request.account.owner)
         return run
 
     async def _admit(self, request: GenerateRequest) -> Generation:

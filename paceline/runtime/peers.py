@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -50,28 +50,23 @@ class Peers:
         resources: Resources,
         clients: Collection[ClientSession],
         run: Background,
-        *,
-        expects_peer: Callable[[], bool],
-        open_to_peer: bool,
         asks: CloudAsks,
         admit: Admit,
     ) -> None:
-        """expects_peer: see `Node`. open_to_peer: a device sends distributions of its documents if the cloud's client
-        requests it. asks: the gate for openings of a cloud. admit: see `TextServer`."""
+        """asks: the gate for openings of a cloud. admit: see `TextServer`."""
         self._resources = resources
         # By model: those of others with the same tokenizer are told of links as well. What peers open is the first's.
         self.clients: dict[object, Collection[ClientSession]] = {self: clients}
         self._run = run
-        self._expects_peer = expects_peer
+        self._company = resources.parts.company
         self._may_ask = EVERYBODY  # the device that was linked last
-        self._open_to_peer = open_to_peer
         self._asks = asks
         self.links: dict[str, Link] = {}
         self._totals = LinkTotals()
         self._sessions: dict[PeerSession, Link] = {}
         self._shares = Shares(MAX_PEER_SESSIONS, most=MAX_SESSIONS_PER_PEER)  # of peers, in `_sessions`
         self._records: dict[str, PeerRecord] = {}  # by the peer's name: one that links anew stays who it is
-        self.scales = PeerScales(resources.relevance)
+        self.scales = PeerScales(resources.relevance, follows=resources.side == "device")
         self._tokens = Allowances(MAX_PEER_TOKENS)  # of peers, by session
         self._counted: dict[PeerSession, int] = {}  # tokens of each session that are part of that
         self._searches = SearchServer()
@@ -96,8 +91,8 @@ class Peers:
 
     def peer_for(self, request: GenerateRequest) -> tuple[str | None, Link | None]:
         """Peer of an answer: the request's device, else the only linked peer if any may take part."""
-        if self._resources.side == "cloud" and (request.device is not None or not request.any_device):
-            return request.device, self.link(request.device)
+        if self._resources.side == "cloud" and (request.joining.device is not None or not request.joining.any_device):
+            return request.joining.device, self.link(request.joining.device)
         if len(self.links) == 1:
             return next(iter(self.links.items()))
         return None, None
@@ -105,18 +100,18 @@ class Peers:
     def expects(self, request: GenerateRequest) -> bool:
         """True if a second side belongs to this request, whether it is linked now or not. One that several linked
         devices could be belongs to none."""
-        if self._resources.side == "device" or request.device is not None:
-            return request.device is not None or self._expects_peer()
-        if self.links or not (request.any_device and self._may_ask.allows(request.asker)):
+        if self._resources.side == "device" or request.joining.device is not None:
+            return request.joining.device is not None or self._company.expects_peer()
+        if self.links or not (request.joining.any_device and self._may_ask.allows(request.account.asker)):
             return False
-        return self._expects_peer()
+        return self._company.expects_peer()
 
     def absence(self, request: GenerateRequest) -> str:
         """Why no device takes part in a request that names none, as the end of a sentence, where it is not that it is
         not linked."""
-        if self._resources.side == "device" or request.device is not None:
+        if self._resources.side == "device" or request.joining.device is not None:
             return ""
-        if not request.any_device:
+        if not request.joining.any_device:
             return ": its key is bound to no device, and it names none in paceline.device"
         return ": several are linked, and it names none in paceline.device" if len(self.links) > 1 else ""
 
@@ -125,7 +120,7 @@ class Peers:
         if link is None or self._resources.side == "device":
             return ""
         may_ask = MayAsk.of(link.peer.asked_by)
-        return "" if may_ask.allows(request.asker) else may_ask.refusal()
+        return "" if may_ask.allows(request.account.asker) else may_ask.refusal()
 
     def on_link(self, link: Link, peer: str) -> None:
         """A link to this peer is up. The caller must close the link it replaces, which counts as lost for sessions."""
@@ -223,7 +218,7 @@ class Peers:
             resources.config(strategy, options, sampling, end, table=table, faces_client=False),
             targets=tuple(opening.targets),
             epoch=opening.epoch,
-            private=opening.privacy != "open" or (resources.side == "device" and not self._open_to_peer),
+            private=opening.privacy != "open" or (resources.side == "device" and not self._company.open_to_peer),
             rtt=link.rtt,
             bandwidth=link.bandwidth,
             mask=mask,
@@ -234,7 +229,7 @@ class Peers:
 
         def closed(session: PeerSession) -> None:
             if self._sessions.pop(session, None) is not None:
-                tell_of_part(session, peer, opening.strategy, resources.tracer)
+                tell_of_part(session, peer, opening.strategy, self._company.tracer)
                 self._shares.give_back(peer)
                 if session in self._counted:
                     self._tokens.give_back(peer, self._counted.pop(session))
@@ -242,7 +237,7 @@ class Peers:
                 ask.end(session.outcome, session.egress)
 
         owner = f"peer:{peer}"  # a peer's clients share its turns in the engine's steps
-        machine = strategy.machine(config)
+        machine = resources.machine(strategy, config)
         session = PeerSession(
             machine,
             resources.worker,
@@ -280,14 +275,14 @@ class Peers:
             return
         salt = await _salt(resources, peer, opening)  # before the search
         try:
-            prompts = await _prompts(resources, opening, options)
+            prompts = await _prompts(resources, opening, options, self.scales.temperature)
         except Exception as error:
             log.exception("a peer's request could not be prepared")
             session.fail(PacelineError(f"no documents could be read: {error}"))
             return
         if ask is not None:
             ask.reads(passage.file_id for passage in prompts.passages)
-            prompts = prompts.without_relevance(resources.relevance_temperature)
+            prompts = prompts.without_relevance(self.scales.temperature)
         if self.scales.difference(peer):
             prompts = prompts.with_equal_sides()
         if prompts.longest + len(opening.targets) >= positions:
@@ -323,7 +318,7 @@ def _conversation(opening: OpenSession) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.content} for message in opening.messages]
 
 
-async def _prompts(resources: Resources, opening: OpenSession, options: Options) -> PromptSet:
+async def _prompts(resources: Resources, opening: OpenSession, options: Options, temperature: float) -> PromptSet:
     length, positions = len(opening.targets), resources.max_positions
     end = stretch_of(length, options.stretch, opening.max_tokens)[1] if options.stretch else length + 1
     reads = resources.side in STRATEGIES[opening.strategy].joins_with_documents
@@ -336,7 +331,7 @@ async def _prompts(resources: Resources, opening: OpenSession, options: Options)
         max_prompt=positions - max(end, min(opening.max_tokens, positions // 2)),
         query=_query(resources, opening, options),
         kv=resources.prefiller,
-        temperature=resources.relevance_temperature,
+        temperature=temperature,
         template=msgspec.json.decode(opening.template or "{}", type=dict[str, object]),
     )
 

@@ -26,7 +26,14 @@ from paceline.runtime.service import GenerateRequest, SharedPrompt
 from paceline.runtime.sessions.client import ClientSession, PreparedRequest
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.output_text import Written
-from paceline.runtime.sessions.prompts import PromptSet, build_prompts, query_with_text, raw_prompt, too_long
+from paceline.runtime.sessions.prompts import (
+    PeerScales,
+    PromptSet,
+    build_prompts,
+    query_with_text,
+    raw_prompt,
+    too_long,
+)
 from paceline.runtime.sessions.remote import RemoteSearch
 from paceline.runtime.sessions.routing import (
     ALONE,
@@ -37,11 +44,11 @@ from paceline.runtime.sessions.routing import (
     peer_apart,
     peer_barred,
     peer_missing,
-    routing_context,
+    wish_of,
 )
 from paceline.strategies.base import Machine, Side, other
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import RoutingContext, Strategy
+from paceline.strategies.strategy import PeerPresence, RoutingContext, SideFacts, Strategy
 from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
 from paceline.wire.messages import ChatMessage, OpenSession
 from paceline.wire.options import Options
@@ -61,18 +68,11 @@ class _Common:
 class Preparation:
     """Belongs to the event loop of the node."""
 
-    def __init__(
-        self,
-        resources: Resources,
-        peers: Peers,
-        *,
-        max_tokens_default: int | None,
-        alone: Callable[[], str] | None = None,
-    ) -> None:
+    def __init__(self, resources: Resources, peers: Peers, *, alone: Callable[[], str] | None = None) -> None:
         """alone: why none of the peers takes part now, as the end of a sentence; empty, or None: one may."""
         self._resources = resources
         self._peers = peers
-        self._max_tokens_default = max_tokens_default
+        self._max_tokens_default = resources.parts.offer.max_tokens
         self._alone = alone or str  # without words
         self._search = RemoteSearch()
         self._common: WeakKeyDictionary[SharedPrompt, _Common] = WeakKeyDictionary()
@@ -82,33 +82,44 @@ class Preparation:
         leave."""
         candidates(self._context(request, *self._peers.peer_for(request), 0, self._alone()))
         resources = self._resources
-        raw_prompt(request.prompt or (), resources.max_positions, resources.vocab_size, room=room)
+        raw_prompt(request.prompt.tokens or (), resources.max_positions, resources.vocab_size, room=room)
 
     async def prepare(
         self, request: GenerateRequest, egress: Egress, closed: Callable[[ClientSession], None]
     ) -> ClientSession:
         """Prepare a session. Raises RequestError for a request that cannot be fulfilled; by then nothing has been sent
         but the query of `answer-private`."""
+        prepared, removals = await self.prepared(request, egress)
+        return self._session(prepared, removals, egress, closed)
+
+    async def prepared(self, request: GenerateRequest, egress: Egress) -> tuple[PreparedRequest, int]:
+        """What `prepare` finds out, without a session, and the removals of documents before its search. Raises as
+        that."""
         resources, side = self._resources, self._resources.side
         name, link = self._peers.peer_for(request)
         alone = self._alone()
-        if alone and (request.names_device or request.on_loss != "continue"):
+        if alone and (request.joining.names_device or request.joining.on_loss != "continue"):
             raise peer_apart(other(side), alone)
         barred = alone or self._peers.barred(request, link)
-        if barred and (request.names_device or request.on_loss != "continue"):
+        if barred and (request.joining.names_device or request.joining.on_loss != "continue"):
             raise peer_barred(name or "", barred)
         if barred:
             name, link = None, None
-        selection = Selection(request.collections, request.document_ids)
-        common = _Common() if request.shared is None else self._common.setdefault(request.shared, _Common())
+        selection = Selection(request.sources.collections, request.sources.document_ids)
+        shared = request.prompt.shared
+        common = _Common() if shared is None else self._common.setdefault(shared, _Common())
         if common.documents is None:
             common.documents = await asyncio.to_thread(resources.documents, selection)  # before the search
         own, removals = common.documents
         context = self._context(request, name, link, own, barred)
         found = candidates(context)
-        if found[0].missing and request.on_loss != "continue":
+        if found[0].missing and request.joining.on_loss != "continue":
             raise peer_missing(other(side), self._peers.absence(request))
-        mask = None if request.constraint is None else await resources.mask(request.constraint, request.owner)
+        mask = (
+            None
+            if request.output.constraint is None
+            else await resources.mask(request.output.constraint, request.account.owner)
+        )
         if common.prompts is None:
             common.prompts = await self._read(request, selection, link, egress)
         prompts, peer_passages = common.prompts
@@ -116,17 +127,17 @@ class Preparation:
         choice = choose(found, replace(context, passages=read))
         strategy, options = STRATEGIES[choice.strategy], choice.options
         _check_budget(request, choice, resources.energy if side == "device" else None)
-        if request.passages is not None or not request.documents:
+        if request.sources.passages is not None or not request.sources.documents:
             options = options.in_one_stretch()
-        prompts, unlike = _weighed(strategy, prompts, resources, self._peers.scales.difference(name))
+        prompts, unlike = _weighed(strategy, prompts, side, self._peers.scales, self._peers.scales.difference(name))
         share = claim_or_refuse(
             resources.worker.capacity, resources.block_size, prompts.branches, self._limit(request, prompts)
         )
         if not share.drafts:
             options = without_drafts(options)
         complete = not choice.missing and peer_passages is not None
-        salt = " ".join(filter(None, (str(removals), request.owner, request.guest_key)))
-        prepared = PreparedRequest(
+        salt = " ".join(filter(None, (str(removals), request.account.owner, request.account.guest_key)))
+        found_out = PreparedRequest(
             request=request,
             side=side,
             strategy=strategy.name,
@@ -146,7 +157,7 @@ class Preparation:
             refusals=resources.info.refusals,
             nothing_found=_nothing_found(options.alone, side) if strategy.text_of == "both" else "",
         )
-        return self._session(prepared, removals, egress, closed)
+        return found_out, removals
 
     async def go_on(
         self, earlier: ClientSession, egress: Egress, closed: Callable[[ClientSession], None]
@@ -155,23 +166,23 @@ class Preparation:
         by the question and the text so far. Raises PacelineError."""
         resources, before, written = self._resources, earlier.prepared, earlier.written
         request, strategy = before.request, STRATEGIES[before.strategy]
-        selection = Selection(request.collections, request.document_ids)
+        selection = Selection(request.sources.collections, request.sources.document_ids)
         _, removals = await asyncio.to_thread(resources.documents, selection)  # before the search
         length = len(written.tokens)
         begin, end = stretch_of(length, before.options.stretch, before.limit)
-        query = query_with_text(request.messages, written.tokens[:begin], resources.tokenizer)
+        query = query_with_text(request.prompt.messages, written.tokens[:begin], resources.tokenizer)
         difference = self._peers.scales.difference(before.peer_name)
-        for documents in (request.documents, 0):  # without any it fits memory, as it did before
-            reading = replace(request, documents=documents)
+        for documents in (request.sources.documents, 0):  # without any it fits memory, as it did before
+            reading = replace(request, sources=replace(request.sources, documents=documents))
             found = await self._prompts(reading, selection, query=query, length=end)
-            prompts, _ = _weighed(strategy, found, resources, difference)
+            prompts, _ = _weighed(strategy, found, resources.side, self._peers.scales, difference)
             rows = [len(branch.prompt) + length for branch in prompts.branches]
             share = claim(resources.worker.capacity, resources.block_size, rows, end - length)
             if share is not None and share.tokens >= end - length:
                 break
         else:
             raise PacelineError("there is no memory for the next part of it")
-        joined = written.is_asked() or request.on_loss != "continue"
+        joined = written.is_asked() or request.joining.on_loss != "continue"
         prepared = replace(
             before,
             options=before.options if share.drafts else without_drafts(before.options),
@@ -219,23 +230,24 @@ class Preparation:
         """The machine of a stretch, see `_session`."""
         resources, request, name = self._resources, prepared.request, prepared.peer_name
         strategy = STRATEGIES[prepared.strategy]
-        table = resources.table(request.owner, _lifetime(request, prepared.prompts, strategy), removals)
-        return strategy.machine(
+        table = resources.table(request.account.owner, _lifetime(request, prepared.prompts, strategy), removals)
+        return resources.machine(
+            strategy,
             replace(
                 resources.config(
                     strategy, prepared.options, request.sampling, prepared.end, table=table, faces_client=True
                 ),
                 targets=() if written is None else tuple(written.tokens),
                 has_peer=strategy.needs_peer and joined,
-                waits_for_peer=request.on_loss != "continue",
+                waits_for_peer=request.joining.on_loss != "continue",
                 peer_record=None if link is None or name is None else self._peers.record(name),
-                private=request.privacy != "open",
+                private=request.joining.privacy != "open",
                 rtt=None if link is None else link.rtt,
                 bandwidth=None if link is None else link.bandwidth,
                 mask=prepared.mask,
-                needs_dists=request.top_logprobs is not None,
+                needs_dists=request.output.top_logprobs is not None,
                 draft_positions=resources.draft_positions if prepared.draft_claim is not None else 0,
-            )
+            ),
         )
 
     async def _read(
@@ -244,10 +256,10 @@ class Preparation:
         """Prompts, and passages of the other side, None if it was to be asked and could not be."""
         prompts = await self._prompts(request, selection)
         # The query is sent only for a request whose options, constraint and conversation have been accepted here.
-        peer_passages: Sequence[Passage] | None = request.other_passages
-        if request.passages is None:
+        peer_passages: Sequence[Passage] | None = request.sources.other_passages
+        if request.sources.passages is None:
             peer_passages = await self._search.for_answer(request, link, egress, expected=self._peers.expects(request))
-        if peer_passages is None and request.on_loss != "continue":
+        if peer_passages is None and request.joining.on_loss != "continue":
             raise peer_missing(other(self._resources.side))
         if peer_passages:
             prompts = await self._prompts(request, selection, peer_passages)
@@ -258,20 +270,16 @@ class Preparation:
     ) -> RoutingContext:
         peer = None if link is None else link.peer
         resources = self._resources
-        return routing_context(
-            request,
-            resources.side,
-            expected=name is not None or request.on_loss != "continue" or self._peers.expects(request),
+        presence = PeerPresence(
+            expected=name is not None or request.joining.on_loss != "continue" or self._peers.expects(request),
             linked=link is not None and link.accepting,
             barred=barred,
-            common=() if link is None else link.strategies,
-            own_documents=own_documents,
-            peer_documents=0 if peer is None else peer.documents,
-            num_weights=resources.info.num_weights,
-            peer_weights=0 if peer is None else peer.num_weights,
-            decode_s=resources.decode_s,
-            peer_decode_s=None if peer is None else self._verified_s(request) or (1e-6 * peer.decode_us or None),
+            common=() if link is None else tuple(link.strategies),
         )
+        own = SideFacts(own_documents, resources.info.num_weights, resources.decode_s)
+        decode_s = None if peer is None else self._verified_s(request) or (1e-6 * peer.decode_us or None)
+        theirs = SideFacts() if peer is None else SideFacts(peer.documents, peer.num_weights, decode_s)
+        return RoutingContext(resources.side, wish_of(request), presence, own, theirs)
 
     def _verified_s(self, request: GenerateRequest) -> float | None:
         """Seconds a token of recent answers that the cloud has verified for this device; None without any."""
@@ -290,24 +298,24 @@ class Preparation:
     ) -> PromptSet:
         """query: see `build_prompts`. length: output tokens that must fit the context behind any of them."""
         resources, positions = self._resources, self._resources.max_positions
-        if request.prompt is not None:
-            return raw_prompt(request.prompt, positions, resources.vocab_size)
+        if request.prompt.tokens is not None:
+            return raw_prompt(request.prompt.tokens, positions, resources.vocab_size)
         default = self._max_tokens_default or min(MIN_ANSWER_TOKENS, positions // 8)
         prompts = await build_prompts(
-            request.messages,
+            request.prompt.messages,
             resources.store,
             resources.tokenizer,
             resources.work,
-            k=request.documents,
-            max_prompt=positions - max(length, min(request.max_tokens or default, positions // 2)),
+            k=request.sources.documents,
+            max_prompt=positions - max(length, min(request.output.max_tokens or default, positions // 2)),
             query=query,
             kv=resources.prefiller,
             selection=selection,
-            min_score=request.min_score,
-            found=request.passages,
+            min_score=request.sources.min_score,
+            found=request.sources.passages,
             others=peer_passages,
-            temperature=resources.relevance_temperature,
-            template=request.template,
+            temperature=self._peers.scales.temperature,
+            template=request.prompt.template,
         )
         if prompts.plain_tokens >= positions:
             raise too_long(positions, prompts.plain_tokens, "messages")
@@ -316,13 +324,13 @@ class Preparation:
     def _limit(self, request: GenerateRequest, prompts: PromptSet) -> int:
         """Maximum of output tokens, clamped to the context, as in OpenAI's API."""
         room = self._resources.max_positions - prompts.longest
-        return min(request.max_tokens or self._max_tokens_default or request.default_tokens or room, room)
+        return min(request.output.max_tokens or self._max_tokens_default or request.output.default_tokens or room, room)
 
 
 def _check_budget(request: GenerateRequest, choice: StrategyChoice, energy: SideEnergy | None) -> None:
     """Raises RequestError for an energy budget that the chosen strategy, or this device, does not keep. energy: of this
     device; None at the cloud, whose device refuses for itself."""
-    if request.options.get("joules_per_token") is None and request.options.get("joules_per_step") is None:
+    if all(request.strategy.options.get(name) is None for name in ("joules_per_token", "joules_per_step")):
         return
     budget = choice.options.energy_budget
     if budget is None:
@@ -336,7 +344,7 @@ def _check_budget(request: GenerateRequest, choice: StrategyChoice, energy: Side
         return
     if energy.meter is None:
         raise RequestError(
-            "This device neither measures nor models its energy: its setting energy_meter is off.",
+            "This device neither measures nor models its energy: its setting energy.meter is off.",
             param="paceline.energy",
             code="energy_budget_not_kept",
         )
@@ -368,31 +376,33 @@ def _nothing_found(writer: Side | None, side: Side) -> str:
     return f"neither side has found anything, and the {writer} writes: {why}"
 
 
-def _weighed(strategy: Strategy, prompts: PromptSet, resources: Resources, difference: str) -> tuple[PromptSet, str]:
+def _weighed(
+    strategy: Strategy, prompts: PromptSet, side: Side, scales: PeerScales, difference: str
+) -> tuple[PromptSet, str]:
     """Prompts with the weights of their documents, and why those of both sides weigh the same, if they do. difference:
     of the scales of relevance of both sides; empty: none."""
-    if strategy.needs_peer and resources.side == "device":  # as where the cloud's client asks, for the same text
-        prompts = prompts.without_relevance(resources.relevance_temperature)
+    if strategy.needs_peer and side == "device":  # as where the cloud's client asks, for the same text
+        prompts = prompts.without_relevance(scales.temperature)
     weighed = strategy.text_of == "both" or (prompts.passages and prompts.peer_passages)
     return (prompts.with_equal_sides(), difference) if weighed and difference else (prompts, "")
 
 
 def _searched_once(request: GenerateRequest, options: Options) -> str:
     """Why documents are not searched for again although the request wants it, else empty."""
-    if not request.options.get("search_every") or options.stretch:
+    if not request.strategy.options.get("search_every") or options.stretch:
         return ""
-    if not request.documents:
+    if not request.sources.documents:
         return "no documents are searched for"
-    by = "a workflow searches" if request.passages is not None else "only 'aggregate' searches again"
+    by = "a workflow searches" if request.sources.passages is not None else "only 'aggregate' searches again"
     return f"documents are searched for once ({by})"
 
 
 def _lifetime(request: GenerateRequest, prompts: PromptSet, strategy: Strategy) -> Lifetime:
     """What the rows that the answer teaches may outlive. A conversation with earlier answers may hold the text of
     documents even where none is found."""
-    if strategy.needs_peer or prompts.peer_passages or request.guest_key:
+    if strategy.needs_peer or prompts.peer_passages or request.account.guest_key:
         return "answer"
-    is_first = all(message["role"] in _ASKING for message in request.messages)
+    is_first = all(message["role"] in _ASKING for message in request.prompt.messages)
     return "owner" if is_first and not prompts.passages else "documents"
 
 
@@ -400,10 +410,10 @@ def opening_for(
     request: GenerateRequest, strategy: str, options: Options, max_tokens: int, cache_key: bytes
 ) -> Callable[[int, tuple[int, ...], int], OpenSession]:
     """The opening of the peer's session as a function of session number, targets and epoch."""
-    conversation = [ChatMessage(message["role"], message["content"]) for message in request.messages]
+    conversation = [ChatMessage(message["role"], message["content"]) for message in request.prompt.messages]
     sampling = sampling_to_wire(request.sampling)
-    encoded, constraint = encode_options(options), constraint_to_wire(request.constraint)
-    template = json.dumps(dict(request.template), ensure_ascii=False) if request.template else ""
+    encoded, constraint = encode_options(options), constraint_to_wire(request.output.constraint)
+    template = json.dumps(dict(request.prompt.template), ensure_ascii=False) if request.prompt.template else ""
 
     def opening(session: int, targets: tuple[int, ...], epoch: int) -> OpenSession:
         return OpenSession(
@@ -413,15 +423,15 @@ def opening_for(
             query="",
             sampling=sampling,
             max_tokens=max_tokens,
-            top_k_documents=request.documents,
-            privacy=request.privacy,
+            top_k_documents=request.sources.documents,
+            privacy=request.joining.privacy,
             options=encoded,
             targets=list(targets),
             epoch=epoch,
             constraint=constraint,
-            asker=request.asker,
+            asker=request.account.asker,
             cache_key=cache_key,
-            trace=request.trace,
+            trace=request.account.trace,
             template=template,
         )
 

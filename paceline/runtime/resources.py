@@ -18,24 +18,20 @@ import msgspec
 
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.core.sampling.sampler import NO_DEFAULTS, Constraint, Mask, SamplingDefaults, SamplingParams
-from paceline.engine.base import Engine, ServedModel, TextModel
+from paceline.core.sampling.sampler import Constraint, Mask, SamplingParams
+from paceline.engine.base import ServedModel, TextModel
 from paceline.engine.grammar.compiler import GrammarCompiler
-from paceline.rag.document_kv import DocumentKvStore
-from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.records import Selection
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.energy import SideEnergy
 from paceline.runtime.engine_loop.document_prefill import PREFIX, DocumentPrefiller, Timed, forward_times
-from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
 from paceline.runtime.engine_loop.memory import claim
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.lookup_tables.store import DocumentTables, Lifetime, TableStore, over
+from paceline.runtime.parts import NodeParts
 from paceline.runtime.sessions.mask_threads import MaskBesideLoop, MaskThreads
 from paceline.runtime.sessions.prompts import scale_of
-from paceline.runtime.tracing import Tracer
 from paceline.runtime.units import NodeUnits, PlainWork
-from paceline.strategies.base import Branch, MachineConfig, Side
+from paceline.strategies.base import Branch, Machine, MachineConfig, Side
 from paceline.strategies.strategy import Strategy
 from paceline.wire.options import Options
 
@@ -96,51 +92,40 @@ class Resources:
         model: ServedModel,
         store: DocumentStore | None,
         run: Background,
+        parts: NodeParts,
         *,
-        served_name: str | None = None,
-        sampling: SamplingDefaults = NO_DEFAULTS,
-        system: str = "",
-        kv: DocumentKvStore | None = None,
-        tables: TableStore | None = None,
-        limits: StepLimits = DEFAULT_LIMITS,
-        energy: SideEnergy | None = None,
-        draft_engine: Engine | None = None,
-        units: NodeUnits | None = None,
-        shared: bool = False,
-        web: bool = False,
-        cloud_texts: bool = True,
-        tracer: Tracer | None = None,
-        relevance_temperature: float = RELEVANCE_TEMPERATURE,
+        web: bool,
     ) -> None:
-        """sampling: defaults before those the model recommends. system: as in `ModelInfo`. tables: None keeps n-grams
-        in memory only. draft_engine: of the draft model, whose vocabulary must be the model's. units: None: those
-        found. shared: the engine computes on this host's processor. web: workflows may search the web. cloud_texts: of
-        a device, its cloud's model may write texts of their agents. tracer: of what this side does for peers' clients.
-        relevance_temperature: by which cosines are divided.
-        """
-        self.tracer = tracer
-        units = units or NodeUnits()
-        self.registry = units.registry(side, shared=shared, web=web, cloud=side == "device" and cloud_texts)
+        """web: workflows may search the web."""
+        computing = parts.computing
+        self.parts = parts
+        units = computing.units or NodeUnits()
+        self.registry = units.registry(side, web=web, cloud=side == "device" and parts.company.cloud_texts)
         self.work = PlainWork(self.registry)
-        self.energy = energy or SideEnergy()
+        self.energy = computing.energy
         info = model.engine.info
         self.side: Side = side
-        self.info = replace(info, name=served_name or info.name, sampling=sampling.over(info.sampling), system=system)
+        self.info = replace(
+            info,
+            name=parts.offer.name or info.name,
+            sampling=parts.offer.sampling.over(info.sampling),
+            system=parts.offer.system,
+        )
         self.tokenizer = model.tokenizer
         self.vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)
         self.block_size = model.engine.block_size
         self.worker = EngineWorker(
-            model.engine, limits, meter=self.energy.meter, send_w=self.energy.send_w, cores=units.engine_cores
+            model.engine, computing.limits, meter=self.energy.meter, send_w=self.energy.send_w, cores=units.engine_cores
         )
-        self.drafts = None if draft_engine is None else EngineWorker(draft_engine, limits)
+        draft_engine, kv = computing.draft_engine, parts.kept.kv
+        self.drafts = None if draft_engine is None else EngineWorker(draft_engine, computing.limits)
         self._draft_info = None if draft_engine is None else (draft_engine.info, draft_engine.block_size)
         self.store = store
-        self.relevance = scale_of(store, relevance_temperature)
-        self.relevance_temperature = relevance_temperature
+        self.relevance = scale_of(store, parts.kept.relevance_temperature)
         self.prefiller = None if kv is None or store is None else DocumentPrefiller(kv, store, self.worker, model)
         self._compiling = CompilingThreads(model.tokenizer)
         self._mask_threads = MaskThreads(self.worker)
-        self._tables = tables or TableStore(None, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
+        self._tables = parts.kept.tables or TableStore(None, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
         self._document_tables = DocumentTables()
         self._shrinking: asyncio.Task[None] | None = None  # writes tables to their files
         self._stats: dict[tuple[str, str, bool], OnlineStats] = {}
@@ -148,14 +133,13 @@ class Resources:
         self._cache_secret = secrets.token_bytes(32)
         self._run = run
 
-    async def start(self, *, timed: bool) -> None:
-        """Start the engine's thread. timed: measure forwards before the first answer."""
-        self.work.start()
+    async def start(self) -> None:
+        """Start the engine's thread."""
         await self._compiling.start()
         await self.worker.start()
         if self.drafts is not None:
             await self.drafts.start()
-        if timed:
+        if self.parts.computing.timed:
             self._times = await forward_times(self.worker)
 
     async def stop(self) -> None:
@@ -218,6 +202,11 @@ class Resources:
             self._stats[kind] = OnlineStats()
             self._stats[kind].begin(self._times, PREFIX)
         return self._stats[kind]
+
+    def machine(self, strategy: Strategy, config: MachineConfig) -> Machine:
+        """A machine of this strategy, whose stimuli are logged where they are to be."""
+        log = self.parts.computing.stimuli
+        return strategy.machine(config) if log is None else log.machine(strategy, config)
 
     def draft_claim(self, strategy: Strategy, branches: Sequence[Branch], max_tokens: int) -> int | None:
         """Rows of the draft model's KV that an answer of these prompts claims, 0 where that has no bound; None: it

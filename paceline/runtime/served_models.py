@@ -27,7 +27,7 @@ from paceline.runtime.service import (
     GenerateEvent,
     GenerateRequest,
     Generation,
-    LinkState,
+    LinkStatus,
     Load,
     Logprobs,
     ModelState,
@@ -36,7 +36,7 @@ from paceline.runtime.service import (
     Reranked,
 )
 from paceline.strategies.base import Side
-from paceline.workflow.builder import WorkflowName
+from paceline.workflow.flows import WorkflowName
 
 # Sums of what several engines have done. Pure.
 
@@ -310,8 +310,9 @@ WATCH_S: Final = 1.0  # between looks at what is idle
 class ServedModels:
     """Use as an async context manager inside that of the first node, on the loop that serves it."""
 
-    def __init__(self, first: Node, memory: ModelMemory) -> None:
-        """memory: with the further models, which have names of their own."""
+    def __init__(self, first: Node, memory: ModelMemory, *, debug_options: bool = False) -> None:
+        """memory: with the further models, which have names of their own. debug_options: as of `Service`."""
+        self.debug_options = debug_options
         self._first = first
         self._slots = {slot.info.name: slot for slot in memory.slots}
         assert len(self._slots) == len(memory.slots) and first.models()[0].name not in self._slots, "names are unique"
@@ -398,7 +399,7 @@ class ServedModels:
         slot = self._slots.get(request.model)
         if slot is None:
             return await self._first.prepare(request)
-        await self.wait_for_room(request.owner)  # a model is not loaded for what is refused anyway
+        await self.wait_for_room(request.account.owner)  # a model is not loaded for what is refused anyway
         node = await slot.take()
         try:
             return _Kept(await node.prepare(request), slot.give_back)
@@ -447,7 +448,7 @@ class ServedModels:
         loaded = [slot.info.name for slot in self._slots.values() if slot.state == "loaded"]
         return replace(known, detail={**known.detail, "also_loaded": ", ".join(loaded)})
 
-    def links(self) -> Sequence[LinkState]:
+    def links(self) -> Sequence[LinkStatus]:
         return self._first.links()
 
 

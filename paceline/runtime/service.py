@@ -19,21 +19,12 @@ from paceline.engine.base import ModelInfo
 from paceline.rag.records import DEFAULT_COLLECTION, MIN_SCORE, Passage
 from paceline.strategies.base import FinishReason, Side
 from paceline.strategies.strategy import Privacy
-from paceline.wire.options import DraftLimits
-from paceline.workflow.builder import WorkflowName
+from paceline.workflow.flows import WorkflowName
 
 if TYPE_CHECKING:
     from paceline.rag.store.library import Library
 
 OnLoss = Literal["continue", "pause", "fail"]
-DraftMode = Literal["tree", "chain", "sequence", "none"]  # shape of the draft trees
-DRAFT_MODES: dict[DraftMode, DraftLimits] = {
-    "tree": DraftLimits(),
-    "chain": DraftLimits(width=1, rows=1),  # DRAGON as published
-    "sequence": DraftLimits(width=1, rows=1, ahead=20, whole_sequences=True),
-    "none": DraftLimits(width=1, rows=1, ahead=0),  # token by token
-}
-
 ModelState = Literal["loaded", "loading", "unloaded"]
 
 
@@ -51,44 +42,84 @@ class SharedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateRequest:
-    """Request of one answer; `n` choices are `n` requests."""
+class AskedPrompt:
+    """What is continued: a conversation, or raw tokens."""
 
-    messages: tuple[Mapping[str, str], ...]  # role and content, parts already joined
-    sampling: SamplingParams
-    max_tokens: int | None  # None: up to the context
+    messages: tuple[Mapping[str, str], ...] = ()  # role and content, parts already joined
+    tokens: tuple[int, ...] | None = None  # raw tokens to continue; then `messages` is empty and no document is used
+    template: Mapping[str, object] = field(default_factory=dict)  # further variables of the chat template
+    shared: SharedPrompt | None = field(default=None, compare=False)  # with other choices of one call
+
+
+@dataclass(frozen=True, slots=True)
+class OutputForm:
+    """Which form the text has, where it ends, and what is told of its tokens."""
+
+    max_tokens: int | None = None  # None: up to the context
     default_tokens: int | None = None  # limit where neither the request nor a setting has one; None: the context
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()  # that end the answer as the model's own do
-    model: str = ""  # its served name; empty: the default
-    strategy: str = "auto"
+    constraint: Constraint | None = None  # on the text and its end
+    top_logprobs: int | None = None  # None: no logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Documents that the answer reads, and who looks for them."""
+
+    documents: int = 2  # maximum of passages per side; 0: none
+    collections: tuple[str, ...] = (DEFAULT_COLLECTION,)  # of this side's documents; the peer searches its own
+    document_ids: frozenset[str] | None = None  # restricts the collections to these documents; None: all
+    min_score: float = MIN_SCORE  # minimum cosine similarity of a passage of this side
+    passages: tuple[Passage, ...] | None = None  # of this side, to be read instead of what a search finds
+    other_passages: tuple[Passage, ...] = ()  # with them, of the other side
+    workflow: WorkflowName | None = None  # agents that search before the answer; None: one search
+    steps: bool = False  # the client is told of each of their steps as it ends
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """The other side's part in the answer."""
+
+    on_loss: OnLoss = "continue"
+    privacy: Privacy = "document-private"
     device: str | None = None  # server only: device to join, named by the request or bound to its key
     names_device: bool = False  # the request itself names `device`, and is refused where that may not be asked
     any_device: bool = True  # without `device`, the only linked one joins; not for a key that is bound to none
-    asker: str = ""  # server only: name of the key, which a device is told
-    documents: int = 2  # maximum of passages per side; 0: none
-    on_loss: OnLoss = "continue"
-    privacy: Privacy = "document-private"
-    top_logprobs: int | None = None  # None: no logprobs
-    seeded: bool = True  # the client set the seed: equal seeds must give equal text
+
+
+@dataclass(frozen=True, slots=True)
+class AskedStrategy:
+    name: str = "auto"
     options: Mapping[str, object] = field(default_factory=dict)  # by the fields of the strategies' options structs
+    seeded: bool = True  # the client set the seed: equal seeds must give equal text
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """For whom the answer is written, and its turn in the engine's steps."""
+
     owner: str = ""  # a name, never a secret; n-grams and cached KV blocks are shared within one owner
-    constraint: Constraint | None = None  # on the text and its end
-    collections: tuple[str, ...] = (DEFAULT_COLLECTION,)  # of this side's documents; the peer searches its own
-    min_score: float = MIN_SCORE  # minimum cosine similarity of a passage of this side
-    document_ids: frozenset[str] | None = None  # restricts the collections to these documents; None: all
-    priority: int = 0  # in the engine's steps: smaller ones first; never a client's own choice
-    criticality: float = 0.0  # s of a workflow that wait for this text; 0 without one
-    prompt: tuple[int, ...] | None = None  # raw tokens to continue; then `messages` is empty and no document is used
-    workflow: WorkflowName | None = None  # agents that search before the answer; None: one search
-    steps: bool = False  # the client is told of each of their steps as it ends
-    passages: tuple[Passage, ...] | None = None  # of this side, to be read instead of what a search finds
-    other_passages: tuple[Passage, ...] = ()  # with them, of the other side
-    shared: SharedPrompt | None = field(default=None, compare=False)  # with other choices of one call
-    template: Mapping[str, object] = field(default_factory=dict)  # further variables of the chat template
+    asker: str = ""  # server only: name of the key, which a device is told
     guest_key: str = ""  # of a text for a peer: KV is shared within it, and n-grams are forgotten with the text
+    priority: int = 0  # smaller ones first; never a client's own choice
+    criticality: float = 0.0  # s of a workflow that wait for this text; 0 without one
     # Id of the client's request, in the logs of both sides; random, and says nothing of what is asked for.
     trace: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Request of one answer; `n` choices are `n` requests."""
+
+    prompt: AskedPrompt
+    sampling: SamplingParams
+    output: OutputForm = OutputForm()
+    sources: Sources = Sources()
+    joining: Joining = Joining()
+    strategy: AskedStrategy = AskedStrategy()
+    account: Account = Account()
+    model: str = ""  # its served name; empty: the default
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +217,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkState:
+class LinkStatus:
     """A link that is up, as `/v1/status` shows it."""
 
     peer: str  # the device's name; of the cloud `cloud`
@@ -241,6 +272,10 @@ class Service(Protocol):
 
     def strategies(self) -> Sequence[str]: ...
 
+    @property
+    def debug_options(self) -> bool:
+        """Requests may choose forms of strategies that are for measurements."""
+
     def workflows(self) -> Sequence[WorkflowName]:
         """Those that can run here: `research` only where the web can be searched."""
 
@@ -283,7 +318,7 @@ class Service(Protocol):
 
     def load(self) -> Load: ...
 
-    def links(self) -> Sequence[LinkState]: ...
+    def links(self) -> Sequence[LinkStatus]: ...
 
 
 class Generation(Protocol):

@@ -48,7 +48,7 @@ class TextEmbedder:
         for start in range(0, len(texts), PART_TEXTS):
             async with self._turn:
                 part = texts[start : start + PART_TEXTS]
-                parts.append(await self._work.embed(len(part), partial(self._embedder.embed, part)))
+                parts.append(await self._work.embed(partial(self._embedder.embed, part)))
         return Embeddings(np.concatenate(parts), sum(tokens))
 
     def _count_tokens(self, texts: Sequence[str], first: int) -> list[int]:
@@ -90,7 +90,7 @@ class PassageReranker:
         for start in range(0, len(passages), PART_PASSAGES):
             part = passages[start : start + PART_PASSAGES]
             async with self._turn:
-                found = await self._work.rerank(len(part), partial(self._reranker.score, query, part))
+                found = await self._work.rerank(partial(self._reranker.score, query, part))
             scores += map(float, found)
         if isinstance(self._reranker, CrossEncoder):  # logits; clients compare with thresholds from 0 to 1
             scores = [_probability(score) for score in scores]
@@ -157,5 +157,5 @@ class NodeTexts:
 
     async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
         if self._reranker is None:
-            raise RequestError("This side has no reranker: start it with --reranker.", status=404, param="model")
+            raise RequestError("This side has no reranker: set one in [tuning].", status=404, param="model")
         return await self._reranker.rerank(query, passages)

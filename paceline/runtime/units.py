@@ -9,15 +9,15 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from itertools import count
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
-from paceline.configuration import TASKS, Task
 from paceline.core.side import Zone
 from paceline.rag.compute_threads import compute_here
-from paceline.workflow.graph import ProcessingUnit, WorkflowModels
+from paceline.settings import TASKS, Task
+from paceline.workflow.flows import ANSWER, EMBED, FETCH, SCORE, SEARCH, SEARCH_FAR, WRITE
+from paceline.workflow.graph import ProcessingUnit
 
 # Cores of this machine that a thread may be kept on, where the system supports that.
 
@@ -74,12 +74,9 @@ class NodeUnits:
     engine: str = ENGINE
     engine_cores: frozenset[int] = frozenset()
 
-    def registry(self, zone: Zone, *, shared: bool = False, web: bool = False, cloud: bool = False) -> UnitRegistry:
-        """shared: the engine computes on this host's processor, and on its memory. web, cloud: see `UnitRegistry`."""
-        memory = "host" if shared else "engine"
-        return UnitRegistry(
-            zone, self.lanes, self.hosts, web=web, cloud=cloud, engine=self.engine, engine_memory=memory
-        )
+    def registry(self, zone: Zone, *, web: bool = False, cloud: bool = False) -> UnitRegistry:
+        """web, cloud: see `UnitRegistry`."""
+        return UnitRegistry(zone, self.lanes, self.hosts, web=web, cloud=cloud, engine=self.engine)
 
     def __str__(self) -> str:
         """In words that are equal where profiles of them may be believed."""
@@ -99,11 +96,9 @@ class UnitRegistry:
     zone: Zone
     lanes: int = LANES
     hosts: Sequence[HostUnit] = (HostUnit("cpu"),)
-    models: WorkflowModels = field(default_factory=WorkflowModels)
     web: bool = False
     cloud: bool = False
     engine: str = ENGINE
-    engine_memory: str = "engine"  # that the lanes share; "host" where they compute on this host's processor
     units: tuple[ProcessingUnit, ...] = field(init=False)
     under_way: Counter[str] = field(init=False, default_factory=Counter)  # launches of each host unit
     _threads: dict[str, ThreadPoolExecutor] = field(init=False)
@@ -111,30 +106,24 @@ class UnitRegistry:
 
     def __post_init__(self) -> None:
         """Raises ValueError for cores that this process may not use."""
-        names, lanes = self.models, self.engine_memory
-        generating = frozenset({names.agent, names.chat})
-        tasks: dict[Task, str] = {"embed": names.embed, "rerank": names.rerank, "search": names.host}
         allowed = allowed_cores()
         if wrong := {core for host in self.hosts for core in host.cores} - allowed:
             raise ValueError(f"this process may not run on the cores {sorted(wrong)}; it may on {sorted(allowed)}")
         if missing := set(TASKS) - {task for host in self.hosts for task in host.does}:
             raise ValueError(f"no unit does {' and '.join(sorted(missing))}")
-        self.units = (
-            *(
-                ProcessingUnit(host.name, host.kind, frozenset(tasks[task] for task in host.does), self.zone, "host")
-                for host in self.hosts
-            ),
-            *(ProcessingUnit(f"{self.engine} {n}", ENGINE, generating, self.zone, lanes) for n in range(self.lanes)),
-            *(ProcessingUnit(f"link {n}", LINK, frozenset({names.far}), "cloud", "far") for n in range(SEARCHES)),
-            *(
-                ProcessingUnit(f"{CLOUD} {n}", CLOUD, frozenset({names.agent}), "cloud", CLOUD)
-                for n in range(TEXTS if self.cloud else 0)
-            ),
-            *(
-                ProcessingUnit(f"web {n}", "web", frozenset({names.web}), "cloud", "web")
-                for n in range(PAGES if self.web else 0)
-            ),
-        )
+        tasks: dict[Task, str] = {"embed": EMBED.model, "rerank": SCORE.model, "search": SEARCH.model}
+        units = [
+            ProcessingUnit(host.name, host.kind, frozenset(tasks[task] for task in host.does), self.zone, "host")
+            for host in self.hosts
+        ]
+        for name, kind, models, zone, count in (
+            (self.engine, ENGINE, {WRITE.model, ANSWER.model}, self.zone, self.lanes),
+            (LINK, LINK, {SEARCH_FAR.model}, "cloud", SEARCHES),
+            (CLOUD, CLOUD, {WRITE.model}, "cloud", TEXTS if self.cloud else 0),
+            ("web", "web", {FETCH.model}, "cloud", PAGES if self.web else 0),
+        ):
+            units += [ProcessingUnit(f"{name} {n}", kind, frozenset(models), zone, kind) for n in range(count)]
+        self.units = tuple(units)
         self._threads = {host.name: _thread(host) for host in self.hosts}
 
     async def run(self, unit: str, work: Callable[[], T]) -> T:
@@ -170,27 +159,17 @@ def _settle(cores: frozenset[int]) -> None:
     compute_here(max(1, len(cores)))
 
 
-# Work of requests without a workflow, on the units of a node: searches, embeddings, uploaded files, answers.
+# Work of requests without a workflow, on the units of a node: searches, embeddings, uploaded files.
 #
-# It never waits for a launch of a workflow: a host unit has further threads for it, on the same cores, and the engine
-# batches it. It is done on the unit with least under way of those that do such work. The scheduler of workflows, once
-# there is one, is told of it, so that launches beside it are predicted to take longer and profiles tell both apart.
+# It never waits for a launch of a workflow: a host unit has further threads for it, on the same cores. It is done on
+# the unit with least under way of those that do such work.
 
 
 THREADS: Final = min(32, (os.cpu_count() or 1) + 4)  # of a host unit, as asyncio's own; on two cores 8 cost 5 % more
 
 
-class Watcher(Protocol):
-    """Is told of work as it begins and as it ends."""
-
-    def other_began(self, number: int, unit: str, operation: str, items: int) -> None: ...
-
-    def other_ended(self, number: int, items: int | None) -> None:
-        """items: that there were; None: all."""
-
-
 class PlainWork:
-    """Belongs to the event loop, which must run while `indexing` is entered. `close` ends the threads."""
+    """Belongs to the event loop. `close` ends the threads."""
 
     def __init__(self, registry: UnitRegistry) -> None:
         self._registry = registry
@@ -198,99 +177,56 @@ class PlainWork:
             host.name: ThreadPoolExecutor(THREADS, f"requests {host.name}", initializer=settle, initargs=(host.cores,))
             for host in registry.hosts
         }
-        self._lane = next(unit.name for unit in registry.units if unit.kind == ENGINE)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._numbers = count(1)
-        self._under_way: dict[int, str] = {}  # unit
-        self._texts: dict[object, int] = {}
-        self._watcher: Watcher | None = None
-
-    def start(self) -> None:
-        """Begin, in the running loop."""
-        self._loop = asyncio.get_running_loop()
-
-    def watch(self, watcher: Watcher) -> None:
-        """Tell it of what begins from now on."""
-        self._watcher = watcher
+        self._busy: list[str] = []  # units, once for each work under way; appended to and removed from in any thread
 
     async def search(self, work: Callable[[], T]) -> T:
         """Call `work`, which embeds a question, searches for it and makes prompts of what it finds."""
-        return await self._run("search", f"{self._registry.models.host}/request", 1, work)
+        return await self._run("search", work)
 
-    async def embed(self, texts: int, work: Callable[[], T]) -> T:
-        """Call `work`, which embeds so many texts."""
-        return await self._run("embed", f"{self._registry.models.embed}/encode", texts, work)
+    async def embed(self, work: Callable[[], T]) -> T:
+        """Call `work`, which embeds texts."""
+        return await self._run("embed", work)
 
-    async def rerank(self, passages: int, work: Callable[[], T]) -> T:
-        """Call `work`, which scores so many passages."""
-        return await self._run("rerank", f"{self._registry.models.rerank}/score", passages, work)
-
-    def begin_text(self, answer: object, tokens: int) -> None:
-        """An answer of so many tokens at most is being written."""
-        number = self._texts[answer] = next(self._numbers)
-        self._begun(number, self._lane, f"{self._registry.models.chat}/decode", max(1, tokens))
-
-    def end_text(self, answer: object) -> None:
-        """An answer has ended, if it was begun. What it took is not learnt: much of that was waiting."""
-        if (number := self._texts.pop(answer, None)) is not None:
-            self._end(number, 0)
+    async def rerank(self, work: Callable[[], T]) -> T:
+        """Call `work`, which scores passages."""
+        return await self._run("rerank", work)
 
     def indexing(self) -> AbstractContextManager[None]:
         """Around the embedding of files, in any thread but the loop's, which stays on the unit's cores."""
-        return self._reading_in(f"{self._registry.models.embed}/files", 0)
+        return self._reading_in(0)
 
     def parsing(self) -> AbstractContextManager[None]:
         """Around the parsing of a file, likewise: a process that the thread starts stays on these cores too. Where
         several units embed, it is not the one that embeds files."""
-        return self._reading_in(f"{self._registry.models.host}/parse", -1)
+        return self._reading_in(-1)
 
     @contextmanager
-    def _reading_in(self, operation: str, place: int) -> Iterator[None]:
+    def _reading_in(self, place: int) -> Iterator[None]:
         """place: of the unit among those that embed."""
-        loop, number = self._loop, next(self._numbers)
-        assert loop is not None
         host = [host for host in self._registry.hosts if "embed" in host.does][place]
         settle(host.cores)
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(self._begun, number, host.name, operation, 1)
-        try:
+        with self._counted(host.name):
             yield
-        finally:
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._end, number, None)
 
     def close(self) -> None:
         """Drop what waits for the threads; what they are at ends by itself."""
         for pool in self._threads.values():
             pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, task: Task, operation: str, items: int, work: Callable[[], T]) -> T:
+    async def _run(self, task: Task, work: Callable[[], T]) -> T:
         """Cancelled, it runs to its end and its result is dropped."""
-        unit = self._least_busy(task)
-        number = next(self._numbers)
-        self._begun(number, unit, operation, max(1, items))
+        busy = Counter(self._busy) + self._registry.under_way
+        unit = min((host.name for host in self._registry.hosts if task in host.does), key=lambda name: busy[name])
+        with self._counted(unit):
+            return await asyncio.get_running_loop().run_in_executor(self._threads[unit], work)
+
+    @contextmanager
+    def _counted(self, unit: str) -> Iterator[None]:
+        self._busy.append(unit)
         try:
-            result = await asyncio.get_running_loop().run_in_executor(self._threads[unit], work)
-        except BaseException:
-            self._end(number, 0)
-            raise
-        self._end(number, None)
-        return result
-
-    def _least_busy(self, task: Task) -> str:
-        """The unit for this with the least work, launches of workflows included; of equals, the first."""
-        busy = Counter(self._under_way.values()) + self._registry.under_way
-        return min((host.name for host in self._registry.hosts if task in host.does), key=lambda name: busy[name])
-
-    def _begun(self, number: int, unit: str, operation: str, items: int) -> None:
-        self._under_way[number] = unit
-        if self._watcher is not None:
-            self._watcher.other_began(number, unit, operation, items)
-
-    def _end(self, number: int, items: int | None) -> None:
-        self._under_way.pop(number, None)
-        if self._watcher is not None:
-            self._watcher.other_ended(number, items)
+            yield
+        finally:
+            self._busy.remove(unit)
 
 
 def settle(cores: frozenset[int]) -> None:

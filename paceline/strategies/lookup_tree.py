@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from paceline.core.batching.segment import StepSize
-from paceline.core.drafting.budget import AdaptiveBudget, Budget, OnlineStats
+from paceline.core.drafting.budget import AdaptiveBudget, OnlineStats
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable
 from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.strategies.base import (
@@ -51,10 +51,9 @@ class LookupTree:
         config: MachineConfig,
         *,
         drafter: TreeDrafter | None = None,
-        budget: Budget | None = None,
-        overlap: bool = True,
+        budget: AdaptiveBudget | None = None,
     ) -> None:
-        """drafter, budget: in place of its own, for baselines. overlap: learn while the next forward runs."""
+        """drafter, budget: in place of its own, for baselines."""
         online_stats = OnlineStats() if config.stats is None else config.stats
         table = LookupTable(config.vocab_size) if config.table is None else config.table
         self._config = config
@@ -74,7 +73,6 @@ class LookupTree:
         )
         self._budget = budget or AdaptiveBudget(online_stats.budget, rows=_max_drafts(config.options.drafting))
         self._feed = DrafterFeed(self._drafter, config.vocab_size, samples=config.takes_tokens)
-        self._overlap = overlap
         self._woken = False  # since the forward under way was asked for
         self._expected = 0.0  # accepted drafts of the forward under way, by the drafter's probabilities
         self._step_size = online_stats.budget.guard.last_step
@@ -156,7 +154,7 @@ class LookupTree:
         drafted = drafted.first(self._budget.choose(drafted.probs))
         last = self._config.max_tokens - 1  # a longer prefix has no next token
         nodes: list[PrefixNode | None] = []
-        for token, parent_index in zip(drafted.tree.tokens, drafted.tree.parents, strict=True):
+        for token, parent_index in zip(drafted.tokens, drafted.parents, strict=True):
             parent = head if parent_index < 0 else nodes[parent_index]
             fits = parent is not None and parent.position < last and self._decoder.fits(parent.position + 1)
             is_draft = fits and token not in self._config.eos_ids
@@ -200,8 +198,6 @@ class LookupTree:
         new_rows = feed.new_rows(sequences, paused=self._budget.paused)
         feed.teach(feed.prompt_lessons(*prompt, sequences))
         feed.teach(feed.row_lessons(rows, head, self._decoder.plain, new_rows))
-        if not self._overlap:
-            feed.finish()
         if self._budget.awake and feed.may_learn(feed.new_rows(sequences, paused=self._budget.paused)):
             self._decoder.num_top = NUM_SUCCESSORS
 

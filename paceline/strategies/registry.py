@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from paceline.errors import RequestError
 from paceline.strategies.aggregate.machine import aggregate
 from paceline.strategies.autoregressive import autoregressive
 from paceline.strategies.draft_verify.machine import draft_verify
@@ -24,6 +30,30 @@ def register(strategy: Strategy) -> None:
 def unregister(name: str) -> None:
     """Undo `register`, for a strategy whose messages no other one uses."""
     codec.unregister(*STRATEGIES.pop(name).messages)
+
+
+_NOT_DEBUG: Final = {"needs_dists", "writer", "search_every", "joules_per_token", "joules_per_step"}  # said elsewhere
+
+
+def debug_options(given: Mapping[str, object]) -> dict[str, object]:
+    """Options that a request names by their fields, whichever strategy reads them, as {"verifier": "truncated"} does.
+    Raises RequestError for an unknown field or a value that it cannot have."""
+    known = {
+        field.encode_name: field.type
+        for strategy in STRATEGIES.values()
+        for field in msgspec.structs.fields(strategy.options)
+        if field.name not in _NOT_DEBUG
+    }
+    found: dict[str, object] = {}
+    for name, value in given.items():
+        param = f"paceline.debug.{name[:64]}"
+        if name not in known:
+            raise RequestError(f"{param} is not known; known: {', '.join(sorted(known))}.", param=param)
+        try:
+            found[name] = msgspec.convert(value, known[name])
+        except msgspec.ValidationError as error:
+            raise RequestError(f"{param}: {error}.", param=param) from None
+    return found
 
 
 for _strategy in (autoregressive, lookup_tree, aggregate, draft_verify, pipeline):

@@ -26,39 +26,57 @@ O = TypeVar("O", bound=Options)  # noqa: E741
 
 
 @dataclass(frozen=True, slots=True)
-class RoutingContext:
-    """Facts by which a strategy is chosen: of the request, of this side, and of its peer."""
+class Wish:
+    """What a request asks for, as far as it matters to the choice of a strategy."""
 
-    side: Side
-    strategy: str  # that the request asks for; "auto": any
+    strategy: str  # "auto": any
     sampling: SamplingParams
     privacy: Privacy = "document-private"
-    options: Mapping[str, Any] = field(default_factory=dict)  # that the request asks for, by field of `Options`
+    options: Mapping[str, Any] = field(default_factory=dict)  # by field of `Options`
     documents: int = 2  # passages that each side reads at most
     raw_prompt: bool = False  # tokens are continued: no conversation, no documents
     logprobs: bool = False
     seeded: bool = True  # the client named the seed: the same one must give the same text
+
+
+@dataclass(frozen=True, slots=True)
+class SideFacts:
+    """What one side has to write with."""
+
+    documents: int = 0
+    num_weights: int = 0  # of its model; 0: unknown
+    # A token decoded by this side alone, without drafts; of the peer, a token of an answer that its model writes.
+    decode_s: float | None = None  # None: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPresence:
     expected: bool = False  # a peer belongs to this request, whether it is linked now or not
     linked: bool = False
     barred: str = ""  # why the linked peer may not be asked for this request, as the end of a sentence
     common: tuple[str, ...] = ()  # strategies both sides know
-    own_documents: int = 0
-    peer_documents: int = 0
-    num_weights: int = 0  # of this side's model; 0: unknown
-    peer_weights: int = 0
-    decode_s: float | None = None  # a token decoded by this side alone, without drafts; None: unknown
-    peer_decode_s: float | None = None  # a token of an answer that the peer's model writes
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingContext:
+    """Facts by which a strategy is chosen: of the request, of this side, and of its peer."""
+
+    side: Side
+    wish: Wish
+    presence: PeerPresence = PeerPresence()
+    own: SideFacts = SideFacts()
+    peer: SideFacts = SideFacts()
     passages: int | None = None  # that this side has retrieved; None: before retrieval
 
     @property
     def larger(self) -> Side:
         """The side of the larger model; this one, unless the peer's is known to be."""
-        return other(self.side) if self.peer_weights > self.num_weights > 0 else self.side
+        return other(self.side) if self.peer.num_weights > self.own.num_weights > 0 else self.side
 
 
 def asked_options(kind: type[O], context: RoutingContext) -> O:
     """Options of this type as the request asks for them, and the defaults for the rest."""
-    return kind(**{name: context.options[name] for name in kind.__struct_fields__ if name in context.options})
+    return kind(**{name: context.wish.options[name] for name in kind.__struct_fields__ if name in context.wish.options})
 
 
 def _no_check(context: RoutingContext) -> None:
@@ -74,7 +92,7 @@ class Strategy:
     """Record of one strategy.
 
     check: raises RequestError for what a request asks of this strategy and it cannot keep. Called for every request,
-    whichever strategy the request names: a check for this strategy alone compares `RoutingContext.strategy` first.
+    whichever strategy the request names: a check for this strategy alone compares `Wish.strategy` first.
 
     choose: called after retrieval for a strategy that routing proposes: the options to write with, or None where the
     strategy declines and the next one is asked. Absent: it never declines, and the options are those asked for.

@@ -29,11 +29,11 @@ from paceline.wire.messages import (
     Introduction,
     Message,
     OpenSession,
-    Part,
     Ping,
     Pong,
     RetrievedPassages,
     Sampling,
+    SentPart,
     SessionMessage,
     bad_tokens,
     not_finite,
@@ -43,7 +43,7 @@ from paceline.wire.options import Options
 MAX_OPTIONS_BYTES = 4096
 
 O = TypeVar("O", bound=Options)  # noqa: E741
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=SentPart)
 
 _INDEX = re.compile(r"\$\[(\d+)\]")
 
@@ -228,14 +228,14 @@ def decode_options(data: msgspec.Raw, kind: type[O]) -> O:
     return options
 
 
-def constraint_to_wire(constraint: Constraint | None) -> messages.Constraint | None:
+def constraint_to_wire(constraint: Constraint | None) -> messages.SentConstraint | None:
     if constraint is None:
         return None
     ends = constraint.min_tokens, constraint.ignore_eos, list(constraint.stop_ids)
-    return messages.Constraint(constraint.kind, constraint.text, *ends)
+    return messages.SentConstraint(constraint.kind, constraint.text, *ends)
 
 
-def constraint_from_wire(constraint: messages.Constraint) -> Constraint:
+def constraint_from_wire(constraint: messages.SentConstraint) -> Constraint:
     ends = constraint.min_tokens, constraint.ignore_eos, tuple(constraint.stop_ids)
     return Constraint(constraint.kind, constraint.text, *ends)
 

@@ -1,6 +1,6 @@
 """Truncated distributions in few bytes, decoded bit for bit as the sender quantized them.
 
-A payload with 16 bits a probability carries the result of `core.sampling.quantize` without loss:
+A payload with 16 bits a probability carries the result of `core.sampling.dist.quantize` without loss:
 `decode_dist(encode_dist(d))` equals `quantize(d)` bit for bit. A precise payload carries float64 unchanged.
 In both, probabilities are those of the full distribution, not renormalised; the tail mass is 1 less their sum and is
 not sent.
@@ -60,7 +60,7 @@ def decode_dist(payload: DistPayload, vocab_size: int | None = None) -> Dist:
 def encode_head(dist: Dist, precise: bool) -> DistPayload:
     """Encode the head of a distribution; `precise`: in float64. Raises ValueError for an invalid one.
 
-    With 16 bits, ids less likely than 2**-31 are dropped; the heads that `core.aggregation.registry` makes have none.
+    With 16 bits, ids less likely than 2**-31 are dropped; the heads that aggregators make have none.
     """
     if not precise:
         return encode_dist(dist)

@@ -98,7 +98,7 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
-class WakeAt:
+class TickAt:
     """Call `tick` at this time. Replaces an earlier one."""
 
     time: float
@@ -116,4 +116,4 @@ class Disconnected:
 
 
 KeyEffect = Authenticate | MakeKey | KeepKey | SettleKey  # these may take time
-Effect = Transmit | KeyEffect | Connected | Deliver | WakeAt | Disconnected
+Effect = Transmit | KeyEffect | Connected | Deliver | TickAt | Disconnected

@@ -116,7 +116,7 @@ def answer_mac(mac_key: bytes, answer: bytes) -> bytes:
 #
 # The cloud signs first, so that a device tells a stranger nothing but its name. Every signature covers the frames
 # before it as they went over the wire, and with them both nonces, the device's name, the version and both tokenizers;
-# besides, the cloud's public key and a purpose of its own (`signing`). So nothing that was signed for another
+# besides, the cloud's public key and a purpose of its own (`signed_bytes`). So nothing that was signed for another
 # handshake, end, message or protocol is accepted. A handshake object serves one connection: its nonce must be fresh.
 #
 # Not handled: somebody who passes all frames on unchanged reads and changes what follows; that is what TLS is for.

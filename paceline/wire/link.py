@@ -1,7 +1,7 @@
 """The link as a state machine: handshake, heartbeat, sessions and closing. Knows no socket and no clock; RFC 6455
 frames, TLS and waiting are the driver's (`paceline.runtime.link`).
 
-The lifecycle is the table of `wire.lifecycle`. A message that it does not allow closes the link with a named code; a
+The lifecycle is the table `NEXT`. A message that it does not allow closes the link with a named code; a
 transition of this side that it does not allow is a bug. Who may link is decided outside: the machine asks with the
 effect `Authenticate` and receives the result through `authenticated`; until then it accepts no message.
 """
@@ -16,7 +16,7 @@ from paceline.core.estimation import Bandwidth
 from paceline.errors import LinkClosed, LinkError, LocalProtocolError, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode, sentence
 from paceline.wire.codec import decode, encode, peek_version
-from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, SettleKey, Transmit, WakeAt
+from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, SettleKey, TickAt, Transmit
 from paceline.wire.identity import CloudHandshake, DeviceHandshake, Handshake, Renewal, renewal_of
 from paceline.wire.messages import (
     VERSION,
@@ -132,7 +132,7 @@ def trigger_of(message: Message) -> Trigger:
 # below it that is not open has ended or was left out. Ended sessions take no memory.
 #
 # A new number is above all that this side has seen, its own and the peer's (Lamport 1978). So both sides agree in
-# which order sessions came, and serve them in that order where they compete: see `core.batching.groups`.
+# which order sessions came, and serve them in that order where they compete: see `core.batching.pending.Group`.
 
 
 MAX_SESSIONS = 256  # open at once, of each opener
@@ -259,7 +259,7 @@ class LinkMachine:
         """The connection is open. First input, once."""
         self._deadline = now + HANDSHAKE_S
         hello = [Transmit(self.handshake.begin())] if isinstance(self.handshake, DeviceHandshake) else []
-        return [*hello, WakeAt(self._deadline)]
+        return [*hello, TickAt(self._deadline)]
 
     def received(self, data: bytes, now: float) -> list[Effect]:
         """One frame from the peer. Never raises: a bad frame closes the link."""
@@ -292,7 +292,7 @@ class LinkMachine:
         if self.state is LinkState.CLOSED:
             return []
         if now < self._deadline:
-            return [WakeAt(self._deadline)]
+            return [TickAt(self._deadline)]
         if self.peer is None:
             return self.close(CloseCode.HANDSHAKE_TIMEOUT)
         # Heartbeats are counted, not seconds: after suspend, this side's own sleep must not count as silence of the
@@ -428,7 +428,7 @@ class LinkMachine:
         """Send the heartbeat and set the deadline of the next."""
         self._received_any = False
         self._deadline = now + HEARTBEAT_S
-        return [self._probe(now), WakeAt(self._deadline)]
+        return [self._probe(now), TickAt(self._deadline)]
 
     def _probe(self, now: float) -> Transmit:
         self._unanswered = {sent for sent in self._unanswered if now - sent < HEARTBEAT_S * (MAX_MISSED + 1)} | {now}

@@ -1,8 +1,7 @@
 """Messages of the link. Each struct is tagged with an explicit name.
 
 Renaming a class is not a protocol change; changing a tag or field is, and raises VERSION.
-Strings and lists are bounded so that the decoder refuses oversized ones before any other code runs. Types and bases are
-in `wire.fields`, the messages of the handshake in `wire.identity_messages`.
+Strings and lists are bounded so that the decoder refuses oversized ones before any other code runs.
 
 A strategy adds its messages as subclasses of `SessionMessage`, and its options as a subclass of `wire.options.Options`;
 messages of the strategies in this package are defined here, others are added with `wire.codec.register`.
@@ -42,11 +41,11 @@ Signature = Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class SentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Base: encoded as an array of the fields in this order, without names; an additional field is an error."""
 
 
-class Frame(Part, frozen=True, tag_field="t"):
+class Frame(SentPart, frozen=True, tag_field="t"):
     """Base of a message that fills a frame: its array begins with the tag."""
 
     max_bytes: ClassVar[int] = MAX_CONTROL_BYTES  # limit of its frame
@@ -79,14 +78,14 @@ class Challenge(Frame, frozen=True, tag="challenge"):
     signature: Signature  # by the cloud's key
 
 
-class RelevanceScale(Part, frozen=True):
-    """The scale of a side's relevance. Scores of two sides can be compared only if theirs are equal."""
+class RelevanceScale(SentPart, frozen=True):
+    """The scale of a side's relevance. Scores of two sides can be compared only if their embedders are equal."""
 
     embedder: Hash  # fingerprint of its weights, not its name
-    temperature: Annotated[float, msgspec.Meta(gt=0, le=100)]  # by which a cosine is divided
+    temperature: Annotated[float, msgspec.Meta(gt=0, le=100)]  # divides a cosine; the cloud's holds for both
 
 
-class Introduction(Part, frozen=True):
+class Introduction(SentPart, frozen=True):
     """A side's description of itself."""
 
     tokenizer: Hash  # fingerprint
@@ -159,7 +158,7 @@ class SessionFrame(Frame, frozen=True):
 class SessionMessage(SessionFrame, frozen=True):
     """Base of the messages between the two machines of a session. Link, egress, limits and simulator dispatch on it."""
 
-    compact_code: ClassVar[int | None] = None  # 1 to 31; None: no short form (`wire.payloads.compact`)
+    compact_code: ClassVar[int | None] = None  # 1 to 31; None: no short form (`wire.payloads.pack`)
     compact_numbers: ClassVar[int] = 0  # behind session and epoch in it
 
     epoch: Count  # epoch of the opening it belongs to; a message of another epoch is dropped
@@ -196,12 +195,12 @@ class Drain(Frame, frozen=True, tag="drain"):
 
 
 # ---- sessions -------------------------------------------------------------------------------------------------------
-class ChatMessage(Part, frozen=True):
+class ChatMessage(SentPart, frozen=True):
     role: Name
     content: Text
 
 
-class Sampling(Part, frozen=True):
+class Sampling(SentPart, frozen=True):
     """`core.sampling.sampler.SamplingParams` on the wire. `seed` is always set: the side that faces the client draws
     one if the request has none."""
 
@@ -216,8 +215,8 @@ class Sampling(Part, frozen=True):
     repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=10)]
 
 
-class Constraint(Part, frozen=True):
-    """`core.sampling.constraint.Constraint` on the wire."""
+class SentConstraint(SentPart, frozen=True):
+    """`core.sampling.sampler.Constraint` on the wire."""
 
     kind: ConstraintKind
     text: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
@@ -252,7 +251,7 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
     options: msgspec.Raw  # the strategy's options as an array of their fields, see `wire.options`
     targets: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
     epoch: Count  # number of earlier openings of this answer; messages of another epoch are dropped
-    constraint: Constraint | None  # on the text; each side masks its own distributions
+    constraint: SentConstraint | None  # on the text; each side masks its own distributions
     asker: Name  # from a cloud: name of the client's key; empty for a client without one, and from a device
     # From a device, random: the cloud shares KV among this device's openings with the same key. Empty: with none.
     cache_key: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
@@ -268,7 +267,7 @@ class CloseSession(SessionFrame, frozen=True, tag="close"):
     reason: Annotated[str, msgspec.Meta(max_length=1024)]
 
 
-class DistPayload(Part, frozen=True):
+class DistPayload(SentPart, frozen=True):
     """A truncated distribution: probabilities of the full one, not renormalised; the tail mass is 1 less their sum.
 
     Encoded and decoded by `wire.dist_codec`.
@@ -279,7 +278,7 @@ class DistPayload(Part, frozen=True):
 
 
 class Drafts(SessionMessage, frozen=True, tag="d"):
-    """Nodes of the sender's draft tree, encoded by `wire.payloads.tree_codec`, with its prediction after each.
+    """Nodes of the sender's draft tree, encoded by `wire.payloads.pack_nodes`, with its prediction after each.
 
     The root of the tree is an anchor, a node whose prefix is decided. Messages sent for every token have short tags.
     Distributions are decoded once, where they are used: a bad one is ignored there.
@@ -398,7 +397,7 @@ class SyncState(SessionMessage, frozen=True, tag="have"):
     waits: bool  # the sender decides and lacks a distribution of the receiver
 
 
-class RetrievedPassage(Part, frozen=True):
+class RetrievedPassage(SentPart, frozen=True):
     """A passage in a prompt of the sender. From a device, all but the score is empty: it is private."""
 
     document: Annotated[str, msgspec.Meta(max_length=1024)]

@@ -12,10 +12,10 @@ import msgspec
 from paceline.core.offloading import Unit
 from paceline.core.side import Side
 from paceline.core.stretches import MAX_STRETCH
-from paceline.wire.messages import Name, Part
+from paceline.wire.messages import Name, SentPart
 
 
-class DraftLimits(Part, frozen=True):
+class DraftLimits(SentPart, frozen=True):
     """Limits of a side's draft tree."""
 
     width: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4  # drafts for each next token; 1 makes chains, as in DRAGON
@@ -24,7 +24,7 @@ class DraftLimits(Part, frozen=True):
     whole_sequences: bool = False  # send chains of `ahead` drafts as a whole, not each draft once computed
 
 
-class Options(Part, frozen=True):
+class Options(SentPart, frozen=True):
     """Options of a strategy, carried whole by request, opening and machine. A strategy with more options subclasses
     this."""
 
@@ -33,12 +33,12 @@ class Options(Part, frozen=True):
 
     @property
     def stats_kind(self) -> str:
-        """Kind of answers that share measured statistics, see `core.drafting.online_stats`."""
+        """Kind of answers that share measured statistics, see `core.drafting.budget.OnlineStats`."""
         return ""
 
     @property
     def energy_budget(self) -> tuple[float, Unit] | None:
-        """The request's energy budget, J a unit, as `core.offloading.draft_length.EnergyQueue` keeps it; None: none."""
+        """The request's energy budget, J a unit, as `core.offloading.EnergyQueue` keeps it; None: none."""
         return None
 
     @property

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from paceline.core.offloading import Objective, Unit
+from paceline.core.offloading import Unit
 from paceline.core.verification import VerifierName
 from paceline.wire.messages import MAX_FRAME_BYTES, Count, DistPayload, SessionMessage, Token, bad_tokens
 from paceline.wire.options import Options
@@ -29,7 +29,6 @@ class VerifyOptions(Options, frozen=True):
     waits: bool = False  # the verifier waits for drafts; else it decodes meanwhile
     second_guesses: bool = True  # beside drafts that are unsure another token is verified: *agreement* alone
     needs_dists: bool = False  # verdicts carry distributions, for logprobs
-    objective: Objective = "per_step"  # see `core.offloading.draft_length.utility`
     joules_per_step: Joules | None = None  # energy budget of the device's drafting
     joules_per_token: Joules | None = None  # likewise; not both
     verifier: VerifierName = "agreement"  # see `core.verification`; the other two wait for drafts
@@ -57,7 +56,7 @@ class DraftChain(SessionMessage, frozen=True, tag="c"):
     offset: Annotated[int, msgspec.Meta(ge=0, le=MAX_CHAIN)]  # tokens of this chain that were sent before
     places: Annotated[
         bytes, msgspec.Meta(max_length=MAX_PLACE_BYTES * MAX_CHAIN)
-    ]  # a draft each, some with a second guess: `wire.payloads.draft_places`; none: no more drafts
+    ]  # a draft each, some with a second guess: `wire.payloads.encode_places`; none: no more drafts
 
     def fault(self, vocab_size: int | None) -> str | None:
         places = decode_places(self.places)
@@ -85,7 +84,7 @@ class DraftsWithDists(DraftChain, frozen=True, tag="cl"):
 
     last: bool = False  # no more drafts follow these, until the next verdict
     recovered: Token | None = None  # the target before `base`, which the sender has drawn in place of a rejected draft
-    # One of the two: each token's probability, or its distribution; see `wire.draft_codec`.
+    # One of the two: each token's probability, or its distribution; see `wire.payloads.encode_prob`.
     probs: Annotated[bytes, msgspec.Meta(max_length=PROB_BYTES * MAX_CHAIN)] = b""
     dists: Annotated[
         list[Annotated[bytes, msgspec.Meta(max_length=MAX_DIST_BYTES)]], msgspec.Meta(max_length=MAX_CHAIN)
@@ -109,7 +108,7 @@ class Verdict(SessionMessage, frozen=True, tag="v"):
     max_bytes = MAX_FRAME_BYTES
 
     start: Count
-    tokens: Annotated[bytes, msgspec.Meta(max_length=655_360)]  # varints, see `wire.payloads.varints`
+    tokens: Annotated[bytes, msgspec.Meta(max_length=655_360)]  # varints, see `wire.payloads.encode_tokens`
     documents: bool  # the sender's prompts hold documents
     dists: Annotated[list[DistPayload], msgspec.Meta(max_length=131_072)] = []  # noqa: RUF012  # msgspec copies it
 

@@ -1,8 +1,9 @@
 """Scheduling of a RAG workflow over every processing unit there is (HeRo, arXiv 2603.01661); specs 3.
 
-- `graph`: the partially observed graph of sub-stages, which grows as agents decide
-- `activity`: launches under way, their bandwidth and when they end (eq. 1 and 2)
-- `placement`: the unit and the shape of a sub-stage's next launch (eq. 5)
+- `graph`: stages, which grow as agents decide; units; facts and instructions of the scheduler
+- `flows`: the three workflows as stages
+- `profiles`: what operations take on units, learnt while they run
+- `placement`: criticality of stages (eq. 4); the unit and the shape of a stage's next launch (eq. 3 and 5)
 - `scheduler`: the machine: facts in, launches out (algorithm 1)
 - `agents`: what each agent is asked, and how what it writes is read
 """

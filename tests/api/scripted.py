@@ -6,13 +6,14 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, fields
+from typing import TypeVar, cast
 
 import httpx
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
+from paceline.api.dependencies import Settings
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpServer, listen, url_of
 from paceline.core.sampling.sampler import SamplingDefaults
@@ -25,7 +26,7 @@ from paceline.runtime.service import (
     GenerateRequest,
     Generation,
     GenerationResult,
-    LinkState,
+    LinkStatus,
     Load,
     ModelStatus,
     Readiness,
@@ -33,7 +34,7 @@ from paceline.runtime.service import (
     TextDelta,
 )
 from paceline.strategies.base import Side
-from paceline.workflow.builder import WORKFLOWS, WorkflowName
+from paceline.workflow.flows import WORKFLOWS, WorkflowName
 
 T = TypeVar("T")
 MODEL = ModelInfo("scripted", "f" * 64, 256, 4096, "float32", "fake")
@@ -129,6 +130,7 @@ class ScriptedService:
         self.script = Script(answering("Hello", " there", "."))
         self.requests: list[GenerateRequest] = []
         self.is_ready = True
+        self.debug_options = False
         self.refuse_after: int | None = None
 
     def models(self) -> Sequence[ModelInfo]:
@@ -188,8 +190,8 @@ class ScriptedService:
     def load(self) -> Load:
         return Load(answers=2, steps=3, rows=50, cached_rows=7, preemptions=4, kv_rows=160, kv_free_rows=96)
 
-    def links(self) -> tuple[LinkState, ...]:
-        return (LinkState("laptop", 0.02, None, {"draft": 120, "target": 30}),)
+    def links(self) -> tuple[LinkStatus, ...]:
+        return (LinkStatus("laptop", 0.02, None, {"draft": 120, "target": 30}),)
 
 
 @contextmanager
@@ -207,7 +209,11 @@ def running(app: FastAPI, around: AbstractAsyncContextManager[object] | None = N
         async with around or nullcontext():
             await server.serve([listener])
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=run, daemon=True)
     url = url_of(listener)
     thread.start()
     try:
@@ -216,14 +222,15 @@ def running(app: FastAPI, around: AbstractAsyncContextManager[object] | None = N
     finally:
         loop.call_soon_threadsafe(server.stop)
         thread.join(WAIT)
-        loop.close()
         assert not thread.is_alive()
 
 
 @contextmanager
 def serving(service: ScriptedService, keys: Mapping[str, str | None] | None = None, **options: object) -> Iterator[str]:
-    make: Callable[..., FastAPI] = create_app
-    with running(make(service, keyring=Keyring(keys or {}), **options)) as url:
+    """options: of `create_app` or its `Settings`."""
+    make, settings = cast(Callable[..., FastAPI], create_app), cast(Callable[..., Settings], Settings)
+    of_settings = {field.name: options.pop(field.name) for field in fields(Settings) if field.name in options}
+    with running(make(service, settings(**of_settings), keyring=Keyring(keys or {}), **options)) as url:
         yield url
 
 

@@ -56,7 +56,7 @@ def test_our_object_travels_as_an_extra_body(client: openai.OpenAI, service: Scr
         model="scripted", messages=MESSAGES, stream=True, extra_body={"paceline": {"report": True, "documents": 1}}
     )
     chunks = list(stream)
-    assert service.requests[0].documents == 1
+    assert service.requests[0].sources.documents == 1
     assert chunks[1].model_extra == {"paceline": {"lane": "device"}}
     assert (chunks[-1].model_extra or {})["paceline"]["degraded"] == "device_lost"
 

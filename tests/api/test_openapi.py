@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
-from starlette.routing import Route as StarletteRoute
+from fastapi.routing import APIRoute
 from starlette.routing import WebSocketRoute
 
 from paceline.api.http.auth import SCOPES, Keyring
-from paceline.api.openapi import plain_path
+from paceline.api.http.routing import routes_of
 from paceline.api.page.endpoint import load_assets
-from paceline.api.routes import Route
 from server import links
 from server.keys import Keys
 from server.openapi import sample, text
+from tests.api.declared import declared
 from tests.api.generation.test_request import told
 from tests.api.scripted import client_of, running
 
@@ -53,32 +53,21 @@ def test_every_route_is_described_and_every_description_is_a_route(
         document = http.get("/openapi.json").json()
     assert document == json.loads(FILE.read_text(encoding="utf-8"))
     described = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
-    page = {route.path for route in app.state.routes if not route.described}
-    routed = {
-        (plain_path(route.path), method)
-        for route in app.routes
-        if isinstance(route, StarletteRoute) and route.path not in page
-        for method in (route.methods or set()) - {"HEAD"}  # comes with GET
-    }
-    assert described == routed
-    others = [route for route in app.routes if not isinstance(route, StarletteRoute)]
+    assert described == {(route.path, route.method) for route in declared(app) if route.is_described}
+    others = [each.original_route for each in routes_of(app) if not isinstance(each.original_route, APIRoute)]
     assert [route.path for route in others if isinstance(route, WebSocketRoute)] == [links.PATH]
-    assert len(others) == 1, "a WebSocket shows its credential in its handshake; nothing else may go around the table"
+    assert len(others) == 1, "a WebSocket shows its credential in its handshake; nothing else goes around the doors"
     identities = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
     assert len(set(identities)) == len(identities)
-
-
-def concrete(route: Route) -> str:
-    return plain_path(route.path).replace("{", "").replace("}", "")
 
 
 def test_every_route_refuses_a_missing_key_a_wrong_one_and_one_without_its_scope(
     served: tuple[FastAPI, str, dict[str | None, str]],
 ) -> None:
     app, url, keys = served
-    routes: list[Route] = app.state.routes
+    routes = declared(app)
     page = {asset.path for asset in load_assets()}
-    assert {route.path for route in routes if route.open} == {
+    assert {route.path for route in routes if route.is_open} == {
         "/health",
         "/healthz",
         "/readyz",
@@ -88,13 +77,13 @@ def test_every_route_refuses_a_missing_key_a_wrong_one_and_one_without_its_scope
         with client_of(url) as http:
             for header in (None, "Bearer wrong", f"Bearer {keys['revoked']}", f"Basic {keys[None]}"):
                 headers = {} if header is None else {"authorization": header}
-                answer = http.request(route.method, concrete(route), headers=headers)
-                if route.open:
+                answer = http.request(route.method, route.concrete, headers=headers)
+                if route.is_open:
                     assert answer.status_code in (200, 400), route
                 else:
                     assert "API key" in told(answer, route, 401)
             for scope in (*SCOPES, None):
-                answer = http.request(route.method, concrete(route), headers={"authorization": f"Bearer {keys[scope]}"})
+                answer = http.request(route.method, route.concrete, headers={"authorization": f"Bearer {keys[scope]}"})
                 if route.scope is None or scope in (route.scope, None):
                     assert answer.status_code not in (401, 403), (route, scope, answer.text)
                 else:
@@ -104,8 +93,8 @@ def test_every_route_refuses_a_missing_key_a_wrong_one_and_one_without_its_scope
 def test_every_get_has_a_head(served: tuple[FastAPI, str, dict[str | None, str]]) -> None:
     app, url, keys = served
     with client_of(url, keys[None]) as http:
-        for route in app.state.routes:
+        for route in declared(app):
             if route.method == "GET":
-                head, get = (http.request(method, concrete(route)) for method in ("HEAD", "GET"))
+                head, get = (http.request(method, route.concrete) for method in ("HEAD", "GET"))
                 assert head.status_code == get.status_code and head.content == b"", route
                 assert head.headers["x-request-id"] != get.headers["x-request-id"]

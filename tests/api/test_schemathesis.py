@@ -26,6 +26,8 @@ from server.openapi import sample
 from tests.api.scripted import WAIT, running
 from tests.api.test_openapi import FILE
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 12  # of each operation and mode
 MAX_TOKENS = 4  # of an answer; higher limits are lowered to it
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")

@@ -11,6 +11,7 @@ from bench import engine, gpu_step
 from bench.engine import Workload, run
 from bench.random_model import Shape
 from bench.report import Options
+from lab.torch_kernels import TorchKernels
 
 
 def test_the_engine_bench_measures_all_sides_at_all_rows() -> None:
@@ -72,7 +73,7 @@ def test_a_gpus_step_is_measured_by_the_same_code_on_a_cpu() -> None:
         copied=1 << 16,
     )
     assert load.row_bytes == 2 * 2 * 2 * 8 * 4
-    rows, claims = gpu_step.measure(load, torch.device("cpu"), attention="twin")
+    rows, claims = gpu_step.measure(load, torch.device("cpu"), attention=TorchKernels())
     assert [row["sequences"] for row in rows] == [1, 6]
     for row in rows:
         assert row["attention"] == "twin" and row["graphs"]

@@ -23,7 +23,7 @@ def test_prompt_look_up_copies_what_followed_the_longest_match() -> None:
     drafter = PromptLookup()
     for token in (1, 2, 3, 9, 8, 7, 3, 5, 1, 2, 3):
         drafter.observe(token)
-    assert drafter.draft(2, 0).tree.tokens == (9, 8)
+    assert drafter.draft(2, 0).tokens == (9, 8)
     drafter.observe(100)
     assert len(drafter.draft(8, 0)) == 0
 
@@ -39,7 +39,7 @@ def test_a_draft_model_continues_the_text_and_rolls_back_rejected_drafts() -> No
             rows = (*text, *expected)
             expected.append(engine.forward(Batch((Segment(SeqId(1), 0, rows),))).dists[0][-1].argmax())
             engine.release(SeqId(1))
-        assert list(drafter.draft(8, position).tree.tokens) == expected
+        assert list(drafter.draft(8, position).tokens) == expected
         text.append(expected[0] if position < 2 else 65)
         drafter.observe(text[-1])
 

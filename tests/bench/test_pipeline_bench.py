@@ -7,12 +7,13 @@ import pytest
 
 from bench.pipeline import FULL, PLAIN, WAYS, Workload, _claims, _measure
 from bench.speculation.recorded import RecordedEngine, Recording
+from lab.engines import Noisy
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.row import RowSampling
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import SampleRequest
-from paceline.engine.fake import FakeEngine, noisy
+from paceline.engine.fake import FakeEngine
 
 VOCAB = 257
 BIAS = {256: -100.0}
@@ -47,7 +48,7 @@ def test_every_way_writes_the_text_and_pays_as_the_paper_says() -> None:
     """With a draft model that is right most of the time."""
     load = Workload(tokens=40)
     recording = recorded(0.0, load.tokens)
-    draft = noisy(FakeEngine(seed=1), 0.15)
+    draft = Noisy(FakeEngine(seed=1), 0.15)
     taken = {way: _measure(load, how, [recording], draft, VOCAB, OnlineStats()) for way, how in WAYS.items()}
     assert taken[PLAIN]["turns_per_token"] == pytest.approx(4.0, abs=0.1)
     rates = {way: row["tokens_per_s"] for way, row in taken.items()}

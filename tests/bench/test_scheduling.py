@@ -11,7 +11,7 @@ import pytest
 from bench import scheduling
 from bench.report import Options, Report
 from bench.scheduling import BASELINES, DECODE, KINDS, LATENCIES, LIMIT, PUBLISHED, TOKENS, Workload, inferred, run
-from paceline.core.aggregation.placement import expected_token_time, synchronous_seconds
+from lab.baselines.dragon import expected_token_time, synchronous_seconds
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from bench.workflow_real import (
     _claims,
 )
 from paceline.runtime.units import UnitRegistry
-from paceline.workflow.builder import WorkflowBuilder, WorkflowSizes
-from paceline.workflow.graph import Added
-from paceline.workflow.profiling import ProfileStore
+from paceline.workflow.flows import FLOWS, WRITE, WorkflowSizes, WorkflowStages
+from paceline.workflow.graph import StagesAdded
+from paceline.workflow.profiles import Profiles
 from paceline.workflow.scheduler import WorkflowScheduler
 
 
@@ -52,11 +52,11 @@ def test_a_claim_is_the_median_of_ratios_within_rounds_against_the_best_map() ->
 
 def test_the_last_map_sends_every_text_to_the_cloud_that_reads_nothing_private() -> None:
     """So that a static map lacks no stage that the scheduler could place better."""
-    builder = WorkflowBuilder("research", WorkflowSizes(question=8, chunks=4, stored=True, far=True, apart=True))
-    machine = WorkflowScheduler(UnitRegistry("device", web=True, cloud=True).units, ProfileStore())
-    machine.on(Added(0.0, builder.begin()))
-    machine.on(Added(0.0, builder.sub_question()))
-    texts = [node for node in machine.graph.unfinished() if node.model == builder.models.agent]
-    may = {node.stage for node in texts if not machine.graph.stays_private(node.id)}
+    stages = WorkflowStages(FLOWS["research"], WorkflowSizes(question=8, chunks=4, far=True, apart=True))
+    machine = WorkflowScheduler(UnitRegistry("device", web=True, cloud=True).units, Profiles())
+    machine.on(StagesAdded(0.0, stages.begin()))
+    machine.on(StagesAdded(0.0, stages.search().stages))
+    texts = [stage for stage in machine.graph.unfinished() if stage.operation.model == WRITE.model]
+    may = {stage.name for stage in texts if not machine.graph.stays_here(stage)}
     (way,) = (way for way in WAYS if way.name == STATIC_PUBLIC)
     assert {stage for stage, unit in (way.policy.static_map or {}).items() if unit == "cloud"} == may

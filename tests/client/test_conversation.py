@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from client.commands import register
 from client.conversation import Conversation
-from client.dialogue import Screen
+from client.dialogue import Screen, Terminal
 from paceline.api.http.server import listen, url_of
 from paceline.errors import EngineError, PacelineError
 from paceline.runtime.service import Citation, TextDelta
@@ -37,15 +37,15 @@ def test_a_question_is_answered(url: str, service: ScriptedService) -> None:
     result = chat("Who", "are you?", "--url", url, "--seed", "5", "--max-tokens", "9", "--temperature", "0")
     assert result.exit_code == 0 and result.stdout == "Hello there.\n"
     asked = service.requests[0]
-    assert asked.messages == ({"role": "user", "content": "Who are you?"},)
-    assert (asked.sampling.seed, asked.max_tokens, asked.sampling.temperature) == (5, 9, 0)
+    assert asked.prompt.messages == ({"role": "user", "content": "Who are you?"},)
+    assert (asked.sampling.seed, asked.output.max_tokens, asked.sampling.temperature) == (5, 9, 0)
 
 
 def test_a_conversation_remembers_what_was_said(url: str, service: ScriptedService) -> None:
     result = chat("--url", f"{url}/v1", input="One?\n\nTwo?\n")
     assert result.exit_code == 0
     assert result.stdout == "Hello there.\nHello there.\n", "plain in a pipe: no prompt, no banner, no colour"
-    contents = [message["content"] for message in service.requests[1].messages]
+    contents = [message["content"] for message in service.requests[1].prompt.messages]
     assert contents == ["One?", "Hello there.", "Two?"]
 
 
@@ -54,7 +54,7 @@ def test_an_answer_that_fails_is_forgotten_and_the_conversation_goes_on(url: str
     result = chat("--url", url, input="One?\nTwo?\n")
     assert result.exit_code == 1 and result.stderr.count("Out of memory.") == 2
     assert result.stdout == "Half\nHalf\n"
-    assert len(service.requests[1].messages) == 1
+    assert len(service.requests[1].prompt.messages) == 1
 
 
 def test_sources_and_a_lost_side_are_shown(url: str, service: ScriptedService) -> None:
@@ -152,4 +152,10 @@ def test_bytes_in_another_encoding_are_refused_and_the_next_question_is_asked(
         with pytest.raises(PacelineError, match="no UTF-8"):
             list(conversation.ask("caf\udce9?"))
         assert [text for text, _ in conversation.ask("Who?")]
-    assert [request.messages[0]["content"] for request in service.requests] == ["Who?"]
+    assert [request.prompt.messages[0]["content"] for request in service.requests] == ["Who?"]
+
+
+def test_a_terminal_without_its_line_editor_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prompt_toolkit", None)
+    with pytest.raises(PacelineError, match=r"pip install 'paceline\[chat\]'"):
+        Terminal(())

@@ -85,7 +85,7 @@ def chatting(url: str, *flags: str) -> Iterator[Terminal]:
 
 def asked(service: ScriptedService) -> list[str]:
     """The last question of each request."""
-    return [str(request.messages[-1]["content"]) for request in service.requests]
+    return [str(request.prompt.messages[-1]["content"]) for request in service.requests]
 
 
 def test_lines_are_edited_remembered_pasted_and_quoted(url: str, service: ScriptedService, tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_commands_are_not_sent_as_questions(url: str, service: ScriptedService, 
         terminal.enter("/quit")
         assert terminal.process.wait(WAIT) == 0
     assert asked(service) == ["/etc?", "Once more"]
-    assert [len(request.messages) for request in service.requests] == [1, 1]
-    assert service.requests[0].privacy == "local-only"
+    assert [len(request.prompt.messages) for request in service.requests] == [1, 1]
+    assert service.requests[0].joining.privacy == "local-only"
     assert file.read_text() == "## User\n\n/etc?\n\n## Assistant\n\nYes no\n" and file.stat().st_mode & 0o777 == 0o600
 
 

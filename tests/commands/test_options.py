@@ -8,17 +8,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.commands.options import OTHERS, GroupedCommand, options
-from paceline.configuration import GROUPS
+from paceline.commands.options import options
 from paceline.errors import ConfigError
 from paceline.settings import SCHEMAS, AgentSettings, NodeSettings
-from paceline.settings_sources import PROGRAMS, Origins, describe
+from paceline.settings_sources import Origins, describe, paths
 
 
 def app_of(schema: type[NodeSettings]) -> typer.Typer:
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-    @app.command(cls=GroupedCommand)
+    @app.command()
     @options(schema)
     def run(settings: NodeSettings, origins: Origins) -> None:
         """Show them."""
@@ -34,40 +33,27 @@ def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_every_field_has_a_flag_that_names_its_variable(schema: type[NodeSettings]) -> None:
+def test_help_shows_what_people_choose_with_its_variable_and_nothing_of_the_tables(schema: type[NodeSettings]) -> None:
     shown = " ".join(CliRunner().invoke(app_of(schema), ["--help"], terminal_width=400).output.split())
-    for key in schema.model_fields:
-        assert f"--{key.replace('_', '-')} " in shown
-        assert f"[PACELINE_{key.upper()}]" in shown
+    for path in paths(schema):
+        assert (f"--{path.replace('_', '-')} " in shown) == ("." not in path)
+        assert (f"[PACELINE_{path.upper()}]" in shown) == ("." not in path)
     assert "Show them." in shown
     assert "--config" in shown
 
 
-def test_every_setting_of_every_program_stands_in_one_group() -> None:
-    listed = [key for group in GROUPS.values() for key in group]
-    assert sorted(listed) == sorted({key for schema in PROGRAMS for key in schema.model_fields})
-
-
-@pytest.mark.parametrize("schema", SCHEMAS)
-def test_help_shows_the_settings_under_the_titles_of_their_groups(schema: type[NodeSettings]) -> None:
-    lines = CliRunner().invoke(app_of(schema), ["--help"], terminal_width=400).output.splitlines()
-    shown: dict[str, list[str]] = {}
-    for line in lines:
-        if line.endswith(":") and line[:1] != " ":
-            shown[line[:-1]] = []
-        elif line.strip().startswith("--"):
-            shown[list(shown)[-1]].append(line.split()[0].removeprefix("--").replace("-", "_"))
-    others = shown.pop(OTHERS)
-    assert others == ["config", "show_settings", "help"]
-    has = {title: [key for key in group if key in schema.model_fields] for title, group in GROUPS.items()}
-    assert list(shown.items()) == [(title, keys) for title, keys in has.items() if keys]
+@pytest.mark.parametrize("flag", ["--step-rows", "--energy-meter", "--no-such"])
+def test_a_flag_of_a_setting_in_a_table_is_answered_with_where_that_is(flag: str) -> None:
+    result = CliRunner().invoke(app_of(AgentSettings), [flag, "1"])
+    assert (flag == "--no-such") == ("No such option" in result.output)
+    assert isinstance(result.exception, SystemExit) or f"{flag} is now" in str(result.exception)
 
 
 def test_settings_can_be_shown_in_place_of_a_start() -> None:
     app = typer.Typer(rich_markup_mode=None)
     started: list[NodeSettings] = []
 
-    @app.command(cls=GroupedCommand)
+    @app.command()
     @options(AgentSettings)
     def run(settings: NodeSettings, origins: Origins) -> None:  # noqa: ARG001  # the signature of a program
         started.append(settings)
@@ -75,22 +61,22 @@ def test_settings_can_be_shown_in_place_of_a_start() -> None:
     result = CliRunner().invoke(app, ["--port", "9", "--code", "K7QF", "--show-settings"])
     assert (result.exit_code, started) == (0, [])
     assert "= 9  (flag --port)" in result.output and "K7QF" not in result.output
-    assert len(result.output.splitlines()) == len(AgentSettings.model_fields)
+    assert len(result.output.splitlines()) == len(paths(AgentSettings))
     CliRunner().invoke(app, ["--port", "9"])
     assert [settings.port for settings in started] == [9]
 
 
 def test_flags_of_every_kind_arrive_with_their_origin(tmp_path: Path) -> None:
-    arguments = ["--port", "9", "--api-keys", "a", "--api-keys", "b,c", "--insecure", "--backend", "hf"]
+    arguments = ["--port", "9", "--api-keys", "a", "--api-keys", "b,c", "--insecure", "--dtype", "float16"]
     arguments += ["--state-dir", str(tmp_path / "state")]
     lines = CliRunner().invoke(app_of(AgentSettings), arguments).output.splitlines()
     shown = {line.split()[0]: line.split("= ", 1)[1] for line in lines}
     assert shown["port"] == "9  (flag --port)"
     assert shown["api_keys"] == "(3 set)  (flag --api-keys)"
     assert shown["insecure"] == "True  (flag --insecure)"
-    assert shown["backend"] == "hf  (flag --backend)"
+    assert shown["dtype"] == "float16  (flag --dtype)"
     assert shown["state_dir"] == f"{tmp_path}/state  (flag --state-dir)"
-    assert shown["dtype"] == "auto  (default)"
+    assert shown["tuning.backend"] == "auto  (default)"
 
 
 def test_a_flag_can_say_no_to_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,13 +85,7 @@ def test_a_flag_can_say_no_to_what_the_environment_says(monkeypatch: pytest.Monk
     assert "False  (flag --insecure)" in shown
 
 
-def test_a_file_can_be_named(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text("[agent]\nport = 77")
-    shown = CliRunner().invoke(app_of(AgentSettings), ["--config", "mine.toml"]).output
-    assert "77  (file mine.toml [agent])" in shown
-
-
 def test_what_cannot_be_used_is_an_error_before_anything_runs() -> None:
-    assert "is not one of" in CliRunner().invoke(app_of(AgentSettings), ["--backend", "vulkan"]).output
+    assert "is not one of" in CliRunner().invoke(app_of(AgentSettings), ["--dtype", "int4"]).output
     result = CliRunner().invoke(app_of(AgentSettings), ["--cloud", "nowhere"])
     assert isinstance(result.exception, ConfigError)

@@ -13,7 +13,7 @@ from paceline.commands.main import build
 Command = Any  # click's, which typer brings
 
 LONG_RUNNING = {"serve", "agent", "stage", "demo"}  # they print a log, no result
-OF_A_STATE = ("devices", "keys", "docs", "tables", "profile", "serve", "agent")
+OF_A_STATE = ("devices", "keys", "docs", "tables", "serve", "agent")
 SAID_OTHERWISE = {
     "state": "--state-dir",
     "state-directory": "--state-dir",

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.aggregation.weights import mix_weighted
-from paceline.core.sampling.dist import Dist, IdArray, ProbArray, total_variation
+from paceline.core.sampling.dist import Dist, IdArray, ProbArray
 from paceline.core.side import SIDES, Side, other
+from tests.core.dists import total_variation
 
 Dists = Mapping[Side, Dist]
 Weights = Mapping[Side, float]

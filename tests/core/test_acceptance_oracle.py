@@ -22,6 +22,8 @@ from tests.core.acceptance_oracle import (
     shared_coin_bound,
 )
 
+pytestmark = pytest.mark.slow
+
 TWO: dict[Side, Dist] = {"cloud": Dist.dense(np.array([0.8, 0.2])), "device": Dist.dense(np.array([0.4, 0.6]))}
 HALVES: dict[Side, float] = {"cloud": 0.5, "device": 0.5}
 

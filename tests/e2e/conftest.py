@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.slow import slow_in
+
+pytest_collection_modifyitems = slow_in(__file__)
+
 
 @pytest.fixture(scope="module")
 def demo_ports() -> Iterator[None]:

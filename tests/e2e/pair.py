@@ -82,7 +82,7 @@ def running_pair(
             model=model,
             embedder=embedder,
             device=DEVICE,
-            flags=("--threads", "1", *flags),
+            flags=("--debug-options", *flags),
             side_flags={"device": agent_flags, "cloud": cloud_flags},
             dialled=dialled,
         )

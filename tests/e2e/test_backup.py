@@ -11,7 +11,7 @@ from openai import OpenAI
 
 from paceline.commands.demo import Children, command, free_port
 
-FLAGS = ("--model", "fake", "--embedder", "hash", "--threads", "1")
+FLAGS = ("--model", "fake", "--embedder", "hash")
 FACT = "The landlord is called Velda.\n"
 
 

@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
         state = ("--state-dir", str(directory / "state"))
         key = json.loads(children.run(command("keys", "create", "clients", "--json", *state)))["key"]
         port = free_port(0)
-        serve = command("serve", "--model", "fake", "--embedder", "hash", "--threads", "1", "--port", str(port), *state)
+        serve = command("serve", "--model", "fake", "--embedder", "hash", "--port", str(port), *state)
         child = children.start("cloud", serve, port=port)
         children.wait(lambda said: all(said))
         yield child.url, key

@@ -39,7 +39,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        flags = ("--model", "fake", "--threads", "1", "--port", str(self._port), "--state-dir", str(self.state))
+        flags = ("--model", "fake", "--port", str(self._port), "--state-dir", str(self.state))
         self.child = self._children.start("cloud", command("serve", *flags), port=self._port)
         self._children.wait(lambda reports: all(reports))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from paceline.commands.demo import configured
 from tests.reliability.real_server import BODY, NO_END, SMALL, UPGRADE, client, ends, many_files, real_server, strangers
 
 HALF_BODIES = 1400  # more than requests are admitted in all
@@ -38,7 +39,11 @@ def test_half_bodies_of_strangers_take_no_keys_place(tmp_path: Path) -> None:
 
 def test_silent_sockets_are_closed_even_if_they_never_answer_a_close(tmp_path: Path) -> None:
     slow = BODY | NO_END | {"max_tokens": 30}  # 1.5 s at least
-    with server(tmp_path, "--emulate", "forward=50ms") as url, ExitStack() as stack, client(url, "ann") as ann:
+    with (
+        server(tmp_path, *configured(tmp_path, "tuning.emulate = 'forward=50ms'")) as url,
+        ExitStack() as stack,
+        client(url, "ann") as ann,
+    ):
         sockets = strangers(url, stack, 40, UPGRADE)
         for each in sockets:
             each.setblocking(True)
@@ -67,7 +72,7 @@ def until(held: Callable[[], bool]) -> None:
 def test_another_key_gets_in_beside_one_with_all_the_answers_it_can_have(tmp_path: Path) -> None:
     endless = BODY | NO_END | {"max_tokens": 100_000, "stream": True}
     with (
-        server(tmp_path, "--emulate", "forward=10ms") as url,
+        server(tmp_path, *configured(tmp_path, "tuning.emulate = 'forward=10ms'")) as url,
         ExitStack() as stack,
         client(url, "ann") as ann,
         client(url, "bert") as bert,
@@ -85,7 +90,9 @@ def test_another_key_gets_in_beside_one_with_all_the_answers_it_can_have(tmp_pat
 def test_another_key_gets_its_background_responses(tmp_path: Path) -> None:
     endless = {"model": "fake", "input": "Hi", "max_output_tokens": 100_000, "background": True}
     with (
-        server(tmp_path, "--emulate", "forward=100ms", "--max-tokens-default", "500") as url,
+        server(
+            tmp_path, *configured(tmp_path, "tuning.emulate = 'forward=100ms'", "answers.max_tokens_default = 500")
+        ) as url,
         client(url, "ann") as ann,
         client(url, "bert") as bert,
     ):

@@ -72,7 +72,7 @@ def test_logprobs_of_the_clouds_model_reach_the_device(pair: Pair) -> None:
     expected = ask(pair, "cloud", "autoregressive", logprobs=True, top_k=1)
     assert min(probs(expected)) < -0.5, "the model's own: not of the one token to sample from"
     for verifier in ("agreement", "rejection", "truncated"):
-        answer = ask(pair, "device", "draft_verify", logprobs=True, top_k=1, verifier=verifier)
+        answer = ask(pair, "device", "draft_verify", logprobs=True, top_k=1, debug={"verifier": verifier})
         assert answer.choices[0].message.content == expected.choices[0].message.content
         assert probs(answer) == pytest.approx(probs(expected), abs=1e-9), verifier
 
@@ -84,13 +84,13 @@ def test_logprobs_of_the_clouds_model_reach_the_device(pair: Pair) -> None:
 def test_every_verifier_serves(pair: Pair, verifier: str, side: Side) -> None:
     """With one token to sample from there is one text, while drafts are accepted, rejected and recovered as always."""
     expected = ask(pair, "cloud", "autoregressive", top_k=1).choices[0].message.content
-    answer = ask(pair, side, "draft_verify", top_k=1, verifier=verifier)
+    answer = ask(pair, side, "draft_verify", top_k=1, debug={"verifier": verifier})
     assert answer.choices[0].message.content == expected
     assert report(answer)["strategy"] == "draft_verify" and not report(answer).get("degraded")
-    free = ask(pair, side, "draft_verify", verifier=verifier)
+    free = ask(pair, side, "draft_verify", debug={"verifier": verifier})
     assert report(free)["strategy"] == "draft_verify" and free.usage.completion_tokens > 0
 
 
 def test_a_cloud_does_not_let_its_device_draw_the_answer(pair: Pair) -> None:
     with pytest.raises(BadRequestError, match="the device draws tokens"):
-        ask(pair, "cloud", "draft_verify", verifier="rejection")
+        ask(pair, "cloud", "draft_verify", debug={"verifier": "rejection"})

@@ -16,7 +16,7 @@ from tests.rag.parsing.made import ENDLESS, archive
 def url(tmp_path: Path) -> Iterator[str]:
     port = free_port(0)
     with Children(tmp_path) as children:
-        flags = ["--model", "fake", "--threads", "1", "--port", str(port), "--state-dir", str(tmp_path / "state")]
+        flags = ["--model", "fake", "--port", str(port), "--state-dir", str(tmp_path / "state")]
         keys = ["--api-keys", "ann", "--api-keys", "bert"]
         server = children.start("cloud", command("serve", *flags, *keys), port=port)
         children.wait(lambda said: all(said))

@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from device_agent.credentials import Credentials
-from paceline.commands.demo import Child, Children, Readiness, command, free_port
+from paceline.commands.demo import Child, Children, Readiness, command, configured, free_port
 
 TIMEOUT_S = 60.0  # for a change to take effect, on a busy machine
-COMMON = ("--model", "fake", "--embedder", "hash", "--threads", "1", "--host", "127.0.0.1")
+COMMON = ("--model", "fake", "--embedder", "hash", "--host", "127.0.0.1")
 LIFE_S = 6.0  # of a key, where it is renewed in mid-stream: every three seconds
 
 
@@ -203,8 +203,8 @@ def test_a_key_is_renewed_in_mid_stream_and_the_text_is_the_same(site: Site) -> 
     }
     texts = []
     for hours in (24.0, LIFE_S / 3600):
-        slow = ("--emulate", "forward=100ms") if hours < 1 else ()
-        site.serve("--credential-hours", str(hours), *slow)
+        slow = ["emulate = 'forward=100ms'"] if hours < 1 else []
+        site.serve(*configured(site.directory, "[tuning]", f"credential_hours = {hours}", *slow))
         flags = ("--code-file", str(site.code_file("laptop"))) if not texts else ()
         site.agent("laptop", *flags)
         eventually(lambda: site.linked("cloud"), "it is not linked")

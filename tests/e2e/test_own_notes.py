@@ -33,9 +33,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     documents["device"].write_text(PRIVATE)
     documents["cloud"].write_text(PUBLIC)
     with Children(directory) as children:
-        yield start_pair(
-            children, documents, model="demo", embedder="minilm", device="laptop", flags=("--threads", "1")
-        )
+        yield start_pair(children, documents, model="demo", embedder="minilm", device="laptop")
 
 
 def answer(pair: Pair, side: Side, question: str) -> tuple[str, dict[str, object]]:

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from paceline.commands.demo import Children, clean_environment, command, free_port
+from paceline.commands.demo import Children, clean_environment, command, configured, free_port
 from tests.e2e.pair import Pair, running_pair
 
 CLIENTS = Path(__file__).parent / "clients"
 TIMEOUT = 240.0  # s for one scenario
-PACE = ("--emulate", "forward=15ms")  # slow enough to be stopped in mid-answer
+PACE = "tuning.emulate = 'forward=15ms'"  # slow enough to be stopped in mid-answer
 HOSTILE_NAME = "<img src=x onerror=alert(1)>.md"
 Seen = dict[str, Any]
 
@@ -46,8 +46,9 @@ def browse(scenario: str, url: str, *, key: str = "", given: object = None) -> S
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    flags = ("--max-tokens-default", "60", *PACE)
-    with running_pair(tmp_path_factory.mktemp("pair"), flags=flags) as started:
+    directory = tmp_path_factory.mktemp("pair")
+    flags = configured(directory, "answers.max_tokens_default = 60", PACE)
+    with running_pair(directory, flags=flags) as started:
         yield started
 
 
@@ -105,8 +106,8 @@ def test_a_server_with_keys_asks_for_one(tmp_path: Path) -> None:
         state = ("--state-dir", str(tmp_path / "state"))
         key = json.loads(children.run(command("keys", "create", "page", "--json", *state)))["key"]
         port = free_port(0)
-        serve = command("serve", "--model", "fake", "--embedder", "hash", "--threads", "1", "--port", str(port), *state)
-        child = children.start("cloud", [*serve, "--max-tokens-default", "8"], port=port)
+        serve = command("serve", "--model", "fake", "--embedder", "hash", "--port", str(port), *state)
+        child = children.start("cloud", [*serve, *configured(tmp_path, "answers.max_tokens_default = 8")], port=port)
         children.wait(lambda said: all(said))
         seen = browse("key", child.url, key=key)
     assert seen["faults"] == [] and seen["refused"] == "Incorrect API key provided."

@@ -20,7 +20,7 @@ from paceline.commands.demo import Children, command, free_port
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 NAME = socket.gethostname()  # no loopback name: the environment's certificates count
 ADDRESS = socket.gethostbyname(NAME)
-FLAGS = ("--model", "fake", "--embedder", "hash", "--threads", "1")
+FLAGS = ("--model", "fake", "--embedder", "hash")
 MIB = 1 << 20
 
 

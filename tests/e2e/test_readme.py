@@ -26,9 +26,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, demo_ports: None) -> Iterator
     directory = tmp_path_factory.mktemp("demo")
     documents = {"cloud": SAMPLES / "public", "device": SAMPLES / "private"}
     with Children(directory) as children:
-        yield start_pair(
-            children, documents, model="demo", embedder="minilm", device="laptop", flags=("--threads", "1")
-        )
+        yield start_pair(children, documents, model="demo", embedder="minilm", device="laptop")
 
 
 def block(language: str, beginning: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from paceline.commands.demo import configured
 from paceline.encoder import package_directory
 from paceline.strategies.base import SIDES, Side
 from tests.e2e.pair import DEVICE, QUESTION, Pair, running_pair
@@ -54,12 +55,11 @@ def test_with_other_embedders_both_sides_weigh_the_same_and_say_so(tmp_path: Pat
         assert EQUAL not in alone["why"], "one side's documents weigh among themselves"
 
 
-def test_with_other_temperatures_of_relevance_too(tmp_path: Path) -> None:
-    with running_pair(tmp_path, model="demo", cloud_flags=("--relevance-temperature", "0.5")) as pair:
-        temperatures = {"cloud": "0.5 and 0.8", "device": "0.8 and 0.5"}
-        for side in SIDES:
-            _, report = asked(pair, side, strategy="aggregate")
-            assert report["why"].endswith(f"; {EQUAL} relevance temperatures differ ({temperatures[side]})")
+def test_a_device_divides_cosines_by_the_temperature_of_its_cloud(tmp_path: Path) -> None:
+    flags = configured(tmp_path, "[server.tuning]", "relevance_temperature = 0.5")
+    with running_pair(tmp_path, model="demo", cloud_flags=flags) as pair:
+        told = [asked(pair, side, strategy="aggregate") for side in SIDES]
+        assert len({text for text, _ in told}) == 1 and not any(EQUAL in report["why"] for _, report in told)
 
 
 def test_the_same_weights_are_one_embedder_whatever_it_is_called(tmp_path: Path) -> None:

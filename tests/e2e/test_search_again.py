@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 
+from paceline.commands.demo import configured
 from paceline.strategies.base import SIDES
 from tests.e2e.pair import QUESTION, running_pair
 from tests.e2e.test_relevance_scales import asked
@@ -44,7 +45,9 @@ def test_a_refusal_cites_no_document_in_whatever_stretch_it_becomes_one(tmp_path
 
 
 def test_an_agent_killed_in_mid_answer_leaves_one_answer_that_goes_on_over_its_searches(tmp_path: Path) -> None:
-    with running_pair(tmp_path, model="fake:1:0.6", flags=("--emulate", "forward=20ms")) as pair:
+    with running_pair(
+        tmp_path, model="fake:1:0.6", flags=configured(tmp_path, "tuning.emulate = 'forward=20ms'")
+    ) as pair:
         body = {
             "model": "fake",
             "messages": [{"role": "user", "content": QUESTION}],

@@ -7,9 +7,10 @@ from typing import Any
 
 import httpx
 
+from paceline.commands.demo import configured
 from tests.e2e.pair import QUESTION, Pair, running_pair
 
-FURTHER = ("--model", "fake:3", "--model", "demo", "--model-idle-minutes", "0.001")
+FURTHER = ("--model", "fake:3", "--model", "demo")
 
 
 def models(pair: Pair) -> dict[str, dict[str, Any]]:
@@ -29,7 +30,9 @@ def ask(pair: Pair, model: str, **own: object) -> httpx.Response:
 
 
 def test_further_models_are_loaded_on_demand_and_join_the_other_side_where_they_can(tmp_path: Path) -> None:
-    with running_pair(tmp_path, agent_flags=FURTHER) as pair:
+    with running_pair(
+        tmp_path, agent_flags=(*FURTHER, *configured(tmp_path, "tuning.model_idle_minutes = 0.001"))
+    ) as pair:
         known = models(pair)
         assert [known[name]["state"] for name in ("fake", "fake:3", "demo")] == ["loaded", "unloaded", "unloaded"]
         assert [known[name]["joint"] for name in ("fake", "fake:3", "demo")] == [True, True, False]

@@ -34,7 +34,7 @@ def stage(
     """A stage's process and its first two lines: what it holds, its address. ends: its input does, after `given`."""
     with log.open("w") as errors:
         process = subprocess.Popen(
-            command("stage", "--threads", "1", *flags),
+            command("stage", *flags),
             env=clean_environment(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -30,8 +30,6 @@ def start(children: Children, name: str, *flags: str) -> Child:
         CAUSAL,
         "--embedder",
         "hash",
-        "--threads",
-        "1",
         "--state-dir",
         str(children.directory / name),
     )

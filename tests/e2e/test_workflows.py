@@ -13,6 +13,7 @@ import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
+from paceline.commands.demo import configured
 from paceline.strategies.base import Side
 from tests.e2e.pair import QUESTION, Pair, running_pair
 
@@ -85,7 +86,9 @@ def test_a_client_that_leaves_a_workflow_leaves_nothing_behind(pair: Pair) -> No
 
 
 def test_a_cloud_killed_while_it_writes_an_agent_s_text_leaves_it_to_the_device(tmp_path: Path) -> None:
-    with running_pair(tmp_path, model="demo", cloud_flags=("--emulate", "forward=300ms")) as pair:
+    with running_pair(
+        tmp_path, model="demo", cloud_flags=configured(tmp_path, "tuning.emulate = 'forward=300ms'")
+    ) as pair:
         client, cloud = pair.client("device"), pair.started.cloud
         ask(client, "advanced", privacy="answer-private")  # what texts take here is known then, and the cloud is tried
         with ThreadPoolExecutor(1) as thread:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
+from lab.engines import WrappedEngine
 from paceline.core.batching.segment import Batch
-from paceline.engine.base import AsyncEngine, Engine, Output, WrappedEngine
+from paceline.engine.base import AsyncEngine, Engine, Output
 
 
 class Blocking(WrappedEngine):

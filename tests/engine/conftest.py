@@ -7,38 +7,40 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
 
+from lab.torch_kernels import TorchKernels
 from paceline.core.batching.segment import SeqId
 from paceline.engine.base import Engine
-from paceline.engine.fake import FakeEngine, noisy
+from paceline.engine.fake import FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine, quiet
-from paceline.engine.paged.attention.backends import AttentionName
-from paceline.engine.stages.stage import num_layers
+from paceline.engine.paged.attention.backends import Attention
+from paceline.engine.stage import num_layers
 from paceline.models import READER
 from paceline.runtime.identity import PrivateKey
-from paceline.runtime.stages.opening import StagesWanted, open_stages
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
+from server.stages import StagesWanted, open_stages
 from tests.engine import checkpoints
 from tests.engine.blocking import Blocking
 from tests.engine.checkpoints import ARCHITECTURES
 from tests.runtime.stages.rig import even_spans, rig
+from tests.slow import slow_in
 
+CONTRACT = "test_contract.py"  # of all engines; `make check` runs it with the fake one
+pytest_collection_modifyitems = slow_in(__file__, unless=lambda case: CONTRACT not in case or "fake" in case)
 KV_ROWS = 2048
 # `TEST_DEVICE=cuda:0 python -m pytest tests/engine` runs the engines there, with the attention and the graphs of a GPU.
 DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
 HERE = EngineOptions(dtype="float32", device=str(DEVICE))
 # `TEST_ATTENTION=triton` runs Triton's kernels in its interpreter where there is no GPU: an hour for all architectures.
-TILED = cast("AttentionName", os.environ.get("TEST_ATTENTION", "twin" if DEVICE.type == "cpu" else "triton"))
+TILED: Attention = TorchKernels() if os.environ.get("TEST_ATTENTION", DEVICE.type) == "cpu" else "triton"
 SUBJECTS = [
     "fake",
     "fake-order-3",
-    "fake-noisy",
     "fake-wide",
     *(f"{backend}-{name}" for backend in ("hf", "paged", "tiled") for name in ARCHITECTURES),
 ]
@@ -85,8 +87,7 @@ def load(checkpoint: Callable[[str], Path]) -> Iterator[Callable[[str], Engine]]
 def _made(subject: str, checkpoint: Callable[[str], Path], opened: ExitStack) -> Engine:
     if subject.startswith("fake"):
         order, vocab_size = 3 if subject == "fake-order-3" else None, 2048 if subject == "fake-wide" else 257
-        engine = FakeEngine(seed=3, order=order, max_positions=checkpoints.POSITIONS, vocab_size=vocab_size)
-        return noisy(engine, 0.5) if subject == "fake-noisy" else engine
+        return FakeEngine(seed=3, order=order, max_positions=checkpoints.POSITIONS, vocab_size=vocab_size)
     if subject == "reader":
         return load_engine(READER, HERE, name=subject)
     backend, name = subject.split("-")

@@ -19,8 +19,8 @@ from paceline.core.sampling.row import NOT_SAMPLED, RowSampling, RowTree
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, SampleRequest
 from paceline.engine.loader import quiet
-from paceline.engine.paged.attention.backends import AttentionName
-from paceline.engine.stages.stage import Stage, StageOutput, load_stage
+from paceline.engine.paged.attention.backends import Attention
+from paceline.engine.stage import Stage, StageOutput, load_stage
 from paceline.engine.tensors import dists
 from tests.engine.checkpoints import ARCHITECTURES
 from tests.engine.conftest import HERE, TILED
@@ -291,7 +291,7 @@ def _through(stages: list[Stage], batch: Batch) -> StageOutput:
 @pytest.mark.parametrize("attention", [None, TILED])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_property_6_stages_composed_equal_the_whole(
-    name: str, attention: AttentionName | None, load: Callable[[str], Engine], checkpoint: Callable[[str], Path]
+    name: str, attention: Attention | None, load: Callable[[str], Engine], checkpoint: Callable[[str], Path]
 ) -> None:
     whole = load(f"paged-{name}")
     layers = 3 if name.startswith("gemma") else 2

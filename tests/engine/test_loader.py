@@ -24,11 +24,11 @@ from transformers import (
     XLNetLMHeadModel,
 )
 
-from paceline.core.sampling.dist import total_variation
 from paceline.engine.base import Engine
 from paceline.engine.loader import EngineOptions, choose_dtype, fingerprint, load_engine, load_model
 from paceline.engine.model_config import max_positions, windows
 from paceline.errors import ConfigError
+from tests.core.dists import total_variation
 from tests.engine.checkpoints import ARCHITECTURES
 from tests.engine.trials import scratch
 

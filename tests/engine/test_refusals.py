@@ -13,7 +13,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine
-from paceline.engine.stages.stage import load_stage
+from paceline.engine.stage import load_stage
 from paceline.errors import ConfigError, EngineError
 from tests.engine.checkpoints import POSITIONS
 from tests.engine.trials import assert_same, extend, scratch, sequences

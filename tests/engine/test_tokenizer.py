@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from paceline.engine.tokenizer import PREAMBLE, Tokenizer
+from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError, RequestError
 from paceline.models import DEVICE
 
@@ -120,13 +120,6 @@ def test_single_digits_are_tokens_of_their_own() -> None:
     assert len(SHIPPED.encode("4711")) == 4
 
 
-def test_eos_comes_from_both_configurations(tmp_path: Path) -> None:
-    folder = write(tmp_path)
-    assert Tokenizer.load(folder).eos_ids == {4}
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [4, 2]}))
-    assert Tokenizer.load(folder).eos_ids == {2, 4}
-
-
 def test_the_fingerprint_sees_content_and_not_formatting(tmp_path: Path, plain: Tokenizer) -> None:
     assert plain.fingerprint == Tokenizer.load(write(tmp_path / "indented", indent=3)).fingerprint
     assert plain.fingerprint == Tokenizer.load(write(tmp_path / "template", template=None)).fingerprint
@@ -203,42 +196,11 @@ def test_tokens_that_stand_beside_the_vocabulary_alone_are_added(tmp_path: Path,
     assert Tokenizer.load(tmp_path).vocab_size == 7
 
 
-@pytest.mark.parametrize("messages", [[USER], [OWN, USER], [USER, {"role": "assistant", "content": "At 8."}, USER]])
-@pytest.mark.parametrize("template", [PLAIN, FIRST_SYSTEM, NO_SYSTEM, SILENT])
-def test_a_document_comes_first_and_apart(tmp_path: Path, template: str, messages: list[dict[str, str]]) -> None:
-    reader = Tokenizer.load(write(tmp_path, template))
-    preamble, document, tail = reader.document_prompt(messages, "The door is <|end|> green.")
-    assert document == reader.encode("The door is <|end|> green.")
-    assert reader.decode(preamble).strip() == PREAMBLE.strip()
-    text = reader.decode(tail)
-    assert all(message["content"] in text for message in messages)
-    assert tail[-1] == 3 or reader.decode(tail).endswith("\n")
-    again, *_ = reader.document_prompt([{"role": "user", "content": "Another question?"}], "Other text.")
-    assert again == preamble  # cached keys and values serve every question
-
-
-def test_a_document_prompt_lets_no_special_token_in(plain: Tokenizer) -> None:
-    preamble, document, tail = plain.document_prompt([{"role": "user", "content": "a<|end|><|system|>b"}], "c<|user|>")
-    assert [i for i in preamble + document + tail if i < 5] == [1, 4, 2, 4, 3]
-
-
-def test_parts_of_content_are_joined_and_developers_are_systems(plain: Tokenizer) -> None:
-    parts = [{"type": "text", "text": "When does "}, {"type": "text", "text": "it open?"}]
-    assert plain.chat([{"role": "user", "content": parts}]) == plain.chat([USER])
-    assert plain.chat([{"role": "developer", "content": "Be brief."}, USER]) == plain.chat([OWN, USER])
-
-
 def test_a_tool_result_is_rendered_as_a_user_message(plain: Tokenizer) -> None:
     returned = "<tool_response>\nSunny\n</tool_response>"
     assert plain.chat([USER, {"role": "tool", "content": returned}]) == plain.chat(
         [USER, {"role": "user", "content": returned}]
     )
-
-
-def test_without_a_system_role_the_system_text_is_part_of_the_user_message(tmp_path: Path) -> None:
-    reader = Tokenizer.load(write(tmp_path, template=NO_SYSTEM))
-    merged = {"role": "user", "content": f"{OWN['content']}\n\n{USER['content']}"}
-    assert reader.chat([OWN, USER]) == reader.chat([merged])
 
 
 def test_private_use_characters_in_a_message_stay_letters(plain: Tokenizer) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from paceline.core.batching.segment import ROOT, Batch, Segment, SeqId
-from paceline.core.sampling.dist import Dist, total_variation
+from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
+from tests.core.dists import total_variation
 
 TOLERANCE = 2e-4  # total variation: float32 sums in another order
 

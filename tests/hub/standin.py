@@ -30,8 +30,6 @@ class StandInHub:
     changed: bool = False  # weights come with a byte that is not theirs
     ignores_ranges: bool = False
     down: bool = False  # 503 to all
-    limited: int = 0  # requests that it refuses next, since there were too many
-    limit_headers: Mapping[str, str] = field(default_factory=dict)  # what it says then
     storage: StandInHub | None = None  # another host, which large files are fetched from; None: from here
     wrong_token: str = ""  # which it does not know
     lie: Callable[[dict[str, Any]], object] = lambda _: None  # changes its description of a repository
@@ -79,10 +77,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.tokens.add(token)
         if self.hub.wrong_token and token == f"Bearer {self.hub.wrong_token}":
             self._refuse(401, "", "Invalid credentials in Authorization header")
-            return
-        if self.hub.limited and "/resolve/" in path:
-            self.hub.limited -= 1
-            self._refuse(429, "", headers=self.hub.limit_headers)
             return
         if self.hub.down:
             self._refuse(503, "")
@@ -178,13 +172,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def _refuse(self, status: int, code: str, message: str = "", headers: Mapping[str, str] | None = None) -> None:
+    def _refuse(self, status: int, code: str, message: str = "") -> None:
         self.send_response(status)
         if code or message:
             self.send_header("X-Error-Code", code)
             self.send_header("X-Error-Message", message or code)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
         self.send_header("Content-Length", "0")
         self.end_headers()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.hub import download
 from paceline.hub.cache import find
-from paceline.hub.download import HubName, RemoteFile, fetch, pull
+from paceline.hub.download import HubName, pull
 from tests.hub.standin import COMMIT, StandInHub, serving
 
 FILES = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"weights"}
@@ -170,40 +169,13 @@ def test_large_files_come_from_another_host_which_is_not_told_the_token(
     hub: StandInHub, storage: StandInHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1)
     hub.storage, storage.cut_after, storage.cuts = storage, 3, 1
     directory = pull(HubName.parse("house/tiny")).directory
     assert (directory / "model.safetensors").read_bytes() == b"weights"
     assert storage.ranges == ["bytes=3-"], "a signature may have run out meanwhile, so the hub is asked for a new one"
     assert hub.tokens == {"Bearer hf_secret"} and not storage.tokens
     assert storage.sent == len(b"weights")
-
-
-@pytest.mark.parametrize(
-    ("said", "seconds"),
-    [
-        ({"Retry-After": "7"}, 7.0),
-        ({"RateLimit": '"resolvers";r=0;t=55', "RateLimit-Policy": '"fixed window";"resolvers";q=3000;w=300'}, 55.0),
-        ({"Retry-After": "86400"}, 300.0),
-        ({"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, 1.0),
-        ({}, 1.0),
-    ],
-)
-def test_a_hub_that_is_asked_too_often_is_waited_for_as_long_as_it_says(
-    hub: StandInHub, said: dict[str, str], seconds: float, tmp_path: Path
-) -> None:
-    hub.limited, hub.limit_headers = 1, said
-    waited: list[float] = []
-    size, sha = len(FILES["model.safetensors"]), hashlib.sha256(FILES["model.safetensors"]).hexdigest()
-    file = RemoteFile(f"{hub.url}/house/tiny/resolve/main/model.safetensors", size, sha, None)
-    fetch(file, tmp_path / sha, {}, lambda _: None, wait=waited.append)
-    assert waited == [seconds] and (tmp_path / sha).read_bytes() == b"weights"
-
-
-def test_a_hub_that_goes_on_refusing_says_when(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "ATTEMPTS", 1)
-    hub.limited, hub.limit_headers = 100, {"Retry-After": "40"}
-    with pytest.raises(ConfigError, match=r"status 429, too many requests .*: try again in 40 s"):
-        pull(HubName.parse("house/tiny"))
 
 
 def test_a_token_that_the_hub_does_not_know_is_named(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.hub.standin import StandInHub, serving
 
 NAME = "house/tiny"
-WEIGHTS = bytes(range(256)) * 8192  # 2 MiB
+WEIGHTS = bytes(range(256)) * (1 << 17)  # 32 MiB
 FILES = {
     "config.json": b'{"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512}',
     "tokenizer.json": b"{}",
@@ -73,30 +73,32 @@ def test_a_model_is_fetched_listed_and_removed(machine: Machine, hub: StandInHub
     again = machine.run("pull", NAME, "--json")
     assert json.loads(again.stdout)["fetched"] == 0
     assert hub.sent == sent
-    assert machine.run("remove", NAME).stdout.startswith("removed house/tiny, 2.1 MB")
+    assert machine.run("remove", NAME).stdout.startswith("removed house/tiny, 33.6 MB")
     assert NAME not in machine.listed()
     assert not machine.cache.exists()
     missing = machine.run("remove", NAME)
     assert (missing.returncode, "not in the cache" in missing.stderr) == (2, True)
 
 
+CUT, KEPT = 25_000_000, 20 << 20  # bytes sent, and those kept of them: huggingface_hub writes 10 MiB at a time
+
+
 def test_a_download_that_was_cut_goes_on_where_it_was(machine: Machine, hub: StandInHub) -> None:
-    hub.cut_after, hub.cuts = 1_000_000, 1
+    hub.cut_after, hub.cuts = CUT, 1
     assert machine.run("pull", NAME).returncode == 0
-    assert hub.ranges == ["bytes=1000000-"]
-    assert hub.sent == sum(len(FILES[name]) for name in FILES if name.endswith(".json") and "/" not in name) + len(
-        WEIGHTS
-    )
+    assert hub.ranges == [f"bytes={KEPT}-"]
+    small = sum(len(FILES[name]) for name in FILES if name.endswith(".json") and "/" not in name)
+    assert hub.sent == small + len(WEIGHTS) + CUT - KEPT
 
 
 def test_what_a_killed_download_has_left_is_not_fetched_again(machine: Machine, hub: StandInHub) -> None:
-    hub.withheld_from = 300_000
+    hub.withheld_from = CUT
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "models", "pull", NAME], env=machine.environment, stderr=subprocess.PIPE
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if b" 10 %" in line:
+        if b" 60 %" in line:
             break
     process.kill()
     process.communicate()
@@ -110,7 +112,7 @@ def test_what_a_killed_download_has_left_is_not_fetched_again(machine: Machine, 
 
 
 def test_a_server_that_ignores_ranges_sends_all_again(machine: Machine, hub: StandInHub) -> None:
-    hub.cut_after, hub.cuts, hub.ignores_ranges = 1_000_000, 1, True
+    hub.cut_after, hub.cuts, hub.ignores_ranges = CUT, 1, True
     assert machine.run("pull", NAME).returncode == 0
     (snapshot,) = (machine.cache / "snapshots").iterdir()
     assert (snapshot / "model.safetensors").read_bytes() == WEIGHTS
@@ -144,3 +146,25 @@ def test_a_revision_is_removed_alone(machine: Machine) -> None:
     assert NAME in machine.listed()
     assert machine.run("remove", f"{NAME}@0123456").returncode == 0
     assert NAME not in machine.listed()
+
+
+OWN = [sys.executable, "-c", "from huggingface_hub import snapshot_download; snapshot_download('house/tiny')"]
+
+
+def test_huggingface_hub_itself_begins_a_download_anew_after_a_kill(machine: Machine, hub: StandInHub) -> None:
+    """Where this fails, `paceline.hub.download.fetch` has a reason less."""
+    hub.withheld_from = CUT
+    with subprocess.Popen(OWN, env=machine.environment, stderr=subprocess.DEVNULL) as process:
+        while hub.sent < CUT:
+            assert process.poll() is None
+        process.kill()
+    hub.withheld_from, hub.sent = None, 0
+    subprocess.run(OWN, env=machine.environment, stderr=subprocess.DEVNULL, check=True)
+    assert hub.sent >= len(WEIGHTS)
+
+
+def test_huggingface_hub_itself_makes_a_path_of_a_header(machine: Machine, hub: StandInHub) -> None:
+    """Likewise."""
+    hub.headers = {"X-Linked-Etag": '"../../../outside"', "ETag": '"../../../outside"'}
+    subprocess.run(OWN, env=machine.environment, stderr=subprocess.DEVNULL, check=False)
+    assert (machine.cache.parents[1] / "outside").exists()

@@ -17,8 +17,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from paceline.commands.main import build
-from paceline.settings import AgentSettings, ServerSettings
-from paceline.settings_sources import resolve
+from paceline.settings import SCHEMAS, AgentSettings, ServerSettings
+from paceline.settings_sources import paths, resolve
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -39,9 +39,12 @@ def test_the_settings_to_copy_are_settings(tmp_path: Path, commented: bool) -> N
     file.write_text(text if commented else COMMENTED.sub("", text))
     assert commented or len(tomllib.loads(file.read_text())["agent"]) >= 7, "nothing is left out"
     server, origins = resolve(ServerSettings, {}, {}, file)
-    agent, _ = resolve(AgentSettings, {}, {}, file)
+    agent, of_agent = resolve(AgentSettings, {}, {}, file)
     assert (server.port, agent.port) == (8000, 8001) and origins["model"].startswith(f"file {file}")
     assert server.trusted_proxies == ("127.0.0.1",)
+    tabled = {path for schema in SCHEMAS for path in paths(schema) if "." in path} - {"tuning.units"}
+    default = {path for path in tabled if origins.get(path, "default") == of_agent.get(path, "default") == "default"}
+    assert commented or not default, "what --help does not describe is described here"
 
 
 @pytest.mark.parametrize(("unit", "scope"), [("paceline-server", "--system"), ("paceline-agent", "--user")])

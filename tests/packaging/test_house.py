@@ -88,7 +88,7 @@ def apart() -> set[str]:
 
 @pytest.mark.parametrize(
     ("folders", "extras"),
-    [(PACKAGES, ("bench", "gpu", "keyring", "otel")), (("tests",), ("test",))],
+    [(PACKAGES, ("bench", "chat", "documents", "gpu", "keyring", "otel")), (("tests",), ("test",))],
     ids=["packages", "tests"],
 )
 def test_every_library_that_is_imported_is_asked_for(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
@@ -109,11 +109,19 @@ def test_every_library_that_is_imported_is_asked_for(folders: tuple[str, ...], e
 # Modules under `SMALL` lines that one neighbour imports, and why each is not a part of it.
 SMALL = 80
 APART = {
-    "paceline.api.description": "imports the official client's types, a second that no start waits for",
     "paceline.api.passages": "an endpoint: the application is what imports endpoints",
     "paceline.api.status": "an endpoint",
     "paceline.commands.doctor": "the command, which --help shows; the checks behind it import what they check",
-    "server.stages": "imports torch, which a server without stages does without",
+}
+
+
+# Class names that two modules of the package define, and why each keeps its own.
+TWICE = {
+    **dict.fromkeys(
+        ("Function", "Message", "Options", "Tool", "ToolCall", "ToolChoice"), "bodies, named as their APIs do"
+    ),
+    "Document": "a stored document; and one that a body of /v1/rerank brings",
+    "Stage": "layers of a model; and a step of a workflow",
 }
 
 
@@ -154,6 +162,15 @@ def test_what_has_one_reader_is_part_of_that_reader() -> None:
         and {reader.rpartition(".")[0] for reader in readers} == {name.rpartition(".")[0]}
     }
     assert small == set(APART)
+
+
+def test_no_class_name_has_two_meanings_without_a_reason() -> None:
+    found: dict[str, set[str]] = {}
+    for module, file in modules_of("paceline", "server", "device_agent", "client").items():
+        for node in ast.parse(file.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, set()).add(module)
+    assert {name for name, modules in found.items() if len(modules) > 1} == set(TWICE)
 
 
 def test_no_package_holds_a_single_module() -> None:

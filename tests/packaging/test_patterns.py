@@ -23,7 +23,7 @@ FUNCTIONS = {"compile", "match", "fullmatch", "search", "sub", "subn", "split", 
 SEARCHES = {"search", "sub", "subn", "split", "findall", "finditer"}
 # By module and pattern or name: why it may stay although its shape is that of one which backtracks.
 ALLOWED = {
-    ("paceline/engine/stages/stage.py", "LAYER"): "names of weights, each of whose parts ends with a full stop",
+    ("paceline/engine/stage.py", "LAYER"): "names of weights, each of whose parts ends with a full stop",
     **{
         ("paceline/engine/reader/question.py", pattern): "of a question of at most MAX_CHARACTERS"
         for pattern in ("_LISTED", "_WISHED", "_SHARED", "_SUBJECT")

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MAPPED = {name: f"paceline/{name}" for name in ("server", "device_agent", "client", "bench")}
 BROUGHT = ("paceline", *MAPPED, "pyproject.toml", "setup.py", "README.md", "LICENSE")

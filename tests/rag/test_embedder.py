@@ -21,6 +21,8 @@ from paceline.errors import ConfigError
 from paceline.hub import download
 from paceline.rag.embedder import MAX_TOKENS, Embedder, HashEmbedder, MiniLMEmbedder, load_embedder, package_directory
 
+pytestmark = pytest.mark.slow
+
 TEXTS = [
     "What is the deposit for the flat in Mill Lane?",
     "",

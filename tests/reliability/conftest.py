@@ -10,7 +10,10 @@ from typing import Protocol
 import pytest
 
 from tests.reliability.forked import USUAL, Starts, forked_starts, starting
-from tests.reliability.real_server import SHORT, RealServer, many_files, real_server
+from tests.reliability.real_server import RealServer, hurried, many_files, real_server
+from tests.slow import slow_in
+
+pytest_collection_modifyitems = slow_in(__file__)
 
 SEED = 1  # without --seed
 
@@ -71,6 +74,7 @@ def hall(forked: Starts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     """One server for all scenarios that attack one: with keys, the fake model, and an answer's token every 5 ms."""
     with many_files(), ExitStack() as ended:
         with starting(forked):
-            server = real_server(tmp_path_factory.mktemp("hall"), "--emulate", "forward=5ms", *SHORT)
+            directory = tmp_path_factory.mktemp("hall")
+            server = real_server(directory, *hurried(directory))
             running = ended.enter_context(server)
         yield running

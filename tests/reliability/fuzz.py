@@ -34,7 +34,7 @@ from tests.reliability.mutated_drafts import Aim
 from tests.reliability.mutated_requests import RequestMutator
 from tests.reliability.mutation import Mutator
 from tests.reliability.raw_websocket import CLOSE, RawLink, broken_frames, frame, until_closed
-from tests.reliability.real_server import SHORT, WAIT, Honest, RealServer, many_files, quantile, real_server
+from tests.reliability.real_server import WAIT, Honest, RealServer, hurried, many_files, quantile, real_server
 from tests.reliability.rogue_device import RogueLink, enrolled
 
 REPORT_S = 30.0
@@ -211,7 +211,7 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory() as directory,
         many_files(),
-        real_server(Path(directory), "--emulate", "forward=5ms", *SHORT) as server,
+        real_server(Path(directory), *hurried(Path(directory))) as server,
         Honest(server.url) as honest,
     ):
         fuzzing = Fuzzing(server, honest, given.seed)

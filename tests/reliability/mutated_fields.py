@@ -20,11 +20,11 @@ from paceline.wire.messages import (
     SEARCH,
     VERSION,
     ChatMessage,
-    Constraint,
     Drafts,
     Frame,
     OpenSession,
     Sampling,
+    SentConstraint,
     Targets,
 )
 from paceline.wire.options import Options
@@ -198,7 +198,7 @@ class FieldValues:
         if kind.cls is Sampling and rng.random() < 0.7:
             bias = [[self._drafts.token(), rng.choice((-100.0, 100.0, 0.0))] for _ in range(rng.randrange(4))]
             return [rng.choice((0.0, 1.0, 2.0)), 1.0, rng.choice((0, 1)), 0.0, 0.0, 0.0, bias, rng.randrange(9), 1.0]
-        if kind.cls is Constraint:
+        if kind.cls is SentConstraint:
             return list(rng.choice(CONSTRAINTS))
         return [self._field(field, aim) for field in kind.fields]
 

@@ -11,6 +11,7 @@ from starlette.websockets import WebSocket
 
 from device_agent.cloud import link_url
 from device_agent.credentials import Credential
+from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpServer, listen, url_of
 from paceline.errors import LinkClosed, RemoteProtocolError
@@ -30,7 +31,7 @@ from paceline.wire.messages import (
     Proof,
     Welcome,
 )
-from server.app import create_server
+from server.app import add_devices
 from server.devices import Registry
 from server.links import Links
 from tests.api.scripted import ScriptedService
@@ -182,7 +183,7 @@ async def raw_cloud(state: Path, known: Introduction) -> AsyncIterator[tuple[str
         live = RawLinks(registry, _Nobody(), lambda: known, key=PrivateKey.generate())
         live.links, live.known, live.keys = asyncio.Queue(), known, []
         ready = asyncio.Event()
-        server = HttpServer(create_server(ScriptedService(), registry, live, keyring=Keyring({})), ready.set)
+        server = HttpServer(add_devices(create_app(ScriptedService(), keyring=Keyring({})), registry, live), ready.set)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.serve([listener]))
             await ready.wait()

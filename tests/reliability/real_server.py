@@ -21,6 +21,7 @@ from typing import Any, Self
 import httpx
 import psutil
 
+from paceline.commands.demo import configured
 from paceline.wire.messages import SUBPROTOCOL
 from server.devices import Registry
 from tests.reliability.forked import USUAL, starting
@@ -29,7 +30,6 @@ from tests.server.test_programs import ROOT, STARTER
 WAIT = 120.0  # s, far beyond every limit of the server
 KEYS = ("ann", "bert")
 BODY = {"model": "fake", "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}
-SHORT = ("--max-tokens-default", "64")  # answers whose request sets no limit
 NO_END = {"logit_bias": {"256": -100}}  # no answer ends by itself
 UPGRADE = (
     "GET /v1/link HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
@@ -80,6 +80,11 @@ class RealServer:
             assert http.post("/v1/chat/completions", json=BODY).status_code == 200
 
 
+def hurried(directory: Path) -> tuple[str, str]:
+    """Flags of a server that takes 5 ms a token and writes short answers where a request sets no limit."""
+    return configured(directory, "answers.max_tokens_default = 64", "tuning.emulate = 'forward=5ms'")
+
+
 @contextmanager
 def real_server(
     directory: Path, *flags: str, files: int | None = None, program: str = STARTER, keys: Sequence[str] = KEYS
@@ -90,7 +95,7 @@ def real_server(
         assert files is not None
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
-    settings = ["--model", "fake", "--threads", "1", "--port", "0", "--state-dir", str(directory / "state")]
+    settings = ["--model", "fake", "--port", "0", "--state-dir", str(directory / "state")]
     settings += ["--api-keys", ",".join(keys)] if keys else []
     # One that changes modules before others import them cannot be forked from a process that has imported all.
     how = nullcontext() if program == STARTER else starting(USUAL)

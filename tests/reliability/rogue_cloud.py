@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpServer, listen, url_of
 from paceline.engine.base import LoadedModel
@@ -30,7 +31,7 @@ from paceline.wire.messages import (
     Targets,
 )
 from paceline.wire.options import AggregateOptions
-from server.app import create_server
+from server.app import add_devices
 from server.devices import Registry
 from server.links import Links
 from tests.api.scripted import ScriptedService
@@ -132,7 +133,7 @@ async def rogue_cloud(state: Path, model: LoadedModel) -> AsyncIterator[RogueClo
         ready = asyncio.Event()
         key = PrivateKey.generate()
         live = Links(registry, rogue, lambda: known, key=key, vocab_size=model.tokenizer.vocab_size)
-        server = HttpServer(create_server(ScriptedService(), registry, live, keyring=Keyring({})), ready.set)
+        server = HttpServer(add_devices(create_app(ScriptedService(), keyring=Keyring({})), registry, live), ready.set)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.serve([listener]))
             await ready.wait()

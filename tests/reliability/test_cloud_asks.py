@@ -62,7 +62,7 @@ async def asked_agent(directory: Path, *flags: str) -> AsyncIterator[tuple[Rogue
             store = ("--store", str(directory / "device" / "docs"), "--embedder", "hash")
             children.run(command("docs", "add", str(directory / "notes"), "--side", "device", *store))
             port = free_port(0)
-            agent = command("agent", "--model", "fake", "--embedder", "hash", "--threads", "1", "--port", str(port))
+            agent = command("agent", "--model", "fake", "--embedder", "hash", "--port", str(port))
             agent += ["--state-dir", str(directory / "device"), "--cloud", rogue.url]
             children.start("agent", [*agent, "--code", rogue.registry.add("laptop"), *flags], port=port)
             yield rogue, await rogue.links.get(), Owner(children)

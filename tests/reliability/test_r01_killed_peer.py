@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.baselines.dragon import Shape, shaped
 from paceline.commands.demo import store_of
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import fake_model
@@ -33,18 +34,18 @@ async def prompts_of_the_cloud(directory: Path) -> PromptSet:
         return await build_prompts(messages, store, model.tokenizer, work, k=2, max_prompt=2048)
 
 
-def ask(pair: Pair, drafts: str) -> Stream:
+def ask(pair: Pair, drafts: Shape) -> Stream:
     body = {
         "messages": [{"role": "user", "content": QUESTION}],
         "max_tokens": MAX_TOKENS,
         "temperature": 1.0,
         "seed": SEED,
-        "paceline": {"device": DEVICE, "report": True, "drafts": drafts},
+        "paceline": {"device": DEVICE, "report": True} | shaped(drafts),
     }
     return Stream(pair.url("cloud"), body)
 
 
-def ask_and_kill(pair: Pair, drafts: str, messages: int) -> tuple[Stream, float]:
+def ask_and_kill(pair: Pair, drafts: Shape, messages: int) -> tuple[Stream, float]:
     """An answer during which the agent is killed as soon as it sends one more than `messages` messages, and the longest
     gap after that, s."""
     turnstile = pair.turnstile

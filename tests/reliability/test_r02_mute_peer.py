@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from paceline.commands.demo import Child
+from lab.baselines.dragon import shaped
+from paceline.commands.demo import Child, configured
 from paceline.core.estimation import SILENCE_S
 from paceline.core.side import SIDES, Side, other
 from tests.e2e.pair import DEVICE, DOCUMENTS, Pair, running_pair
@@ -28,15 +29,14 @@ PACE = "forward=20ms"  # so that an answer takes long enough to be disturbed, an
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     directory = tmp_path_factory.mktemp("mute")
-    with running_pair(
-        directory, cloud_flags=("--emulate", PACE), agent_flags=("--emulate", f"rtt=20ms,{PACE}")
-    ) as running:
+    flags = [configured(directory, f"tuning.emulate = {link + PACE!r}") for link in ("", "rtt=20ms,")]
+    with running_pair(directory, cloud_flags=flags[0], agent_flags=flags[1]) as running:
         yield running
 
 
 def ask(pair: Pair, front: Side, tokens: int = MAX_TOKENS, **options: object) -> Stream:
     # A question with which the cloud finds its passage, and both sides' distributions: each token needs both sides.
-    joint = {"strategy": "aggregate", "aggregator": "mixture", "drafts": "none", "report": True}
+    joint = {"strategy": "aggregate", "report": True} | shaped("none", aggregator="mixture")
     paceline: dict[str, object] = {**joint, **options}
     if front == "cloud":
         paceline["device"] = DEVICE

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from paceline.commands.demo import configured
 from tests.api.responses.test_resume import events_in, read, server
 from tests.api.scripted import WAIT
 from tests.reliability.conftest import Figure
@@ -27,7 +28,7 @@ def test_every_event_comes_once_from_the_process_after_the_killed_one(
     before: list[list[dict[str, Any]]] = []
     for _ in range(size(2, 67) + 1):
         started = time.monotonic()
-        with server(tmp_path, "--emulate", "forward=20ms") as (process, http):
+        with server(tmp_path, *configured(tmp_path, "tuning.emulate = 'forward=20ms'")) as (process, http):
             for events in before:
                 if events[-1]["type"] == "response.completed":  # the fake model may end at any token
                     assert http.get(f"/v1/responses/{events[0]['response']['id']}").json() == events[-1]["response"]

@@ -15,7 +15,8 @@ import pytest
 
 from device_agent.cloud import Cloud
 from device_agent.credentials import Credentials
-from paceline.commands.demo import Children, command, free_port
+from lab.baselines.dragon import shaped
+from paceline.commands.demo import Children, command, configured, free_port
 from paceline.engine.fake import fake_model
 from paceline.runtime.link.connection import Link
 from paceline.strategies.registry import STRATEGIES
@@ -34,9 +35,8 @@ def test_an_answer_that_pauses_at_each_cut_is_the_undisturbed_one(
     """Two questions are all that the device answers: joining one again costs none."""
     cuts, tokens = size(5, 100), size(100, 512)
     asks = ("--cloud-asks-per-minute", "2", "--cloud-asks-per-hour", "2")
-    with running_pair(
-        tmp_path, stoppable=True, cloud_flags=("--emulate", PACE), agent_flags=("--emulate", PACE, *asks)
-    ) as pair:
+    pace = configured(tmp_path, f"tuning.emulate = {PACE!r}")
+    with running_pair(tmp_path, stoppable=True, cloud_flags=pace, agent_flags=(*pace, *asks)) as pair:
         assert pair.turnstile is not None
 
         def ask() -> Stream:
@@ -50,7 +50,7 @@ def test_an_answer_that_pauses_at_each_cut_is_the_undisturbed_one(
                     "device": DEVICE,
                     "strategy": "aggregate",
                     "report": True,
-                    "drafts": "none",
+                    **shaped("none"),
                     "on_device_loss": "pause",
                 },
             }
@@ -77,7 +77,7 @@ async def test_a_storm_of_devices_returns_to_a_restarted_server(
     """Each has its own key and its own link; clients meanwhile get answers, and no 5xx once the server is there."""
     count = size(16, 500)
     state, port = tmp_path / "cloud", free_port(0)
-    serve = command("serve", "--model", "fake", "--threads", "1", "--port", str(port), "--state-dir", str(state))
+    serve = command("serve", "--model", "fake", "--port", str(port), "--state-dir", str(state))
     model = fake_model()
     info = model.engine.info
     known = Introduction(model.tokenizer.fingerprint, info.fingerprint, "fake", list(STRATEGIES), 1, asked_by=None)

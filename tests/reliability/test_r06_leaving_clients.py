@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from paceline.commands.demo import configured
 from tests.api.responses.test_resume import server
 from tests.reliability.conftest import Figure
 from tests.reliability.streams import WAIT_S, until
@@ -17,7 +18,9 @@ BODY = {"model": "fake", "max_tokens": 500, "logit_bias": {"256": -100}, "stream
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, httpx.Client]]:
-    with server(tmp_path_factory.mktemp("leaving"), "--emulate", "forward=20ms", "--kv-mib", "512") as (process, http):
+    directory = tmp_path_factory.mktemp("leaving")
+    pace = configured(directory, "tuning.emulate = 'forward=20ms'")
+    with server(directory, *pace, "--kv-mib", "512") as (process, http):
         yield process.pid, http
 
 

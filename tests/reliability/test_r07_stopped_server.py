@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 
+from paceline.commands.demo import configured
 from tests.api.responses.test_resume import server
 from tests.api.scripted import WAIT
 from tests.reliability.conftest import Figure
@@ -21,7 +22,7 @@ TOKENS = 60
 def test_streams_end_whole_and_late_requests_are_refused(
     tmp_path: Path, size: Callable[[int, int], int], figure: Figure
 ) -> None:
-    with server(tmp_path, "--emulate", "forward=20ms") as (process, http):
+    with server(tmp_path, *configured(tmp_path, "tuning.emulate = 'forward=20ms'")) as (process, http):
         url = str(http.base_url).rstrip("/")
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": TOKENS, "logit_bias": {"256": -100}}
         streams = [Stream(url, body | {"seed": seed}) for seed in range(size(8, 200))]
@@ -52,7 +53,7 @@ def test_streams_end_whole_and_late_requests_are_refused(
 
 
 def test_a_stopped_server_ends_background_responses_first(tmp_path: Path) -> None:
-    with server(tmp_path, "--emulate", "forward=5ms") as (process, http):
+    with server(tmp_path, *configured(tmp_path, "tuning.emulate = 'forward=5ms'")) as (process, http):
         body = {"model": "fake", "input": "Hi", "background": True, "max_output_tokens": 50, "seed": 1}
         made = http.post("/v1/responses", json=body).json()
         process.send_signal(signal.SIGTERM)

@@ -37,7 +37,7 @@ def enrolled_agent(directory: Path, cloud: str) -> Iterator[str]:
     port = free_port(0)
     state = str(directory / "device")
     code = "K7QF-2M9X-4TBA-9HJC"  # of nobody
-    agent = command("agent", "--model", "fake", "--threads", "1", "--port", str(port), "--state-dir", state)
+    agent = command("agent", "--model", "fake", "--port", str(port), "--state-dir", state)
     with Children(directory) as children:
         url = children.start("device", [*agent, "--cloud", cloud, "--device", "phone", "--code", code], port=port).url
         children.wait(lambda reports: all(reports))

@@ -22,8 +22,8 @@ import httpx
 import pytest
 
 from paceline.commands.demo import command
-from paceline.rag.chunk_rows import read_texts
 from paceline.rag.embedder import HashEmbedder
+from paceline.rag.rows import read_passages
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from tests.e2e.pair import running_pair
@@ -43,15 +43,16 @@ def whole(folder: Path, sentences: int) -> tuple[int, int]:
     with DocumentStore.open(folder, HashEmbedder()) as store:
         library = Library(store, "cloud")
         try:
-            with store._connection.reading() as database:
+            with store._database.reading() as database:
                 counts = dict(database.execute("SELECT id, num_chunks FROM documents").fetchall())
                 files = dict(database.execute("SELECT id, bytes FROM files").fetchall())
                 texts: dict[str, list[str]] = {document: [] for document in counts}
-                ids = set()
-                for chunk in read_texts(database, "", strict=True):
-                    texts[chunk.document].append(chunk.text)
-                    ids.add(chunk.chunk_id)
-            assert store._search._index._vector_index.ids == ids, "a vector without a row, or a row without a vector"
+                of = dict(database.execute("SELECT id, document FROM chunks").fetchall())
+                for passage in read_passages(database, "", strict=True):
+                    texts[of[passage.chunk_id]].append(passage.text)
+            store.search("sentence", 1)
+            indexed = set(store._index._vector_index.ids.tolist())
+            assert indexed == of.keys(), "a vector without a row, or a row without a vector"
             for document, parts in texts.items():
                 assert len(parts) == counts[document]
                 said = " ".join(parts)

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from lab.baselines.dragon import Shape, shaped
 from paceline.core.side import SIDES
 from tests.e2e.pair import QUESTION, Pair, running_pair
 from tests.reliability.conftest import Figure
@@ -38,7 +39,7 @@ FEATURES: Mapping[str, dict[str, object]] = {
     "stops": {"max_tokens": 48, "stop": ["e ", "th", "."]},
 }
 ALONE = {"strategy": "autoregressive", "privacy": "local-only"}
-SHAPES = ("tree", "chain", "sequence")
+SHAPES: tuple[Shape, ...] = ("tree", "chain", "sequence")
 AT_ONCE = 8
 
 
@@ -62,8 +63,9 @@ def ways(rng: random.Random, every: bool, feature: str = "plain") -> list[tuple[
         if feature == "logprobs" and side == "cloud":
             continue  # the device decides, and its distributions are private
         for aggregator, shape in itertools.product(aggregators, SHAPES):
-            way = {"strategy": "aggregate", "aggregator": aggregator, "privacy": "document-private"}
-            found.append((side, way | {"drafts": "none"}, way | {"drafts": shape}))
+            way = {"strategy": "aggregate", "privacy": "document-private"}
+            none, some = shaped("none", aggregator=aggregator), shaped(shape, aggregator=aggregator)
+            found.append((side, way | none, way | some))
     alone = [way for way in found if way[1] is ALONE]
     joint = [way for way in found if way[1] is not ALONE]
     return found if every else [rng.choice(alone), rng.choice(joint)]
@@ -162,7 +164,7 @@ async def test_an_answer_is_the_same_however_it_is_computed(
                 asked = {"model": "fake", "input": messages, "max_output_tokens": 32, "temperature": 0}
                 for side, way, _ in ways(rng, every):
                     if way is not ALONE:  # with `coin` the seed decides whose token it is, greedy or not
-                        way = way | {"aggregator": "mixture"}  # the same way but for that
+                        way = way | shaped("none", aggregator="mixture")  # the same way but for that
                     tasks.create_task(resume(side, way, asked))
     assert schemas >= 4
     figure("answers compared", compared)

@@ -162,7 +162,7 @@ async def test_a_device_that_sends_mutated_messages_harms_neither_the_server_nor
 ) -> None:
     with Children(tmp_path) as children:
         port, state = free_port(0), str(tmp_path / "cloud")
-        serve = command("serve", "--model", "fake", "--threads", "1", "--port", str(port), "--state-dir", state)
+        serve = command("serve", "--model", "fake", "--port", str(port), "--state-dir", state)
         server = children.start("cloud", serve, port=port)
         children.wait(all)
         code = json.loads(children.run(command("devices", "add", "phone", "--state-dir", state, "--json")))["code"]
@@ -209,7 +209,7 @@ async def test_a_cloud_that_sends_mutated_messages_harms_no_agent_and_learns_no_
             store = ("--store", str(tmp_path / "device" / "docs"), "--embedder", "hash")
             children.run(command("docs", "add", str(notes), "--side", "device", *store))
             port = free_port(0)
-            flags = ["--model", "fake", "--embedder", "hash", "--threads", "1", "--port", str(port)]
+            flags = ["--model", "fake", "--embedder", "hash", "--port", str(port)]
             flags += ["--state-dir", str(tmp_path / "device"), "--cloud", url, "--code", registry.add("laptop")]
             flags += ["--cloud-may-ask", "on", "--cloud-asks-per-minute", "100000", "--cloud-asks-per-hour", "1000000"]
             agent = children.start("agent", command("agent", *flags), port=port)

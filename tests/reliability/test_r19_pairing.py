@@ -25,7 +25,7 @@ from paceline.wire.messages import VERSION
 from server.devices import MAX_TRIES
 from tests.reliability.conftest import Figure
 from tests.reliability.raw_link import RawLink, device_link
-from tests.reliability.real_server import SHORT, WAIT, RealServer, real_server
+from tests.reliability.real_server import WAIT, RealServer, hurried, real_server
 from tests.reliability.rogue_device import RogueLink, enrolled, introduction
 from tests.server.test_programs import STARTER
 
@@ -113,7 +113,7 @@ async def test_a_revoked_device_is_cut_and_refused(hall: RealServer, figure: Fig
 
 
 async def test_a_clock_that_jumps_cuts_no_link_and_only_lets_codes_and_absences_expire(tmp_path: Path) -> None:
-    with real_server(tmp_path, *SHORT, program=WRONG_CLOCK) as server:
+    with real_server(tmp_path, *hurried(tmp_path), program=WRONG_CLOCK) as server:
 
         def jump(seconds: float) -> None:
             (tmp_path / "next").write_text(str(seconds))

@@ -13,6 +13,7 @@ from itertools import count
 import httpx
 import pytest
 
+from paceline.commands.demo import configured
 from tests.reliability.conftest import Figure
 from tests.reliability.real_server import BODY, NO_END, SMALL, WAIT, RealServer, many_files, quantile, real_server
 
@@ -23,7 +24,10 @@ ANSWER = BODY | NO_END | {"max_tokens": 16, "stream": True}
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     directory = tmp_path_factory.mktemp("small")
-    with many_files(), real_server(directory, "--emulate", "forward=20ms", program=SMALL) as server:
+    with (
+        many_files(),
+        real_server(directory, *configured(directory, "tuning.emulate = 'forward=20ms'"), program=SMALL) as server,
+    ):
         yield server
 
 

@@ -57,7 +57,7 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[User]]:
     directory = tmp_path_factory.mktemp("users")
     port = free_port(0)
     keys = [word for name in USERS for word in ("--api-keys", name)]
-    flags = ["--model", "fake", "--threads", "1", "--port", str(port), "--state-dir", str(directory / "state"), *keys]
+    flags = ["--model", "fake", "--port", str(port), "--state-dir", str(directory / "state"), *keys]
     with Children(directory) as children:
         url = children.start("cloud", command("serve", *flags), port=port).url
         children.wait(all)
@@ -226,7 +226,7 @@ def test_no_text_is_read_sooner_because_another_key_has_had_it_read(
     tmp_path: Path, rng: random.Random, size: Callable[[int, int], int], figure: Figure
 ) -> None:
     port = free_port(0)
-    flags = ["--model", "demo", "--threads", "1", "--port", str(port), "--state-dir", str(tmp_path / "state")]
+    flags = ["--model", "demo", "--port", str(port), "--state-dir", str(tmp_path / "state")]
     flags += ["--api-keys", "ann", "--api-keys", "bert"]
     with Children(tmp_path) as children:
         url = children.start("cloud", command("serve", *flags), port=port).url

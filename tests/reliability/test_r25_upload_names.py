@@ -63,7 +63,6 @@ SEEDS = (
     "x.part",
     "file-0.aes",
     "../../keys.sqlite",
-    "index.faiss",
     ".ssh/authorized_keys",
     "a'b\"c",
     "a;b|c&d",

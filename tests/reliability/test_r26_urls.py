@@ -62,7 +62,7 @@ def http(tmp_path_factory: pytest.TempPathFactory, listener: Listener) -> Iterat
     with pytest.MonkeyPatch.context() as patch, Children(directory) as children:
         for name, value in listener.environment.items():
             patch.setenv(name, value)
-        serve = ["--model", "fake", "--threads", "1", "--port", str(port), "--state-dir", str(directory / "state")]
+        serve = ["--model", "fake", "--port", str(port), "--state-dir", str(directory / "state")]
         server = children.start("cloud", command("serve", *serve), port=port)
         children.wait(all)
         with httpx.Client(base_url=server.url, timeout=60, trust_env=False, verify=False) as client:

@@ -65,7 +65,7 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Poisoned]:
     with pytest.MonkeyPatch.context() as patch, listening() as listener, Children(directory) as children:
         for name, value in listener.environment.items():
             patch.setenv(name, value)
-        flags = ["--model", "fake", "--threads", "1", "--port", str(port), "--state-dir", str(directory / "state")]
+        flags = ["--model", "fake", "--port", str(port), "--state-dir", str(directory / "state")]
         server = children.start("cloud", command("serve", *flags), port=port)
         children.wait(all)
         with httpx.Client(base_url=server.url, timeout=60, trust_env=False, verify=False) as http:

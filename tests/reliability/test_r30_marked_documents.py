@@ -94,7 +94,6 @@ def marked(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
             model="fake",
             embedder="hash",
             device="laptop",
-            flags=("--threads", "1"),
             side_flags={"device": ("--cloud-asks-per-minute", "100000", "--cloud-asks-per-hour", "1000000")},
             dialled=dialled,
         )

@@ -31,7 +31,7 @@ class Agent:
     def __init__(self, children: Children, directory: Path) -> None:
         self.state, self.children = directory / "device", children
         port = free_port(0)
-        flags = ("--model", "fake", "--threads", "1", "--port", str(port), "--state-dir", str(self.state))
+        flags = ("--model", "fake", "--port", str(port), "--state-dir", str(self.state))
         self.child = children.start("device", command("agent", *flags), port=port)
         children.wait(lambda reports: all(reports))
 

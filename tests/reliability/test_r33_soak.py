@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 
+from lab.baselines.dragon import shaped
 from paceline.core.side import SIDES
 from tests.e2e.pair import QUESTION, Pair, running_pair
 from tests.reliability.conftest import Figure
@@ -32,9 +33,9 @@ MIB = 2**20
 WAYS = (
     {"strategy": "autoregressive"},
     {"strategy": "lookup_tree"},
-    {"strategy": "aggregate", "aggregator": "mixture"},
-    {"strategy": "aggregate", "aggregator": "coin"},
-    {"strategy": "aggregate", "drafts": "sequence"},
+    {"strategy": "aggregate", "debug": {"aggregator": "mixture"}},
+    {"strategy": "aggregate", "debug": {"aggregator": "coin"}},
+    {"strategy": "aggregate", **shaped("sequence")},
 )
 
 

@@ -83,7 +83,7 @@ async def server_with_a_rogue(directory: Path, act: Act) -> AsyncIterator[tuple[
     with Children(directory) as children:
         state = str(directory / "cloud")
         port = free_port(0)
-        serve = command("serve", "--model", "fake", "--threads", "1", "--port", str(port), "--state-dir", state)
+        serve = command("serve", "--model", "fake", "--port", str(port), "--state-dir", state)
         url = children.start("cloud", serve, port=port).url
         children.wait(lambda reports: all(reports))
         code = json.loads(children.run(command("devices", "add", "phone", "--state-dir", state, "--json")))["code"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from typing import Any, Literal, get_args
 
@@ -11,6 +10,7 @@ import pytest
 from paceline.core.permission import NOBODY
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest, OnLoss
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 
 pytestmark = pytest.mark.anyio
@@ -50,7 +50,7 @@ async def outcome(request: GenerateRequest, device: Device) -> object:
 @pytest.mark.parametrize(("asked", "device", "on_loss"), [*product(ASKED, get_args(Device), get_args(OnLoss))])
 async def test_what_was_to_be_joint_is_joint_marked_or_refused(asked: Asked, device: Device, on_loss: OnLoss) -> None:
     for strategy in ("auto", "aggregate"):
-        request = replace(REQUEST, strategy=strategy, on_loss=on_loss, **ASKED[asked])
+        request = changed(REQUEST, strategy=strategy, on_loss=on_loss, **ASKED[asked])
         wanted = expected(asked, device, on_loss)
         if wanted == JOINT and strategy == "auto":
             continue  # without documents nothing is joined: `test_nothing_found`
@@ -62,13 +62,13 @@ async def test_what_was_to_be_joint_is_joint_marked_or_refused(asked: Asked, dev
 async def test_a_refusal_says_why_no_device_takes_part() -> None:
     async with nodes() as (bench, _):
         with pytest.raises(RequestError, match=r"its key is bound to no device, and it names none in paceline.device"):
-            await bench.cloud.prepare(replace(REQUEST, on_loss="pause", any_device=False))
+            await bench.cloud.prepare(changed(REQUEST, on_loss="pause", any_device=False))
         (link,) = bench.cloud._peers.links.values()
         bench.cloud._peers.links["phone"] = link
-        _, done = await collect(await bench.cloud.prepare(replace(REQUEST, strategy="auto")))
+        _, done = await collect(await bench.cloud.prepare(changed(REQUEST, strategy="auto")))
         assert (done.strategy_reason, done.degraded) == ("no device takes part", None)
         with pytest.raises(RequestError, match="several are linked, and it names none"):
-            await bench.cloud.prepare(replace(REQUEST, on_loss="fail"))
+            await bench.cloud.prepare(changed(REQUEST, on_loss="fail"))
         del bench.cloud._peers.links["phone"]
 
 
@@ -76,6 +76,6 @@ async def test_a_device_that_may_not_be_asked_is_not_missed_while_it_is_away() -
     async with nodes(may_ask=NOBODY) as (bench, _):
         bench.cloud._peers._expects_peer = lambda: True
         for _ in range(2):
-            _, done = await collect(await bench.cloud.prepare(replace(REQUEST, strategy="auto")))
+            _, done = await collect(await bench.cloud.prepare(changed(REQUEST, strategy="auto")))
             assert (done.strategy, done.degraded) == ("lookup_tree", None)
             await bench.unlink()

@@ -13,12 +13,13 @@ from paceline.engine.fake import FakeEngine
 from paceline.runtime.resources import Resources
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Introduction
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 from tests.wire.identities import CLOUD
 
 pytestmark = pytest.mark.anyio
 
-ASKED = replace(REQUEST, strategy="auto", documents=0)
+ASKED = changed(REQUEST, strategy="auto", documents=0)
 
 
 @pytest.fixture(autouse=True)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from paceline.core.permission import NOBODY, MayAsk
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.asking import AskLimits, CloudAsks
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 
 pytestmark = pytest.mark.anyio
 
-NAMED = replace(REQUEST, device="laptop", names_device=True)
+NAMED = changed(REQUEST, device="laptop", names_device=True)
 
 
 async def test_a_request_that_names_a_device_which_may_not_be_asked_is_refused_with_a_sentence() -> None:
     async with nodes(may_ask=NOBODY) as (bench, _):
-        for request in (NAMED, replace(REQUEST, on_loss="fail"), replace(REQUEST, on_loss="pause", device="laptop")):
+        for request in (NAMED, changed(REQUEST, on_loss="fail"), changed(REQUEST, on_loss="pause", device="laptop")):
             with pytest.raises(
                 RequestError, match="laptop may not be asked for this: its owner lets no cloud"
             ) as refused:
@@ -29,11 +28,11 @@ async def test_a_request_that_names_a_device_which_may_not_be_asked_is_refused_w
 @pytest.mark.parametrize("strategy", ["auto", "aggregate"])
 async def test_a_request_that_does_not_insist_is_answered_without_and_says_why(strategy: str) -> None:
     async with nodes(may_ask=NOBODY) as (bench, _):
-        _, done = await collect(await bench.cloud.prepare(replace(REQUEST, strategy=strategy)))
+        _, done = await collect(await bench.cloud.prepare(changed(REQUEST, strategy=strategy)))
         assert done.strategy == "lookup_tree"
         assert done.strategy_reason == "the device is not asked: its owner lets no cloud ask it"
         assert done.degraded == ("device_refused" if strategy == "aggregate" else None)
-        _, bound = await collect(await bench.cloud.prepare(replace(REQUEST, strategy=strategy, device="laptop")))
+        _, bound = await collect(await bench.cloud.prepare(changed(REQUEST, strategy=strategy, device="laptop")))
         assert bound.degraded == "device_refused", "the client's key is bound to that device"
         _, own = await collect(await bench.device.prepare(REQUEST))
         assert own.strategy == "aggregate" and own.degraded is None, "the device itself is asked"
@@ -41,10 +40,10 @@ async def test_a_request_that_does_not_insist_is_answered_without_and_says_why(s
 
 async def test_named_keys_are_joined_and_others_are_not() -> None:
     async with nodes(may_ask=MayAsk(("notebook",))) as (bench, _):
-        _, done = await collect(await bench.cloud.prepare(replace(NAMED, asker="notebook")))
+        _, done = await collect(await bench.cloud.prepare(changed(NAMED, asker="notebook")))
         assert done.strategy == "aggregate" and done.degraded is None
         with pytest.raises(RequestError, match="only named keys of the cloud"):
-            await bench.cloud.prepare(replace(NAMED, asker="tablet"))
+            await bench.cloud.prepare(changed(NAMED, asker="tablet"))
 
 
 async def test_a_device_that_refuses_at_the_time_is_reported_with_its_reason() -> None:
@@ -57,12 +56,12 @@ async def test_a_device_that_refuses_at_the_time_is_reported_with_its_reason() -
         assert second.degraded == "device_refused"
         assert "it refuses: its budget of 1 questions an hour is used up" in second.strategy_reason
         with pytest.raises(PacelineError, match=r"refuses to take part \(its budget"):
-            await collect(await bench.cloud.prepare(replace(REQUEST, on_loss="fail")))
+            await collect(await bench.cloud.prepare(changed(REQUEST, on_loss="fail")))
 
 
 async def test_a_key_that_is_bound_to_no_device_is_joined_by_none() -> None:
     async with nodes() as (bench, _):
-        _, done = await collect(await bench.cloud.prepare(replace(REQUEST, strategy="auto", any_device=False)))
+        _, done = await collect(await bench.cloud.prepare(changed(REQUEST, strategy="auto", any_device=False)))
         assert (done.strategy, done.degraded) == ("lookup_tree", None)
-        _, done = await collect(await bench.cloud.prepare(replace(NAMED, any_device=False)))
+        _, done = await collect(await bench.cloud.prepare(changed(NAMED, any_device=False)))
         assert (done.strategy, done.degraded) == ("aggregate", None)

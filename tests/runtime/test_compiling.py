@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 
@@ -18,6 +17,7 @@ from paceline.errors import RequestError
 from paceline.runtime.node import Node
 from paceline.runtime.resources import THREADS, CompilingThreads
 from paceline.runtime.service import GenerateRequest
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 
 pytestmark = pytest.mark.anyio
@@ -92,10 +92,10 @@ async def test_a_request_that_is_given_up_while_it_waits_leaves_its_turn_to_the_
 async def test_answers_go_on_while_a_schema_is_compiled(gate: Gate) -> None:
     async with nodes(linked=False) as (bench, _):
         device = bench.device
-        hostile = asyncio.create_task(device.prepare(replace(REQUEST, constraint=COSTLY[0], owner="hostile")))
+        hostile = asyncio.create_task(device.prepare(changed(REQUEST, constraint=COSTLY[0], owner="hostile")))
         await gate.has_begun()
         assert (await collect(await device.prepare(REQUEST)))[0]
-        held = replace(REQUEST, constraint=CHEAP[0], owner="honest")
+        held = changed(REQUEST, constraint=CHEAP[0], owner="honest")
         assert json.loads((await collect(await device.prepare(held)))[0]) == "cheap 0"
         assert not hostile.done()
         gate.opened.set()
@@ -134,8 +134,8 @@ HOSTILE = {
 async def test_hostile_schemas_over_a_real_vocabulary_end_their_own_answers_and_no_other() -> None:
     tokenizer = WideTokenizer()
     engine = FakeEngine(1, vocab_size=tokenizer.vocab_size)
-    honest = replace(REQUEST, strategy="autoregressive", max_tokens=24)
-    held = replace(honest, constraint=CHEAP[0], owner="honest")
+    honest = changed(REQUEST, strategy="autoregressive", max_tokens=24)
+    held = changed(honest, constraint=CHEAP[0], owner="honest")
     async with Node("cloud", LoadedModel(engine, tokenizer), None) as node:
 
         async def text(request: GenerateRequest) -> str:
@@ -144,7 +144,7 @@ async def test_hostile_schemas_over_a_real_vocabulary_end_their_own_answers_and_
         async def hostile(schema: object) -> str:
             constraint = Constraint("json_schema", json.dumps(schema))
             try:
-                session = await node.prepare(replace(honest, constraint=constraint, owner="hostile"))
+                session = await node.prepare(changed(honest, constraint=constraint, owner="hostile"))
             except RequestError:
                 return "refused"
             return (await collect(session))[1].reason

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,14 @@ from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import RequestError
 from paceline.runtime.energy import DebtFile, SideEnergy
 from paceline.runtime.node import Node
-from paceline.runtime.service import GenerateRequest
+from paceline.runtime.parts import Company, Computing, NodeParts
 from paceline.strategies.registry import STRATEGIES
+from tests.requests import a_request, changed
 from tests.runtime.test_node import Bench, GatedEngine, collect, open_gate
 
 pytestmark = pytest.mark.anyio
 
-REQUEST = GenerateRequest(
+REQUEST = a_request(
     messages=({"role": "user", "content": "Where is the key?"},),
     sampling=SamplingParams(temperature=1.0, seed=5),
     max_tokens=24,
@@ -46,8 +46,13 @@ async def linked(device: SideEnergy | None = None, cloud: SideEnergy | None = No
         engine.open = True
     models = {side: LoadedModel(engine, ByteTokenizer()) for side, engine in engines.items()}
     nodes = (
-        Node("cloud", models["cloud"], None, energy=cloud),
-        Node("device", models["device"], None, energy=device, asks=open_gate()),
+        Node("cloud", models["cloud"], None, NodeParts(computing=Computing(energy=cloud or SideEnergy()))),
+        Node(
+            "device",
+            models["device"],
+            None,
+            NodeParts(computing=Computing(energy=device or SideEnergy()), company=Company(asks=open_gate())),
+        ),
     )
     async with asyncio.timeout(120), nodes[0], nodes[1], asyncio.TaskGroup() as tasks:
         bench = Bench(*nodes, engines)  # type: ignore[arg-type]  # sides by name
@@ -64,7 +69,7 @@ async def linked(device: SideEnergy | None = None, cloud: SideEnergy | None = No
 async def test_every_strategy_reports_the_joules_of_the_side_that_faces_the_client(strategy: str) -> None:
     async with linked(modelled(), modelled()) as bench:
         for node in (bench.device, bench.cloud):
-            _, done = await collect(await node.prepare(replace(REQUEST, strategy=strategy)))
+            _, done = await collect(await node.prepare(changed(REQUEST, strategy=strategy)))
             assert done.strategy == strategy and list(done.energy) == [node.side]
             use = done.energy[node.side]
             assert use.meter == "workload" and (use.computed.source, use.sent.source) == ("modelled", "modelled")
@@ -82,9 +87,11 @@ async def test_answers_that_share_batches_have_shares_and_a_meter_by_seconds_is_
         return seconds
 
     energy = SideEnergy(PowerMeter("battery", lambda: 2.0, clock, measured=True))
-    node = Node("device", LoadedModel(FakeEngine(seed=1), ByteTokenizer()), None, energy=energy)
+    node = Node(
+        "device", LoadedModel(FakeEngine(seed=1), ByteTokenizer()), None, NodeParts(computing=Computing(energy=energy))
+    )
     async with node:
-        asked = [replace(REQUEST, strategy="autoregressive", sampling=SamplingParams(seed=seed)) for seed in range(4)]
+        asked = [changed(REQUEST, strategy="autoregressive", sampling=SamplingParams(seed=seed)) for seed in range(4)]
         done = [await each for each in [asyncio.ensure_future(collect(await node.prepare(one))) for one in asked]]
         steps = node.load().steps
     uses = [result.energy["device"] for _, result in done]
@@ -97,15 +104,15 @@ async def test_without_a_meter_nothing_is_reported_and_no_budget_is_kept() -> No
         _, done = await collect(await bench.device.prepare(REQUEST))
         assert done.energy == {}
         with pytest.raises(RequestError, match="neither measures nor models") as refused:
-            await bench.device.prepare(replace(REQUEST, options={"joules_per_token": 0.1}))
+            await bench.device.prepare(changed(REQUEST, options={"joules_per_token": 0.1}))
         assert refused.value.param == "paceline.energy"
-        _, done = await collect(await bench.cloud.prepare(replace(REQUEST, options={"joules_per_token": 0.1})))
-        assert done.degraded == "device_refused" and "energy_meter is off" in done.strategy_reason
+        _, done = await collect(await bench.cloud.prepare(changed(REQUEST, options={"joules_per_token": 0.1})))
+        assert done.degraded == "device_refused" and "energy.meter is off" in done.strategy_reason
 
 
 async def test_a_budget_decides_what_auto_takes() -> None:
     async with linked(modelled()) as bench:
-        asked = replace(REQUEST, strategy="auto", options={"joules_per_token": 0.1})
+        asked = changed(REQUEST, strategy="auto", options={"joules_per_token": 0.1})
         for node in (bench.device, bench.cloud):
             _, done = await collect(await node.prepare(asked))
             assert (done.strategy, done.degraded) == ("draft_verify", None) and "energy budget" in done.strategy_reason
@@ -116,15 +123,15 @@ async def test_a_budget_is_refused_where_another_strategy_writes(strategy: str) 
     async with linked(modelled()) as bench:
         for options in ({"joules_per_token": 0.1}, {"joules_per_step": 0.0}):
             with pytest.raises(RequestError, match="kept by the strategy 'draft_verify' alone") as refused:
-                await bench.device.prepare(replace(REQUEST, strategy=strategy, options=options))
+                await bench.device.prepare(changed(REQUEST, strategy=strategy, options=options))
             assert (refused.value.param, refused.value.code) == ("paceline.energy", "energy_budget_not_kept")
 
 
 async def test_a_budget_in_another_unit_than_the_devices_own_is_refused_at_the_device() -> None:
     async with linked(modelled((1.2, "step"))) as bench:
         with pytest.raises(RequestError, match="name joules_per_step"):
-            await bench.device.prepare(replace(REQUEST, options={"joules_per_token": 0.1}))
-        await collect(await bench.device.prepare(replace(REQUEST, options={"joules_per_step": 0.1})))
+            await bench.device.prepare(changed(REQUEST, options={"joules_per_token": 0.1}))
+        await collect(await bench.device.prepare(changed(REQUEST, options={"joules_per_step": 0.1})))
 
 
 async def test_the_debt_of_a_device_grows_over_requests_of_both_sides_and_is_there_after_a_restart(

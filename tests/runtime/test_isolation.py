@@ -8,7 +8,6 @@ import io
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,11 @@ from paceline.runtime import node as node_module
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore, table_files
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Kept, NodeParts
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.strategies.base import SIDES, MachineConfig, Side
+from tests.requests import changed
 from tests.runtime.engine_loop.test_document_prefill import MIB, REQUEST, lazy, make, pair, tiny
 
 __all__ = ["lazy", "make", "tiny"]  # fixtures
@@ -37,8 +38,8 @@ __all__ = ["lazy", "make", "tiny"]  # fixtures
 pytestmark = pytest.mark.anyio
 
 TEXT = "The red boat lies in the harbour behind the old mill, and its key hangs in the hall."
-ASKED = replace(REQUEST, strategy="autoregressive")
-PLAIN = replace(REQUEST, documents=0, strategy="lookup_tree", owner="ann")
+ASKED = changed(REQUEST, strategy="autoregressive")
+PLAIN = changed(REQUEST, documents=0, strategy="lookup_tree", owner="ann")
 
 
 async def result(node: Node, request: GenerateRequest) -> GenerationResult:
@@ -53,7 +54,7 @@ async def cloud(folder: Path, make: Callable[[Side], Engine]) -> AsyncIterator[t
     """A node with documents, whose engine has computed nothing yet. Pending KV is written when this ends."""
     with DocumentStore.open(folder, HashEmbedder()) as store:
         model, kv = LoadedModel(make("cloud"), ByteTokenizer()), DocumentKvStore(folder / FOLDER, MIB)
-        async with asyncio.timeout(60), Node("cloud", model, store, kv=kv) as node:
+        async with asyncio.timeout(60), Node("cloud", model, store, NodeParts(kept=Kept(kv=kv))) as node:
             assert node.library is not None
             yield node, node.library
 
@@ -74,16 +75,16 @@ async def test_stored_kv_of_a_text_tells_no_other_owner_that_somebody_has_it(
     requests: dict[str, GenerateRequest] = {}
     async with cloud(tmp_path, make) as (node, library):
         for owner in ("ann", "bert"):
-            requests[owner] = replace(ASKED, owner=owner, collections=(await uploaded(library, owner),))
+            requests[owner] = changed(ASKED, owner=owner, collections=(await uploaded(library, owner),))
         first = await result(node, requests["ann"])
         assert len(first.citations) == 1 and first.stats["cached_tokens"] == 0
     async with cloud(tmp_path, make) as (node, library):
         guess = await result(node, requests["bert"])
         assert len(guess.citations) == 1 and guess.stats["cached_tokens"] == 0 == node.worker.steps.adopted
-        library.delete_store("bert", requests["bert"].collections[0])
+        library.delete_store("bert", requests["bert"].sources.collections[0])
         again = await result(node, requests["ann"])
         assert again.stats["cached_tokens"] > 50 and node.worker.steps.adopted > 50, "her own, which bert did not evict"
-        library.delete_store("ann", requests["ann"].collections[0])
+        library.delete_store("ann", requests["ann"].sources.collections[0])
     assert not list((tmp_path / FOLDER).iterdir())
 
 
@@ -95,7 +96,7 @@ async def test_everybody_s_documents_are_computed_once_for_everybody(
         with DocumentStore.open(tmp_path, HashEmbedder()) as store:
             store.add_text("boat.md", TEXT, zone="cloud")
         async with cloud(tmp_path, make) as (node, _):
-            assert ((await result(node, replace(ASKED, owner=owner))).stats["cached_tokens"] > 50) == cached
+            assert ((await result(node, changed(ASKED, owner=owner))).stats["cached_tokens"] > 50) == cached
 
 
 @pytest.mark.usefixtures("lazy")
@@ -103,7 +104,7 @@ async def test_rows_in_memory_are_not_used_again_after_a_removal(
     tmp_path: Path, make: Callable[[Side], Engine]
 ) -> None:
     async with pair(tmp_path, make, keep_kv=False) as linked:
-        node, plain = linked.nodes["device"], replace(ASKED, documents=0)
+        node, plain = linked.nodes["device"], changed(ASKED, documents=0)
         shares = (await result(node, plain)).stats["cached_tokens"], (await result(node, plain)).stats["cached_tokens"]
         assert shares[0] == 0
         linked.stores["device"].remove("private.md")
@@ -171,7 +172,7 @@ async def test_joint_answers_teach_no_table_that_outlives_them_on_either_side(
     tmp_path: Path, front: Side, privacy: str, taught: Taught
 ) -> None:
     strategy = "lookup_tree" if privacy == "answer-private" else "aggregate"
-    request = replace(REQUEST, owner="ann", privacy=privacy, strategy=strategy)
+    request = changed(REQUEST, owner="ann", privacy=privacy, strategy=strategy)
     async with pair(tmp_path, fake) as linked:
         done = await result(linked.nodes[front], request)
         assert done.degraded is None and done.strategy == strategy and done.citations
@@ -186,17 +187,18 @@ async def test_what_documents_taught_is_in_memory_only_until_one_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taught: Taught
 ) -> None:
     monkeypatch.setattr(node_module, "WATCH_S", 0.01)
-    request = replace(PLAIN, documents=2)
-    answered = replace(PLAIN, messages=(*PLAIN.messages, {"role": "assistant", "content": TEXT}, *PLAIN.messages))
+    request = changed(PLAIN, documents=2)
+    asked = PLAIN.prompt.messages
+    answered = changed(PLAIN, messages=(*asked, {"role": "assistant", "content": TEXT}, *asked))
     async with pair(tmp_path, fake) as linked:
         node = linked.nodes["device"]
         for asked in (request, answered):
-            assert len((await result(node, asked)).citations) == asked.documents // 2
+            assert len((await result(node, asked)).citations) == asked.sources.documents // 2
         assert taught.rows, "the next question about these documents is drafted better"
         learnt = node._resources.table("ann", "documents", 0)
         assert len(learnt) and not len(node._resources.table("ann"))
         linked.stores["device"].add_text("more.md", "Another text.", zone="device")
-        await result(node, replace(PLAIN, owner="bert", sampling=SamplingParams(seed=9)))
+        await result(node, changed(PLAIN, owner="bert", sampling=SamplingParams(seed=9)))
         assert len(learnt), "nothing is erased when one is added"
         with DocumentStore.open(tmp_path / "device", HashEmbedder()) as other_process:
             assert other_process.remove("private.md") == 1
@@ -230,7 +232,7 @@ async def test_tables_of_owners_stay_below_and_are_erased_together(tmp_path: Pat
     tables = TableStore(tmp_path, tokenizer.fingerprint, VOCAB)
     with DocumentStore.open(tmp_path / "docs", HashEmbedder()) as store:
         model = LoadedModel(fake("cloud"), tokenizer)
-        async with asyncio.timeout(60), Node("cloud", model, store, tables=tables) as node:
+        async with asyncio.timeout(60), Node("cloud", model, store, NodeParts(kept=Kept(tables=tables))) as node:
             resources = node._resources
             resources.table("ann").record(1, [2], [0.5], overwrite=True)
             over = resources.table("ann", "documents", 0)

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -24,17 +24,20 @@ from paceline.runtime import admission
 from paceline.runtime.asking import AskLimits, CloudAsks
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
-from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.parts import Company, Computing, NodeParts
+from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions.client import ClientSession
-from paceline.strategies.base import Side
+from paceline.runtime.stimuli import StimulusLog
+from paceline.strategies.base import SIDES, Side
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Introduction
+from tests.requests import a_request, changed
 from tests.runtime.link.test_connection import Pipe, pipes
 from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
 
 pytestmark = pytest.mark.anyio
 
-REQUEST = GenerateRequest(
+REQUEST = a_request(
     messages=({"role": "user", "content": "Where is the key?"},),
     sampling=SamplingParams(temperature=1.0, seed=5),
     max_tokens=40,
@@ -116,14 +119,20 @@ async def nodes(
     may_ask: MayAsk = EVERYBODY,
     introduction: Introduction = CLOUD,
     stores: Mapping[Side, DocumentStore] = MappingProxyType({}),
+    stimuli: Mapping[Side, StimulusLog] = MappingProxyType({}),
 ) -> AsyncIterator[tuple[Bench, asyncio.TaskGroup]]:
     engines: dict[Side, GatedEngine] = {"cloud": GatedEngine(1, max_positions), "device": GatedEngine(2, max_positions)}
     for side, engine in engines.items():
         engine.open = side not in gated
     models = {side: LoadedModel(engine, ByteTokenizer()) for side, engine in engines.items()}
     cloud, device = (
-        Node("cloud", models["cloud"], stores.get("cloud")),
-        Node("device", models["device"], stores.get("device"), asks=open_gate(may_ask)),
+        Node(
+            side,
+            models[side],
+            stores.get(side),
+            NodeParts(computing=Computing(stimuli=stimuli.get(side)), company=Company(asks=open_gate(may_ask))),
+        )
+        for side in SIDES
     )
     async with asyncio.timeout(30), cloud, device, asyncio.TaskGroup() as tasks:
         bench = Bench(cloud, device, engines, may_ask=may_ask, introduction=introduction)
@@ -171,7 +180,7 @@ async def test_variables_of_the_chat_template_reach_both_sides(front: Side, monk
     async with nodes() as (bench, _):
         fields = {"enable_thinking": False, "style": {"words": ["brief"]}}
         node = bench.device if front == "device" else bench.cloud
-        _, done = await collect(await node.prepare(replace(REQUEST, template=fields)))
+        _, done = await collect(await node.prepare(changed(REQUEST, template=fields)))
         assert done.degraded is None and heard == [fields, fields]
 
 
@@ -200,13 +209,13 @@ async def test_an_answer_without_a_link_is_written_alone_and_marked() -> None:
         _, done = await collect(await bench.cloud.prepare(REQUEST))
         assert (done.strategy, done.degraded) == ("lookup_tree", "device_missing")
         with pytest.raises(RequestError) as refused:
-            await bench.cloud.prepare(replace(REQUEST, on_loss="fail"))
+            await bench.cloud.prepare(changed(REQUEST, on_loss="fail"))
         assert refused.value.status == 503
 
 
 async def test_a_request_may_require_the_peer() -> None:
     async with nodes(gated=("cloud",)) as (bench, _):
-        session = await bench.device.prepare(replace(REQUEST, on_loss="fail"))
+        session = await bench.device.prepare(changed(REQUEST, on_loss="fail"))
         events = session.run()
         bench.engines["cloud"].gate.release()
         await anext(events)
@@ -231,11 +240,11 @@ async def test_cancellation_releases_all_sequences_on_both_sides() -> None:
 
 async def test_the_context_is_never_exceeded_and_never_silently_truncated() -> None:
     async with nodes(linked=False, max_positions=64) as (bench, _):
-        request = replace(REQUEST, max_tokens=None, sampling=SamplingParams(logit_bias={256: -100.0}))
+        request = changed(REQUEST, max_tokens=None, sampling=SamplingParams(logit_bias={256: -100.0}))
         _, done = await collect(await bench.cloud.prepare(request))
         assert done.reason == "length"
         assert done.prompt_tokens + done.completion_tokens == 64
-        long = replace(request, messages=({"role": "user", "content": "x" * 80},))
+        long = changed(request, messages=({"role": "user", "content": "x" * 80},))
         with pytest.raises(RequestError, match="maximum context length is 64 tokens") as refused:
             await bench.cloud.prepare(long)
         assert refused.value.code == "context_length_exceeded"
@@ -254,7 +263,7 @@ async def test_requests_beyond_the_admission_limit_get_429(monkeypatch: pytest.M
 
 async def test_logprobs_are_those_of_the_mixture_the_token_was_drawn_from() -> None:
     async with nodes() as (bench, _):
-        session = await bench.device.prepare(replace(REQUEST, top_logprobs=3))
+        session = await bench.device.prepare(changed(REQUEST, top_logprobs=3))
         pieces = [event async for event in session.run() if isinstance(event, TextDelta)]
         chosen = [entry for piece in pieces for entry in piece.logprobs]
         assert sum(piece.tokens for piece in pieces) == len(chosen)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,18 +14,19 @@ from paceline.core.sampling.sampler import Constraint, Mask, T
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.strategies.registry import STRATEGIES
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 
 pytestmark = pytest.mark.anyio
 
-YES = replace(REQUEST, constraint=Constraint("json_schema", '{"enum": ["yes", "no"]}'))
+YES = changed(REQUEST, constraint=Constraint("json_schema", '{"enum": ["yes", "no"]}'))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_an_answer_satisfies_its_constraint_on_either_side(strategy: str) -> None:
     async with nodes() as (bench, _):
         for node in (bench.cloud, bench.device):
-            text, done = await collect(await node.prepare(replace(YES, strategy=strategy)))
+            text, done = await collect(await node.prepare(changed(YES, strategy=strategy)))
             assert json.loads(text) in ("yes", "no")
             assert (done.reason, done.degraded, done.strategy) == ("stop", None, strategy)
 
@@ -35,7 +35,7 @@ async def test_an_unsupported_constraint_is_refused_before_anything_starts() -> 
     async with nodes() as (bench, _):
         for text, sentence in (('{"type": "frob"}', "Invalid type: frob"), ("{", "not a JSON Schema")):
             with pytest.raises(RequestError, match=sentence) as refused:
-                await bench.device.prepare(replace(REQUEST, constraint=Constraint("json_schema", text)))
+                await bench.device.prepare(changed(REQUEST, constraint=Constraint("json_schema", text)))
             assert (refused.value.status, refused.value.param) == (400, "response_format")
         assert bench.device.num_answers == 0
         await collect(await bench.device.prepare(YES))
@@ -90,7 +90,7 @@ async def test_an_answer_that_stops_before_its_constraint_is_satisfied_ends_with
 
 async def test_logprobs_are_those_of_the_allowed_tokens() -> None:
     async with nodes() as (bench, _):
-        session = await bench.device.prepare(replace(YES, top_logprobs=5))
+        session = await bench.device.prepare(changed(YES, top_logprobs=5))
         pieces = [event async for event in session.run() if isinstance(event, TextDelta)]
         chosen = [entry for piece in pieces for entry in piece.logprobs]
         first, second = chosen[:2]
@@ -104,10 +104,10 @@ async def test_logprobs_are_those_of_the_allowed_tokens() -> None:
 async def test_a_stop_token_ends_the_text_before_it_whichever_strategy_writes(strategy: str) -> None:
     async with nodes() as (bench, _):
         for node in (bench.cloud, bench.device):
-            asked = replace(REQUEST, strategy=strategy, top_logprobs=2 if node is bench.device else None)
+            asked = changed(REQUEST, strategy=strategy, top_logprobs=2 if node is bench.device else None)
             whole, _ = await collect(await node.prepare(asked))
             stop = whole.encode()[6]
-            text, done = await collect(await node.prepare(replace(asked, stop_token_ids=(stop, 0))))
+            text, done = await collect(await node.prepare(changed(asked, stop_token_ids=(stop, 0))))
             assert text == whole[: whole.index(chr(stop))]
             assert (done.reason, done.completion_tokens, done.stop) == ("stop", len(text), "")
             assert node is bench.cloud or (done.end is not None and done.end[0].bytes == (stop,))
@@ -118,22 +118,22 @@ async def test_an_answer_goes_on_until_it_may_end_whichever_strategy_writes(stra
     never = Constraint("text", ignore_eos=True)
     async with nodes() as (bench, _):
         for node in (bench.cloud, bench.device):
-            asked = replace(REQUEST, strategy=strategy, max_tokens=120)
-            long, done = await collect(await node.prepare(replace(asked, constraint=never)))
+            asked = changed(REQUEST, strategy=strategy, max_tokens=120)
+            long, done = await collect(await node.prepare(changed(asked, constraint=never)))
             assert (done.reason, done.completion_tokens, done.degraded) == ("length", 120, None)
             early = Constraint("text", min_tokens=60, stop_ids=tuple(range(128)))
-            stopped = replace(asked, constraint=early, stop_token_ids=tuple(range(128)))
+            stopped = changed(asked, constraint=early, stop_token_ids=tuple(range(128)))
             text, done = await collect(await node.prepare(stopped))
             assert done.completion_tokens >= 60 and done.reason in ("stop", "length")
             again, _ = await collect(await node.prepare(stopped))
-            assert (text, long) == (again, (await collect(await node.prepare(replace(asked, constraint=never))))[0])
+            assert (text, long) == (again, (await collect(await node.prepare(changed(asked, constraint=never))))[0])
 
 
 async def test_tokens_of_a_stop_string_are_neither_counted_nor_listed() -> None:
     async with nodes() as (bench, _):
         whole, _ = await collect(await bench.device.prepare(REQUEST))
         stop = whole[5:9]
-        asked = replace(REQUEST, stop=(stop,), top_logprobs=1)
+        asked = changed(REQUEST, stop=(stop,), top_logprobs=1)
         session = await bench.device.prepare(asked)
         events = [event async for event in session.run()]
         pieces, done = [event for event in events if isinstance(event, TextDelta)], events[-1]
@@ -146,9 +146,9 @@ async def test_tokens_of_a_stop_string_are_neither_counted_nor_listed() -> None:
 
 async def test_a_stop_string_before_the_least_number_of_tokens_does_not_end_the_answer() -> None:
     async with nodes() as (bench, _):
-        asked = replace(REQUEST, constraint=Constraint("text", min_tokens=9))
+        asked = changed(REQUEST, constraint=Constraint("text", min_tokens=9))
         whole, _ = await collect(await bench.device.prepare(asked))
-        text, done = await collect(await bench.device.prepare(replace(asked, stop=(whole[2:4], whole[12:15]))))
+        text, done = await collect(await bench.device.prepare(changed(asked, stop=(whole[2:4], whole[12:15]))))
         assert len(text) >= 8 and whole.startswith(text) and whole[2:4] in text
         assert done.reason == "stop"
 
@@ -156,6 +156,6 @@ async def test_a_stop_string_before_the_least_number_of_tokens_does_not_end_the_
 async def test_an_answer_of_a_form_without_a_limit_has_one() -> None:
     async with nodes() as (bench, _):
         form = Constraint("regex", "[a-z]{100,}")
-        asked = replace(REQUEST, max_tokens=None, default_tokens=30, constraint=form)
+        asked = changed(REQUEST, max_tokens=None, default_tokens=30, constraint=form)
         text, done = await collect(await bench.device.prepare(asked))
         assert (len(text), done.reason) == (30, "length")

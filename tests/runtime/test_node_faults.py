@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -20,12 +19,14 @@ from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import admission
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions import client as client_module
 from paceline.strategies.aggregate import machine as aggregate_module
 from paceline.strategies.decoding import peer_watch
 from paceline.wire.codec import decode
 from paceline.wire.messages import Drafts, OpenSession
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, nodes, open_gate
 
 pytestmark = pytest.mark.anyio
@@ -68,7 +69,9 @@ async def short_device(max_positions: int) -> AsyncIterator[Bench]:
     engine.open = True
     async with (
         nodes(linked=False) as (bench, tasks),
-        Node("device", LoadedModel(engine, ByteTokenizer()), None, asks=open_gate()) as bench.device,
+        Node(
+            "device", LoadedModel(engine, ByteTokenizer()), None, NodeParts(company=Company(asks=open_gate()))
+        ) as bench.device,
     ):
         await bench.link(tasks)
         yield bench
@@ -119,8 +122,8 @@ async def test_a_slow_search_on_the_device_changes_no_text() -> None:
 
 
 async def test_a_device_with_a_shorter_context_leaves_without_affecting_its_own_answers() -> None:
-    joint = replace(REQUEST, max_tokens=120, sampling=ENDLESS)
-    local = replace(joint, max_tokens=20, strategy="autoregressive")
+    joint = changed(REQUEST, max_tokens=120, sampling=ENDLESS)
+    local = changed(joint, max_tokens=20, strategy="autoregressive")
     async with short_device(100) as bench:
         answer = asyncio.ensure_future(collect(await bench.cloud.prepare(joint)))
         num_local = 0
@@ -137,14 +140,14 @@ async def test_a_device_with_a_shorter_context_leaves_without_affecting_its_own_
 async def test_a_conversation_too_long_for_the_peer_is_answered_without_it() -> None:
     async with short_device(30) as bench:
         assert bench.links is not None
-        _, done = await collect(await bench.cloud.prepare(replace(REQUEST, max_tokens=5, sampling=ENDLESS)))
+        _, done = await collect(await bench.cloud.prepare(changed(REQUEST, max_tokens=5, sampling=ENDLESS)))
         assert (done.completion_tokens, done.degraded) == (5, "device_lost")
         assert bench.links[1].accepting
 
 
 async def test_a_conversation_too_long_for_a_frame_does_not_cut_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenSession, "max_bytes", 2048)
-    long = replace(REQUEST, messages=({"role": "user", "content": "x" * 3000},), max_tokens=3, sampling=ENDLESS)
+    long = changed(REQUEST, messages=({"role": "user", "content": "x" * 3000},), max_tokens=3, sampling=ENDLESS)
     async with nodes() as (bench, _):
         assert bench.links is not None
         _, done = await collect(await bench.device.prepare(long))
@@ -157,7 +160,7 @@ async def test_a_conversation_too_long_for_a_frame_does_not_cut_the_link(monkeyp
 async def test_a_link_that_replaces_a_dead_one_resumes_the_session() -> None:
     async with nodes(gated=("device",)) as (bench, tasks):
         engine = bench.engines["device"]
-        session = await bench.cloud.prepare(replace(REQUEST, sampling=ENDLESS))
+        session = await bench.cloud.prepare(changed(REQUEST, sampling=ENDLESS))
         events = session.run()
         engine.gate.release()  # the device's prefill: with the cloud's first draft it decides a target
         assert isinstance(await anext(events), TextDelta)
@@ -197,13 +200,13 @@ async def test_a_peer_without_a_word_counts_as_lost(on_loss: str, monkeypatch: p
         silence_cloud(bench)
         (name,) = bench.device._peers.links
         bench.device._peers.record(name).first_s = 0.05
-        request = replace(REQUEST, max_tokens=4, sampling=ENDLESS)
+        request = changed(REQUEST, max_tokens=4, sampling=ENDLESS)
         if on_loss == "fail":
-            session = await bench.device.prepare(replace(request, on_loss="fail"))
+            session = await bench.device.prepare(changed(request, on_loss="fail"))
             with pytest.raises(PacelineError, match="not to go on alone"):
                 await collect(session)
         elif on_loss == "pause":  # a link that has died silently may return
-            session = await bench.device.prepare(replace(request, on_loss="pause"))
+            session = await bench.device.prepare(changed(request, on_loss="pause"))
             with pytest.raises(PacelineError, match="has not come back"):
                 await collect(session)
         else:
@@ -212,7 +215,7 @@ async def test_a_peer_without_a_word_counts_as_lost(on_loss: str, monkeypatch: p
 
 
 async def test_a_paused_answer_continues_with_the_same_text() -> None:
-    request = replace(REQUEST, max_tokens=24, sampling=ENDLESS, on_loss="pause")
+    request = changed(REQUEST, max_tokens=24, sampling=ENDLESS, on_loss="pause")
     async with nodes() as (bench, tasks):
         expected, _ = await collect(await bench.device.prepare(request))
         for length in (0, 1, 7, 23):
@@ -236,7 +239,7 @@ async def test_a_paused_answer_continues_with_the_same_text() -> None:
 async def test_a_pause_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "PAUSE_S", 0.01)
     async with nodes() as (bench, _):
-        session = await bench.device.prepare(replace(REQUEST, on_loss="pause"))
+        session = await bench.device.prepare(changed(REQUEST, on_loss="pause"))
         await bench.unlink()
         with pytest.raises(PacelineError, match="has not come back within"):
             await collect(session)
@@ -244,7 +247,7 @@ async def test_a_pause_expires(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_link_that_comes_and_goes_does_not_prolong_a_pause() -> None:
     async with nodes(gated=("cloud",)) as (bench, tasks):
-        session = await bench.device.prepare(replace(REQUEST, on_loss="pause"))
+        session = await bench.device.prepare(changed(REQUEST, on_loss="pause"))
         events = session.run()
         waiting = asyncio.ensure_future(anext(events))
         await bench.unlink()
@@ -261,7 +264,7 @@ async def test_a_link_that_comes_and_goes_does_not_prolong_a_pause() -> None:
 async def test_an_answer_does_not_pause_for_a_linked_peer_that_refuses() -> None:
     async with nodes() as (bench, _):
         bench.cloud._peers._shares = Shares(0)
-        session = await bench.device.prepare(replace(REQUEST, on_loss="pause"))
+        session = await bench.device.prepare(changed(REQUEST, on_loss="pause"))
         with pytest.raises(PacelineError, match="not to go on alone"):
             await collect(session)
 
@@ -269,7 +272,7 @@ async def test_an_answer_does_not_pause_for_a_linked_peer_that_refuses() -> None
 async def test_a_link_lost_before_the_answer_begins_counts_as_lost() -> None:
     async with nodes() as (bench, _):
         lenient = await bench.device.prepare(REQUEST)
-        strict = await bench.device.prepare(replace(REQUEST, on_loss="fail"))
+        strict = await bench.device.prepare(changed(REQUEST, on_loss="fail"))
         await bench.unlink()
         _, done = await collect(lenient)
         assert done.degraded == "cloud_lost" and done.completion_tokens > 0

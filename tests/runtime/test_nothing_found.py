@@ -20,6 +20,7 @@ from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from tests.requests import changed
 from tests.runtime import test_node
 from tests.runtime.test_node import REQUEST, Bench, collect, nodes
 from tests.wire.identities import CLOUD, DEVICE
@@ -27,7 +28,7 @@ from tests.wire.identities import CLOUD, DEVICE
 pytestmark = pytest.mark.anyio
 
 TEXTS = {"cloud": "The harbour library opens at eight.", "device": "My landlord is called Velda."}
-HELLO = replace(REQUEST, messages=({"role": "user", "content": "hello"},), strategy="auto", max_tokens=24)
+HELLO = changed(REQUEST, messages=({"role": "user", "content": "hello"},), strategy="auto", max_tokens=24)
 FOUND = {"cloud": "When does the harbour library open?", "device": "What is my landlord called?"}
 SAMPLINGS = {
     "seeded": (SamplingParams(temperature=1.0, seed=5, logit_bias={EOS: -100.0}), True),
@@ -74,7 +75,7 @@ def of(bench: Bench, side: Side) -> test_node.Node:
 
 async def alone(bench: Bench, side: Side, request: GenerateRequest) -> str:
     """The text that this side writes by itself."""
-    text, _ = await collect(await of(bench, side).prepare(replace(request, strategy="autoregressive")))
+    text, _ = await collect(await of(bench, side).prepare(changed(request, strategy="autoregressive")))
     return text
 
 
@@ -83,7 +84,7 @@ async def test_the_larger_models_side_writes_alone_and_the_report_says_so(
     front: Side, sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params, seeded = SAMPLINGS[sampling]
-    request = replace(HELLO, sampling=params, seeded=seeded)
+    request = changed(HELLO, sampling=params, seeded=seeded)
     for number, sizes in enumerate(SIZES):
         writer = sizes.writer(front)
         async with pair(tmp_path / str(number), sizes, monkeypatch) as (bench, _):
@@ -109,7 +110,7 @@ async def test_the_larger_models_side_writes_alone_and_the_report_says_so(
 async def test_what_one_side_has_found_is_written_as_ever(
     front: Side, side: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = replace(HELLO, messages=({"role": "user", "content": FOUND[side]},))
+    request = changed(HELLO, messages=({"role": "user", "content": FOUND[side]},))
     async with pair(tmp_path, Sizes(10, 10), monkeypatch) as (bench, _):
         text, done = await collect(await of(bench, front).prepare(request))
         assert (done.strategy, done.degraded) == ("aggregate", None)
@@ -121,7 +122,7 @@ async def test_what_one_side_has_found_is_written_as_ever(
 async def test_who_names_the_strategy_gets_both_models_and_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = replace(HELLO, strategy="aggregate")
+    request = changed(HELLO, strategy="aggregate")
     async with pair(tmp_path, LARGER_CLOUD, monkeypatch) as (bench, _):
         texts = set()
         for node in (bench.cloud, bench.device):
@@ -135,7 +136,7 @@ async def test_who_names_the_strategy_gets_both_models_and_is_told(
 
 async def test_a_form_is_kept_by_the_side_that_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     form = Constraint("json_schema", '{"type": "string", "pattern": "^[a-d]{10}$"}')
-    request = replace(HELLO, constraint=form)
+    request = changed(HELLO, constraint=form)
     for number, (front, sizes) in enumerate(product(SIDES, (LARGER_CLOUD, LARGER_DEVICE))):
         async with pair(tmp_path / str(number), sizes, monkeypatch) as (bench, _):
             text, done = await collect(await of(bench, front).prepare(request))
@@ -149,7 +150,7 @@ async def test_a_side_that_writes_alone_needs_the_other_no_more(
     front: Side, on_loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = LARGER_CLOUD if front == "cloud" else LARGER_DEVICE
-    request = replace(HELLO, on_loss=on_loss)  # type: ignore[arg-type]  # one of them
+    request = changed(HELLO, on_loss=on_loss)  # type: ignore[arg-type]  # one of them
     async with pair(tmp_path, sizes, monkeypatch, gated=(front,)) as (bench, tasks):
         node, engine = of(bench, front), bench.engines[front]
         session = await node.prepare(request)
@@ -170,7 +171,7 @@ async def test_a_larger_peer_that_is_lost_and_comes_back_goes_on_writing(
     front: Side, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = LARGER_DEVICE if front == "cloud" else LARGER_CLOUD
-    request = replace(HELLO, on_loss="pause", max_tokens=40)
+    request = changed(HELLO, on_loss="pause", max_tokens=40)
     async with pair(tmp_path, sizes, monkeypatch) as (bench, tasks):
         expected = await alone(bench, other(front), request)
         events = (await of(bench, front).prepare(request)).run()
@@ -198,7 +199,7 @@ async def test_a_peer_lost_before_it_has_searched_is_missed(
         link = bench.links[0 if front == "cloud" else 1]
         link.on_open = lambda _: [end.abort() for end in bench.pipes_in_use]  # type: ignore[union-attr]
         with pytest.raises(RequestError, match="was lost") as lost:
-            await collect(await of(bench, front).prepare(replace(HELLO, on_loss="fail")))
+            await collect(await of(bench, front).prepare(changed(HELLO, on_loss="fail")))
         assert (lost.value.status, lost.value.code) == (503, f"{other(front)}_lost")
     async with pair(tmp_path / "again", Sizes(10, 10), monkeypatch) as (bench, _):
         link = bench.links[0 if front == "cloud" else 1]

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import mmap
 import weakref
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.rag import document_kv
 from paceline.strategies.base import SIDES, Side
+from tests.requests import changed
 from tests.runtime.engine_loop.test_document_prefill import REQUEST, lazy, make, pair, tiny
 from tests.runtime.test_isolation import result
 
@@ -51,7 +51,7 @@ async def test_an_answer_that_has_ended_holds_no_file_open(
         try:
             for number in range(6):
                 question = [{"role": "user", "content": f"Where does the boat number {number} lie?"}]
-                done = await result(node, replace(REQUEST, messages=tuple(question)))
+                done = await result(node, changed(REQUEST, messages=tuple(question)))
                 assert done.citations
             del done
             for _ in range(100):  # the other side's part ends after the answer

@@ -13,11 +13,12 @@ from paceline.engine.fake import EOS, ByteTokenizer, FakeEngine
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
-from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.service import GenerationResult, TextDelta
+from tests.requests import a_request
 
 pytestmark = pytest.mark.anyio
 
-ASKED = GenerateRequest(
+ASKED = a_request(
     ({"role": "user", "content": "Where is the red boat of the old mill?"},),
     SamplingParams(temperature=0.0, logit_bias={EOS: -100.0}),
     16,

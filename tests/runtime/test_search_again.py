@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from lab.baselines.dragon import SHAPES, Shape
 from paceline.core.sampling.sampler import Constraint
 from paceline.core.side import SIDES, Side
 from paceline.engine.fake import ByteTokenizer
@@ -19,10 +20,11 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.asking import AskCounter, AskLimits
-from paceline.runtime.service import DRAFT_MODES, Generation, GenerationResult
+from paceline.runtime.service import Generation, GenerationResult
 from paceline.runtime.sessions.output_text import AnswerText, Written
 from paceline.runtime.sessions.prompts import query_with_text
 from paceline.wire.messages import Targets
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes, open_gate
 from tests.wire import samples
 
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 EVERY = 8
 QUESTION = "Where is the key?"
-AGAIN = replace(REQUEST, options={"search_every": EVERY})
+AGAIN = changed(REQUEST, options={"search_every": EVERY})
 TEXTS = {
     "cloud": ("The key of the mill is in the harbour.", "A heron stands in the harbour every morning."),
     "device": ("My own key hangs in the hall.", "The hall was painted green last year."),
@@ -77,9 +79,9 @@ async def told(generation: Generation) -> tuple[str, GenerationResult]:
 async def test_without_documents_a_search_changes_no_token(front: Side, aggregator: str) -> None:
     async with nodes() as (bench, _):
         node = getattr(bench, front)
-        once = await told(await node.prepare(replace(REQUEST, options={"aggregator": aggregator})))
+        once = await told(await node.prepare(changed(REQUEST, options={"aggregator": aggregator})))
         again = await told(
-            await node.prepare(replace(AGAIN, options={"aggregator": aggregator, "search_every": EVERY}))
+            await node.prepare(changed(AGAIN, options={"aggregator": aggregator, "search_every": EVERY}))
         )
     assert again[0] == once[0]
     assert again[1].completion_tokens == once[1].completion_tokens > 2 * EVERY
@@ -97,7 +99,7 @@ async def test_both_sides_search_with_the_text_so_far_and_the_answer_reads_what_
         ends = range(0, done.completion_tokens, EVERY)
         tokens = ByteTokenizer().encode(text)
         assert len(tokens) == done.completion_tokens, "the fake model writes text of one byte a token"
-        expected = [query_with_text(AGAIN.messages, tokens[:end], ByteTokenizer()) for end in ends]
+        expected = [query_with_text(AGAIN.prompt.messages, tokens[:end], ByteTokenizer()) for end in ends]
         assert searched.queries["device"] == expected
         assert searched.queries["cloud"] == expected
         assert {each.passage for each in done.found} == set(TEXTS["device"])
@@ -112,11 +114,12 @@ async def test_drafts_change_no_token_of_such_an_answer(
     opened, searched = stores
     texts = []
     async with nodes(stores=opened) as (bench, _):
-        for mode in ("none", "chain", "tree"):
+        shapes: tuple[Shape, ...] = ("none", "chain", "tree")
+        for shape in shapes:
             for queries in searched.queries.values():
                 queries.clear()
-            options = {"search_every": EVERY, "drafting": DRAFT_MODES[mode], "aggregator": "mixture"}
-            request = replace(AGAIN, options=options)
+            options = {"search_every": EVERY, "drafting": SHAPES[shape], "aggregator": "mixture"}
+            request = changed(AGAIN, options=options)
             texts.append((await told(await getattr(bench, front).prepare(request)))[0])
     assert len(set(texts)) == 1
 
@@ -125,22 +128,22 @@ async def test_a_stop_string_may_begin_in_one_stretch_and_end_in_the_next() -> N
     async with nodes() as (bench, _):
         whole, _ = await told(await bench.device.prepare(AGAIN))
         stop = whole[EVERY - 2 : EVERY + 2]
-        text, done = await told(await bench.device.prepare(replace(AGAIN, stop=(stop,))))
+        text, done = await told(await bench.device.prepare(changed(AGAIN, stop=(stop,))))
     assert text == whole[: whole.index(stop)] and (done.reason, done.stop) == ("stop", stop)
 
 
 async def test_a_form_holds_over_stretches() -> None:
     form = Constraint("json_schema", '{"type":"string","minLength":12,"maxLength":14}')
-    request = replace(AGAIN, constraint=form, max_tokens=40)
+    request = changed(AGAIN, constraint=form, max_tokens=40)
     async with nodes() as (bench, _):
-        once, done = await told(await bench.device.prepare(replace(request, options={})))
+        once, done = await told(await bench.device.prepare(changed(request, options={})))
         again, _ = await told(await bench.device.prepare(request))
     assert again == once and done.reason == "stop" and again.startswith('"') and again.endswith('"')
 
 
 async def test_logprobs_are_of_every_token() -> None:
     async with nodes() as (bench, _):
-        generation = await bench.device.prepare(replace(AGAIN, top_logprobs=2))
+        generation = await bench.device.prepare(changed(AGAIN, top_logprobs=2))
         events = [event async for event in generation.run()]
     done = events[-1]
     assert isinstance(done, GenerationResult)
@@ -171,12 +174,12 @@ async def test_an_answer_whose_peer_is_lost_goes_on_over_its_searches() -> None:
     done = rest[-1]
     assert isinstance(done, GenerationResult)
     assert done.degraded == "cloud_lost"
-    assert done.completion_tokens == AGAIN.max_tokens or done.reason == "stop"
+    assert done.completion_tokens == AGAIN.output.max_tokens or done.reason == "stop"
 
 
 async def test_an_answer_that_may_not_go_on_alone_fails_at_a_search_without_the_peer() -> None:
     async with nodes() as (bench, _):
-        generation = await bench.device.prepare(replace(AGAIN, on_loss="fail"))
+        generation = await bench.device.prepare(changed(AGAIN, on_loss="fail"))
         events = generation.run()
         await anext(events)
         await bench.unlink()
@@ -187,14 +190,14 @@ async def test_an_answer_that_may_not_go_on_alone_fails_at_a_search_without_the_
 
 async def test_an_answer_written_alone_is_searched_for_once_and_says_so() -> None:
     async with nodes(linked=False) as (bench, _):
-        _, done = await told(await bench.device.prepare(replace(AGAIN, strategy="auto")))
+        _, done = await told(await bench.device.prepare(changed(AGAIN, strategy="auto")))
     assert "searched for once (only 'aggregate'" in done.strategy_reason and "searches" not in done.stats
 
 
 async def test_an_answer_without_documents_is_one_stretch_and_a_short_one_counts_its_search() -> None:
     async with nodes() as (bench, _):
-        _, without = await told(await bench.device.prepare(replace(AGAIN, documents=0)))
-        _, short = await told(await bench.device.prepare(replace(AGAIN, stop=("a", "e", "i", " "))))
+        _, without = await told(await bench.device.prepare(changed(AGAIN, documents=0)))
+        _, short = await told(await bench.device.prepare(changed(AGAIN, stop=("a", "e", "i", " "))))
     assert "no documents are searched for" in without.strategy_reason and "searches" not in without.stats
     assert short.completion_tokens <= EVERY and short.stats["searches"] == 1
 

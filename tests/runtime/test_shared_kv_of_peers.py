@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.service import GenerationResult, TextDelta
+from tests.requests import a_request, changed
 from tests.runtime.test_node import Bench, collect, nodes
 
 pytestmark = pytest.mark.anyio
 
 LONG = "Where is the key to the old red boat, which my neighbour left in the harbour behind the mill last autumn?"
-REQUEST = GenerateRequest(
+REQUEST = a_request(
     messages=({"role": "user", "content": LONG},),
     sampling=SamplingParams(temperature=1.0, seed=5, logit_bias={256: -100.0}),
     max_tokens=40,
@@ -32,10 +32,10 @@ def adopted(bench: Bench) -> int:
 
 async def test_an_answer_whose_link_was_lost_goes_on_without_another_prefill() -> None:
     async with nodes() as (bench, _):
-        whole, _ = await collect(await bench.device.prepare(replace(REQUEST, owner="bert")))
+        whole, _ = await collect(await bench.device.prepare(changed(REQUEST, owner="bert")))
     async with nodes(gated=("cloud",)) as (bench, tasks):
         cloud = bench.engines["cloud"]
-        events = (await bench.device.prepare(replace(REQUEST, on_loss="pause"))).run()
+        events = (await bench.device.prepare(changed(REQUEST, on_loss="pause"))).run()
         text = ""
         while len(text) < 8:
             cloud.gate.release()
@@ -61,7 +61,7 @@ async def test_a_client_s_next_answer_shares_and_no_other_client_s() -> None:
     async with nodes() as (bench, _):
         first, _ = await collect(await bench.device.prepare(REQUEST))
         assert adopted(bench) == 0
-        await collect(await bench.device.prepare(replace(REQUEST, owner="bert")))
+        await collect(await bench.device.prepare(changed(REQUEST, owner="bert")))
         assert adopted(bench) == 0
         again, _ = await collect(await bench.device.prepare(REQUEST))
         assert again == first and adopted(bench) >= len(LONG) // BLOCK * BLOCK
@@ -70,6 +70,6 @@ async def test_a_client_s_next_answer_shares_and_no_other_client_s() -> None:
 async def test_a_device_shares_nothing_of_what_its_cloud_asks() -> None:
     async with nodes() as (bench, _):
         for _ in range(2):
-            _, done = await collect(await bench.cloud.prepare(replace(REQUEST, strategy="aggregate")))
+            _, done = await collect(await bench.cloud.prepare(changed(REQUEST, strategy="aggregate")))
             assert done.degraded is None
         assert bench.device.worker.steps.adopted == 0

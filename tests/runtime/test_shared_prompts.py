@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,11 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import preparation
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult, SharedPrompt, TextDelta
+from tests.requests import a_request, changed
 
 pytestmark = pytest.mark.anyio
 
-ASKED = GenerateRequest(
+ASKED = a_request(
     messages=({"role": "user", "content": "Where does the red boat lie?"},),
     sampling=SamplingParams(temperature=1.0, seed=5),
     max_tokens=12,
@@ -56,9 +56,9 @@ async def test_eight_choices_are_prepared_once_and_are_those_of_eight_calls(
             alone = await written(node, choices_of(ASKED, 8))
             assert len(made) == 8
             made.clear()
-            together = await written(node, choices_of(replace(ASKED, shared=SharedPrompt()), 8))
+            together = await written(node, choices_of(changed(ASKED, shared=SharedPrompt()), 8))
             assert len(made) == 1
-            await written(node, choices_of(replace(ASKED, shared=SharedPrompt()), 2))
+            await written(node, choices_of(changed(ASKED, shared=SharedPrompt()), 2))
             assert len(made) == 2, "another call is another search"
             gc.collect()
             assert len(node._preparation._common) <= 1, "nothing of a call is kept but while its last step is"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import replace
 
 import pytest
 
@@ -12,6 +11,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
 from paceline.runtime import admission
 from paceline.runtime import peers as peers_module
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 
 pytestmark = pytest.mark.anyio
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_key_with_all_the_answers_it_can_have_leaves_some_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MAX_ANSWERS", 18)
-    greedy, other = replace(REQUEST, owner="greedy"), replace(REQUEST, owner="other")
+    greedy, other = changed(REQUEST, owner="greedy"), changed(REQUEST, owner="other")
     async with nodes(linked=False) as (bench, _), AsyncExitStack() as stack:
         for _ in range(16):
             stack.push_async_callback((await bench.cloud.prepare(greedy)).aclose)
@@ -43,7 +43,7 @@ async def test_a_request_waits_a_little_for_a_place_that_is_given_back(monkeypat
     async with nodes(linked=False) as (bench, _):
         node = bench.cloud
         held = await node.prepare(REQUEST)
-        waiting = [asyncio.create_task(node.wait_for_room(REQUEST.owner)) for _ in range(2)]
+        waiting = [asyncio.create_task(node.wait_for_room(REQUEST.account.owner)) for _ in range(2)]
         await asyncio.sleep(0)
         await held.aclose()
         await waiting[0]
@@ -54,7 +54,7 @@ async def test_a_request_waits_a_little_for_a_place_that_is_given_back(monkeypat
         assert not node._places._line._calls, "who has left is not called"
         monkeypatch.setattr(admission, "ROOM_S", 0.0)
         with pytest.raises(RequestError, match="1 answers of 1 at most"):
-            await node.wait_for_room(REQUEST.owner)
+            await node.wait_for_room(REQUEST.account.owner)
         await again.aclose()
 
 
@@ -62,13 +62,13 @@ async def test_where_no_key_is_required_nothing_is_kept_back(monkeypatch: pytest
     monkeypatch.setattr(admission, "MAX_ANSWERS", 18)
     async with nodes(linked=False) as (bench, _), AsyncExitStack() as stack:
         for _ in range(18):
-            stack.push_async_callback((await bench.cloud.prepare(replace(REQUEST, owner=""))).aclose)
+            stack.push_async_callback((await bench.cloud.prepare(changed(REQUEST, owner=""))).aclose)
 
 
 async def test_a_refused_request_gives_its_place_back() -> None:
     async with nodes(linked=False, max_positions=64) as (bench, _):
         with pytest.raises(RequestError, match="maximum context length"):
-            await bench.cloud.prepare(replace(REQUEST, messages=({"role": "user", "content": "x" * 80},)))
+            await bench.cloud.prepare(changed(REQUEST, messages=({"role": "user", "content": "x" * 80},)))
         assert bench.cloud._places._shares.taken == 0
 
 
@@ -77,7 +77,7 @@ async def test_a_peer_has_so_many_sessions_and_its_further_answers_are_written_a
 ) -> None:
     monkeypatch.setattr(peers_module, "MAX_SESSIONS_PER_PEER", 1)
     async with nodes() as (bench, _):
-        endless = replace(REQUEST, max_tokens=4000, sampling=SamplingParams(temperature=1.0, logit_bias={256: -100.0}))
+        endless = changed(REQUEST, max_tokens=4000, sampling=SamplingParams(temperature=1.0, logit_bias={256: -100.0}))
         first = await bench.device.prepare(endless)
         events = first.run()
         await anext(events)
@@ -96,7 +96,7 @@ async def test_sessions_of_a_peer_have_so_many_tokens_together(monkeypatch: pyte
         monkeypatch.setattr(tokens, "most", 1000)
         words = ({"role": "user", "content": "x" * 1100},)
         endless = SamplingParams(temperature=1.0, logit_bias={256: -100.0})
-        first = await bench.device.prepare(replace(REQUEST, messages=words, max_tokens=2000, sampling=endless))
+        first = await bench.device.prepare(changed(REQUEST, messages=words, max_tokens=2000, sampling=endless))
         events = first.run()  # kept, or it would be ended
         await anext(events)
         assert first.link is not None and tokens.held("laptop") > 1000, "one session may be of any size"

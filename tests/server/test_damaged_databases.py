@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.api.responses.event_log.store import EventStore
+from paceline.api.responses.store import EventStore
 from paceline.commands.main import build
 from paceline.errors import PacelineError
 from paceline.rag.embedder import HashEmbedder

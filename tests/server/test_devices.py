@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from device_agent.enrolment import _checked, _request, _to_json, exchange
+from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.errors import ConfigError, RequestError, StorageError
 from paceline.runtime.identity import PrivateKey, verify
@@ -374,14 +375,14 @@ def test_another_registry_in_its_place_is_seen_and_none_is_an_error(registry: Re
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Registry]]:
     """URL of a server that requires API keys, and its registry."""
-    from server.app import create_server
+    from server.app import add_devices
     from server.links import Links
     from tests.server.test_links import Peers
     from tests.wire.identities import CLOUD
 
     registry = Registry(tmp_path_factory.mktemp("door"))
     live = Links(registry, Peers(), lambda: CLOUD, key=SERVER)
-    app = create_server(ScriptedService(), registry, live, keyring=Keyring({"secret": None}))
+    app = add_devices(create_app(ScriptedService(), keyring=Keyring({"secret": None})), registry, live)
     with running(app) as url:
         yield url, registry
 

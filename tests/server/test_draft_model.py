@@ -14,11 +14,13 @@ from paceline.engine.base import LoadedModel, Output
 from paceline.engine.fake import ByteTokenizer, FakeEngine, fake_model
 from paceline.errors import ConfigError
 from paceline.runtime.node import Node
-from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.parts import Computing, NodeParts
+from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.settings import ServerSettings
 from server.program import opened_draft
+from tests.requests import a_request
 
-REQUEST = GenerateRequest(
+REQUEST = a_request(
     messages=({"role": "user", "content": "Where is the key?"},),
     sampling=SamplingParams(temperature=1.0, seed=5),
     max_tokens=30,
@@ -82,7 +84,7 @@ async def test_an_answer_is_the_same_with_a_draft_model_which_is_released() -> N
     for draft in (None, Noted(seed=1, spread=0.3), FakeEngine(capacity_rows=8)):
         target = Behind(draft) if isinstance(draft, Noted) else FakeEngine(seed=1, spread=0.3)
         model = LoadedModel(target, ByteTokenizer())
-        async with Node("cloud", model, None, draft_engine=draft) as node:
+        async with Node("cloud", model, None, NodeParts(computing=Computing(draft_engine=draft))) as node:
             text, result = await answer(node)
         texts.append(text)
         is_asked = isinstance(draft, Noted)

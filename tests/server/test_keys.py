@@ -246,7 +246,7 @@ def test_the_commands_and_a_running_server(tmp_path: Path) -> None:
         headers = {"authorization": f"Bearer {key}"}
         assert fault(request("POST", url + CHAT, json=BODY), 401)["code"] == "invalid_api_key"
         assert request("POST", url + CHAT, json=BODY, headers=headers).status_code == 200
-        assert service.requests[-1].device == "phone"
+        assert service.requests[-1].joining.device == "phone"
 
         embedder = json.loads(command(tmp_path, "create", "embedder", "--scope", "embeddings", "--json").stdout)["key"]
         refusal = request("POST", url + CHAT, content=b"", headers={"authorization": f"Bearer {embedder}"})

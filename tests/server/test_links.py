@@ -17,6 +17,7 @@ from websockets.typing import Subprotocol
 from device_agent.cloud import Cloud, http_url, link_url
 from device_agent.credentials import Credential, Credentials
 from device_agent.enrolment import exchange
+from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpServer, listen, url_of
 from paceline.errors import ConfigError, LinkClosed
@@ -28,7 +29,7 @@ from paceline.wire.identity import Claim
 from paceline.wire.link import LinkMachine
 from paceline.wire.messages import SUBPROTOCOL, Challenge, Welcome
 from server import links
-from server.app import create_server
+from server.app import add_devices
 from server.devices import Registry
 from server.links import Links
 from tests.api.scripted import ScriptedService
@@ -80,7 +81,9 @@ async def site(state: Path, *, key: PrivateKey = KEY, **settings: Any) -> AsyncI
     live = Links(registry, peers, lambda: CLOUD, key=key, **settings)
     listener = listen("127.0.0.1", 0)
     url, ready = url_of(listener), asyncio.Event()
-    server = HttpServer(create_server(ScriptedService(), registry, live, keyring=Keyring({"k": None})), ready.set)
+    server = HttpServer(
+        add_devices(create_app(ScriptedService(), keyring=Keyring({"k": None})), registry, live), ready.set
+    )
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve([listener]))
         await ready.wait()

@@ -18,10 +18,13 @@ from typer.testing import CliRunner
 
 from device_agent.commands import register as register_agent
 from paceline.api.http.server import listen
+from paceline.commands.demo import configured
 from paceline.errors import ConfigError
 from server.commands import register as register_server
 from server.devices import Registry
 from tests.api.scripted import request
+
+pytestmark = pytest.mark.slow
 
 STARTER = (
     "import sys, typer, server.commands, device_agent.commands\n"
@@ -130,7 +133,7 @@ def test_what_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
     for arguments, word in (
         (["serve", "--host", "0.0.0.0"], "paceline keys create"),
         (["agent", "--host", "0.0.0.0"], "--api-keys"),
-        (["serve", "--emulate", "rtt=fast"], "rtt"),
+        (["serve", *configured(tmp_path, "tuning.emulate = 'rtt=fast'")], "rtt"),
         (["serve", "--api-keys", "a=phone", "--api-keys", "a=laptop"], "two devices"),
         (["agent", "--cloud", "http://127.0.0.1:1"], "devices add"),
     ):

@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from lab.engines import Arbitrary
 from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import Constraint, Mask, SamplingParams, apply_mask
 from paceline.engine.base import Engine
-from paceline.engine.fake import ByteTokenizer, FakeEngine, arbitrary
+from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.autoregressive import Autoregressive
@@ -45,6 +46,8 @@ from tests.strategies.cases import (
 )
 from tests.strategies.conformance.laws import settled
 from tests.strategies.conformance.worlds import changing_speeds, harsh
+
+pytestmark = pytest.mark.slow
 
 SCHEMA = {
     "type": "object",
@@ -78,7 +81,7 @@ def speaking() -> dict[Side, Engine]:
 
 def raving() -> dict[Side, Engine]:
     """Two models for which anything may follow, each with dists of its own."""
-    return {"cloud": arbitrary(FakeEngine(seed=1, spread=0.3)), "device": arbitrary(FakeEngine(seed=2, spread=0.5))}
+    return {"cloud": Arbitrary(FakeEngine(seed=1, spread=0.3)), "device": Arbitrary(FakeEngine(seed=2, spread=0.5))}
 
 
 MODELS = {"speaking": speaking, "raving": raving}

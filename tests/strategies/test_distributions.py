@@ -24,13 +24,15 @@ from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import SIDES, Branch, Side
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import RoutingContext
+from paceline.strategies.strategy import RoutingContext, Wish
 from paceline.wire.options import AggregateOptions
 from tests.core.chi_square import assert_drawn_from
 from tests.depth import DEPTH
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB, Manner, engines, job
 from tests.strategies.conformance.worlds import harsh
+
+pytestmark = pytest.mark.slow
 
 NUM_SEEDS = 250 * DEPTH
 SHORT: dict[Side, tuple[Branch, ...]] = {
@@ -100,7 +102,9 @@ def test_a_named_seed_does_not_change_the_distribution(seeded: bool, private: bo
     """By default a seed gives `mixture` and none `coin`. Pairs of tokens are counted by how much likelier they are
     because weights follow the text, which is where the two would differ if only one of them did."""
     by: dict[Side, Engine] = {"cloud": FakeEngine(seed=1, spread=0.9), "device": FakeEngine(seed=2, spread=0.9)}
-    options = STRATEGIES["aggregate"].options_for(RoutingContext(front, "aggregate", SamplingParams(), seeded=seeded))
+    options = STRATEGIES["aggregate"].options_for(
+        RoutingContext(front, Wish("aggregate", SamplingParams(), seeded=seeded))
+    )
     assert isinstance(options, AggregateOptions) and options.rescoring
     assert options.aggregator == ("mixture" if seeded else "coin")
     manner = Manner("mixture" if seeded else "coin", private=private, rescoring=True)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from paceline.core.aggregation.weights import sample_mixed_rows
 from paceline.core.batching.segment import Batch
@@ -60,6 +61,8 @@ from paceline.wire.messages import (
 from paceline.wire.options import AggregateOptions, DraftLimits
 from paceline.wire.payloads import FOLLOWS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
 from tests.strategies.cases import EOS, VOCAB
+
+pytestmark = pytest.mark.slow
 
 NUM_RUNS = 1200
 KINDS = ("quiet", "busy", "hostile")

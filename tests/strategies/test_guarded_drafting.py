@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from lab.engines import Arbitrary
 from lab.simulation import SimulatedRequest, SimulatedSession, Simulation
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
-from paceline.engine.fake import FakeEngine, arbitrary
+from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
 from tests.strategies.cases import VOCAB, job
@@ -57,7 +58,7 @@ def played(
 @pytest.mark.parametrize("needs_dists", [False, True])
 def test_where_rows_cost_and_drafts_fail_it_takes_as_long_as_plain_decoding(count: int, needs_dists: bool) -> None:
     def engine() -> Engine:
-        return arbitrary(FakeEngine(seed=1))
+        return Arbitrary(FakeEngine(seed=1))
 
     plain_s, plain = played("autoregressive", engine, saturated, 1.0, count, needs_dists=needs_dists)
     ours_s, ours = played("lookup_tree", engine, saturated, 1.0, count, needs_dists=needs_dists)

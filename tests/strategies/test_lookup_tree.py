@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from lab.baselines.lookup import FixedBudget
 from lab.simulation import Simulation
-from paceline.core.drafting.budget import FixedBudget, OnlineStats
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable, bigram_key
 from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.core.sampling.sampler import SamplingParams
@@ -38,17 +39,17 @@ CYCLE = (10, 11, 12, 13)
 (END,) = EOS
 
 
-def always(count: int, *, overlap: bool = True) -> type | object:
+def always(count: int) -> type | object:
     """A factory of machines that take so many drafts."""
 
     def machine(task: MachineConfig) -> Machine:
-        return LookupTree(task, budget=FixedBudget(count), overlap=overlap)
+        return LookupTree(task, budget=FixedBudget(count))
 
     return machine
 
 
-def hand(count: int = 8, *, overlap: bool = True, **changes: object) -> Hand:
-    return Hand(always(count, overlap=overlap), "cloud", front=True, has_peer=False, **changes)  # type: ignore[arg-type]
+def hand(count: int = 8, **changes: object) -> Hand:
+    return Hand(always(count), "cloud", front=True, has_peer=False, **changes)  # type: ignore[arg-type]
 
 
 def cycling(hand: Hand, *, ends_after: int | None = None) -> Hand:
@@ -159,14 +160,6 @@ def test_a_prompt_that_came_in_parts_teaches_by_the_last_of_them(rows: int) -> N
     assert [token for token in prompt if table.successors(token)[0]] == list(prompt[-rows:])
 
 
-def test_without_overlap_it_is_learnt_before() -> None:
-    table = LookupTable(VOCAB)
-    played = cycling(hand(max_tokens=40, table=table, overlap=False))
-    played.on(*played_from(None))
-    effects = played.answer_one()
-    assert len(table) == len(set(PROMPT)) and not any(isinstance(effect, WakeAt) for effect in effects)
-
-
 def test_a_request_that_wants_no_drafts_gets_none() -> None:
     played = cycling(
         Hand(LookupTree, "cloud", front=True, has_peer=False, drafting=DraftLimits(1, 1, 0), max_tokens=20)
@@ -186,11 +179,10 @@ def test_an_answer_begins_with_what_an_earlier_one_taught() -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
-@pytest.mark.parametrize("overlap", [True, False])
-def test_many_drafts_in_every_step_change_no_token(sampling: SamplingParams, overlap: bool) -> None:
+def test_many_drafts_in_every_step_change_no_token(sampling: SamplingParams) -> None:
     """The tables are full of another text's successors, and stay from answer to answer."""
     table, experience = LookupTable(VOCAB), OnlineStats()
-    strategy = Strategy("greedy drafts", always(24, overlap=overlap), "one side", "front")  # type: ignore[arg-type]
+    strategy = Strategy("greedy drafts", always(24), "one side", "front")  # type: ignore[arg-type]
     accepted = 0.0
     for seed in range(6):
         this = job(strategy, "cloud", sampling)

@@ -15,7 +15,6 @@ from paceline.wire.messages import (
     Challenge,
     ChatMessage,
     CloseSession,
-    Constraint,
     DetailRequest,
     Drafts,
     Drain,
@@ -33,6 +32,7 @@ from paceline.wire.messages import (
     RetrievedPassage,
     RetrievedPassages,
     Sampling,
+    SentConstraint,
     SpeedReport,
     SyncState,
     Targets,
@@ -75,7 +75,7 @@ def opening(session: int) -> OpenSession:
         options=encode_options(AggregateOptions(aggregator="mixture")),
         targets=[],
         epoch=0,
-        constraint=Constraint("json_schema", '{"type": "object"}', min_tokens=3, ignore_eos=True, stop_ids=[7]),
+        constraint=SentConstraint("json_schema", '{"type": "object"}', min_tokens=3, ignore_eos=True, stop_ids=[7]),
         asker="notebook",
     )
 

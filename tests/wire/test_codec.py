@@ -171,7 +171,7 @@ def test_a_constraint_is_encoded_and_one_of_an_unknown_kind_is_refused() -> None
         assert isinstance(sent, OpenSession)
         assert (sent.constraint and constraint_from_wire(sent.constraint)) == constraint
     for kind, text in (("frob", ""), ("json_schema", "x" * (MAX_TEXT + 1))):
-        held = messages.Constraint(kind, text, 0, False, [])  # type: ignore[arg-type]  # on purpose
+        held = messages.SentConstraint(kind, text, 0, False, [])  # type: ignore[arg-type]  # on purpose
         wrong = replace(opening(1), constraint=held)
         assert "$.constraint" in str(refusal(encode(wrong)))
 

@@ -9,7 +9,7 @@ from paceline.errors import LinkClosed, LinkError, LocalProtocolError
 from paceline.runtime.identity import verify
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
-from paceline.wire.effects import Connected, Deliver, Disconnected, Effect, Transmit, WakeAt
+from paceline.wire.effects import Connected, Deliver, Disconnected, Effect, TickAt, Transmit
 from paceline.wire.identity import CloudHandshake
 from paceline.wire.link import HEARTBEAT_S, MAX_SESSIONS, LinkMachine, LinkState, Role
 from paceline.wire.messages import VERSION, Challenge, CloseSession, Hello, Introduction, Message, Ping, Pong
@@ -140,7 +140,7 @@ def test_another_version_is_named_even_in_an_unknown_hello(version: int, rest: l
 def test_a_silent_peer_is_dropped_after_five_seconds(role: Role) -> None:
     machine = LinkMachine(device_end() if role is Role.DEVICE else cloud_end())
     machine.connection_made(10.0)
-    assert machine.tick(14.9) == [WakeAt(15.0)]
+    assert machine.tick(14.9) == [TickAt(15.0)]
     assert down(machine.tick(15.0)).code == CloseCode.HANDSHAKE_TIMEOUT
 
 

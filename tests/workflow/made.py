@@ -3,70 +3,93 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lab.simulation.workflows import Outcome, WorkflowSimulation
-from paceline.workflow.activity import Slowdown
-from paceline.workflow.graph import Dependency, ProcessingUnit, SubStage, SubStageId
+from lab.simulation.workflows import Slowdown, Truth, WorkflowSimulation
+from paceline.workflow.graph import Need, Operation, Outcome, ProcessingUnit, Request, Stage
 from paceline.workflow.placement import SchedulingPolicy
-from paceline.workflow.profiling import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.profiles import Key, OperationProfile, Profiles
 from paceline.workflow.scheduler import WorkflowScheduler
 
 RISING = Slowdown((46.0, 77.0, 110.0), (1.0, 1.3, 2.0))
-PLAIN = SchedulingPolicy(control=False, future_weight=0.0)
+REQUEST = Request()
 
 
 @dataclass
 class Known:
-    """Nothing happens but what is known; open-ended sub-stages end after `lengths`."""
+    """Nothing happens but what is known; open-ended stages end after `lengths`."""
 
-    lengths: dict[SubStageId, int] = field(default_factory=dict)
-    adding: dict[tuple[SubStageId, int], Sequence[SubStage]] = field(default_factory=dict)  # (sub-stage, done) -> added
+    lengths: dict[Stage, int] = field(default_factory=dict)
+    adding: dict[tuple[Stage, int], Sequence[Stage]] = field(default_factory=dict)  # (stage, done) -> added
 
-    def items(self, node: SubStage, first: int, count: int) -> int:
-        return min(count, self.lengths.get(node.id, node.items) - first) if node.open_ended else count
+    def items(self, stage: Stage, first: int, count: int) -> int:
+        return min(count, self.lengths.get(stage, stage.items) - first) if stage.operation.open_ended else count
 
-    def after(self, node: SubStage, done: int) -> Outcome:
-        ended = node.open_ended and done >= self.lengths.get(node.id, node.items)
-        return Outcome(added=self.adding.get((node.id, done), ()), finished=ended)
+    def after(self, stage: Stage, done: int) -> Outcome:
+        ended = stage.operation.open_ended and done >= self.lengths.get(stage, stage.items)
+        return Outcome(added=self.adding.get((stage, done), ()), finished=ended)
 
 
 def unit(name: str, models: Sequence[str] = ("m",), **changed: object) -> ProcessingUnit:
     return ProcessingUnit(name, name, frozenset(models), **changed)  # type: ignore[arg-type]  # by name
 
 
-def task(number: int, *after: int, model: str = "m", items: int = 1, **changed: object) -> SubStage:
-    needs = tuple(Dependency(SubStageId(each)) for each in after)
-    return SubStage(SubStageId(number), f"s{number}", model, "run", items, needs, **changed)  # type: ignore[arg-type]
+def task(
+    *after: Stage,
+    model: str = "m",
+    items: int = 1,
+    request: Request = REQUEST,
+    operation: Mapping[str, object] | None = None,
+    **changed: object,
+) -> Stage:
+    """operation: what it has besides."""
+    kind = Operation(model, "run", **(operation or {}))  # type: ignore[arg-type]  # by name
+    return Stage(model, kind, items, [Need(each) for each in after], request=request, **changed)  # type: ignore[arg-type]
 
 
-def single_launch_graph(seed: int, size: int, units: int) -> tuple[list[SubStage], list[ProcessingUnit], ProfileStore]:
-    """A graph whose sub-stages have a model each, one item, and seconds of their own on each unit."""
+def ordered(*after: Stage, model: str = "m") -> Stage:
+    return task(*after, model=model, operation={"ordered": True})
+
+
+def single_launch_graph(seed: int, size: int, units: int) -> tuple[list[Stage], list[ProcessingUnit], Profiles]:
+    """A graph whose stages have a model each, one item, and seconds of their own on each unit."""
     rng = random.Random(seed)
-    nodes = [
-        task(i, *(j for j in range(1, i) if rng.random() < 0.35), model=f"m{i}", ordered=True)
-        for i in range(1, size + 1)
-    ]
-    pool = [unit(f"u{k}", [node.model for node in nodes]) for k in range(units)]
-    profiles = {
-        (node.operation, each.kind): OperationProfile([ShapePoint(1, round(rng.uniform(1.0, 10.0), 3), 0.0)])
-        for node in nodes
-        for each in pool
-    }
-    return nodes, pool, ProfileStore(profiles)
+    stages: list[Stage] = []
+    for i in range(1, size + 1):
+        stages.append(ordered(*(stage for stage in stages if rng.random() < 0.35), model=f"m{i}"))
+    pool = [unit(f"u{k}", [stage.operation.model for stage in stages]) for k in range(units)]
+    return (
+        stages,
+        pool,
+        Profiles(
+            {
+                (stage.operation.name, each.kind): OperationProfile({1: round(rng.uniform(1.0, 10.0), 3)})
+                for stage in stages
+                for each in pool
+            }
+        ),
+    )
+
+
+def seconds_of(profiles: Profiles, stage: Stage, on: ProcessingUnit) -> float:
+    """Of one item."""
+    profile = profiles.get(stage.operation.name, on.kind)
+    assert profile is not None
+    return profile.seconds(1)
 
 
 def simulate(
-    nodes: Sequence[SubStage],
+    stages: Sequence[Stage],
     units: Sequence[ProcessingUnit],
-    profiles: ProfileStore,
+    truth: Profiles | Mapping[Key, Truth],
     policy: SchedulingPolicy | None = None,
     script: Known | None = None,
 ) -> WorkflowSimulation:
-    """Run to the end; the true profiles are the scheduler's."""
-    simulation = WorkflowSimulation(
-        WorkflowScheduler(units, profiles, policy=policy), units, profiles, script or Known()
-    )
-    simulation.run(nodes)
+    """Run to the end; the scheduler knows what is true but for contention."""
+    if isinstance(truth, Profiles):
+        truth = {key: Truth(profile) for key, profile in truth._given.items()}
+    known = Profiles({key: each.profile for key, each in truth.items()})
+    simulation = WorkflowSimulation(WorkflowScheduler(units, known, policy), units, truth, script or Known())
+    simulation.run(stages)
     return simulation

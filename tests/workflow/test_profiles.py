@@ -1,62 +1,19 @@
-"""Profiles: regression against known answers, slowdowns that never fall, shapes by enumeration, JSON."""
+"""Profiles: shapes by enumeration, seconds beyond what is known, and what is learnt, which is bounded."""
 
 from __future__ import annotations
 
+import json
 import math
-import random
-from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.workflow.activity import Slowdown, fit_slowdown, nonnegative_least_squares
-from paceline.workflow.placement import best_shape, seconds_for, shapes_to_try
-from paceline.workflow.profiling import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.placement import best_shape, seconds_for
+from paceline.workflow.profiles import OPERATIONS, SHAPES, WINDOW, OperationProfile, Profiles
 
-CURVE = OperationProfile([ShapePoint(1, 0.05, 10.0), ShapePoint(4, 0.08, 20.0), ShapePoint(8, 0.2, 30.0)])
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10_000))
-def test_non_negative_least_squares_satisfies_the_optimality_conditions(seed: int) -> None:
-    """Karush-Kuhn-Tucker: no coefficient below 0, no gradient that a feasible step could use."""
-    rng = np.random.default_rng(seed)
-    matrix, values = rng.normal(size=(12, 4)), rng.normal(size=12)
-    found = nonnegative_least_squares(matrix, values)
-    gradient = matrix.T @ (values - matrix @ found)
-    assert (found >= 0.0).all() and (gradient <= 1e-7).all()
-    assert np.allclose(gradient[found > 0.0], 0.0, atol=1e-7)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 200), st.floats(0.2, 5)), min_size=3, max_size=30))
-def test_a_fitted_slowdown_is_1_at_first_and_never_falls_whatever_the_samples(
-    samples: list[tuple[float, float]],
-) -> None:
-    slowdown = fit_slowdown(samples, (30.0, 60.0, 90.0, 120.0))
-    values = [slowdown.at(bandwidth) for bandwidth in range(0, 300, 5)]
-    assert values[0] == 1.0
-    assert all(a <= b + 1e-12 for a, b in pairwise(values))
-
-
-def test_a_slowdown_is_found_again_from_its_own_noisy_samples() -> None:
-    true = Slowdown((40.0, 80.0, 120.0), (1.0, 1.4, 2.4))
-    rng = random.Random(3)
-    samples = [(used, true.at(used) * rng.uniform(0.98, 1.02)) for used in range(0, 160, 2)]
-    fitted = fit_slowdown(samples, true.knots)
-    assert [fitted.at(used) for used in (20.0, 60.0, 100.0, 150.0)] == pytest.approx(
-        [true.at(used) for used in (20.0, 60.0, 100.0, 150.0)], rel=0.03
-    )
-
-
-@pytest.mark.parametrize(
-    ("knots", "factors"), [((1.0,), ()), ((2.0, 1.0), (1.0, 1.0)), ((1.0, 2.0), (1.0, 0.9)), ((1.0,), (1.2,))]
-)
-def test_a_slowdown_that_falls_is_refused(knots: tuple[float, ...], factors: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError):
-        Slowdown(knots, factors)
+CURVE = {1: 0.05, 4: 0.08, 8: 0.2}
+KEY = "a/b", "cpu"
 
 
 @settings(max_examples=80, deadline=None)
@@ -66,44 +23,81 @@ def test_a_slowdown_that_falls_is_refused(knots: tuple[float, ...], factors: tup
     st.sampled_from([None, 4, 16]),
 )
 def test_the_best_shape_is_that_of_enumeration(seconds: dict[int, float], items: int, most: int | None) -> None:
-    profile = OperationProfile([ShapePoint(shape, taken, 1.0) for shape, taken in seconds.items()])
     allowed = [shape for shape in seconds if most is None or shape <= most] or [min(seconds)]
-    best = best_shape(profile, items, most)
+    best = best_shape(OperationProfile(seconds), items, most)
     assert best in allowed
     assert math.ceil(items / best) * seconds[best] == min(math.ceil(items / n) * seconds[n] for n in allowed)
-    assert best in shapes_to_try(profile, items, most) and len(shapes_to_try(profile, items, most)) <= 3
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.dictionaries(st.integers(1, 500), st.floats(1e-3, 10.0), min_size=1, max_size=8), st.integers(1, 2000))
+def test_seconds_are_those_that_are_known_and_above_0_everywhere(seconds: dict[int, float], items: int) -> None:
+    profile = OperationProfile(seconds)
+    assert all(profile.seconds(shape) == taken for shape, taken in seconds.items())
+    assert profile.seconds(items) > 0.0
+    if items > max(seconds):
+        assert profile.seconds(items + 1) >= profile.seconds(items)
 
 
 def test_seconds_between_and_beyond_profiled_shapes_and_of_padded_launches() -> None:
-    assert CURVE.seconds(4) == 0.08
-    assert CURVE.seconds(6) == pytest.approx(0.14)
-    assert CURVE.seconds(16) > CURVE.seconds(8)
-    assert CURVE.bandwidth(100) == 30.0
-    assert seconds_for(CURVE, 9, 4) == pytest.approx(0.08 * 2 + 0.05)
-    padded = OperationProfile(CURVE.points, padded=True)
-    assert padded.seconds(3) == 0.08
+    profile, padded = OperationProfile(CURVE), OperationProfile(CURVE, padded=True)
+    assert profile.seconds(6) == pytest.approx(0.14)
+    assert OperationProfile({4: 1.0}).seconds(8) == pytest.approx(2.0)
+    assert seconds_for(profile, 9, 4) == pytest.approx(0.08 * 2 + 0.05)
+    assert padded.seconds(3) == 0.08 and padded.seconds(17) == pytest.approx(0.45)
     assert seconds_for(padded, 9, 4) == pytest.approx(0.08 * 2 + 0.05), "the shape of 1 is compiled too"
 
 
-def test_profiles_survive_json_and_what_is_no_profile_is_refused() -> None:
-    store = ProfileStore(
-        {("a/b", "gpu"): OperationProfile(CURVE.points, Slowdown((1.0, 2.0), (1.0, 3.0)), padded=True)}
-    )
-    text = store.to_json()
-    read = ProfileStore.from_json(text)
-    assert read.to_json() == text
-    found = read.get("a/b", "gpu")
-    assert found is not None and found.seconds(3) == 0.08 and found.slowdown.at(3.0) == pytest.approx(5.0)
-    for wrong in ("[]", "{", '{"version": 2, "profiles": []}', '{"version": 1}', text.replace('"points"', '"pints"')):
-        with pytest.raises(ValueError):
-            ProfileStore.from_json(wrong)
+@pytest.mark.parametrize("wrong", [{}, {0: 1.0}, {1: 0.0}])
+def test_what_is_no_profile_is_refused(wrong: dict[int, float]) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        OperationProfile(wrong)
 
 
-def test_what_has_no_profile_is_learnt_and_what_has_one_is_not_overwritten() -> None:
-    store = ProfileStore({("a/b", "gpu"): CURVE})
-    store.learn("a/b", "gpu", 4, 9.0)
-    assert store.get("a/b", "gpu") is CURVE and store.revision == 0
-    store.learn("a/c", "gpu", 4, 1.0)
-    store.learn("a/c", "gpu", 4, 3.0)
-    learnt = store.get("a/c", "gpu")
-    assert learnt is not None and learnt.seconds(4) == 2.0 and learnt.seconds(8) == pytest.approx(4.0)
+def test_what_was_given_is_not_learnt_over_and_what_was_not_is_the_median_of_the_newest() -> None:
+    known = OperationProfile(CURVE)
+    profiles = Profiles({("a/c", "gpu"): known})
+    profiles.learn("a/c", "gpu", 4, 9.0)
+    assert profiles.get("a/c", "gpu") is known and profiles.revision == 0
+    for seconds in (3600.0, 0.5, 0.5, math.nan, -1.0, 0.0, 0.5, 7200.0, 1e300):  # a machine that was suspended
+        profiles.learn(*KEY, 4, seconds)
+    found = profiles.get(*KEY)
+    assert found is not None and found.seconds(4) == 0.5
+    for _ in range(WINDOW):
+        profiles.learn(*KEY, 4, 2.0)
+    found, revision = profiles.get(*KEY), profiles.revision
+    assert found is not None and found.seconds(4) == 2.0
+    profiles.forget(*KEY)
+    assert profiles.get(*KEY) is None and profiles.revision > revision
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 300), st.floats(1e-6, 1e3)), max_size=120))
+def test_profiles_survive_json_and_stay_bounded_whatever_runs(launches: list[tuple[int, int, float]]) -> None:
+    profiles = Profiles()
+    for number, shape, seconds in launches:
+        profiles.learn(f"m{number}/run", "cpu", shape, seconds)
+    rows = json.loads(profiles.to_json())
+    assert len(rows) <= OPERATIONS and all(len(points) <= SHAPES for _, _, points in rows)
+    read = Profiles.from_json(profiles.to_json())
+    assert read.to_json() == profiles.to_json()
+    for operation, kind, points in rows:
+        found = read.get(operation, kind)
+        assert found is not None and [[shape, found.seconds(shape)] for shape, _ in points] == points
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "3", "{}x", "[[]]", '[["a", "b", 3]]', '[["a", "b", [[1]]]]', '[["a", "b", [[1, NaN]]]]'),
+        *(
+            '[["a", "b", [[0, 1]]]]',
+            '[["a", "b", [["1", 1]]]]',
+            '[["a", "b", [[1, 1e999]]]]',
+            '[["a", "b", [[1, "2"]]]]',
+        ),
+    ],
+)
+def test_what_is_no_file_of_profiles_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        Profiles.from_json(text)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from fastapi import APIRouter, Security
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,29 +19,31 @@ from paceline.api.anthropic.request import (
     MessagesRequest,
     TokenCount,
     chat_body,
-    check,
 )
-from paceline.api.chat.endpoint import admit_chat, read_chat
+from paceline.api.chat.endpoint import admit_chat
 from paceline.api.chat.output import annotations_of, step_line, summary
 from paceline.api.chat.request import ChatCall, chat_call
+from paceline.api.chat.schema import ChatRequest
 from paceline.api.chat.tools import (
-    Content,
     ParsedOutput,
+    TextOutput,
     ToolCallArguments,
     ToolCallParser,
     ToolCallStart,
     ToolUse,
     arguments_of,
 )
-from paceline.api.generation.links import NO_LINKS, Addresses, PassageLinks
+from paceline.api.dependencies import Caller, ServiceDep, SettingsDep
+from paceline.api.generation.attachments import AnswerRoute
+from paceline.api.generation.links import NO_LINKS, PassageLinks
 from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
 from paceline.api.http import sse
 from paceline.api.http.body import parse
 from paceline.api.http.errors import ErrorShape, Failure, encode_json
-from paceline.api.http.pagination import answer
+from paceline.api.http.routing import key
 from paceline.api.observation import request_id
-from paceline.api.routes import Route
-from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, Service, WorkflowStep
+from paceline.api.openapi import answered, events, refusals
+from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
 
 # Anthropic's error envelope. Source: anthropic-sdk-python 2.13 and docs.anthropic.com, "Errors".
 
@@ -89,7 +92,7 @@ Json = dict[str, object]
 
 
 class ContentBuilder:
-    """Pushes return events of the stream, without their framing."""
+    """`take` returns events of the stream, without their framing."""
 
     def __init__(self, tools: ToolUse | None, links: PassageLinks) -> None:
         self._links = links
@@ -98,16 +101,16 @@ class ContentBuilder:
         self._open = ""  # type of the block being written
         self._pieces: list[str] = []  # of it
 
-    def step(self, step: WorkflowStep) -> list[Json]:
-        """A step of a workflow, as thinking; one that ends within the text is in the report alone."""
-        return [] if self._open == "text" else self._add("thinking", step_line(step))
-
-    def push(self, text: str) -> list[Json]:
+    def take(self, event: GenerateEvent) -> list[Json]:
+        if isinstance(event, GenerationResult):
+            return self._end(event)
+        if event.step is not None:  # as thinking; one that ends within the text is in the report alone
+            return [] if self._open == "text" else self._add("thinking", step_line(event.step))
         if self._parser is None:
-            return self._add("text", text) if text else []
-        return self._parsed(self._parser.push(text))
+            return self._add("text", event.text) if event.text else []
+        return self._parsed(self._parser.push(event.text))
 
-    def end(self, done: GenerationResult) -> list[Json]:
+    def _end(self, done: GenerationResult) -> list[Json]:
         events = [] if self._parser is None else self._parsed(self._parser.flush(done.reason != "stop"))
         if self._open == "text":
             cited = [_citation(one, self._links) for one in done.citations]
@@ -127,7 +130,7 @@ class ContentBuilder:
         events: list[Json] = []
         for part in parts:
             match part:
-                case Content(text):
+                case TextOutput(text):
                     events += self._add("text", text)
                 case ToolCallStart(_, name):
                     events += self._begin(
@@ -192,7 +195,7 @@ class MessageMeta:
             "id": self.id,
             "type": "message",
             "role": "assistant",
-            "model": self.call.model,
+            "model": self.call.asked.model,
             "content": content,
             "stop_reason": reason,
             "stop_sequence": stop,
@@ -209,13 +212,8 @@ class MessageBody:
         self._done: GenerationResult | None = None
 
     def take(self, index: int, event: GenerateEvent) -> None:  # noqa: ARG002  # there is one generation
-        if isinstance(event, GenerationResult):
-            self._content.end(event)
-            self._done = event
-        elif event.step is not None:
-            self._content.step(event.step)
-        else:
-            self._content.push(event.text)
+        self._content.take(event)
+        self._done = event if isinstance(event, GenerationResult) else None
 
     def body(self) -> bytes:
         done = self._done
@@ -242,18 +240,12 @@ class MessageEvents:
         return _event({"type": "message_start", "message": self._meta.message([], None, None, usage)})
 
     def take(self, index: int, event: GenerateEvent) -> bytes:  # noqa: ARG002
+        made = self._content.take(event)
         if isinstance(event, GenerationResult):
-            delta = {"stop_reason": self._reason(event), "stop_sequence": event.stop or None}
+            delta = {"stop_reason": self._content.stop_reason(event), "stop_sequence": event.stop or None}
             last: Json = {"type": "message_delta", "delta": delta, "usage": _usage(event)}
-            events = [*self._content.end(event), last | _extension(self._meta, event)]
-        elif event.step is not None:
-            events = self._content.step(event.step)
-        else:
-            events = self._content.push(event.text)
-        return b"".join(map(_event, events))
-
-    def _reason(self, done: GenerationResult) -> str:
-        return self._content.stop_reason(done)
+            made = [*made, last | _extension(self._meta, event)]
+        return b"".join(map(_event, made))
 
     def end(self) -> bytes:
         return _event({"type": "message_stop"})
@@ -285,58 +277,33 @@ def _extension(meta: MessageMeta, done: GenerationResult) -> Json:
     return {} if found is None else {"paceline": found}
 
 
-class MessagesEndpoint:
-    """The routes and the service they use. Holds no state of a request."""
+# ---- POST /v1/messages -----------------------------------------------------------------------------------------------
+router = APIRouter(
+    prefix="/v1/messages",
+    route_class=AnswerRoute,
+    dependencies=[Security(key, scopes=["chat"])],
+    responses=refusals(AnthropicError),
+    tags=["anthropic"],
+)
 
-    def __init__(self, service: Service, *, documents: int, keep_alive: float, addresses: Addresses) -> None:
-        self._service = service
-        self._documents = documents
-        self._keep_alive = keep_alive
-        self._addresses = addresses
 
-    def routes(self) -> tuple[Route, ...]:
-        return (
-            Route(
-                method="POST",
-                path="/v1/messages",
-                endpoint=self.create,
-                summary="Answer a conversation, in Anthropic's shape.",
-                scope="chat",
-                request=MessagesRequest,
-                response=MessageAnswer,
-                stream=MessageEvent,
-                errors=SHAPE,
-                refusals=(404,),
-            ),
-            Route(
-                method="POST",
-                path="/v1/messages/count_tokens",
-                endpoint=self.count,
-                summary="Count the tokens of a conversation, without documents.",
-                scope="chat",
-                request=CountRequest,
-                response=TokenCount,
-                errors=SHAPE,
-                refusals=(404,),
-            ),
-        )
+@router.post("", responses=answered(MessageAnswer, events(MessageEvent)))
+async def create_message(
+    asked: MessagesRequest, request: Request, service: ServiceDep, settings: SettingsDep, caller: Caller
+) -> Response:
+    """Answer a conversation, in Anthropic's shape."""
+    call = chat_call(parse(ChatRequest, chat_body(asked)), service, caller, documents=settings.documents)
+    generations = await admit_chat(request, call, service)
+    links = settings.addresses.links(request)
+    meta = MessageMeta(f"msg_{secrets.token_hex(12)}", call, generations[0].prompt_tokens, links)
+    if not call.asked.stream:
+        return JsonAnswer(generations, MessageBody(meta), settings.keep_alive)
+    return StreamedAnswer(generations, MessageEvents(meta), settings.keep_alive, meta.id)
 
-    async def create(self, request: Request) -> Response:
-        body = await read_chat(request, self._service)
-        asked = parse(MessagesRequest, body)
-        check(body)
-        call = chat_call(chat_body(asked), self._service, request.state.identity, documents=self._documents)
-        generations = await admit_chat(request, call, self._service)
-        links = self._addresses.links(request)
-        meta = MessageMeta(f"msg_{secrets.token_hex(12)}", call, generations[0].prompt_tokens, links)
-        if not call.stream:
-            return JsonAnswer(generations, MessageBody(meta), self._keep_alive)
-        return StreamedAnswer(generations, MessageEvents(meta), self._keep_alive, meta.id)
 
-    async def count(self, request: Request) -> Response:
-        body = await read_chat(request, self._service)
-        asked = parse(CountRequest, body)
-        check(body)
-        call = chat_call(chat_body(asked), self._service, request.state.identity, documents=0)
-        tokens = await self._service.tokenize_chat(call.requests[0].messages, call.requests[0].model)
-        return answer(TokenCount(input_tokens=len(tokens)).model_dump())
+@router.post("/count_tokens")
+async def count_tokens(asked: CountRequest, service: ServiceDep, caller: Caller) -> TokenCount:
+    """Count the tokens of a conversation, without documents."""
+    call = chat_call(parse(ChatRequest, chat_body(asked)), service, caller, documents=0)
+    tokens = await service.tokenize_chat(call.requests[0].prompt.messages, call.requests[0].model)
+    return TokenCount(input_tokens=len(tokens))

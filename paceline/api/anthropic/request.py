@@ -8,13 +8,13 @@ cannot read is refused by name. Betas are known by their fields, whatever the he
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.api.chat.schema import MAX_MESSAGES
-from paceline.api.generation.request import refuse_forms, unreadable
+from paceline.api.generation.request import refuse_forms, required, unreadable
 from paceline.api.generation.schema import (
     MAX_STOPS,
     MAX_TOOLS,
@@ -36,6 +36,11 @@ from paceline.errors import RequestError
 # `types/message_create_params.py`.
 
 
+REFUSED = {
+    "container": "No code is run here",
+    "mcp_servers": "No MCP server is called here: offer its tools yourself",
+    "thread": "No threads are kept here: send their messages",
+}
 READ = frozenset({"text", "search_result", "tool_use", "tool_result", "tool_reference", "compaction"})
 CHANGES = frozenset({"tool_addition", "tool_removal"})  # of the tools that are offered
 
@@ -121,6 +126,12 @@ class PromptFields(FormFields):
     thinking: JsonObject | None = None
     cache_control: JsonObject | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _only_what_is_done_here(cls, body: dict[str, object]) -> dict[str, object]:
+        refuse_forms(body, REFUSED)
+        return body
+
 
 class CountRequest(PromptFields):
     """The body of `/v1/messages/count_tokens`."""
@@ -187,21 +198,8 @@ class TokenCount(BaseModel):
 
 Json = dict[str, object]
 
-REFUSED = {
-    "container": "No code is run here",
-    "mcp_servers": "No MCP server is called here: offer its tools yourself",
-    "thread": "No threads are kept here: send their messages",
-}
 _DROPPED = ("thinking", "redacted_thinking", "fallback")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-
-
-def check(body: Mapping[str, object]) -> None:
-    """Raises RequestError (400) for what is not done here."""
-    for name, sentence in REFUSED.items():
-        if body.get(name):
-            raise _refused(f"{sentence} (in `{name}`).", name)
-    refuse_forms(body)
 
 
 def chat_body(asked: PromptFields) -> Json:
@@ -225,15 +223,8 @@ def chat_body(asked: PromptFields) -> Json:
         body["response_format"] = {"type": "json_schema", "json_schema": named}
     body = asked.onto(body)
     if isinstance(asked, MessagesRequest):
-        body |= {
-            "max_tokens": asked.max_tokens,
-            "temperature": asked.temperature,
-            "top_p": asked.top_p,
-            "top_k": asked.top_k,
-            "stop": asked.stop_sequences,
-            "stream": asked.stream,
-            "paceline": asked.paceline.model_dump(exclude_unset=True),
-        }
+        body |= asked.model_dump(include={"max_tokens", "temperature", "top_p", "top_k", "stream"})
+        body |= {"stop": asked.stop_sequences, "paceline": asked.paceline.model_dump(exclude_unset=True)}
     return body
 
 
@@ -242,7 +233,7 @@ def _messages(message: Message, where: str) -> list[Json]:
         text = _text([block for block in _blocks(message) if block.type not in CHANGES], where)
         return [{"role": "system", "content": text}] if text else []
     if message.content is None:
-        raise _missing(where)
+        raise required(where)
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     if message.role == "assistant":
@@ -265,7 +256,7 @@ def _assistant(blocks: Sequence[Block], where: str) -> Json:
     for index, block in enumerate(blocks):
         if block.type == "tool_use":
             if block.name is None:
-                raise _missing(f"{where}[{index}].name")
+                raise required(f"{where}[{index}].name")
             arguments = json.dumps(block.input or {}, ensure_ascii=False)
             calls.append({"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}})
         elif block.type not in _DROPPED:
@@ -275,7 +266,7 @@ def _assistant(blocks: Sequence[Block], where: str) -> Json:
 
 def _result(block: Block, where: str) -> Json:
     if block.tool_use_id is None:
-        raise _missing(f"{where}.tool_use_id")
+        raise required(f"{where}.tool_use_id")
     text = _text(block.content or "", f"{where}.content")
     return {
         "role": "tool",
@@ -296,7 +287,7 @@ def _block(block: Block, where: str) -> str:
         case Block(type="text", text=str(text)):
             return text
         case Block(type="text"):
-            raise _missing(f"{where}.text")
+            raise required(f"{where}.text")
         case Block(type="search_result", content=list(content)):
             return "\n".join([block.title or "", _text(content, f"{where}.content")])
         case Block(type="tool_reference", tool_name=str(name)):
@@ -343,14 +334,19 @@ def _changed(change: ToolChange | None, where: str) -> tuple[str, Tool | None]:
         case ToolChange(type="tool_reference", name=str(name)):
             return name, None
         case _:
-            raise _refused(f"A tool is changed by a tool_reference or a tool_definition alone ({where}).", where)
+            raise RequestError(
+                f"A tool is changed by a tool_reference or a tool_definition alone ({where}).",
+                code="unsupported_parameter",
+                param=where,
+            )
 
 
 def _tool(tool: Tool, where: str) -> Json:
     if tool.type != "custom":
-        raise _refused(
+        raise RequestError(
             f"Only tools of the client are called, not Anthropic's {tool.type[:64]!r} ({where}.type).",
-            f"{where}.type",
+            code="unsupported_parameter",
+            param=f"{where}.type",
         )
     function: Json = {"name": tool.name, "parameters": tool.input_schema, "strict": tool.strict}
     if tool.description is not None:
@@ -363,13 +359,5 @@ def _choice(choice: ToolChoice) -> Json:
     if choice.type != "tool":
         return parallel | {"tool_choice": _CHOICES[choice.type]}
     if choice.name is None:
-        raise _missing("tool_choice.name")
+        raise required("tool_choice.name")
     return parallel | {"tool_choice": {"type": "function", "function": {"name": choice.name}}}
-
-
-def _refused(sentence: str, param: str) -> RequestError:
-    return RequestError(sentence, code="unsupported_parameter", param=param)
-
-
-def _missing(where: str) -> RequestError:
-    return RequestError(f"The field {where} is required.", param=where)

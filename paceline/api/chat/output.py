@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from paceline.api.chat.request import ChatCall
-from paceline.api.chat.tools import Content, ParsedOutput, ToolCallArguments, ToolCallParser, ToolCallStart, ToolUse
+from paceline.api.chat.tools import ParsedOutput, TextOutput, ToolCallArguments, ToolCallParser, ToolCallStart, ToolUse
 from paceline.api.generation.links import NO_LINKS, PassageLinks
+from paceline.api.generation.streaming import AnswerChunks
 from paceline.api.http import sse
-from paceline.api.http.errors import Failure, encode_json
+from paceline.api.http.errors import encode_json
 from paceline.core.energy import EnergyUse
 from paceline.runtime.service import (
     Citation,
@@ -25,9 +26,6 @@ from paceline.runtime.service import (
     WorkflowStep,
 )
 from paceline.strategies.base import Side
-
-# The message of one chat choice: deltas while it is generated, and the whole message joined from them. Pure.
-
 
 Json = dict[str, object]
 
@@ -53,7 +51,7 @@ class MessageBuilder:
         """The deltas of a text; none while it may still become a tool call."""
         if self._parser is not None:
             return [self._delta(output) for output in self._parser.push(text)]
-        return [self._delta(Content(text))] if text else []
+        return [self._delta(TextOutput(text))] if text else []
 
     def end(self, done: GenerationResult) -> list[Json]:
         """The deltas of text that was held back."""
@@ -87,7 +85,7 @@ class MessageBuilder:
     def _delta(self, output: ParsedOutput) -> Json:
         legacy = self._tools is not None and self._tools.legacy
         match output:
-            case Content(text):
+            case TextOutput(text):
                 self._content.append(text)
                 self.length += len(text)
                 return {"content": text}
@@ -121,12 +119,24 @@ class ChatMeta:
     links: PassageLinks
     prompt_tokens: int = 0  # as known before the answer; 0: unknown
 
+    def frame(self, kind: str) -> Json:
+        """Fields before the choices. Of service tiers there is only the default, named if one was requested."""
+        tier = {} if self.call.asked.service_tier is None else {"service_tier": "default"}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.call.asked.model,
+            "system_fingerprint": self.fingerprint,
+            **tier,
+        }
+
 
 class ChoiceBuilder:
     """Collects the message, log-probabilities and result of one choice."""
 
-    def __init__(self, call: ChatCall) -> None:
-        self.message = MessageBuilder(call.tools)
+    def __init__(self, tools: ToolUse | None) -> None:
+        self.message = MessageBuilder(tools)
         self.logprobs: list[Json] = []
         self.reasoning: list[str] = []  # a line for each step of a workflow
         self.done: GenerationResult | None = None
@@ -149,12 +159,12 @@ class Reporting(Protocol):
     def report(self) -> bool: ...
 
 
-class ChatBody:
+class WholeCompletion:
     """Encoder of a completion in one piece (`AnswerBody`)."""
 
     def __init__(self, meta: ChatMeta) -> None:
         self._meta = meta
-        self._choices = [ChoiceBuilder(meta.call) for _ in meta.call.requests]
+        self._choices = [ChoiceBuilder(meta.call.tools) for _ in meta.call.requests]
 
     def take(self, index: int, event: GenerateEvent) -> None:
         self._choices[index].take(event)
@@ -163,60 +173,80 @@ class ChatBody:
         return encode_json(completion(self._meta, self._choices))
 
 
-class ChatChunks:
-    """Encoder of a streamed completion (`AnswerChunks`)."""
-
-    headers = sse.HEADERS
+class ChatChunks(AnswerChunks):
+    """Encoder of a streamed completion."""
 
     def __init__(self, meta: ChatMeta) -> None:
         self._meta = meta
+        self._asked = meta.call.asked
         self._messages = [MessageBuilder(meta.call.tools) for _ in meta.call.requests]
         self._logprobs: list[list[Json]] = [[] for _ in self._messages]  # that are not sent yet
         self._dones: dict[int, GenerationResult] = {}
         self._tokens = [0] * len(self._messages)  # of each choice so far
 
-    def ping(self) -> bytes:
-        return sse.PING
-
     def begin(self) -> bytes:
-        return b"".join(self._sent(role_chunk(self._meta, index)) for index in range(len(self._messages)))
+        """The role of each choice. Its content is null if functions may be called, since there may be no text."""
+        content = "" if self._meta.call.tools is None else None
+        role: Json = {"role": "assistant", "content": content, "refusal": None}
+        return b"".join(self._chunk(index, role) for index in range(len(self._messages)))
 
     def take(self, index: int, event: GenerateEvent) -> bytes:
         message = self._messages[index]
         if isinstance(event, GenerationResult):
             self._dones[index] = event
-            held = [self._chunk(index, delta) for delta in message.end(event)]
+            held = [self._delta(index, delta) for delta in message.end(event)]
             self._tokens[index] = event.completion_tokens
-            return b"".join(held) + self._sent(self._final(index, event))
+            return b"".join(held) + self._last(index, event)
         self._tokens[index] += event.tokens
-        if event.step is not None:
-            return self._sent(step_chunk(self._meta, index, event.step))
+        if event.step is not None:  # a line of reasoning, as front ends show it, and its parts
+            delta: Json = {"reasoning_content": step_line(event.step)}
+            return self._chunk(index, delta, extension={"step": asdict(event.step)})
         self._logprobs[index] += logprob_items(event)
         deltas = message.push(event.text)
         if not deltas and self._logprobs[index] and self._meta.call.tools is None:
             deltas = [{"content": ""}]  # a token that is an incomplete character
-        return b"".join(self._chunk(index, delta, event.lane) for delta in deltas)
-
-    def _chunk(self, index: int, delta: Json, lane: Side | None = None) -> bytes:
-        logprobs, self._logprobs[index] = self._logprobs[index], []
-        return self._sent(delta_chunk(self._meta, index, delta, logprobs, lane))
-
-    def _sent(self, chunk: Json) -> bytes:
-        running = running_usage(self._meta.prompt_tokens, sum(self._tokens)) if self._meta.call.running_usage else {}
-        return sse.event(chunk | running)
-
-    def _final(self, index: int, done: GenerationResult) -> Json:
-        message = self._messages[index]
-        return final_chunk(self._meta, index, done, message.reason(done), message.length, self._logprobs[index])
+        return b"".join(self._delta(index, delta, event.lane) for delta in deltas)
 
     def end(self) -> bytes:
-        if not self._meta.call.include_usage:
+        """Usage, if it was requested, with the summary again, so that the last event always has it."""
+        if not self._asked.include_usage:
             return sse.DONE
         dones = [self._dones[index] for index in sorted(self._dones)]
-        return sse.event(usage_chunk(self._meta, dones)) + sse.DONE
+        chunk = self._frame() | {"choices": [], "usage": usage(dones)}
+        return sse.event(chunk | _optional("paceline", summary(self._meta.call, dones, self._meta.links))) + sse.DONE
 
-    def fail(self, failure: Failure) -> bytes:
-        return sse.event(failure.envelope()) + sse.DONE
+    def _delta(self, index: int, delta: Json, lane: Side | None = None) -> bytes:
+        logprobs, self._logprobs[index] = self._logprobs[index], []
+        return self._chunk(index, delta, logprobs, {"lane": lane} if self._meta.call.report else None)
+
+    def _last(self, index: int, done: GenerationResult) -> bytes:
+        """The last chunk of a choice, with the log-probabilities of tokens in no earlier one."""
+        message, links = self._messages[index], self._meta.links
+        delta: Json = {"annotations": annotations_of(done.citations, message.length, links)} if done.citations else {}
+        reported = report(self._meta.call, done, links)
+        return self._chunk(index, delta, self._logprobs[index], reported, message.reason(done))
+
+    def _chunk(
+        self,
+        index: int,
+        delta: Json,
+        logprobs: Sequence[Json] = (),
+        extension: Json | None = None,
+        reason: str | None = None,
+    ) -> bytes:
+        choice: Json = {
+            "index": index,
+            "delta": delta,
+            "logprobs": {"content": list(logprobs), "refusal": None} if logprobs else None,
+            "finish_reason": reason,
+        }
+        chunk = self._frame() | {"choices": [choice]} | ({"usage": None} if self._asked.include_usage else {})
+        if self._asked.running_usage:
+            chunk |= running_usage(self._meta.prompt_tokens, sum(self._tokens))
+        return sse.event(chunk | _optional("paceline", extension))
+
+    def _frame(self) -> Json:
+        return self._meta.frame("chat.completion.chunk")
 
 
 # ---- whole ----------------------------------------------------------------------------------------------------------
@@ -225,13 +255,7 @@ def completion(meta: ChatMeta, choices: Sequence[ChoiceBuilder]) -> Json:
     dones = [choice.done for choice in choices if choice.done is not None]
     assert len(dones) == len(choices), "an answer is written when every choice has ended"
     call = meta.call
-    body: Json = {
-        "id": meta.id,
-        "object": "chat.completion",
-        "created": meta.created,
-        "model": call.model,
-        "system_fingerprint": meta.fingerprint,
-        **_tier(call),
+    body = meta.frame("chat.completion") | {
         "choices": [
             {
                 "index": index,
@@ -253,72 +277,11 @@ def _message(choice: ChoiceBuilder, citations: Sequence[Citation], links: Passag
     return choice.message.message() | reasoning | annotations
 
 
-# ---- streamed -------------------------------------------------------------------------------------------------------
-def role_chunk(meta: ChatMeta, index: int) -> Json:
-    """The first chunk of a choice. Its content is null if functions may be called, since there may be no text."""
-    content = "" if meta.call.tools is None else None
-    return _chunk(meta, index, {"role": "assistant", "content": content, "refusal": None})
-
-
-def delta_chunk(meta: ChatMeta, index: int, delta: Json, logprobs: Sequence[Json], lane: Side | None) -> Json:
-    chunk = _chunk(meta, index, delta, logprobs=logprobs)
-    return chunk | _optional("paceline", {"lane": lane} if meta.call.report else None)
-
-
-def step_chunk(meta: ChatMeta, index: int, step: WorkflowStep) -> Json:
-    """A chunk that tells of a workflow's step: a line of reasoning, as front ends show it, and its parts."""
-    return _chunk(meta, index, {"reasoning_content": step_line(step)}) | {"paceline": {"step": asdict(step)}}
-
-
 def step_line(step: WorkflowStep) -> str:
+    """A step of a workflow as a line of reasoning."""
     failed = " (failed)" if step.state == "failed" else ""
     unit = f" on {step.unit}" if step.unit else ""
     return f"{step.stage}{failed}, {step.seconds:.2f} s{unit}: {step.text}\n"
-
-
-def final_chunk(
-    meta: ChatMeta, index: int, done: GenerationResult, reason: str, length: int, logprobs: Sequence[Json] = ()
-) -> Json:
-    """The last chunk of a choice. `length`: characters of its content, which its annotations span. `logprobs`: of
-    tokens in no earlier chunk."""
-    delta: Json = {"annotations": annotations_of(done.citations, length, meta.links)} if done.citations else {}
-    chunk = _chunk(meta, index, delta, logprobs=logprobs, finish_reason=reason)
-    return chunk | _optional("paceline", report(meta.call, done, meta.links))
-
-
-def usage_chunk(meta: ChatMeta, dones: Sequence[GenerationResult]) -> Json:
-    """The last event when usage was requested. It repeats the summary, so that the last event always has it."""
-    chunk = _frame(meta) | {"choices": [], "usage": usage(dones)}
-    return chunk | _optional("paceline", summary(meta.call, dones, meta.links))
-
-
-def _chunk(
-    meta: ChatMeta, index: int, delta: Json, *, logprobs: Sequence[Json] = (), finish_reason: str | None = None
-) -> Json:
-    choice: Json = {
-        "index": index,
-        "delta": delta,
-        "logprobs": {"content": list(logprobs), "refusal": None} if logprobs else None,
-        "finish_reason": finish_reason,
-    }
-    chunk = _frame(meta) | {"choices": [choice]}
-    return chunk | ({"usage": None} if meta.call.include_usage else {})
-
-
-def _frame(meta: ChatMeta) -> Json:
-    return {
-        "id": meta.id,
-        "object": "chat.completion.chunk",
-        "created": meta.created,
-        "model": meta.call.model,
-        "system_fingerprint": meta.fingerprint,
-        **_tier(meta.call),
-    }
-
-
-def _tier(call: ChatCall) -> Json:
-    """The field `service_tier`, if one was requested: there is only the default."""
-    return {"service_tier": "default"} if call.service_tier else {}
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
@@ -421,7 +384,7 @@ def _optional(name: str, value: Mapping[str, object] | None) -> Json:
 
 
 def _logprobs(call: ChatCall, items: list[Json]) -> Json | None:
-    return {"content": items, "refusal": None} if call.requests[0].top_logprobs is not None else None
+    return {"content": items, "refusal": None} if call.requests[0].output.top_logprobs is not None else None
 
 
 def logprob_items(delta: TextDelta) -> list[Json]:

@@ -13,17 +13,14 @@ from paceline.api.generation.request import (
     choices_of,
     form_of,
     generation_of,
-    refuse_forms,
-    refuse_unsupported,
     size_of_schema,
     unreadable,
 )
 from paceline.api.generation.schema import switched
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import parse
 from paceline.api.models import chat_model, named_switch
 from paceline.errors import RequestError
-from paceline.runtime.service import GenerateRequest, Service, SharedPrompt
+from paceline.runtime.service import AskedPrompt, GenerateRequest, Service, SharedPrompt
 from paceline.wire.messages import MAX_TEMPLATE
 
 # Conversion of a conversation to the input of a chat template: one role and one text per message.
@@ -146,22 +143,19 @@ def _json(arguments: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """One HTTP call: the requests of its generations, and the form of its answer."""
+    """One HTTP call: what was asked, and the requests of its generations."""
 
-    model: str  # name as in the request, and echoed
-    stream: bool
-    include_usage: bool
-    running_usage: bool  # every event has the usage so far
-    report: bool
-    vector_stores: tuple[str, ...] | None  # read instead of this side's own collection
+    asked: ChatRequest
     tools: ToolUse | None  # None: none may be called
-    service_tier: bool  # whether one was requested
     requests: tuple[GenerateRequest, ...]  # one per choice
 
+    @property
+    def report(self) -> bool:
+        return self.asked.paceline.report
 
-def chat_call(body: Mapping[str, object], service: Service, identity: Identity, *, documents: int) -> ChatCall:
+
+def chat_call(asked: ChatRequest, service: Service, identity: Identity, *, documents: int) -> ChatCall:
     """Raises RequestError: 400 that names the field, 403 for a device of another key, 404 for an unknown model."""
-    asked = parse_chat(body)
     model = chat_model(service, asked.model)
     asked = switched(asked, named_switch(service, asked.model))
     check_relations(asked)
@@ -171,35 +165,31 @@ def chat_call(body: Mapping[str, object], service: Service, identity: Identity, 
     tools = tool_use(asked)
     form = form_of(asked)
     instructions = [text for text in (tools and tools.instructions(), format_instructions(asked, tools)) if text]
+    request = generation_of(
+        asked,
+        model,
+        service,
+        identity,
+        documents=documents,
+        limit=limit,
+        form=form if tools is None else tools.constraint(form),
+    )
+    may_be_free = tools is not None and not tools.required and form is None
     request = replace(
-        generation_of(
-            asked,
-            model,
-            service,
-            identity,
-            documents=documents,
-            limit=limit,
-            form=form if tools is None else tools.constraint(form),
+        request,
+        prompt=AskedPrompt(
+            messages=begun(asked, conversation(asked.messages, instructions, model.system)),
+            template=_template(asked),
+            # In a workflow each choice has agents of its own, who find other passages.
+            shared=SharedPrompt() if asked.n > 1 and asked.paceline.workflow is None else None,
         ),
-        messages=begun(asked, conversation(asked.messages, instructions, model.system)),
-        top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-        template=_template(asked),
-        # In a workflow each choice has agents of its own, who find other passages.
-        shared=SharedPrompt() if asked.n > 1 and asked.paceline.workflow is None else None,
+        output=replace(
+            request.output,
+            top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+            default_tokens=None if may_be_free else request.output.default_tokens,
+        ),
     )
-    if tools is not None and not tools.required and form is None:
-        request = replace(request, default_tokens=None)  # it may be free text
-    return ChatCall(
-        model=asked.model,
-        stream=asked.stream,
-        include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
-        running_usage=asked.stream_options is not None and asked.stream_options.is_running,
-        report=asked.paceline.report,
-        vector_stores=None if asked.paceline.vector_stores is None else tuple(asked.paceline.vector_stores),
-        tools=tools,
-        service_tier=asked.service_tier is not None,
-        requests=choices_of(request, asked.n),
-    )
+    return ChatCall(asked, tools, choices_of(request, asked.n))
 
 
 def _template(asked: ChatRequest) -> Mapping[str, object]:
@@ -209,9 +199,3 @@ def _template(asked: ChatRequest) -> Mapping[str, object]:
     if size_of_schema(fields, "chat_template_kwargs") > MAX_TEMPLATE:
         raise RequestError(f"It takes more than {MAX_TEMPLATE} characters.", param="chat_template_kwargs")
     return fields
-
-
-def parse_chat(body: Mapping[str, object]) -> ChatRequest:
-    refuse_unsupported(body)
-    refuse_forms(body)
-    return parse(ChatRequest, body)

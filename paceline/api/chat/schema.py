@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
+from paceline.api.generation.request import refuse_forms, refuse_unsupported
 from paceline.api.generation.schema import MAX_METADATA, MAX_TOOLS, Hint, JsonObject, Name, SamplingFields, kind_tag
 from paceline.api.http.body import Schema
 
@@ -137,3 +138,12 @@ class ChatRequest(SamplingFields):
     verbosity: Hint | None = None
     reasoning_effort: Hint | None = None
     prediction: JsonObject | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _served(cls, body: object) -> object:
+        """Raises RequestError for a field that asks for what is not done here."""
+        if isinstance(body, dict):
+            refuse_unsupported(body)
+            refuse_forms(body)
+        return body

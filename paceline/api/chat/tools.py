@@ -34,7 +34,7 @@ CLOSE = "</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class TextOutput:
     text: str
 
 
@@ -54,7 +54,7 @@ class ToolCallArguments:
     text: str
 
 
-ParsedOutput = Content | ToolCallStart | ToolCallArguments
+ParsedOutput = TextOutput | ToolCallStart | ToolCallArguments
 
 
 def _letters(text: str) -> list[str]:
@@ -106,7 +106,7 @@ class ToolCallParser:
         held = self._held[: len(self._held) - _mark_begun(self._held)] if cut else self._held
         if self.num_calls:
             held = held.rstrip()
-        return [Content(held)] if held else []
+        return [TextOutput(held)] if held else []
 
     def _step(self, output: list[ParsedOutput]) -> bool:
         """Parse as far as the current state goes. False when more text is needed."""
@@ -124,7 +124,7 @@ class ToolCallParser:
         before, mark, after = self._held.partition(OPEN)
         final = (before if mark else before[: len(before) - _mark_begun(before)]).rstrip()
         if final:
-            output.append(Content(final))
+            output.append(TextOutput(final))
         if not mark:
             self._held = self._held[len(final) :]
             return False
@@ -141,7 +141,7 @@ class ToolCallParser:
             return True
         if len(self._held) <= _MAX_FRAME and _HEAD_BEGINNING.fullmatch(self._held):
             return False
-        output.append(Content(self._space + OPEN))  # not a call
+        output.append(TextOutput(self._space + OPEN))  # not a call
         self._state = "text"
         return True
 
@@ -206,8 +206,8 @@ def _joined(output: list[ParsedOutput]) -> list[ParsedOutput]:
     """Join adjacent contents."""
     result: list[ParsedOutput] = []
     for one in output:
-        if isinstance(one, Content) and result and isinstance(last := result[-1], Content):
-            result[-1] = Content(last.text + one.text)
+        if isinstance(one, TextOutput) and result and isinstance(last := result[-1], TextOutput):
+            result[-1] = TextOutput(last.text + one.text)
         else:
             result.append(one)
     return result

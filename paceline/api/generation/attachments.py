@@ -23,10 +23,10 @@ from paceline.api.generation.request import unreadable
 from paceline.api.http.body import MAX_BODY, read_body, while_connected
 from paceline.api.http.body import body_too_large as too_large
 from paceline.api.http.errors import decode_object
+from paceline.api.http.routing import Route
 from paceline.errors import DocumentError, ParserLost, RequestError
 from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.pool import ParserPool
-from paceline.rag.parsing.process import memory_file
+from paceline.rag.parsing.process import ParserPool, memory_file
 from paceline.rag.store.files import harmless, missing
 from paceline.runtime.service import Service
 
@@ -136,11 +136,26 @@ class Attachments:
             asyncio.get_running_loop().run_in_executor(None, self._parsers.rest)
 
 
+class ConversationRoute(Route):
+    """A route whose body holds a conversation, with files in it."""
+
+    async def read(self, request: Request) -> Mapping[str, object]:
+        return await read_conversation(request)
+
+
+class AnswerRoute(ConversationRoute):
+    """A route that answers a conversation or a prompt: its body is left unread where the key's answers have no room."""
+
+    async def read(self, request: Request) -> Mapping[str, object]:
+        service: Service = request.app.state.service
+        await service.wait_for_room(request.state.identity.key)
+        return await read_conversation(request)
+
+
 async def read_conversation(request: Request) -> Json:
     """The body of a request that holds a conversation, with the text of each file in the file's place. Raises
     RequestError: 400, 404 for an upload that the key does not have, 413."""
-    declared = request.headers.get("content-length")
-    received = await read_body(request.receive, declared, max_bytes=MAX_BODY_WITH_FILES)
+    received = await read_body(request, MAX_BODY_WITH_FILES)
     if len(received) > MAX_BODY and not any(name in received for name in _LARGE):
         raise too_large(MAX_BODY)
     is_small = len(received) <= MAX_BODY

@@ -9,13 +9,16 @@ from __future__ import annotations
 import difflib
 import json
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import Field
 
 from paceline.api.generation.schema import (
+    Extension,
     FormFields,
     GrammarFormat,
     JsonFormat,
@@ -38,7 +41,17 @@ from paceline.core.sampling.sampler import (
 )
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
-from paceline.runtime.service import DRAFT_MODES, GenerateRequest, Service
+from paceline.runtime.service import (
+    Account,
+    AskedPrompt,
+    AskedStrategy,
+    GenerateRequest,
+    Joining,
+    OutputForm,
+    Service,
+    Sources,
+)
+from paceline.strategies.registry import debug_options
 
 MAX_SCHEMAS = 65_536  # characters: of the form of an answer, and of all tools' schemas together
 MAX_DEPTH = 64  # of one schema, which is compiled recursively
@@ -64,36 +77,52 @@ def generation_of(
     extension = asked.paceline
     _check_ends(asked, model, limit)
     return GenerateRequest(
-        messages=(),
-        sampling=sampling_of(asked, model),
-        max_tokens=None if limit is None else min(limit, model.max_positions),
-        default_tokens=None if form is None else FORMED_TOKENS,
-        stop=tuple(asked.stop),
-        stop_token_ids=tuple(asked.stop_token_ids),
-        constraint=ended(form, asked),
-        model=model.name,
-        strategy=strategy_of(extension.strategy, service.strategies()),
-        device=device_of(extension.device, service, identity),
-        names_device=extension.device is not None,
-        any_device=not identity.key,
-        asker=identity.name,
-        documents=documents if extension.documents is None else extension.documents,
-        on_loss=extension.on_device_loss,
-        privacy=extension.privacy,
-        seeded=asked.seed is not None,
-        options={
-            "aggregator": extension.aggregator or "",
-            "drafting": DRAFT_MODES[extension.drafts],
-            "rescoring": extension.rescoring,
-            "search_every": extension.search_every or 0,
-            "verifier": extension.verifier,
-        }
-        | ({} if extension.energy is None else extension.energy.model_dump(exclude_none=True)),
-        owner=identity.key,
-        workflow=extension.workflow,
-        steps=extension.steps,
-        trace=request_id.get(),
+        AskedPrompt(),
+        sampling_of(asked, model),
+        OutputForm(
+            max_tokens=None if limit is None else min(limit, model.max_positions),
+            default_tokens=None if form is None else FORMED_TOKENS,
+            stop=tuple(asked.stop),
+            stop_token_ids=tuple(asked.stop_token_ids),
+            constraint=ended(form, asked),
+        ),
+        Sources(
+            documents=documents if extension.documents is None else extension.documents,
+            workflow=extension.workflow,
+            steps=extension.steps,
+        ),
+        Joining(
+            on_loss=extension.on_device_loss,
+            privacy=extension.privacy,
+            device=device_of(extension.device, service, identity),
+            names_device=extension.device is not None,
+            any_device=not identity.key,
+        ),
+        AskedStrategy(
+            strategy_of(extension.strategy, service.strategies()),
+            options=options_of(extension, service),
+            seeded=asked.seed is not None,
+        ),
+        Account(owner=identity.key, asker=identity.name, trace=request_id.get()),
+        model.name,
     )
+
+
+def options_of(extension: Extension, service: Service) -> dict[str, object]:
+    """Options of strategies that the request asks for, by field. Raises RequestError (400) where `debug` is not known
+    or not accepted."""
+    options: dict[str, object] = {"search_every": extension.search_every or 0}
+    if extension.energy is not None:
+        options |= extension.energy.model_dump(exclude_none=True)
+    if extension.debug is None:
+        return options
+    if not service.debug_options:
+        raise RequestError(
+            "paceline.debug chooses forms of strategies for measurements. This server was started without "
+            "--debug-options and does not accept it.",
+            param="paceline.debug",
+        )
+    return options | debug_options(extension.debug)
 
 
 def sampling_of(asked: SamplingFields, model: ModelInfo) -> SamplingParams:
@@ -306,8 +335,12 @@ Inputs = str | Annotated[list[str], Field(min_length=1)] | TokenIds | Annotated[
 Input = str | tuple[int, ...]
 
 
-def read_inputs(value: object, param: str, *, max_inputs: int) -> tuple[Input, ...]:
-    """The inputs in order. Raises RequestError (400) that names the element at fault."""
+def inputs(param: str, most: int) -> Callable[[object], tuple[Input, ...]]:
+    """A validator that reads up to `most` inputs. It raises RequestError (400) that names the element at fault."""
+    return partial(_inputs, param=param, most=most)
+
+
+def _inputs(value: object, *, param: str, most: int) -> tuple[Input, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list):
@@ -316,8 +349,8 @@ def read_inputs(value: object, param: str, *, max_inputs: int) -> tuple[Input, .
         raise _wrong(param, "is an empty list")
     if _is_token(value[0]):
         return (_tokens(value, param),)
-    if len(value) > max_inputs:
-        raise _wrong(param, f"holds {len(value)} texts; at most {max_inputs} at once")
+    if len(value) > most:
+        raise _wrong(param, f"holds {len(value)} texts; at most {most} at once")
     return tuple(_one(item, f"{param}[{index}]", value[0]) for index, item in enumerate(value))
 
 
@@ -356,10 +389,10 @@ def _wrong(where: str, fault: str) -> RequestError:
 def refuse_unsupported(body: Mapping[str, object]) -> None:
     """Raises RequestError (400) that names the first such field. Null counts as absent."""
     if body.get("modalities") not in (None, [], ["text"]):
-        raise _unsupported("modalities", 'Only ["text"] is supported')
+        raise unsupported("modalities", 'Only ["text"] is supported')
     for name in ("audio", "web_search_options"):
         if body.get(name) is not None:
-            raise _unsupported(name, "It is not supported")
+            raise unsupported(name, "It is not supported")
 
 
 def unreadable(kind: str, where: str) -> RequestError:
@@ -384,13 +417,21 @@ _FORMS = {  # of other servers: each promises something about the text of an ans
 }
 
 
-def refuse_forms(body: Mapping[str, object], *, served: Collection[str] = ()) -> None:
-    """Raises RequestError (400) for a form of the answer that is not known here. `served`: names that the endpoint has.
-    What asks for nothing (null, false, "", []) counts as absent."""
-    for name, sentence in _FORMS.items():
+def refuse_forms(
+    body: Mapping[str, object], others: Mapping[str, str] = MappingProxyType({}), *, served: Collection[str] = ()
+) -> None:
+    """Raises RequestError (400) for a form of the answer that is not known here, and for `others`, each with a
+    sentence. `served`: names that the endpoint has. What asks for nothing (null, false, "", []) counts as absent."""
+    for name, sentence in (*others.items(), *_FORMS.items()):
         if body.get(name) and name not in served:
-            raise _unsupported(name, sentence)
+            raise unsupported(name, sentence)
 
 
-def _unsupported(param: str, sentence: str) -> RequestError:
+def unsupported(param: str, sentence: str) -> RequestError:
+    """The refusal of a field that asks for something this server does not do."""
     return RequestError(f"{sentence} (in `{param}`).", code="unsupported_parameter", param=param)
+
+
+def required(param: str) -> RequestError:
+    """The refusal of a request without this field."""
+    return RequestError(f"The field {param} is required.", param=param)

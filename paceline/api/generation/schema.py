@@ -12,15 +12,12 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import AliasChoices, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from paceline.api.http.body import Schema
-from paceline.core.aggregation.aggregators import AggregatorName
-from paceline.core.offloading import Objective
 from paceline.core.sampling.sampler import MAX_BIASES, MAX_STOP_IDS, MAX_TEMPERATURE
 from paceline.core.stretches import MAX_STRETCH, MIN_STRETCH
-from paceline.core.verification import VerifierName
 from paceline.errors import RequestError
-from paceline.runtime.service import DraftMode, OnLoss
+from paceline.runtime.service import OnLoss
 from paceline.strategies.strategy import Privacy
-from paceline.workflow.builder import WORKFLOWS, WorkflowName
+from paceline.workflow.flows import WORKFLOWS, WorkflowName
 
 MAX_CHOICES = 128
 MAX_STOPS = 64
@@ -54,11 +51,7 @@ Stops = Annotated[_Stops, BeforeValidator(_as_list, json_schema_input_type=Stop 
 
 class StreamOptions(Schema):
     include_usage: bool = False
-    continuous_usage_stats: bool = False  # as in vLLM: every event has the usage so far
-
-    @property
-    def is_running(self) -> bool:
-        return self.include_usage and self.continuous_usage_stats
+    continuous_usage_stats: bool = False  # as in vLLM
 
 
 class EnergyFields(Schema):
@@ -68,7 +61,6 @@ class EnergyFields(Schema):
 
     joules_per_token: Joules | None = None
     joules_per_step: Joules | None = None
-    objective: Objective | None = None
 
     @model_validator(mode="after")
     def _one_budget(self) -> Self:
@@ -87,16 +79,14 @@ class Extension(Schema):
     privacy: Privacy = "document-private"
     documents: Annotated[int, Field(ge=0, le=MAX_DOCUMENTS)] | None = None
     vector_stores: StoreIds | None = None  # read instead of this side's own collection, which is named `default`
-    aggregator: AggregatorName | None = None
-    drafts: DraftMode = "tree"
-    rescoring: bool = True
     search_every: Annotated[int, Field(ge=MIN_STRETCH, le=MAX_STRETCH)] | None = None  # tokens, of `aggregate`
-    verifier: VerifierName = "agreement"  # of `draft_verify`
     on_device_loss: OnLoss = "continue"
     energy: EnergyFields | None = None
     workflow: WorkflowName | None = None  # agents that search before the answer
     steps: bool = False  # tell of their steps as they end
     report: bool = False
+    # Options of strategies by their fields, such as the forms that papers describe: where `--debug-options` is set.
+    debug: JsonObject | None = None
 
 
 # ---- the form of an answer ------------------------------------------------------------------------------------------
@@ -233,6 +223,15 @@ class SamplingFields(FormFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     paceline: Extension = Field(default_factory=Extension)
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def running_usage(self) -> bool:
+        """Every event has the usage so far."""
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
 # Switches behind the name of a model, as in `demo:plain`: every program that has a menu of models can set them.

@@ -11,38 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.api.generation.fan_in import GenerationFanIn
+from paceline.api.http import sse
 from paceline.api.http.body import BrokenOffError, ClientGoneError, while_connected
 from paceline.api.http.errors import Failure, failure_of
 from paceline.api.observation import AnswerWatch, Observer
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import GenerateEvent, Generation, GenerationResult
 
-# Parts of an answer to a client that may not read them.
-
-
-SEND_TIMEOUT = 60.0  # s that a client may take to read what is buffered before it counts as gone
-
-
-async def put(send: Send, data: bytes, *, last: bool = False) -> None:
-    """Send a part of the body. Raises ClientGoneError."""
-    if data or last:
-        await send_part(send, {"type": "http.response.body", "body": data, "more_body": not last})
-
-
-async def send_part(send: Send, message: Message) -> None:
-    """Raises ClientGoneError when the client does not read it in time."""
-    try:
-        async with asyncio.timeout(SEND_TIMEOUT):
-            await send(message)
-    except TimeoutError:
-        raise ClientGoneError from None
+READ_S = 60.0  # s that a client may take to read what is buffered before it counts as gone
 
 
 # JSON that is sent in one piece and may be long in coming: its connection is kept open with spaces.
@@ -61,7 +45,6 @@ async def send_part(send: Send, message: Message) -> None:
 # connection is the end of the body, so that a failure would look whole.
 
 
-LONGEST_S = 600.0  # of an answer in one piece, where the settings say nothing else; OpenAI's clients wait as long
 _WAITS = (b"x-stainless-read-timeout", b"x-stainless-timeout")  # s, in which a client says how long it waits
 _TYPE = (b"content-type", b"application/json")
 
@@ -69,7 +52,8 @@ _log = logging.getLogger("paceline.api")
 
 
 class HeldOpen(Response):
-    """Sends the JSON that `work` gives, which is cancelled when the client leaves."""
+    """Sends the JSON that `work` gives, which is cancelled when the client leaves. Raises what it raises while nothing
+    has been sent, and else BrokenOffError."""
 
     def __init__(self, work: Callable[[], Coroutine[object, object, bytes]], keep_alive: float) -> None:
         """keep_alive: s of silence before a space."""
@@ -78,36 +62,43 @@ class HeldOpen(Response):
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
-        await while_connected(receive, put_whole(scope, send, self._work(), self._keep_alive))
+        await while_connected(receive, self._put(scope, send))
+
+    async def _put(self, scope: Scope, send: Send) -> None:
+        working = asyncio.create_task(_in_time(self._work(), scope))
+        begun = False
+        try:
+            while not (await asyncio.wait({working}, timeout=self._keep_alive))[0]:
+                if scope["http_version"] == "1.0":
+                    continue
+                if not begun:
+                    begun = True
+                    await _send(send, {"type": "http.response.start", "status": 200, "headers": [_TYPE]})
+                await _send(send, {"type": "http.response.body", "body": b" ", "more_body": True})
+            if begun:
+                await _put_rest(scope, send, working)
+                return
+            body = working.result()
+            headers = [_TYPE, (b"content-length", b"%d" % len(body))]
+            await _send(send, {"type": "http.response.start", "status": 200, "headers": headers})
+            await _send(send, {"type": "http.response.body", "body": body})
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
 
 
-async def put_whole(scope: Scope, send: Send, work: Coroutine[object, object, bytes], keep_alive: float) -> None:
-    """Send the JSON that `work` gives. Raises what it raises while nothing has been sent, and else BrokenOffError."""
-    working = asyncio.create_task(_in_time(work, scope))
-    begun = False
+async def _send(send: Send, message: Message) -> None:
+    """Raises ClientGoneError when the client does not read it in time."""
     try:
-        while not (await asyncio.wait({working}, timeout=keep_alive))[0]:
-            if scope["http_version"] == "1.0":
-                continue
-            if not begun:
-                begun = True
-                await send_part(send, {"type": "http.response.start", "status": 200, "headers": [_TYPE]})
-            await put(send, b" ")
-        if begun:
-            await _put_rest(scope, send, working)
-            return
-        body = working.result()
-        headers = [_TYPE, (b"content-length", b"%d" % len(body))]
-        await send_part(send, {"type": "http.response.start", "status": 200, "headers": headers})
-        await put(send, body, last=True)
-    finally:
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
+        async with asyncio.timeout(READ_S):
+            await send(message)
+    except TimeoutError:
+        raise ClientGoneError from None
 
 
 async def _in_time(work: Coroutine[object, object, bytes], scope: Scope) -> bytes:
     """The result of `work`. Raises RequestError where the client waits no longer."""
-    limits = {"--longest-silent-answer": scope["app"].state.longest_silent}
+    limits = {"longest_silent_answer in [tuning]": scope["app"].state.settings.longest_silent or math.inf}
     limits |= {name.decode(): _seconds(value) for name, value in scope["headers"] if name in _WAITS}
     named, seconds = min(limits.items(), key=lambda limit: limit[1])
     try:
@@ -135,14 +126,14 @@ def _seconds(value: bytes) -> float:
 
 async def _put_rest(scope: Scope, send: Send, working: asyncio.Task[bytes]) -> None:
     try:
-        await put(send, working.result(), last=True)
+        await _send(send, {"type": "http.response.body", "body": working.result()})
     except ClientGoneError:
         raise
     except Exception as error:
         if not isinstance(error, PacelineError):
             _log.exception("an answer failed after its connection was kept open")
         shape = scope["app"].state.admission.error_shape(scope["path"])
-        await put(send, failure_of(error).json(shape))
+        await _send(send, {"type": "http.response.body", "body": failure_of(error).json(shape), "more_body": True})
         raise BrokenOffError(str(error)) from None
 
 
@@ -161,14 +152,16 @@ class AnswerBody(Protocol):
 class AnswerChunks(Protocol):
     """Encoder of a streamed answer: `begin`, any number of `take`, then `end`, or `fail` at any time.
 
-    Each returns whole events or lines, or nothing.
+    Each returns whole events or lines, or nothing. What is not overridden is as OpenAI has it.
     """
 
     @property
-    def headers(self) -> Mapping[str, str]: ...
+    def headers(self) -> Mapping[str, str]:
+        return sse.HEADERS
 
     def ping(self) -> bytes:
         """A piece that clients ignore; it keeps a silent connection open."""
+        return sse.PING
 
     def begin(self) -> bytes: ...
 
@@ -179,6 +172,7 @@ class AnswerChunks(Protocol):
 
     def fail(self, failure: Failure) -> bytes:
         """The error event, and the end of the stream."""
+        return sse.event(failure.envelope()) + sse.DONE
 
 
 def watches_of(scope: Scope, generations: Sequence[Generation]) -> list[AnswerWatch]:
@@ -187,68 +181,89 @@ def watches_of(scope: Scope, generations: Sequence[Generation]) -> list[AnswerWa
     return [observer.answer(scope["state"]) for _ in generations]
 
 
-class JsonAnswer(Response):
+class JsonAnswer(HeldOpen):
     """Sends the JSON when every generation is done. Cancels the generations when the client leaves."""
 
     def __init__(self, generations: Sequence[Generation], body: AnswerBody, keep_alive: float) -> None:
-        """keep_alive: s of silence, see `held_open`."""
-        super().__init__()
+        super().__init__(self._gather, keep_alive)
         self._generations = generations
         self._body = body
-        self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
-        async with GenerationFanIn(self._generations, watches_of(scope, self._generations)) as fan_in:
-            await while_connected(receive, put_whole(scope, send, self._gather(fan_in), self._keep_alive))
+        async with GenerationFanIn(self._generations, watches_of(scope, self._generations)) as self._fan_in:
+            await super().__call__(scope, receive, send)
 
-    async def _gather(self, fan_in: GenerationFanIn) -> bytes:
+    async def _gather(self) -> bytes:
         running = len(self._generations)
         while running:
-            event = await fan_in.next()
+            event = await self._fan_in.next()
             if event is not None:
                 self._body.take(*event)
                 running -= isinstance(event[1], GenerationResult)
         return self._body.body()
 
 
-class StreamedAnswer(Response):
-    """Sends events as they come, and `ping`s of the encoder after `keep_alive` seconds of silence.
+class EventStream(EventSourceResponse):
+    """sse-starlette's stream, with its pings and its notice of clients that leave or do not read, of pieces that are
+    framed already. Raises ClientGoneError when it ends before `ended` is set."""
 
-    Cancels the generations when the client leaves.
-    """
+    def __init__(
+        self,
+        pieces: AsyncIterable[bytes] | Iterator[bytes],
+        keep_alive: float,
+        headers: Mapping[str, str] = sse.HEADERS,
+        ping: Callable[[], bytes] = lambda: sse.PING,
+    ) -> None:
+        """keep_alive: s from one ping to the next."""
+        super().__init__(
+            pieces,
+            headers=headers,
+            ping=keep_alive,
+            ping_message_factory=ping,  # type: ignore[arg-type]  # bytes are sent as they are
+            send_timeout=READ_S,
+        )
+        self.ended = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            raise ClientGoneError from None
+        if not self.ended:
+            raise ClientGoneError
+
+
+class StreamedAnswer(EventStream):
+    """A stream whose headers wait for the first event, so that an earlier failure is a status. Cancels the generations
+    when the client leaves."""
 
     def __init__(self, generations: Sequence[Generation], chunks: AnswerChunks, keep_alive: float, name: str) -> None:
         """`name`: the answer's id, for the log."""
-        super().__init__()
+        super().__init__(iter(()), keep_alive, chunks.headers, chunks.ping)  # the pieces come with the call
         self._generations = generations
         self._chunks = chunks
-        self._keep_alive = keep_alive
         self._name = name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
         async with GenerationFanIn(self._generations, watches_of(scope, self._generations)) as fan_in:
-            await while_connected(receive, self._write(fan_in, send))
+            event = await while_connected(receive, fan_in.next(min(HEADERS_WAIT_S, self.ping_interval)))
+            self.body_iterator = self._pieces(fan_in, event)
+            await super().__call__(scope, receive, send)
 
-    async def _write(self, fan_in: GenerationFanIn, send: Send) -> None:
-        event = await fan_in.next(min(HEADERS_WAIT_S, self._keep_alive))
-        headers = [(name.encode(), value.encode()) for name, value in self._chunks.headers.items()]
-        await send_part(send, {"type": "http.response.start", "status": 200, "headers": headers})
+    async def _pieces(self, fan_in: GenerationFanIn, event: tuple[int, GenerateEvent] | None) -> AsyncIterator[bytes]:
         running = len(self._generations)
         try:
-            await put(send, self._chunks.begin())
-            while True:
-                if event is None:
-                    await put(send, self._chunks.ping())
-                else:
-                    running -= isinstance(event[1], GenerationResult)
-                    await put(send, self._chunks.take(*event))
-                if not running:
-                    break
-                event = await fan_in.next(self._keep_alive)
-            await put(send, self._chunks.end(), last=True)
-        except ClientGoneError:
-            raise
+            yield self._chunks.begin()
+            while running:
+                event = event or await fan_in.next()
+                assert event is not None, "waited for"
+                running -= isinstance(event[1], GenerationResult)
+                if piece := self._chunks.take(*event):
+                    yield piece
+                event = None
+            yield self._chunks.end()
         except Exception as error:
             if not isinstance(error, PacelineError):
                 _log.exception("an answer failed after it had begun (%s)", self._name)
-            await put(send, self._chunks.fail(failure_of(error)), last=True)
+            yield self._chunks.fail(failure_of(error))
+        self.ended = True

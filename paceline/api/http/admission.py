@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.api.http.auth import Identity, Keyring
 from paceline.api.http.body import BrokenOffError, ClientGoneError, within
 from paceline.api.http.doors import DoorLimits, Visitor
-from paceline.api.http.errors import RETRY_AFTER_S, ErrorShape, Failure, failure_of, unauthorized
+from paceline.api.http.errors import RETRY, ErrorShape, Failure, failure_of, unauthorized
 from paceline.api.observation import new_request_id, request_id
 from paceline.core.shares import Shares
 from paceline.errors import PacelineError
@@ -98,13 +98,6 @@ def preflight_headers(asked: bytes | None, *, private_network: bool) -> Headers:
     return [*headers, (b"access-control-allow-private-network", b"true")] if private_network else headers
 
 
-# Admission of requests before routing (host, origin, key, number of requests), and the headers of every answer.
-#
-# Deny by default: a path needs a key unless its route is open. All checks precede the first byte of the body. Requests
-# with a key take places of their own, and each key a share of them; what needs no key cannot use them up. An
-# exception that no route caught becomes an error envelope here. Logs method, path, status and time; never content.
-
-
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})  # requested every few seconds, so logged at DEBUG
 MAX_ACTIVE = 1440  # POSTs at a time, of which one key may have 1,280 (`core.shares`); the service admits fewer answers
 MAX_OPEN = 64  # POSTs to open routes at a time
@@ -121,7 +114,6 @@ PRIVATE: Headers = [  # of every answer that does not say otherwise
     (b"cache-control", b"no-store"),
 ]
 
-_RETRY = {"Retry-After": str(RETRY_AFTER_S)}
 _CLOSE = {"Connection": "close"}
 
 _log = logging.getLogger("paceline.api")
@@ -151,50 +143,31 @@ class AdmissionControl:
         found = (each for prefix, each in self.error_shapes.items() if path == prefix or path.startswith(f"{prefix}/"))
         return next(found, None)
 
-    def enter(self, key: str = "") -> Failure | None:
-        """Admit one request of a key, to be ended by `leave`; or return why it is refused. An empty one is everybody's,
-        where no key is required."""
-        places = self._places
-        return self._stopping() or self._taken(
-            places.take(key, alone=not key),
-            f"{places.held(key)} requests of this key are being answered, and {places.taken} in all, of "
-            f"{places.places}. Please try again later.",
-        )
-
-    def enter_open(self, address: str) -> Failure | None:
-        """Admit one request without a key, to be ended by `leave_open`; or return why it is refused."""
-        return self._stopping() or self._taken(
-            self._open_places.take(address),
-            f"{self._open_places.held(address)} requests from this address have not ended yet, and "
-            f"{self._open_places.taken} in all, that need no key. Please try again later.",
-        )
+    def enter(self, owner: str = "", *, is_open: bool = False) -> Failure | None:
+        """Admit one request, to be ended by `leave`; or return why it is refused. owner: its key, empty where none is
+        required; of an open route, its address."""
+        if self.draining:
+            return Failure(503, "This server is shutting down.", "server_error", "shutting_down", headers=RETRY)
+        places = self._open_places if is_open else self._places
+        if not places.take(owner, alone=not (owner or is_open)):
+            whose = "from this address, to routes that need no key," if is_open else "of this key"
+            message = (
+                f"{places.held(owner)} requests {whose} are being answered, and {places.taken} in all, of "
+                f"{places.places}. Please try again later."
+            )
+            return Failure(429, message, "rate_limit_error", "too_many_requests", headers=RETRY)
+        self._idle.clear()
+        return None
 
     def stay(self, key: str) -> None:
         """Count background work of a key that outlives its request, until it calls `leave`."""
         self._places.force(key)
         self._idle.clear()
 
-    def leave(self, key: str = "") -> None:
-        self._left(self._places, key)
-
-    def leave_open(self, address: str) -> None:
-        self._left(self._open_places, address)
-
-    def _left(self, places: Shares, owner: str) -> None:
-        places.give_back(owner)
+    def leave(self, owner: str = "", *, is_open: bool = False) -> None:
+        (self._open_places if is_open else self._places).give_back(owner)
         if not self.active:
             self._idle.set()
-
-    def _stopping(self) -> Failure | None:
-        if not self.draining:
-            return None
-        return Failure(503, "This server is shutting down.", "server_error", "shutting_down", headers=_RETRY)
-
-    def _taken(self, place: bool, message: str) -> Failure | None:
-        if not place:
-            return Failure(429, message, "rate_limit_error", "too_many_requests", headers=_RETRY)
-        self._idle.clear()
-        return None
 
     async def drain(self) -> None:
         """Refuse new requests, and wait until the active ones have left."""
@@ -220,6 +193,8 @@ class AdmissionMiddleware:
             return
         exchange = _Exchange(scope, send, self.admission.error_shape(scope["path"]))
         request = f"{scope['method']} {scope.get('raw_path', b'')[:256].decode('latin-1')}"  # still percent-encoded
+        if scope["method"] == "HEAD":  # uvicorn leaves the body out; FastAPI's routes would refuse it
+            scope = {**scope, "method": "GET"}
         try:
             await self._answer(scope, receive, exchange)
         except ClientGoneError:
@@ -263,22 +238,13 @@ class AdmissionMiddleware:
             await exchange.send({"type": "http.response.start", "status": 204, "headers": allowed})
             await exchange.send({"type": "http.response.body", "body": b""})
             return
-        identity: Identity | None = Identity()
-        key = _presented(headers)
-        if scope["path"] not in self.admission.open_paths:
-            identity = self.admission.keyring.identify(key)
-        if identity is None:
-            await exchange.refuse(_refused(key is not None), receive)
-            return
-        encoding = _text(headers.get(b"content-encoding")) or "identity"
-        if encoding.strip().lower() != "identity":
-            await exchange.refuse(_encoded(encoding), receive)
-            return
-        scope["state"]["identity"] = identity
-        if scope["path"] in self.admission.open_paths:
-            await self._open(scope, receive, exchange)
+        refusal = self._unknown(scope, headers) or _encoded(headers)
+        if refusal is not None:
+            await exchange.refuse(refusal, receive)
+        elif scope["method"] != "POST":
+            await self.app(scope, receive, exchange.send)
         else:
-            await self._admitted(scope, receive, exchange, identity.key)
+            await self._post(scope, receive, exchange)
 
     def _foreign(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Failure | None:
         """Why a server without keys refuses this host, origin, proxy or user of the machine. Open routes are served to
@@ -312,44 +278,44 @@ class AdmissionMiddleware:
             return Failure(
                 403,
                 "A server that has no keys answers the user who started it, and this request comes from another user "
-                "of the machine: make a key, or start it with --local-users any.",
+                "of the machine: make a key, or set local_users = 'any' in [tuning] of its file.",
                 code="user_not_allowed",
             )
         return None
 
-    async def _admitted(self, scope: Scope, receive: Receive, exchange: _Exchange, key: str) -> None:
+    def _unknown(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Failure | None:
+        """Why a request has no identity, which is else noted in its state. One to an open route needs no key."""
+        scope["state"]["identity"] = Identity()
+        if scope["path"] in self.admission.open_paths:
+            return None
+        key = _presented(headers)
+        identity = self.admission.keyring.identify(key)
+        if identity is None:
+            return unauthorized(
+                "No API key provided: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
+                if key is None
+                else "Incorrect API key provided."
+            )
+        scope["state"]["identity"] = identity
         visitor: Visitor | None = scope["state"].get(CONNECTION)
-        if visitor is not None and not visitor.identify(key, alone=not self.admission.keyring.required):
-            message = "This key has too many connections open: close idle ones, or use them for several requests."
-            refusal = Failure(429, message, "rate_limit_error", "too_many_connections", headers=_RETRY | _CLOSE)
-            await exchange.refuse(refusal, receive)
-            return
-        if scope["method"] != "POST":
-            await self.app(scope, receive, exchange.send)
-            return
-        refused = self.admission.enter(key)
-        if refused is not None:
-            await exchange.refuse(refused, receive)
-            return
-        try:
-            await self.app(scope, receive, exchange.send)
-        finally:
-            self.admission.leave(key)
+        if visitor is None or visitor.identify(identity.key, alone=not self.admission.keyring.required):
+            return None
+        message = "This key has too many connections open: close idle ones, or use them for several requests."
+        return Failure(429, message, "rate_limit_error", "too_many_connections", headers=RETRY | _CLOSE)
 
-    async def _open(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
-        if scope["method"] != "POST":  # answered at once, without a body
-            await self.app(scope, receive, exchange.send)
-            return
-        address = self.admission.limits.address_of(scope)
-        refusal = self.admission.enter_open(address)
+    async def _post(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+        is_open = scope["path"] in self.admission.open_paths
+        owner = self.admission.limits.address_of(scope) if is_open else scope["state"]["identity"].key
+        refusal = self.admission.enter(owner, is_open=is_open)
         if refusal is not None:
-            refusal = replace(refusal, headers={**refusal.headers, **_CLOSE})  # what is left of its body is not read
+            if is_open:  # what is left of its body is not read
+                refusal = replace(refusal, headers={**refusal.headers, **_CLOSE})
             await exchange.refuse(refusal, receive)
             return
         try:
-            await self.app(scope, within(receive, OPEN_BODY_S), exchange.send)
+            await self.app(scope, within(receive, OPEN_BODY_S) if is_open else receive, exchange.send)
         finally:
-            self.admission.leave_open(address)
+            self.admission.leave(owner, is_open=is_open)
 
 
 class _Exchange:
@@ -400,13 +366,11 @@ def _echoed(scope: Scope) -> Headers:
     return [(CLIENT_REQUEST_ID, named)] if _CLIENT_REQUEST.fullmatch(named) else []
 
 
-def _refused(presented: bool) -> Failure:
-    if presented:
-        return unauthorized("Incorrect API key provided.")
-    return unauthorized("No API key provided: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
-
-
-def _encoded(encoding: str) -> Failure:
+def _encoded(headers: Mapping[bytes, bytes]) -> Failure | None:
+    """Why a body that is encoded is refused."""
+    encoding = _text(headers.get(b"content-encoding")) or "identity"
+    if encoding.strip().lower() == "identity":
+        return None
     return Failure(
         415,
         f"The Content-Encoding {encoding[:64]!r} is not supported: send the body as it is, without it.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -59,19 +59,15 @@ def within(receive: Receive, seconds: float) -> Receive:
     return timely
 
 
-async def read_body(receive: Receive, content_length: str | None, *, max_bytes: int = MAX_BODY) -> bytes:
+async def read_body(request: Request, max_bytes: int = MAX_BODY) -> bytes:
     """The whole body. Raises RequestError 413 beyond `max_bytes`, 408 after BODY_TIMEOUT, and ClientGoneError."""
-    if content_length is not None and content_length.isascii() and content_length.isdigit():
-        declared = int(content_length[:20])  # h11 accepts up to 20 digits
-    else:
-        declared = 0
-    if declared > max_bytes:
+    if _announced(request) > max_bytes:
         raise body_too_large(max_bytes)
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
             while True:
-                message = await receive()
+                message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
                 body += message.get("body", b"")
@@ -81,6 +77,12 @@ async def read_body(receive: Receive, content_length: str | None, *, max_bytes: 
                     return bytes(body)
     except TimeoutError:
         raise _too_slow(BODY_TIMEOUT) from None
+
+
+def _announced(request: Request) -> int:
+    """Bytes of the body that the request announces; 0 where it does not say."""
+    length = request.headers.get("content-length", "")
+    return int(length[:20]) if length.isascii() and length.isdigit() else 0  # h11 accepts up to 20 digits
 
 
 def _too_slow(seconds: float) -> RequestError:
@@ -154,8 +156,7 @@ class _FormParser(MultiPartParser):
 
 def least_bytes(request: Request) -> int:
     """Bytes of a file that the request announces at least. Raises RequestError 413 beyond MAX_FILE_BYTES."""
-    declared = request.headers.get("content-length", "")
-    announced = int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
+    announced = _announced(request)
     if announced > MAX_FILE_BYTES + _MAX_OVERHEAD:
         raise too_large()
     return max(0, announced - _MAX_OVERHEAD)
@@ -260,22 +261,22 @@ def parse(schema: type[S], body: Mapping[str, object]) -> S:
     try:
         return schema.model_validate(dict(body))
     except ValidationError as error:
-        raise _refusal(error) from None
+        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise refusal(fault["loc"], fault["type"], fault["msg"]) from None
 
 
-def _refusal(error: ValidationError) -> RequestError:
-    """The first fault as a sentence, with the path of the field."""
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+def refusal(place: Iterable[int | str], kind: str, message: str) -> RequestError:
+    """A fault that pydantic has found, as a sentence with the path of the field."""
     param = ""
-    for step in fault["loc"]:
+    for step in place:
         if isinstance(step, int):
             param += f"[{step}]"
         elif not _BRANCH.fullmatch(step):
             param += f".{step}" if param else step
-    if fault["type"] == "missing":
-        message = f"The field {param} is required."
-    elif fault["type"] == "extra_forbidden":
-        message = f"Unknown field {param[:128]}."
+    if kind == "missing":
+        sentence = f"The field {param} is required."
+    elif kind == "extra_forbidden":
+        sentence = f"Unknown field {param[:128]}."
     else:
-        message = f"{param[:128]} cannot be used: {fault['msg'][:1].lower()}{fault['msg'][1:]}."
-    return RequestError(message, param=param[:128] or None)
+        sentence = f"{param[:128]} cannot be used: {message[:1].lower()}{message[1:]}."
+    return RequestError(sentence, param=param[:128] or None)

@@ -52,13 +52,6 @@ def client_address(peer: str, headers: Iterable[tuple[bytes, bytes]], trusted: S
     return counted_address(peer)
 
 
-# Connections before and after their sender is known: how many strangers there may be, and connections of one key.
-#
-# A connection belongs to a stranger until a key on it is accepted (any request, where none is required) or a device's
-# credential. So silent connections, half heads, bodies of open routes and unadmitted WebSockets are counted together,
-# by address and in all (`core.strangers`). Knows neither HTTP nor sockets.
-
-
 STRANGERS_PER_ADDRESS = 512
 GRACE_S = 0.25  # until a new connection counts: one whose head is here already is known before
 

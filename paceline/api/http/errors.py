@@ -17,10 +17,7 @@ from typing import Final, NoReturn
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from paceline.errors import EngineError, LinkError, PacelineError, RequestError, StorageError
-
-# Advice for paths that other servers have and this one has not: what to use in their place.
-
+from paceline.errors import LinkError, PacelineError, RequestError, StorageError
 
 ABSENT: Final[Mapping[str, str]] = {
     "/v1/audio": "Sound is neither read nor written: transcribe it elsewhere (LocalAI has this path) and "
@@ -138,7 +135,22 @@ def _refuse_constant(name: str) -> NoReturn:
 
 _log = logging.getLogger("paceline.api")
 
+
+class ScopeError(RequestError):
+    """The key lacks a scope. Says so as OpenAI does."""
+
+    def __init__(self, scope: str) -> None:
+        super().__init__(
+            f"You have insufficient permissions for this operation. Missing scopes: {scope}. Use a key that has it: "
+            f"`paceline keys create NAME --scope {scope}` at the server makes one.",
+            status=403,
+            code="insufficient_scope",
+        )
+        self.scope = scope
+
+
 RETRY_AFTER_S = 1  # a slot or a link is usually free again by then; OpenAI's clients obey it up to 120
+RETRY: Final = {"Retry-After": str(RETRY_AFTER_S)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,26 +195,24 @@ def failure_of(error: BaseException) -> Failure:
     """The failure that reports an exception to a client."""
     match error:
         case RequestError():
-            retry = {"Retry-After": str(error.retry_after or RETRY_AFTER_S)}
-            headers = retry if error.status in (429, 503) else {}
+            headers = {"Retry-After": str(error.retry_after or RETRY_AFTER_S)} if error.status in (429, 503) else {}
             if error.status == 408:  # the rest of the request is not waited for (RFC 9110, 15.5.9)
                 headers = {"Connection": "close"}
             if error.code == "answer_too_late":  # official clients would have it computed twice more
                 headers["x-should-retry"] = "false"
+            if isinstance(error, ScopeError):  # RFC 6750, 3.1
+                headers["WWW-Authenticate"] = f'Bearer error="insufficient_scope", scope="{error.scope}"'
             return Failure(error.status, str(error), error.type, error.code, error.param, headers)
         case LinkError():
-            return Failure(503, str(error), "server_error", "link_lost", headers={"Retry-After": str(RETRY_AFTER_S)})
+            return Failure(503, str(error), "server_error", "link_lost", headers=RETRY)
         case StorageError():
             _log.error("%s", error)  # with the path, which is nobody else's business
             if error.full:
-                return Failure(
-                    507, "The server's disk is full: what was to be kept is not.", "server_error", "disk_full"
-                )
+                message = "The server's disk is full: what was to be kept is not."
+                return Failure(507, message, "server_error", "disk_full")
             message = "The server cannot use its files; its log says why."
-            return Failure(
-                503, message, "server_error", "storage_unusable", headers={"Retry-After": str(RETRY_AFTER_S)}
-            )
-        case EngineError() | PacelineError():
+            return Failure(503, message, "server_error", "storage_unusable", headers=RETRY)
+        case PacelineError():
             return Failure(500, str(error), "server_error")
         case _:
             return Failure(500, "The server made a mistake while answering this request.", "server_error")

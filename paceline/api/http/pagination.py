@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
-from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
-from paceline.api.http.body import Schema, parse
+from paceline.api.http.body import Schema
 from paceline.api.http.errors import encode_json
 from paceline.errors import RequestError
 from paceline.rag.store.files import Paging
 from paceline.rag.store.vector_stores import Status
-
-Q = TypeVar("Q", bound=Schema)
 
 Cursor = Annotated[str, Field(max_length=64)]
 
@@ -44,11 +41,6 @@ class AttachedQuery(PageQuery):
     filter: Status | None = None
 
 
-def parse_query(schema: type[Q], query: QueryParams) -> Q:
-    """Raises RequestError (400) that names the parameter."""
-    return parse(schema, dict(query.items()))
-
-
 def page_of(items: Sequence[Mapping[str, object]], asked: PageQuery) -> tuple[list[Mapping[str, object]], bool]:
     """A page of items that are in memory, oldest first, and whether there are more. Raises RequestError (400)."""
     page = list(reversed(items)) if asked.order == "desc" else list(items)
@@ -75,5 +67,6 @@ def listing(items: Sequence[Mapping[str, object]], more: bool) -> Response:
     )
 
 
-def answer(value: Mapping[str, object]) -> Response:
-    return Response(encode_json(value), media_type="application/json")
+def answer(value: Mapping[str, object], status: int = 200) -> Response:
+    """The value as strict JSON."""
+    return Response(encode_json(value), status_code=status, media_type="application/json")

@@ -132,9 +132,6 @@ class HttpConnection(H11Protocol):
             self._deadline = None
 
 
-# Garbage collection while answers are written.
-
-
 @contextmanager
 def freeze_heap() -> Iterator[None]:
     """Freeze the heap after start-up so that garbage collection skips long-lived objects (modules, models, stores).

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from paceline.api.http.errors import encode_json
 
-KEEP_ALIVE_S = 15.0  # a quarter of the 60 s after which nginx gives up on a silent upstream
-
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 HEADERS = {

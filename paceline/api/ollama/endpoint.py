@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from fastapi import APIRouter, Security
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
-from paceline.api.chat.endpoint import admit_chat, read_chat
-from paceline.api.chat.output import Json, MessageBuilder, Reporting, logprob_items, step_line, summary
+from paceline.api.chat.endpoint import admit_chat
+from paceline.api.chat.output import ChoiceBuilder, Json, MessageBuilder, Reporting, logprob_items, step_line, summary
 from paceline.api.chat.request import ChatCall, chat_call
+from paceline.api.chat.schema import ChatRequest
 from paceline.api.chat.tools import ToolUse, arguments_of
-from paceline.api.completions import CompletionCall, completion_call
-from paceline.api.embeddings import MAX_BODY, MAX_INPUTS
-from paceline.api.generation.fan_in import LateGeneration, must_load
+from paceline.api.completions import CompletionCall, CompletionRequest, begin, completion_call
+from paceline.api.dependencies import Caller, ServiceDep, Settings, SettingsDep
+from paceline.api.embeddings import MAX_INPUTS
+from paceline.api.generation.attachments import AnswerRoute
+from paceline.api.generation.request import required
 from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
 from paceline.api.http import sse
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import S, parse, read_body, while_connected
-from paceline.api.http.errors import ErrorShape, Failure, decode_object, encode_json
+from paceline.api.http.body import parse, while_connected
+from paceline.api.http.errors import ErrorShape, Failure, encode_json
 from paceline.api.http.pagination import answer
+from paceline.api.http.routing import LargeRoute, Route, key
 from paceline.api.models import any_model, chat_model, embedder, served_models
 from paceline.api.observation import request_id
 from paceline.api.ollama.request import (
@@ -42,16 +47,13 @@ from paceline.api.ollama.request import (
     ShowBody,
     Shown,
     chat_body,
-    check,
     model_name,
     raw_body,
 )
-from paceline.api.routes import Route
+from paceline.api.openapi import answered, lines, refusals
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import EmbedderInfo, Embeddings, GenerateEvent, Generation, GenerationResult, Service
-
-# Ollama's error envelope.
 
 
 class OllamaError(BaseModel):
@@ -61,93 +63,15 @@ class OllamaError(BaseModel):
 
 
 def envelope(failure: Failure) -> Mapping[str, object]:
+    """Ollama's error envelope."""
     return {"error": failure.message}
 
 
 SHAPE = ErrorShape("/api", OllamaError, envelope)
+_REFUSALS = refusals(OllamaError)
 
 
-# `POST /api/embed`, and the older `POST /api/embeddings`. Texts beyond the embedder's window are cut to it.
-
-
-class OllamaEmbedding:
-    """The routes and the service they use. Holds no state of a request."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def routes(self) -> tuple[Route, ...]:
-        return (
-            Route(
-                method="POST",
-                path="/api/embed",
-                endpoint=self.embed,
-                summary="Turn texts into vectors, in Ollama's shape.",
-                scope="embeddings",
-                request=EmbedBody,
-                response=Embedded,
-                errors=SHAPE,
-                refusals=(404,),
-            ),
-            Route(
-                method="POST",
-                path="/api/embeddings",
-                endpoint=self.embed_one,
-                summary="Turn one text into a vector, in Ollama's older shape.",
-                scope="embeddings",
-                request=EmbeddingsBody,
-                response=EmbeddedOne,
-                errors=SHAPE,
-                refusals=(404,),
-            ),
-        )
-
-    async def embed(self, request: Request) -> Response:
-        began = time.monotonic()
-        asked = await _parsed(EmbedBody, request)
-        if not asked.truncate:
-            raise RequestError(
-                "A text beyond the embedder's window is always cut (in `truncate`); its length is in /v1/models.",
-                code="unsupported_parameter",
-                param="truncate",
-            )
-        texts = [asked.input] if isinstance(asked.input, str) else asked.input
-        if len(texts) > MAX_INPUTS:
-            raise RequestError(f"input holds {len(texts)} texts; at most {MAX_INPUTS} at once.", param="input")
-        found = await self._vectors(request, asked.model, asked.dimensions, [text for text in texts if text])
-        if len(found.vectors) < len(texts) and texts != [""]:
-            raise RequestError("input holds an empty string: there is nothing to embed.", param="input")
-        body = {
-            "model": asked.model,
-            "embeddings": found.vectors.tolist(),
-            "total_duration": round((time.monotonic() - began) * 1e9),
-            "load_duration": 0,
-            "prompt_eval_count": found.tokens,
-        }
-        return Response(await asyncio.to_thread(encode_json, body), media_type="application/json")
-
-    async def embed_one(self, request: Request) -> Response:
-        asked = await _parsed(EmbeddingsBody, request)
-        found = await self._vectors(request, asked.model, None, [asked.prompt] if asked.prompt else [])
-        return answer({"embedding": found.vectors[0].tolist() if len(found.vectors) else []})
-
-    async def _vectors(self, request: Request, model: str, dimensions: int | None, texts: list[str]) -> Embeddings:
-        """Without texts, with which clients load a model, none."""
-        found = embedder(self._service, model_name(model))
-        if dimensions not in (None, found.dimensions):
-            raise RequestError(
-                f"The vectors of {found.name} have {found.dimensions} dimensions and mean nothing when they are cut.",
-                param="dimensions",
-            )
-        return await while_connected(request.receive, self._service.embed(texts))
-
-
-async def _parsed(schema: type[S], request: Request) -> S:
-    received = await read_body(request.receive, request.headers.get("content-length"), max_bytes=MAX_BODY)
-    return await asyncio.to_thread(lambda: parse(schema, decode_object(received)))
-
-
-# Encoders of answers in Ollama's shape, as lines of JSON (NDJSON) and in one piece. Times come from a clock.
+# Encoders of answers in Ollama's shape, as lines of JSON (NDJSON) and in one piece.
 #
 # Calls of tools come whole, before the last line: Ollama's arguments are an object. There are no citations, but in
 # `paceline`, where a report is asked for.
@@ -158,13 +82,38 @@ MEDIA_TYPE = "application/x-ndjson"
 
 @dataclass(frozen=True, slots=True)
 class LineMeta:
+    """What all parts of one answer repeat."""
+
     model: str  # as asked
     chat: bool  # `/api/chat`, or `/api/generate`
     tools: ToolUse | None
     call: Reporting
-    began: float  # s
-    clock: Callable[[], float]  # s, monotonic
-    now: Callable[[], str]  # the time of day (RFC 3339)
+    began: float  # s, monotonic
+
+    def line(self, body: Json) -> Json:
+        return {"model": self.model, "created_at": _now(), **body}
+
+    def said(self, text: str, **more: object) -> Json:
+        if self.chat:
+            return {"message": {"role": "assistant", "content": text, **more}}
+        return {"response": text, **more}
+
+    def ending(self, done: GenerationResult, first: float | None) -> Json:
+        """first: s, when the first text came."""
+        end = time.monotonic()
+        first = first or end
+        report = summary(self.call, [done])
+        return {
+            "done": True,
+            "done_reason": done.reason,
+            "total_duration": _ns(end - self.began),
+            "load_duration": 0,
+            "prompt_eval_count": done.prompt_tokens,
+            "prompt_eval_duration": _ns(first - self.began),
+            "eval_count": done.completion_tokens,
+            "eval_duration": _ns(end - first),
+            **({} if report is None else {"paceline": report}),
+        }
 
 
 class AnswerLines:
@@ -175,31 +124,27 @@ class AnswerLines:
     def __init__(self, meta: LineMeta) -> None:
         self._meta = meta
         self._message = MessageBuilder(meta.tools)
-        self._first: float | None = None  # when the first text came
+        self._first: float | None = None
 
     def ping(self) -> bytes:
-        return self._line(self._said(""))
+        return self._line(self._meta.said(""))
 
     def begin(self) -> bytes:
         return b""
 
     def take(self, index: int, event: GenerateEvent) -> bytes:  # noqa: ARG002  # there is one generation
-        return b"".join(map(self._line, self.parts(event)))
-
-    def parts(self, event: GenerateEvent) -> list[Json]:
-        """Bodies of the lines that an event adds, without the fields that all lines repeat."""
         if isinstance(event, GenerationResult):
             text = _text(self._message.end(event))
-            said = [self._said(text)] if text else []
-            calls = _calls(self._message.message())
-            said += [{"message": {"role": "assistant", "content": "", "tool_calls": calls}}] if calls else []
-            return [*said, self._last(event)]
+            calls = _calls(self._message)
+            lines = [self._meta.said(text)] if text else []
+            lines += [self._meta.said("", tool_calls=calls)] if calls else []
+            return b"".join(map(self._line, [*lines, self._meta.said("") | self._meta.ending(event, self._first)]))
         if event.step is not None:
-            return [self._said("", thinking=step_line(event.step))]
-        self._first = self._first or self._meta.clock()
+            return self._line(self._meta.said("", thinking=step_line(event.step)))
+        self._first = self._first or time.monotonic()
         text = _text(self._message.push(event.text))
         logprobs: Json = {"logprobs": logprob_items(event)} if event.logprobs else {}
-        return [self._said(text) | logprobs] if text or logprobs else []
+        return self._line(self._meta.said(text) | logprobs) if text or logprobs else b""
 
     def end(self) -> bytes:
         return b""
@@ -207,33 +152,8 @@ class AnswerLines:
     def fail(self, failure: Failure) -> bytes:
         return encode_json(envelope(failure)) + b"\n"
 
-    def frame(self, body: Json) -> Json:
-        return {"model": self._meta.model, "created_at": self._meta.now(), **body}
-
     def _line(self, body: Json) -> bytes:
-        return encode_json(self.frame({"done": False} | body)) + b"\n"
-
-    def _said(self, text: str, **more: str) -> Json:
-        if self._meta.chat:
-            return {"message": {"role": "assistant", "content": text, **more}}
-        return {"response": text, **more}
-
-    def _last(self, done: GenerationResult) -> Json:
-        end = self._meta.clock()
-        first = self._first or end
-        report = summary(self._meta.call, [done])
-        return {
-            **self._said(""),
-            "done": True,
-            "done_reason": done.reason,
-            "total_duration": _ns(end - self._meta.began),
-            "load_duration": 0,
-            "prompt_eval_count": done.prompt_tokens,
-            "prompt_eval_duration": _ns(first - self._meta.began),
-            "eval_count": done.completion_tokens,
-            "eval_duration": _ns(end - first),
-            **({} if report is None else {"paceline": report}),
-        }
+        return encode_json(self._meta.line({"done": False} | body)) + b"\n"
 
 
 class AnswerObject:
@@ -241,274 +161,230 @@ class AnswerObject:
 
     def __init__(self, meta: LineMeta) -> None:
         self._meta = meta
-        self._lines = AnswerLines(meta)
-        self._parts: list[Json] = []
+        self._choice = ChoiceBuilder(meta.tools)
+        self._first: float | None = None
 
     def take(self, index: int, event: GenerateEvent) -> None:  # noqa: ARG002
-        self._parts += self._lines.parts(event)
+        if self._first is None and not isinstance(event, GenerationResult) and event.step is None:
+            self._first = time.monotonic()
+        self._choice.take(event)
 
     def body(self) -> bytes:
-        whole = self._parts[-1]
-        logprobs = [item for part in self._parts for item in _items(part.get("logprobs"))]
-        said = [part["message"] if self._meta.chat else part for part in self._parts]
-        joined = {name: _joined(said, name) for name in ("content" if self._meta.chat else "response", "thinking")}
-        if not joined["thinking"]:
-            del joined["thinking"]
-        calls = [call for part in said for call in _items(_field(part, "tool_calls"))]
-        tool_calls: Json = {"tool_calls": calls} if calls else {}
-        message: Json = {"message": {"role": "assistant", **joined, **tool_calls}} if self._meta.chat else {**joined}
-        return encode_json(self._lines.frame({**whole, **message, **({"logprobs": logprobs} if logprobs else {})}))
-
-
-def loaded(meta: LineMeta, reason: str) -> Json:
-    """The answer to a request without a prompt, with which clients load a model, and unload it."""
-    said: Json = {"message": {"role": "assistant", "content": ""}} if meta.chat else {"response": ""}
-    return {"model": meta.model, "created_at": meta.now(), **said, "done": True, "done_reason": reason}
+        choice = self._choice
+        assert choice.done is not None, "an answer is written when it has ended"
+        more = {"thinking": "".join(choice.reasoning), "tool_calls": _calls(choice.message)}
+        said = self._meta.said(
+            str(choice.message.message()["content"] or ""), **{name: value for name, value in more.items() if value}
+        )
+        logprobs: Json = {"logprobs": choice.logprobs} if choice.logprobs else {}
+        return encode_json(self._meta.line(said | self._meta.ending(choice.done, self._first) | logprobs))
 
 
 def _text(deltas: Sequence[Json]) -> str:
     return "".join(str(delta["content"]) for delta in deltas if "content" in delta)
 
 
-def _calls(message: Mapping[str, Any]) -> list[Json]:
-    calls = [call["function"] for call in message.get("tool_calls", ())]
-    return [{"function": {"name": call["name"], "arguments": arguments_of(call["arguments"])}} for call in calls]
-
-
-def _field(part: object, name: str) -> object:
-    return part.get(name) if isinstance(part, dict) else None
-
-
-def _items(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _joined(parts: Sequence[object], name: str) -> str:
-    return "".join(str(_field(part, name) or "") for part in parts)
+def _calls(built: MessageBuilder) -> list[Json]:
+    message: Mapping[str, Any] = built.message()
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    return [{"function": {"name": one["name"], "arguments": arguments_of(one["arguments"])}} for one in functions]
 
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-# `POST /api/chat` and `POST /api/generate`.
+# ---- POST /api/chat and POST /api/generate ---------------------------------------------------------------------------
+answers = APIRouter(
+    prefix="/api",
+    route_class=AnswerRoute,
+    dependencies=[Security(key, scopes=["chat"])],
+    responses=_REFUSALS,
+    tags=["ollama"],
+)
+_LINES = answered(AnswerLine, lines(AnswerLine))
 
 
-class OllamaGeneration:
-    """The routes and the service they use. Holds no state of a request."""
+@answers.post("/chat", responses=_LINES)
+async def chat(
+    asked: ChatBody, request: Request, service: ServiceDep, settings: SettingsDep, caller: Caller
+) -> Response:
+    """Answer a conversation, in Ollama's shape."""
+    if not asked.messages:
+        return _loaded(asked, service)
+    return await _answer(asked, request, service, settings, caller)
 
-    def __init__(self, service: Service, *, documents: int, keep_alive: float) -> None:
-        self._service = service
-        self._documents = documents
-        self._keep_alive = keep_alive
 
-    def routes(self) -> tuple[Route, ...]:
-        return (
-            Route(
-                method="POST",
-                path="/api/chat",
-                endpoint=self.chat,
-                summary="Answer a conversation, in Ollama's shape.",
-                scope="chat",
-                request=ChatBody,
-                response=AnswerLine,
-                stream=AnswerLine,
-                stream_type=MEDIA_TYPE,
-                errors=SHAPE,
-                refusals=(404,),
-            ),
-            Route(
-                method="POST",
-                path="/api/generate",
-                endpoint=self.generate,
-                summary="Answer one question, or continue a raw text, in Ollama's shape.",
-                scope="chat",
-                request=GenerateBody,
-                response=AnswerLine,
-                stream=AnswerLine,
-                stream_type=MEDIA_TYPE,
-                errors=SHAPE,
-                refusals=(404,),
-            ),
+@answers.post("/generate", responses=_LINES)
+async def generate(
+    asked: GenerateBody, request: Request, service: ServiceDep, settings: SettingsDep, caller: Caller
+) -> Response:
+    """Answer one question, or continue a raw text, in Ollama's shape."""
+    if not asked.prompt:
+        return _loaded(asked, service)
+    return await (_continue if asked.raw else _answer)(asked, request, service, settings, caller)
+
+
+async def _answer(
+    asked: ChatBody | GenerateBody, request: Request, service: Service, settings: Settings, caller: Identity
+) -> Response:
+    call = chat_call(parse(ChatRequest, chat_body(asked)), service, caller, documents=settings.documents)
+    generations = await admit_chat(request, call, service)
+    return _sent(asked, request, settings, call, call.tools, generations)
+
+
+async def _continue(
+    asked: GenerateBody, request: Request, service: Service, settings: Settings, caller: Identity
+) -> Response:
+    if not caller.may("completions"):
+        raise RequestError(
+            "This key may not continue raw prompts: it needs the scope 'completions'.",
+            status=403,
+            code="insufficient_scope",
+            param="raw",
         )
+    call = completion_call(parse(CompletionRequest, raw_body(asked)), service, caller)
+    request.state.model = call.model.name  # for the log
+    _, generations = await while_connected(request.receive, begin(service, call))
+    return _sent(asked, request, settings, call, None, generations)
 
-    async def chat(self, request: Request) -> Response:
-        body = await read_chat(request, self._service)
-        asked = parse(ChatBody, body)
-        check(body, asked)
-        if not asked.messages:
-            return self._loaded(asked)
-        return await self._answered(request, asked)
 
-    async def generate(self, request: Request) -> Response:
-        body = await read_chat(request, self._service)
-        asked = parse(GenerateBody, body)
-        check(body, asked)
-        if not asked.prompt:
-            return self._loaded(asked)
-        return await (self._continued(request, asked) if asked.raw else self._answered(request, asked))
-
-    async def _answered(self, request: Request, asked: ChatBody | GenerateBody) -> Response:
-        call = chat_call(chat_body(asked), self._service, request.state.identity, documents=self._documents)
-        generations = await admit_chat(request, call, self._service)
-        return self._response(request, asked, call, call.tools, generations)
-
-    async def _continued(self, request: Request, asked: GenerateBody) -> Response:
-        identity: Identity = request.state.identity
-        if not identity.may("completions"):
-            raise RequestError(
-                "This key may not continue raw prompts: it needs the scope 'completions'.",
-                status=403,
-                code="insufficient_scope",
-                param="raw",
-            )
-        call = completion_call(raw_body(asked), self._service, identity)
-        request.state.model = call.model.name  # for the log
-
-        async def prepare() -> Generation:
-            prompt = await self._service.tokenize(asked.prompt, call.model.name)
-            return await self._service.prepare(*call.requests([prompt]))
-
-        async def begin() -> list[Generation]:
-            if must_load(self._service, call.model.name):
-                await self._service.wait_for_room(call.request.owner)
-                return [LateGeneration(prepare)]
-            return [await prepare()]
-
-        return self._response(request, asked, call, None, await while_connected(request.receive, begin()))
-
-    def _response(
-        self,
-        request: Request,
-        asked: ChatBody | GenerateBody,
-        call: ChatCall | CompletionCall,
-        tools: ToolUse | None,
-        generations: list[Generation],
-    ) -> Response:
-        state: Mapping[str, float] = request.scope["state"]
-        meta = _meta(asked, tools, call, state["began"])
-        if not asked.stream:
-            return JsonAnswer(generations, AnswerObject(meta), self._keep_alive)
-        return StreamedAnswer(generations, AnswerLines(meta), self._keep_alive, request_id.get())
-
-    def _loaded(self, asked: ChatBody | GenerateBody) -> Response:
-        """The answer to a request without a prompt: the model is there, and stays."""
-        chat_model(self._service, model_name(asked.model))
-        reason = "unload" if asked.keep_alive in (0, "0", "0s", "0m") else "load"
-        return answer(loaded(_meta(asked, None, _Silent(), 0.0), reason))
+def _sent(
+    asked: ChatBody | GenerateBody,
+    request: Request,
+    settings: Settings,
+    call: ChatCall | CompletionCall,
+    tools: ToolUse | None,
+    generations: Sequence[Generation],
+) -> Response:
+    meta = LineMeta(asked.model, isinstance(asked, ChatBody), tools, call, request.scope["state"]["began"])
+    if not asked.stream:
+        return JsonAnswer(generations, AnswerObject(meta), settings.keep_alive)
+    return StreamedAnswer(generations, AnswerLines(meta), settings.keep_alive, request_id.get())
 
 
 class _Silent:
     report = False
 
 
-def _meta(
-    asked: ChatBody | GenerateBody,
-    tools: ToolUse | None,
-    call: ChatCall | CompletionCall | _Silent,
-    began: float,
-) -> LineMeta:
-    return LineMeta(asked.model, isinstance(asked, ChatBody), tools, call, began, time.monotonic, _now)
+def _loaded(asked: ChatBody | GenerateBody, service: Service) -> Response:
+    """The answer to a request without a prompt, with which clients load a model, and unload it: it is there, and
+    stays."""
+    chat_model(service, model_name(asked.model))
+    reason = "unload" if asked.keep_alive in (0, "0", "0s", "0m") else "load"
+    meta = LineMeta(asked.model, isinstance(asked, ChatBody), None, _Silent(), 0.0)
+    return answer(meta.line(meta.said("") | {"done": True, "done_reason": reason}))
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-# `GET /api/tags`, `/api/ps` and `/api/version`, and `POST /api/show`: what Ollama's clients ask before they chat.
+# ---- POST /api/embed, and the older POST /api/embeddings -------------------------------------------------------------
+vectors = APIRouter(
+    prefix="/api",
+    route_class=LargeRoute,
+    dependencies=[Security(key, scopes=["embeddings"])],
+    responses=_REFUSALS,
+    tags=["ollama"],
+)
 
 
+@vectors.post("/embed", responses=answered(Embedded))
+async def embed(asked: EmbedBody, request: Request, service: ServiceDep) -> Response:
+    """Turn texts into vectors, in Ollama's shape. Texts beyond the embedder's window are cut to it."""
+    began = time.monotonic()
+    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    if len(texts) > MAX_INPUTS:
+        raise RequestError(f"input holds {len(texts)} texts; at most {MAX_INPUTS} at once.", param="input")
+    found = await _vectors(asked.model, asked.dimensions, [text for text in texts if text], request, service)
+    if len(found.vectors) < len(texts) and texts != [""]:
+        raise RequestError("input holds an empty string: there is nothing to embed.", param="input")
+    body = {
+        "model": asked.model,
+        "embeddings": found.vectors.tolist(),
+        "total_duration": _ns(time.monotonic() - began),
+        "load_duration": 0,
+        "prompt_eval_count": found.tokens,
+    }
+    return await asyncio.to_thread(answer, body)
+
+
+@vectors.post("/embeddings", responses=answered(EmbeddedOne))
+async def embed_one(asked: EmbeddingsBody, request: Request, service: ServiceDep) -> Response:
+    """Turn one text into a vector, in Ollama's older shape."""
+    found = await _vectors(asked.model, None, [asked.prompt] if asked.prompt else [], request, service)
+    return answer({"embedding": found.vectors[0].tolist() if len(found.vectors) else []})
+
+
+async def _vectors(
+    model: str, dimensions: int | None, texts: list[str], request: Request, service: Service
+) -> Embeddings:
+    """None without texts, with which clients load a model."""
+    found = embedder(service, model_name(model))
+    if dimensions not in (None, found.dimensions):
+        raise RequestError(
+            f"The vectors of {found.name} have {found.dimensions} dimensions and mean nothing when they are cut.",
+            param="dimensions",
+        )
+    return await while_connected(request.receive, service.embed(texts))
+
+
+# ---- what Ollama's clients ask before they chat ----------------------------------------------------------------------
 SPOKEN: Final = "0.13.0"  # the release of Ollama whose interface this is: clients refuse older ones
 FAMILY: Final = "paceline"
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes of a weight
 _FOREVER = "9999-12-31T23:59:59Z"  # so that no client loads a model again before it asks
+_STARTED = _now()  # this process: a model's own age is not known
+
+listing = APIRouter(
+    prefix="/api", route_class=Route, dependencies=[Security(key)], responses=_REFUSALS, tags=["ollama"]
+)
 
 
-class OllamaListing:
-    """The routes, and the service they report on."""
+@listing.get("/tags", responses=answered(ModelList))
+async def list_models(service: ServiceDep) -> Response:
+    """List the models that are served here, in Ollama's shape."""
+    return answer(
+        {"models": [_entry(name, model) | {"modified_at": _STARTED} for name, model in served_models(service)]}
+    )
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._began = datetime.now(UTC).isoformat().replace("+00:00", "Z")  # a model's own age is not known
 
-    def routes(self) -> tuple[Route, ...]:
-        return (
-            Route(
-                method="GET",
-                path="/api/tags",
-                endpoint=self.tags,
-                summary="List the models that are served here, in Ollama's shape.",
-                scope=None,
-                response=ModelList,
-                errors=SHAPE,
-            ),
-            Route(
-                method="GET",
-                path="/api/ps",
-                endpoint=self.running,
-                summary="List the models in memory, in Ollama's shape.",
-                scope=None,
-                response=ModelList,
-                errors=SHAPE,
-            ),
-            Route(
-                method="GET",
-                path="/api/version",
-                endpoint=self.version,
-                summary="Name the release of Ollama whose interface this is.",
-                scope=None,
-                response=Release,
-                errors=SHAPE,
-            ),
-            Route(
-                method="POST",
-                path="/api/show",
-                endpoint=self.show,
-                summary="Describe one model, in Ollama's shape.",
-                scope=None,
-                request=ShowBody,
-                response=Shown,
-                errors=SHAPE,
-                refusals=(404,),
-            ),
-        )
+@listing.get("/ps", responses=answered(ModelList))
+async def list_running(service: ServiceDep) -> Response:
+    """List the models in memory, in Ollama's shape."""
+    running = [
+        _entry(name, model) | {"expires_at": _FOREVER, "size_vram": 0, "context_length": _length(model) or 0}
+        for name, model in served_models(service)
+        if isinstance(model, EmbedderInfo) or service.model_status(model.name).state == "loaded"
+    ]
+    return answer({"models": running})
 
-    async def tags(self, request: Request) -> Response:  # noqa: ARG002  # an endpoint's signature
-        known = served_models(self._service)
-        return answer({"models": [_entry(name, model) | {"modified_at": self._began} for name, model in known]})
 
-    async def running(self, request: Request) -> Response:  # noqa: ARG002
-        def entry(name: str, model: ModelInfo | EmbedderInfo) -> dict[str, object]:
-            more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": _length(model) or 0}
-            return _entry(name, model) | more
+@listing.get("/version")
+async def show_version() -> Release:
+    """Name the release of Ollama whose interface this is."""
+    return Release(version=SPOKEN, paceline=__version__)
 
-        known = served_models(self._service)
-        return answer({"models": [entry(name, model) for name, model in known if self._is_loaded(model)]})
 
-    def _is_loaded(self, model: ModelInfo | EmbedderInfo) -> bool:
-        return isinstance(model, EmbedderInfo) or self._service.model_status(model.name).state == "loaded"
-
-    async def version(self, request: Request) -> Response:  # noqa: ARG002
-        return answer({"version": SPOKEN, "paceline": __version__})
-
-    async def show(self, request: Request) -> Response:
-        body = decode_object(await read_body(request.receive, request.headers.get("content-length")))
-        asked = parse(ShowBody, body)
-        name = asked.model or asked.name
-        if name is None:
-            raise RequestError("The field model is required.", param="model")
-        model = any_model(self._service, model_name(name))
-        return answer(
-            {
-                "modelfile": f"FROM {model.name}",
-                "parameters": "",
-                "template": "",  # the model's own, in Jinja, which Ollama does not use
-                "details": _details(model),
-                "model_info": _info(model),
-                "capabilities": ["completion", "tools"] if isinstance(model, ModelInfo) else ["embedding"],
-                "modified_at": self._began,
-            }
-        )
+@listing.post("/show", responses=answered(Shown))
+async def show_model(asked: ShowBody, service: ServiceDep) -> Response:
+    """Describe one model, in Ollama's shape."""
+    name = asked.model or asked.name
+    if name is None:
+        raise required("model")
+    model = any_model(service, model_name(name))
+    return answer(
+        {
+            "modelfile": f"FROM {model.name}",
+            "parameters": "",
+            "template": "",  # the model's own, in Jinja, which Ollama does not use
+            "details": _details(model),
+            "model_info": _info(model),
+            "capabilities": ["completion", "tools"] if isinstance(model, ModelInfo) else ["embedding"],
+            "modified_at": _STARTED,
+        }
+    )
 
 
 def _entry(name: str, model: ModelInfo | EmbedderInfo) -> dict[str, object]:

@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.api.chat.schema import MAX_MESSAGES, Tool
-from paceline.api.generation.request import refuse_forms
+from paceline.api.generation.request import refuse_forms, unsupported
 from paceline.api.generation.schema import (
     MAX_TOOLS,
     Extension,
@@ -31,6 +30,14 @@ from paceline.errors import RequestError
 # Unknown fields and options are ignored, as Ollama does. docs/api.md lists all fields. Source: docs/api.md of Ollama
 # and the types of ollama-python 0.6.
 
+
+REFUSED = {
+    "suffix": "Nothing can be written in front of a suffix here: the model only continues",
+    "images": "This model reads text only",
+    "template": "The model's own chat template is used; send a prompt with raw",
+    "context": "Earlier answers are not kept as tokens; send the conversation to /api/chat",
+}
+OTHER_SAMPLERS = {"mirostat": 0, "typical_p": 1, "tfs_z": 1}  # options with the value at which each has no effect
 
 KeepAlive = float | str
 
@@ -82,6 +89,20 @@ class GenerationFields(FormFields):
     truncate: bool | None = None  # without effect: what is too long is refused
     shift: bool | None = None  # likewise
 
+    @model_validator(mode="before")
+    @classmethod
+    def _only_what_is_done_here(cls, body: dict[str, object]) -> dict[str, object]:
+        refuse_forms(body, REFUSED, served=("format",))
+        if body.get("think"):
+            raise _refused(f"{body.get('model')!r} does not support thinking.", "think")
+        given = body.get("options")
+        for name, without in OTHER_SAMPLERS.items():
+            if isinstance(given, dict) and given.get(name) not in (None, without):
+                raise _refused(
+                    f"options.{name} is not supported: sample with temperature, top_k, top_p and min_p.", name
+                )
+        return body
+
 
 class ChatBody(GenerationFields):
     messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] = Field(default_factory=list)
@@ -101,6 +122,14 @@ class EmbedBody(Schema):
     truncate: bool = True
     options: JsonObject | None = None  # without effect, and so is the next
     keep_alive: KeepAlive | None = None
+
+    @model_validator(mode="after")
+    def _is_cut(self) -> Self:
+        if not self.truncate:
+            raise unsupported(
+                "truncate", "A text beyond the embedder's window is always cut; its length is in /v1/models"
+            )
+        return self
 
 
 class EmbeddingsBody(Schema):
@@ -182,33 +211,10 @@ class Release(BaseModel):
 
 Json = dict[str, object]
 
-REFUSED = {
-    "suffix": "Nothing can be written in front of a suffix here: the model only continues",
-    "images": "This model reads text only",
-    "template": "The model's own chat template is used; send a prompt with raw",
-    "context": "Earlier answers are not kept as tokens; send the conversation to /api/chat",
-}
-OTHER_SAMPLERS = {"mirostat": 0, "typical_p": 1, "tfs_z": 1}  # options with the value at which each has no effect
-
 
 def model_name(name: str) -> str:
     """A model's name without the tag that Ollama's clients add."""
     return name.removesuffix(":latest")
-
-
-def check(body: Mapping[str, object], asked: GenerationFields) -> None:
-    """Raises RequestError (400) for what is not done here."""
-    for name, sentence in REFUSED.items():
-        if body.get(name):
-            raise _refused(f"{sentence} (in `{name}`).", name)
-    refuse_forms(body, served=("format",))
-    if asked.think:
-        raise _refused(f"{asked.model!r} does not support thinking.", "think")
-    options = body.get("options")
-    given: Mapping[str, object] = options if isinstance(options, dict) else {}
-    for name, without in OTHER_SAMPLERS.items():
-        if given.get(name) not in (None, without):
-            raise _refused(f"options.{name} is not supported: sample with temperature, top_k, top_p and min_p.", name)
 
 
 def chat_body(asked: ChatBody | GenerateBody) -> Json:
@@ -246,15 +252,9 @@ def _common(asked: GenerationFields) -> Json:
     return {
         "model": model_name(asked.model),
         "stream": asked.stream,
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
+        **options.model_dump(exclude={"num_predict", "repeat_penalty", "seed"}),
         "repetition_penalty": options.repeat_penalty,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
         "seed": None if options.seed == -1 else options.seed,
-        "stop": options.stop,
         "paceline": asked.paceline.model_dump(exclude_unset=True),
     }
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import PurePosixPath
 
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.routes import Route
+from paceline.api.http.routing import OpenRoute
 
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -61,25 +62,6 @@ class Asset:
         return Response(self.content, headers=headers | {"content-type": self.media_type})
 
 
-class Page:
-    """The routes of all files in the folder `assets`."""
-
-    def routes(self) -> tuple[Route, ...]:
-        return tuple(
-            Route(
-                method="GET",
-                path=asset.path,
-                endpoint=asset.show,
-                summary="A file of the web page.",
-                scope=None,
-                open=True,
-                described=False,
-                media_type=asset.media_type,
-            )
-            for asset in load_assets()
-        )
-
-
 def load_assets() -> list[Asset]:
     """Every file of the page, in the order of their names."""
     found = sorted((files(__package__) / "assets").iterdir(), key=lambda file: file.name)
@@ -87,3 +69,8 @@ def load_assets() -> list[Asset]:
         Asset(PAGES.get(file.name, f"/page/{file.name}"), file.read_bytes(), TYPES[PurePosixPath(file.name).suffix])
         for file in found
     ]
+
+
+router = APIRouter(route_class=OpenRoute, include_in_schema=False)
+for _asset in load_assets():
+    router.add_api_route(_asset.path, _asset.show)

@@ -10,54 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from paceline.api.chat.output import UNNAMED, annotations_of, logprob_items, step_line
-from paceline.api.chat.tools import Content, ParsedOutput, ToolCallArguments, ToolCallParser, ToolCallStart
+from paceline.api.chat.tools import ParsedOutput, TextOutput, ToolCallArguments, ToolCallParser, ToolCallStart
 from paceline.api.generation.links import NO_LINKS, PassageLinks
 from paceline.api.http.errors import Failure
 from paceline.rag.store.files import FILE_PREFIX
 from paceline.rag.store.vector_stores import AttributesOf
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, TextDelta, WorkflowStep
 
-# The reasoning item of a response: a line for each step of a workflow, as parts of its summary. Pure.
-
-
 Json = dict[str, object]
-
-
-class ItemEvent(Protocol):
-    """Makes an event of the item being written."""
-
-    def __call__(self, kind: str, **fields: object) -> tuple[str, Json]: ...
-
-
-class Reasoning:
-    """An item being written; each step is a whole part of its summary."""
-
-    def __init__(self, id: str) -> None:
-        self.id = id
-        self._parts: list[Json] = []
-
-    def body(self, status: str) -> Json:
-        return {"id": self.id, "type": "reasoning", "status": status, "summary": list(self._parts)}
-
-    def add(self, line: str, event: ItemEvent) -> list[tuple[str, Json]]:
-        """The events of one more line."""
-        index, part = len(self._parts), _part(line)
-        self._parts.append(part)
-        return [
-            event("response.reasoning_summary_part.added", summary_index=index, part=_part("")),
-            event("response.reasoning_summary_text.delta", summary_index=index, delta=line),
-            event("response.reasoning_summary_text.done", summary_index=index, text=line),
-            event("response.reasoning_summary_part.done", summary_index=index, part=part),
-        ]
-
-
-def _part(text: str) -> Json:
-    return {"type": "summary_text", "text": text}
-
-
 Event = tuple[str, Json]  # its type and its body, sequence number included
 ItemStatus = Literal["completed", "incomplete"]
 
@@ -100,7 +63,7 @@ class ResponseEvents:
         self._links = links
         self._sequence = 0
         self._output: list[Json] = []  # finished items
-        self._item: _Message | _Call | Reasoning | None = None  # the item being written
+        self._item: _Message | _Call | _Reasoning | None = None  # the item being written
         self._logprobs: list[Json] = []  # of text that the parser holds back
 
     def begin(self) -> list[Event]:
@@ -148,13 +111,13 @@ class ResponseEvents:
     def _parse(self, delta: TextDelta) -> Sequence[ParsedOutput]:
         if self._parser is not None:
             return self._parser.push(delta.text)
-        return [Content(delta.text)] if delta.text or delta.logprobs else []
+        return [TextOutput(delta.text)] if delta.text or delta.logprobs else []
 
     def _encode(self, outputs: Iterable[ParsedOutput]) -> list[Event]:
         events: list[Event] = []
         for output in outputs:
             match output:
-                case Content(text):
+                case TextOutput(text):
                     events += self._text(text)
                 case ToolCallStart(_, name):
                     events += self._close("completed")
@@ -172,10 +135,19 @@ class ResponseEvents:
         in the report alone."""
         events: list[Event] = []
         if self._item is None:
-            self._item = Reasoning(self._new_id("rs"))
+            self._item = _Reasoning(self._new_id("rs"))
             events.append(self._item_event("response.output_item.added", item=self._item.body("in_progress")))
-        if isinstance(self._item, Reasoning):
-            events += self._item.add(step_line(step), self._delta)
+        if isinstance(self._item, _Reasoning):
+            index, line = len(self._item.parts), step_line(step)
+            part: Json = {"type": "summary_text", "text": line}
+            self._item.parts.append(part)
+            for kind, fields in (
+                ("part.added", {"part": part | {"text": ""}}),
+                ("text.delta", {"delta": line}),
+                ("text.done", {"text": line}),
+                ("part.done", {"part": part}),
+            ):
+                events.append(self._delta(f"response.reasoning_summary_{kind}", summary_index=index, **fields))
         return events
 
     def _text(self, text: str) -> list[Event]:
@@ -214,7 +186,7 @@ class ResponseEvents:
         incomplete = done.reason == "length"
         events = self._encode(self._parser.flush(done.reason != "stop")) if self._parser is not None else []
         answered = any(item["type"] not in ("file_search_call", "reasoning") for item in self._output)
-        if isinstance(self._item, Reasoning | None) and (not answered or self._logprobs):
+        if isinstance(self._item, _Reasoning | None) and (not answered or self._logprobs):
             events += self._text("")  # an empty answer is still a message
         if done.citations and isinstance(self._item, _Message):
             length = sum(map(len, self._item.text))
@@ -297,6 +269,17 @@ class _Call:
             "name": self.name,
             "arguments": "".join(self.arguments),
         }
+
+
+class _Reasoning:
+    """A reasoning item being written: a line for each step of a workflow, as parts of its summary."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.parts: list[Json] = []
+
+    def body(self, status: str) -> Json:
+        return {"id": self.id, "type": "reasoning", "status": status, "summary": list(self.parts)}
 
 
 def _annotation(citation: Citation, length: int, links: PassageLinks) -> Json:

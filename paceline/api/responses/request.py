@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from paceline.api.chat.schema import MAX_MESSAGES, Part, Role
-from paceline.api.generation.request import refuse_forms, unreadable
+from paceline.api.generation.request import refuse_forms, required, unreadable
 from paceline.api.generation.schema import (
     MAX_METADATA,
     MAX_SEARCHED,
@@ -152,6 +153,32 @@ class ResponseRequest(FormFields):
     def conversation_id(self) -> str | None:
         return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
 
+    @model_validator(mode="before")
+    @classmethod
+    def _only_what_is_done_here(cls, body: dict[str, object]) -> dict[str, object]:
+        refuse_forms(body, {"prompt": "Prompt templates are not kept here; send instructions and input"})
+        return body
+
+    @model_validator(mode="after")
+    def _without_contradictions(self) -> Self:
+        if "input" not in self.model_fields_set and self.previous_response_id is None and self.conversation is None:
+            raise required("input")
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise RequestError("conversation and previous_response_id exclude each other.", param="conversation")
+        if self.conversation is not None and not self.store:
+            raise RequestError("A conversation keeps what is said in it, so store must be true.", param="store")
+        if self.background and not self.store:
+            raise RequestError("A response in the background can only be fetched if store is true.", param="background")
+        for index, tool in enumerate(self.tools):
+            if tool.type == "function" and not tool.name:
+                raise required(f"tools[{index}].name")
+        if sum(tool.type == "file_search" for tool in self.tools) > 1:
+            raise RequestError("There may be one tool of the type file_search.", param="tools")
+        text = self.text.format
+        if text.type == "json_schema" and (text.name is None or text.schema_ is None):
+            raise required(f"text.format.{'name' if text.name is None else 'schema'}")
+        return self
+
 
 class RetrieveQuery(Schema):
     """Query of a retrieval. Not strict about types: a query string has none."""
@@ -182,44 +209,39 @@ SKIPPED = frozenset({"reasoning", "file_search_call"})
 _TEXTS = ("input_text", "output_text", "text")
 
 
-def input_items(given: str | Sequence[InputItem], new_id: Callable[[str], str], *, field: str = "input") -> list[Json]:
-    """The input as it is stored, listed and continued: every item with an id. Raises RequestError (400).
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(24)}"
 
-    `new_id`: makes an id from a prefix such as "msg". `field`: of the body.
+
+def input_items(given: str | Sequence[InputItem], *, field: str = "input") -> list[Json]:
+    """The input as it is stored, listed and continued: every item with an id. `field`: of the body.
+
+    Raises RequestError (400).
     """
     if isinstance(given, str):
         content = [{"type": "input_text", "text": given}]
         return [{"id": new_id("msg"), "type": "message", "status": "completed", "role": "user", "content": content}]
-    return [_item(item, f"{field}[{index}]", new_id) for index, item in enumerate(given) if item.type not in SKIPPED]
+    return [_item(item, f"{field}[{index}]") for index, item in enumerate(given) if item.type not in SKIPPED]
 
 
-def _item(item: InputItem, where: str, new_id: Callable[[str], str]) -> Json:
+def _item(item: InputItem, where: str) -> Json:
     status = item.status if item.status in ("in_progress", "completed", "incomplete") else "completed"
     match item.type:
         case "message":
-            if item.role is None:
-                raise _missing("role", where)
-            if item.content is None:
-                raise _missing("content", where)
+            _need(item, where, "role", "content")
             answered = item.role == "assistant"
             kind = "output_text" if answered else "input_text"
-            content = _parts(item.content, kind, f"{where}.content", refusals=answered)
+            content = _parts(item.content or "", kind, f"{where}.content", refusals=answered)
             body: Json = {"type": "message", "role": item.role, "content": content}
         case "function_call":
-            for name in ("call_id", "name", "arguments"):
-                if getattr(item, name) is None:
-                    raise _missing(name, where)
+            _need(item, where, "call_id", "name", "arguments")
             body = {"type": item.type, "call_id": item.call_id, "name": item.name, "arguments": item.arguments}
         case "custom_tool_call":  # of an earlier turn, at another server: its input is a text
-            for name in ("call_id", "name", "input"):
-                if getattr(item, name) is None:
-                    raise _missing(name, where)
+            _need(item, where, "call_id", "name", "input")
             arguments = json.dumps({"input": item.input}, ensure_ascii=False)
             body = {"type": "function_call", "call_id": item.call_id, "name": item.name, "arguments": arguments}
         case "function_call_output" | "custom_tool_call_output":
-            for name in ("call_id", "output"):
-                if getattr(item, name) is None:
-                    raise _missing(name, where)
+            _need(item, where, "call_id", "output")
             output = item.output or ""
             text = output if isinstance(output, str) else _joined(_parts(output, "input_text", f"{where}.output"))
             body = {"type": "function_call_output", "call_id": item.call_id, "output": text}
@@ -233,6 +255,12 @@ def _item(item: InputItem, where: str, new_id: Callable[[str], str]) -> Json:
     return {"id": item.id or new_id(prefix), "status": status, **body}
 
 
+def _need(item: InputItem, where: str, *names: str) -> None:
+    for name in names:
+        if getattr(item, name) is None:
+            raise required(f"{where}.{name}")
+
+
 def _parts(content: str | Sequence[Part], kind: str, where: str, *, refusals: bool = False) -> list[Json]:
     if isinstance(content, str):
         return [_part(kind, content)]
@@ -243,7 +271,7 @@ def _parts(content: str | Sequence[Part], kind: str, where: str, *, refusals: bo
         elif part.type == "refusal" and part.refusal is not None and refusals:
             parts.append({"type": "refusal", "refusal": part.refusal})
         elif part.type in _TEXTS:
-            raise _missing("text", f"{where}[{index}]")
+            raise required(f"{where}[{index}].text")
         else:
             raise unreadable(part.type, f"{where}[{index}]")
     return parts
@@ -255,10 +283,6 @@ def _part(kind: str, text: str) -> Json:
 
 def _joined(parts: Iterable[Json]) -> str:
     return "".join(str(part.get("text", part.get("refusal", ""))) for part in parts)
-
-
-def _missing(name: str, where: str) -> RequestError:
-    return RequestError(f"The field {where}.{name} is required.", param=f"{where}.{name}")
 
 
 def messages_of(items: Iterable[Json]) -> list[Json]:
@@ -290,8 +314,20 @@ def messages_of(items: Iterable[Json]) -> list[Json]:
 
 LOGPROBS = "message.output_text.logprobs"
 SERVED_TOOLS = ("function", "file_search")
-UNSERVED = {  # fields that refer to state which is not kept here
-    "prompt": "Prompt templates are not kept here; send instructions and input",
+_FUNCTION = {"name", "description", "parameters", "strict"}  # fields of a tool
+_ECHOED = {  # fields of a request that its response repeats
+    "background",
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "model",
+    "parallel_tool_calls",
+    "previous_response_id",
+    "prompt_cache_key",
+    "safety_identifier",
+    "store",
+    "truncation",
+    "user",
 }
 _NAMES = {
     "messages": "input",
@@ -300,33 +336,6 @@ _NAMES = {
     "logprobs": "top_logprobs",
 }
 _TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?")
-
-
-def check(body: Mapping[str, object], asked: ResponseRequest) -> None:
-    """Raises RequestError (400) for fields that are not supported, missing or contradictory."""
-    refuse_forms(body)
-    for name, sentence in UNSERVED.items():
-        if body.get(name) is not None:
-            raise RequestError(f"{sentence} (in `{name}`).", code="unsupported_parameter", param=name)
-    if body.get("input") is None and asked.previous_response_id is None and asked.conversation is None:
-        raise RequestError("The field input is required.", param="input")
-    if asked.conversation is not None and asked.previous_response_id is not None:
-        raise RequestError("conversation and previous_response_id exclude each other.", param="conversation")
-    if asked.conversation is not None and not asked.store:
-        raise RequestError("A conversation keeps what is said in it, so store must be true.", param="store")
-    if asked.background and not asked.store:
-        raise RequestError("A response in the background can only be fetched if store is true.", param="background")
-    for index, tool in enumerate(asked.tools):
-        if tool.type == "function" and not tool.name:
-            raise RequestError(f"The field tools[{index}].name is required.", param=f"tools[{index}].name")
-    first, _ = search_of(asked)
-    if any(tool.type == "file_search" for tool in asked.tools[first + 1 :]):
-        raise RequestError("There may be one tool of the type file_search.", param="tools")
-    text = asked.text.format
-    if text.type == "json_schema":
-        for name, value in (("name", text.name), ("schema", text.schema_)):
-            if value is None:
-                raise RequestError(f"The field text.format.{name} is required.", param=f"text.format.{name}")
 
 
 def search_of(asked: ResponseRequest) -> tuple[int, ResponseTool | None]:
@@ -355,11 +364,13 @@ def chat_body(asked: ResponseRequest, items: Sequence[Json]) -> Json:
         "continue_final_message": asked.continue_final_message,
     }
     body = asked.onto(body)
-    functions = [tool for tool in asked.tools if tool.type == "function"]
+    functions = [
+        tool.model_dump(include=_FUNCTION, exclude_none=True) for tool in asked.tools if tool.type == "function"
+    ]
     choice = _choice(asked)
     if functions:
         body |= {
-            "tools": [{"type": "function", "function": _function(tool)} for tool in functions],
+            "tools": [{"type": "function", "function": function} for function in functions],
             "tool_choice": choice,
             "parallel_tool_calls": asked.parallel_tool_calls,
         }
@@ -395,7 +406,7 @@ def _choice(asked: ResponseRequest) -> object:
         return choice
     if choice.type == "function":
         if choice.name is None:
-            raise RequestError("The field tool_choice.name is required.", param="tool_choice.name")
+            raise required("tool_choice.name")
         return {"type": "function", "function": {"name": choice.name}}
     if choice.type == "allowed_tools":
         names = [tool.name for tool in choice.tools if tool.type == "function" and tool.name is not None]
@@ -409,30 +420,10 @@ def _choice(asked: ResponseRequest) -> object:
 
 
 def _response_format(text: ResponseTextFormat) -> Json | None:
-    match text.type:
-        case "text":
-            return None
-        case "json_object":
-            return _present({"type": "json_object", "schema": text.schema_})
-        case "regex" | "grammar":
-            return _present({"type": text.type, "pattern": text.pattern, "grammar": text.grammar})
-        case "json_schema":
-            schema: Json = {
-                "name": text.name,
-                "schema": text.schema_,
-                "strict": text.strict,
-                "description": text.description,
-            }
-            return {"type": "json_schema", "json_schema": _present(schema)}
-
-
-def _function(tool: ResponseTool) -> Json:
-    names = ("name", "description", "parameters", "strict")
-    return _present({name: getattr(tool, name) for name in names})
-
-
-def _present(fields: Json) -> Json:
-    return {name: value for name, value in fields.items() if value is not None}
+    if text.type == "text":
+        return None
+    fields = text.model_dump(by_alias=True, exclude_none=True)
+    return {"type": "json_schema", "json_schema": fields} if text.type == "json_schema" else fields
 
 
 def first_state(asked: ResponseRequest, response: str, created: int, sampling: SamplingParams) -> Json:
@@ -445,24 +436,16 @@ def first_state(asked: ResponseRequest, response: str, created: int, sampling: S
         "object": "response",
         "created_at": created,
         "status": "in_progress",
-        "background": asked.background,
         "completed_at": None,
         "error": None,
         "incomplete_details": None,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
         "max_tool_calls": None,
-        "metadata": asked.metadata,
-        "model": asked.model,
         "output": [],
-        "parallel_tool_calls": asked.parallel_tool_calls,
-        "previous_response_id": asked.previous_response_id,
-        **({} if asked.conversation_id is None else {"conversation": {"id": asked.conversation_id}}),
-        "prompt_cache_key": asked.prompt_cache_key,
         "reasoning": {"effort": None, "summary": None},
-        "safety_identifier": asked.safety_identifier,
         "service_tier": "default",
-        "store": asked.store,
+        "usage": None,
+        **asked.model_dump(include=_ECHOED),
+        **({} if asked.conversation_id is None else {"conversation": {"id": asked.conversation_id}}),
         "temperature": sampling.temperature,
         "text": {
             "format": asked.text.format.model_dump(by_alias=True, exclude_none=True),
@@ -472,24 +455,18 @@ def first_state(asked: ResponseRequest, response: str, created: int, sampling: S
         "tools": [_tool(tool) for tool in asked.tools if tool.type in SERVED_TOOLS],
         "top_logprobs": asked.top_logprobs or 0,
         "top_p": sampling.top_p,
-        "truncation": asked.truncation,
-        "usage": None,
-        "user": asked.user,
     }
 
 
 def _shown(choice: str | ToolChoice) -> object:
     if isinstance(choice, str):
         return choice
-    if choice.type == "allowed_tools":
-        return choice.model_dump(exclude_none=True)
-    return _present({"type": choice.type, "name": choice.name})
+    return choice.model_dump(include=None if choice.type == "allowed_tools" else {"type", "name"}, exclude_none=True)
 
 
 def _tool(tool: ResponseTool) -> Json:
     if tool.type == "function":
-        names = ("type", "name", "description", "parameters", "strict")
-        return {name: getattr(tool, name) for name in names}
+        return tool.model_dump(include={"type", *_FUNCTION})
     options = tool.ranking_options or RankingOptions()
     return {
         "type": tool.type,

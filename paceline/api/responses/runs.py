@@ -7,7 +7,6 @@ background response ends by itself, by a cancellation, or with the server.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,11 +15,11 @@ from paceline.api.generation.fan_in import GenerationFanIn
 from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.errors import Failure, encode_json, failure_of
 from paceline.api.observation import AnswerWatch
-from paceline.api.responses.event_log.conversation_rows import Turn
-from paceline.api.responses.event_log.log import EventLog, LiveEvents
-from paceline.api.responses.event_log.store import ResponseRecord
 from paceline.api.responses.events import Event, Json, ResponseEvents
-from paceline.api.responses.passages import stored_form, without_passages
+from paceline.api.responses.log import EventLog, LiveEvents
+from paceline.api.responses.replay import kept_items, stored_form
+from paceline.api.responses.request import ResponseRequest
+from paceline.api.responses.store import ResponseRecord, Turn
 from paceline.core.shares import Shares
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import Generation, GenerationResult
@@ -56,14 +55,12 @@ class Runs:
 
     def start(
         self,
+        asked: ResponseRequest,
         record: ResponseRecord,
+        turn: Turn | None,
         generation: Generation,
         watch: AnswerWatch,
         response_events: ResponseEvents,
-        *,
-        stored: bool,
-        background: bool,
-        turn: Turn | None = None,
     ) -> Run:
         """Start a run, which owns `generation`. A background run counts as an active request, so that a drain waits.
 
@@ -72,7 +69,7 @@ class Runs:
         Raises RequestError (429) when there are too many of those.
         """
         owner = record.owner
-        if background and not self._background.take(owner, alone=not owner):
+        if asked.background and not self._background.take(owner, alone=not owner):
             raise RequestError(
                 f"{self._background.held(owner)} background responses of this key are being written, and "
                 f"{self._background.taken} in all, of {MAX_BACKGROUND}: wait for one to end, or cancel it.",
@@ -80,11 +77,11 @@ class Runs:
                 type="rate_limit_error",
                 code="too_many_background_responses",
             )
-        run = Run(self._log.begin(record, stored=stored), response_events, turn)
+        run = Run(self._log.begin(record, stored=asked.store), response_events, turn)
         self._runs[record.id] = run
-        if background:
+        if asked.background:
             self._admission.stay(owner)
-        run.task = asyncio.create_task(self._write(run, generation, watch, background=background))
+        run.task = asyncio.create_task(self._write(run, generation, watch, background=asked.background))
         return run
 
     def first(self, response: str) -> Json | None:
@@ -157,14 +154,8 @@ class Runs:
         stored_last = None if done is None else stored_form(last, done)
         turn = None
         if run.turn is not None and done is not None:
-            turn = replace(run.turn, items=(*run.turn.items, *_output(last)))
+            turn = replace(run.turn, items=(*run.turn.items, *kept_items(last)))
         self._log.append_nowait(run.live, _encoded(events), last=True, stored_last=stored_last, turn=turn)
-
-
-def _output(last: Json) -> list[bytes]:
-    """The items of a last event, without passages of documents, which no conversation keeps."""
-    without = without_passages(encode_json(last))
-    return [encode_json(item) for item in json.loads(without)["response"]["output"]]
 
 
 def _encoded(events: Sequence[Event]) -> list[tuple[str, bytes]]:

@@ -13,18 +13,21 @@ from functools import partial
 from typing import Annotated, Literal, TypeVar, get_args
 from urllib.parse import quote
 
+from fastapi import APIRouter, Depends, Query, Security
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
+from paceline.api.dependencies import Caller
+from paceline.api.generation.request import required, unsupported
 from paceline.api.http.body import Schema, least_bytes, read_upload
-from paceline.api.http.pagination import FilesQuery, answer, listing, parse_query
-from paceline.api.routes import Route
-from paceline.api.vector_stores.search import library_of
+from paceline.api.http.pagination import FilesQuery, answer, listing
+from paceline.api.http.routing import Route, key
+from paceline.api.openapi import REFUSALS, form, official
+from paceline.api.vector_stores.search import LibraryDep
 from paceline.errors import RequestError
 from paceline.rag.store.files import Arrival, StoredFile, missing
 from paceline.rag.store.library import Library
-from paceline.runtime.service import Service
 
 # Uploads in turns of their owners: many files of one that arrive at once hold up no other's.
 #
@@ -78,6 +81,7 @@ class UploadTurns:
 
 
 _PIECE = 1 << 20  # bytes
+_BYTES = "application/octet-stream"
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
@@ -89,141 +93,105 @@ class FileForm(Schema):
     purpose: Annotated[Purpose, Field(description="Kept and shown; every file can be read into a vector store.")]
 
 
-class FilesEndpoint:
-    """The routes and the service they use."""
+router = APIRouter(
+    prefix="/v1/files",
+    route_class=Route,
+    dependencies=[Security(key, scopes=["files"])],
+    responses=REFUSALS,
+    tags=["files"],
+)
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._turns = UploadTurns()
 
-    def routes(self) -> tuple[Route, ...]:
-        return (
-            Route(
-                method="POST",
-                path="/v1/files",
-                endpoint=self.create,
-                summary="Upload a file.",
-                scope="files",
-                form=FileForm,
-                response="FileObject",
-                refusals=(404, 408, 413),
-            ),
-            Route(
-                method="GET",
-                path="/v1/files",
-                endpoint=self.list_files,
-                summary="List the files of this key.",
-                scope="files",
-                query=FilesQuery,
-                response="SyncCursorPage[FileObject]",
-                refusals=(404,),
-            ),
-            Route(
-                method="GET",
-                path="/v1/files/{file_id}",
-                endpoint=self.show,
-                summary="Describe a file.",
-                scope="files",
-                response="FileObject",
-                refusals=(404,),
-            ),
-            Route(
-                method="GET",
-                path="/v1/files/{file_id}/content",
-                endpoint=self.content,
-                summary="Give the bytes of a file back.",
-                scope="files",
-                media_type="application/octet-stream",
-                refusals=(404,),
-            ),
-            Route(
-                method="DELETE",
-                path="/v1/files/{file_id}",
-                endpoint=self.delete,
-                summary="Delete a file, and what vector stores hold of it.",
-                scope="files",
-                response="FileDeleted",
-                refusals=(404,),
-            ),
-        )
+async def _turns(request: Request) -> UploadTurns:
+    turns: UploadTurns = request.app.state.upload_turns
+    return turns
 
-    async def create(self, request: Request) -> Response:
-        library = library_of(self._service)
-        owner: str = request.state.identity.key
-        arrival = await asyncio.to_thread(library.uploads.receive, owner, least_bytes(request))
-        try:
-            return answer(_object(await self._stored_upload(library, arrival, request)))
-        finally:
-            await asyncio.to_thread(arrival.close)
 
-    async def _stored_upload(self, library: Library, arrival: Arrival, request: Request) -> StoredFile:
-        async with read_upload(request, arrival, partial(self._turns.part, arrival.owner)) as upload:
-            purpose = upload.fields.get("purpose")
-            if purpose is None:
-                raise RequestError("The field purpose is required.", param="purpose")
-            if purpose not in PURPOSES:
-                raise RequestError(f"purpose must be one of {', '.join(PURPOSES)}.", param="purpose")
-            if any(name.partition("[")[0] == "expires_after" for name in upload.fields):
-                raise RequestError(
-                    "Files stay until they are deleted (in `expires_after`).",
-                    code="unsupported_parameter",
-                    param="expires_after",
-                )
-            return await self._turns.keep(arrival.owner, partial(library.uploads.keep, arrival, upload.name, purpose))
+async def _stored(file_id: str, library: LibraryDep, caller: Caller) -> StoredFile:
+    return await asyncio.to_thread(library.uploads.get, caller.key, file_id)
 
-    async def list_files(self, request: Request) -> Response:
-        query = parse_query(FilesQuery, request.query_params)
-        page = library_of(self._service).uploads.page
-        files, more = await asyncio.to_thread(page, request.state.identity.key, query.paging, query.purpose)
-        return listing([_object(file) for file in files], more)
 
-    async def show(self, request: Request) -> Response:
-        return answer(_object(await self._stored(library_of(self._service), request)))
+Turns = Annotated[UploadTurns, Depends(_turns)]
+Stored = Annotated[StoredFile, Depends(_stored)]
 
-    async def content(self, request: Request) -> Response:
-        library = library_of(self._service)
-        stored = await self._stored(library, request)
-        path = library.uploads.path(stored.id)
-        try:
-            if path is None:
-                return await self._opened(library, stored)
-            status = await asyncio.to_thread(path.stat)
-        except FileNotFoundError:  # it has just been deleted
-            raise missing("file", stored.id) from None
-        return FileResponse(
-            path,
-            stat_result=status,
-            media_type="application/octet-stream",
-            filename=stored.name,
-            headers={"x-content-type-options": "nosniff"},
-        )
 
-    @staticmethod
-    async def _opened(library: Library, stored: StoredFile) -> Response:
-        """The content of an encrypted file, which is checked as a whole before its first byte is sent; given whole,
-        whatever range a client asks for."""
-        document = await asyncio.to_thread(library.uploads.open, stored.id)
+@router.post("", responses=official("FileObject"), openapi_extra=form(FileForm))
+async def create_file(request: Request, library: LibraryDep, caller: Caller, turns: Turns) -> Response:
+    """Upload a file."""
+    arrival = await asyncio.to_thread(library.uploads.receive, caller.key, least_bytes(request))
+    try:
+        return answer(_object(await _received(library, arrival, request, turns)))
+    finally:
+        await asyncio.to_thread(arrival.close)
 
-        async def pieces() -> AsyncIterator[bytes]:
-            with document:
-                while piece := document.read(_PIECE):
-                    yield piece
 
-        response = StreamingResponse(pieces(), media_type="application/octet-stream")
-        response.headers["content-length"] = str(stored.num_bytes)
-        response.headers["content-disposition"] = f"attachment; filename*=utf-8''{quote(stored.name, safe='')}"
-        response.headers["x-content-type-options"] = "nosniff"
-        return response
+async def _received(library: Library, arrival: Arrival, request: Request, turns: UploadTurns) -> StoredFile:
+    async with read_upload(request, arrival, partial(turns.part, arrival.owner)) as upload:
+        purpose = upload.fields.get("purpose")
+        if purpose is None:
+            raise required("purpose")
+        if purpose not in PURPOSES:
+            raise RequestError(f"purpose must be one of {', '.join(PURPOSES)}.", param="purpose")
+        if any(name.partition("[")[0] == "expires_after" for name in upload.fields):
+            raise unsupported("expires_after", "Files stay until they are deleted")
+        return await turns.keep(arrival.owner, partial(library.uploads.keep, arrival, upload.name, purpose))
 
-    async def delete(self, request: Request) -> Response:
-        file_id = request.path_params["file_id"]
-        await asyncio.to_thread(library_of(self._service).delete_file, request.state.identity.key, file_id)
-        return answer({"id": file_id, "object": "file", "deleted": True})
 
-    @staticmethod
-    async def _stored(library: Library, request: Request) -> StoredFile:
-        get = library.uploads.get
-        return await asyncio.to_thread(get, request.state.identity.key, request.path_params["file_id"])
+@router.get("", responses=official("SyncCursorPage[FileObject]"))
+async def list_files(query: Annotated[FilesQuery, Query()], library: LibraryDep, caller: Caller) -> Response:
+    """List the files of this key."""
+    files, more = await asyncio.to_thread(library.uploads.page, caller.key, query.paging, query.purpose)
+    return listing([_object(file) for file in files], more)
+
+
+@router.get("/{file_id}", responses=official("FileObject"))
+async def show_file(stored: Stored) -> Response:
+    """Describe a file."""
+    return answer(_object(stored))
+
+
+@router.get("/{file_id}/content", response_class=Response, responses={200: {"content": {_BYTES: {}}}})
+async def give_content(stored: Stored, library: LibraryDep) -> Response:
+    """Give the bytes of a file back."""
+    path = library.uploads.path(stored.id)
+    try:
+        if path is None:
+            return await _opened(library, stored)
+        status = await asyncio.to_thread(path.stat)
+    except FileNotFoundError:  # it has just been deleted
+        raise missing("file", stored.id) from None
+    return FileResponse(
+        path,
+        stat_result=status,
+        media_type=_BYTES,
+        filename=stored.name,
+        headers={"x-content-type-options": "nosniff"},
+    )
+
+
+async def _opened(library: Library, stored: StoredFile) -> Response:
+    """The content of an encrypted file, which is checked as a whole before its first byte is sent; given whole,
+    whatever range a client asks for."""
+    document = await asyncio.to_thread(library.uploads.open, stored.id)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        with document:
+            while piece := document.read(_PIECE):
+                yield piece
+
+    headers = {
+        "content-length": str(stored.num_bytes),
+        "content-disposition": f"attachment; filename*=utf-8''{quote(stored.name, safe='')}",
+        "x-content-type-options": "nosniff",
+    }
+    return StreamingResponse(pieces(), media_type=_BYTES, headers=headers)
+
+
+@router.delete("/{file_id}", responses=official("FileDeleted"))
+async def delete_file(file_id: str, library: LibraryDep, caller: Caller) -> Response:
+    """Delete a file, and what vector stores hold of it."""
+    await asyncio.to_thread(library.delete_file, caller.key, file_id)
+    return answer({"id": file_id, "object": "file", "deleted": True})
 
 
 def _object(file: StoredFile) -> dict[str, object]:

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
+from fastapi import Depends
 from pydantic import Discriminator, Field, Tag
 
+from paceline.api.dependencies import ServiceDep
+from paceline.api.generation.request import unsupported
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import Schema
 from paceline.errors import RequestError
@@ -98,7 +101,7 @@ def min_score_of(options: RankingOptions | None, param: str = "ranking_options")
         return 0.0
     if options.hybrid_search is not None:
         name = f"{param}.hybrid_search"
-        raise RequestError(f"It is not supported (in `{name}`).", code="unsupported_parameter", param=name)
+        raise unsupported(name, "It is not supported")
     return options.score_threshold
 
 
@@ -109,30 +112,35 @@ def library_of(service: Service) -> Library:
     return library
 
 
+async def _library(service: ServiceDep) -> Library:
+    return library_of(service)
+
+
+LibraryDep = Annotated[Library, Depends(_library)]
+"""This side's documents. An endpoint that has it answers 404 where there are none."""
+
+
 async def select_stores(
-    requests: Sequence[GenerateRequest], service: Service, identity: Identity, store_ids: Sequence[str] | None
-) -> tuple[GenerateRequest, ...]:
-    """Let the requests read the named stores of this side instead of its own collection, which is named `default`.
-
-    Raises RequestError (404) for a store that is not the key's.
-    """
-    return (await select_stores_with_attributes(requests, service, identity, store_ids))[0]
-
-
-async def select_stores_with_attributes(
     requests: Sequence[GenerateRequest],
     service: Service,
     identity: Identity,
     store_ids: Sequence[str] | None,
     condition: Filter | None = None,
 ) -> tuple[tuple[GenerateRequest, ...], AttributesOf]:
-    """`select_stores`, limited to files that meet `condition`; and a function that returns a file's attributes."""
+    """Let the requests read the named stores of this side instead of its own collection, which is named `default`, and
+    of them the files that meet `condition`. Returns also a function that gives a file's attributes.
+
+    Raises RequestError (404) for a store that is not the key's.
+    """
     names = (DEFAULT_COLLECTION,) if store_ids is None else tuple(store_ids)
     if names == (DEFAULT_COLLECTION,) and condition is None:
         return tuple(requests), lambda _store, _file: {}
     library = library_of(service)
     selection, attributes = await asyncio.to_thread(library.selection, identity.key, names, condition)
     selected = (
-        replace(one, collections=selection.collections, document_ids=selection.document_ids) for one in requests
+        replace(
+            one, sources=replace(one.sources, collections=selection.collections, document_ids=selection.document_ids)
+        )
+        for one in requests
     )
     return tuple(selected), attributes

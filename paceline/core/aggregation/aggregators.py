@@ -8,9 +8,10 @@ An aggregator determines what a side sends of its distribution (`to_wire`), when
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -75,7 +76,7 @@ class OwnDist:
         return int(ids[1]) if best_margin(self.known, params, position, ids) <= within else None
 
 
-# The interface of the aggregators `mixture`, `coin` and `dragon`, and what the two sides send each other under one.
+# The interface of the aggregators `mixture`, `coin` and `paper`, and what the two sides send each other under one.
 #
 # Every target is a function of the seed, the position, both distributions and the weights alone, whichever side
 # aggregates: a hand-over changes no token.
@@ -104,22 +105,27 @@ class TargetToken:
     lane: Side | None  # the side whose documents decided it; None if both sides find it about equally likely
 
 
-class Aggregator(Protocol):
-    """`own` is a side's mixture over its documents, `dist` as much of it, or of the peer's, as is known."""
+class Aggregator(ABC):
+    """Aggregator of one request. `own` is a side's mixture over its documents, `dist` as much of it, or of the peer's,
+    as is known."""
 
-    sends_choices: ClassVar[bool]  # a side sends what it would choose after a prefix, and no distribution
-    reads_heads: ClassVar[bool]  # the head of a side's own distribution suffices for most targets
+    sends_choices: ClassVar[bool] = False  # a side sends what it would choose after a prefix, and no distribution
+    reads_heads: ClassVar[bool] = True  # the head of a side's own distribution suffices for most targets
 
+    def __init__(self, sampling: SamplingParams) -> None:
+        self._sampling = sampling
+
+    @abstractmethod
     def to_wire(self, side: Side, own: OwnDist, position: int, level: int = 0) -> PeerDist:
         """The part of its distribution that `side` sends. level: 0 to `LAST_LEVEL`."""
-        ...
 
+    @abstractmethod
     def from_wire(
         self, side: Side, head: Dist | None, choice: int | None, position: int, level: int
     ) -> PeerDist | None:
         """Rebuild what `side` sent from the payload; None if the payload is unusable, which is treated as lost."""
-        ...
 
+    @abstractmethod
     def decide(
         self,
         side: Side,
@@ -136,13 +142,14 @@ class Aggregator(Protocol):
         side's weight is 0 or the aggregator does not need it; if one that is needed is None, the result is None too.
         from_heads: None also where the own distribution would have to be read as a whole, which takes milliseconds.
         """
-        ...
 
     def draft_tokens(
         self, side: Side, dist: Dist, weights: Mapping[Side, float] | None, position: int, count: int
     ) -> list[int]:
         """At most `count` distinct draft tokens of this side after this prefix, best first."""
-        ...
+        final = filter_top(dist, self._sampling)
+        places = top_by_score(final, self._sampling, position, count)
+        return [int(token) for token in final.ids[places[final.probs[places] > 0.0]]]
 
 
 def lane_of(token: int, dists: Mapping[Side, Dist]) -> Side | None:
@@ -165,14 +172,8 @@ def lane_of(token: int, dists: Mapping[Side, Dist]) -> Side | None:
 # never picks `coin` there.
 
 
-class Coin:
-    """Aggregator of one request."""
-
+class Coin(Aggregator):
     sends_choices: ClassVar[bool] = True
-    reads_heads: ClassVar[bool] = True
-
-    def __init__(self, sampling: SamplingParams) -> None:
-        self._sampling = sampling
 
     def to_wire(self, side: Side, own: OwnDist, position: int, level: int = 0) -> PeerDist:
         return PeerDist(own.token(self._sampling, position), None, level)
@@ -205,9 +206,7 @@ class Coin:
     ) -> list[int]:
         if weights is not None and self.flip(weights, position) == side:
             count = min(count, 1)
-        final = filter_top(dist, self._sampling)
-        places = top_by_score(final, self._sampling, position, count)
-        return [int(token) for token in final.ids[places[final.probs[places] > 0.0]]]
+        return super().draft_tokens(side, dist, weights, position, count)
 
     def flip(self, weights: Mapping[Side, float], position: int) -> Side:
         """The side that the coin picks; never one of weight 0."""
@@ -237,19 +236,15 @@ LOWERED = 1e-5  # of an engine's probabilities before they are sent: more than f
 _GREEDY = SamplingParams(temperature=0.0)
 
 
-class Mixture:
-    """Aggregator of one request.
-
-    needs_dists: the target's distribution is needed too, so heads are ranked by probability and contain 99.9 %. Must be
-    equal on both sides: it determines which bound a head's last id sets for the missing ones.
+class Mixture(Aggregator):
+    """needs_dists: the target's distribution is needed too, so heads are ranked by probability and contain 99.9 %.
+    Must be equal on both sides: it determines which bound a head's last id sets for the missing ones.
     vocab_size: allows a side without a distribution of its own to test exactness.
     """
 
-    sends_choices: ClassVar[bool] = False
-    reads_heads: ClassVar[bool] = True
-
     def __init__(self, sampling: SamplingParams, *, needs_dists: bool = False, vocab_size: int | None = None) -> None:
-        self._sampling, self._needs_dists, self._vocab_size = sampling, needs_dists, vocab_size
+        super().__init__(sampling)
+        self._needs_dists, self._vocab_size = needs_dists, vocab_size
         self._ranking: Ranking = "probability" if needs_dists else "score"
         self._filters = sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0
         self._negligible = NEGLIGIBLE_FILTERED if self._filters or needs_dists else NEGLIGIBLE_WEIGHT
@@ -341,13 +336,6 @@ class Mixture:
         token = sample(final, self._sampling, position)
         return TargetToken(token, final, lane_of(token, dists))
 
-    def draft_tokens(
-        self, side: Side, dist: Dist, weights: Mapping[Side, float] | None, position: int, count: int
-    ) -> list[int]:
-        final = filter_top(dist, self._sampling)
-        places = top_by_score(final, self._sampling, position, count)
-        return [int(token) for token in final.ids[places[final.probs[places] > 0.0]]]
-
     def _small_head(self, own: RowHead, position: int) -> Dist | None:
         """Level 0 from the own head; None where that does not contain the first ids of the ranking.
 
@@ -418,30 +406,26 @@ def _whole(head: Dist, level: int, vocab_size: int | None) -> bool:
 # follows the mixture, and one of the two is picked: the cloud's with probability gamma. The distributions are those
 # that the sides send: each after top-k, top-p and min-p, cut to 99.9 % and 512 ids, rounded to 16 bits and
 # renormalised, then mixed. With top-k, top-p or min-p, which apply before the mixture here, the target's distribution
-# differs from that of `mixture`. At temperature 0 the algorithm is the argmax of the mixture and is left to `Mixture`.
+# differs from that of `mixture`. At temperature 0 it is the argmax of the mixture, which `make_aggregator` makes.
 
 
-class Dragon:
-    """Aggregator of one request. gamma: probability that the cloud's token is picked."""
+class Dragon(Aggregator):
+    """gamma: probability that the cloud's token is picked."""
 
-    sends_choices: ClassVar[bool] = False
     reads_heads: ClassVar[bool] = False
 
-    def __init__(self, sampling: SamplingParams, *, gamma: float = 0.5, vocab_size: int | None = None) -> None:
-        self._sampling, self._gamma = sampling, gamma
-        self._greedy = Mixture(sampling, vocab_size=vocab_size) if sampling.temperature == 0.0 else None
+    def __init__(self, sampling: SamplingParams, *, gamma: float = 0.5) -> None:
+        """sampling: at a temperature above 0."""
+        super().__init__(sampling)
+        self._gamma = gamma
 
     def to_wire(self, side: Side, own: OwnDist, position: int, level: int = 0) -> PeerDist:
-        if self._greedy is not None:
-            return self._greedy.to_wire(side, own, position, level)
         head = self._truncated(own.whole)
         return PeerDist(self._draft(side, head, position), head, level)
 
     def from_wire(
         self, side: Side, head: Dist | None, choice: int | None, position: int, level: int
     ) -> PeerDist | None:
-        if self._greedy is not None:
-            return self._greedy.from_wire(side, head, choice, position, level)
         head = None if head is None else quantize(head)  # each side rounds its own distribution likewise
         if head is None or not len(head.ids):
             return None
@@ -457,8 +441,6 @@ class Dragon:
         *,
         from_heads: bool = False,
     ) -> TargetToken | None:
-        if self._greedy is not None:
-            return self._greedy.decide(side, own, theirs, weights, position, from_heads=from_heads)
         peer = other(side)
         dists: dict[Side, Dist] = {}
         if own is not None and weights[side] > 0.0:
@@ -481,8 +463,6 @@ class Dragon:
     def draft_tokens(
         self, side: Side, dist: Dist, weights: Mapping[Side, float] | None, position: int, count: int
     ) -> list[int]:
-        if self._greedy is not None:
-            return self._greedy.draft_tokens(side, dist, weights, position, count)
         head = self._truncated(dist)
         draft = self._draft(side, head, position)
         likely = [token for token, _ in head.top(count) if token != draft]
@@ -536,27 +516,6 @@ def _draw(dist: Dist, u: float) -> int:
     return int(dist.ids[places[min(at, len(places) - 1)]])
 
 
-# The three aggregators by name: from both sides' distributions after one prefix to the target (DRAGON; specs 1.1,
-# 1.6).
-#
-# An aggregator determines what a side sends of its distribution (`to_wire`), when that suffices and which token
-# follows (`decide`), and what to draft (`draft_tokens`). Each has its own module; `aggregator` holds their interface.
-# Knows nothing of trees, epochs or messages; `wire.dist_codec` and `wire.payloads.tree_codec` encode what is sent.
-
-
-__all__ = [
-    "CLEAR_MARGIN",
-    "LAST_LEVEL",
-    "Aggregator",
-    "AggregatorName",
-    "PeerDist",
-    "TargetToken",
-    "default_aggregator",
-    "lane_of",
-    "make_aggregator",
-]
-
-
 def make_aggregator(
     name: AggregatorName,
     sampling: SamplingParams,
@@ -572,12 +531,12 @@ def make_aggregator(
     requesting the whole row.
     """
     match name:
-        case "mixture":
-            return Mixture(sampling, needs_dists=needs_dists, vocab_size=vocab_size)
         case "coin":
             return Coin(sampling)
-        case "paper":
-            return Dragon(sampling, gamma=gamma, vocab_size=vocab_size)
+        case "paper" if sampling.temperature > 0.0:
+            return Dragon(sampling, gamma=gamma)
+        case "mixture" | "paper":
+            return Mixture(sampling, needs_dists=needs_dists, vocab_size=vocab_size)
 
 
 def default_aggregator(sampling: SamplingParams, *, logprobs: bool, seeded: bool) -> AggregatorName:

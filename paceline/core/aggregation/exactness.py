@@ -2,7 +2,7 @@
 
 One side's row is known exactly; of the other only the head and its tail's mass. A missing id cannot exceed the tail,
 nor rank before the last id of the head: by probability, or, since the noise is common, by log p + G, which gives much
-tighter bounds (`head_by_score`). Where these bounds do not determine the token, more of the row must be requested. No
+tighter bounds. Where these bounds do not determine the token, more of the row must be requested. No
 false positives, provided the head consists of the first ids of that ranking.
 
 `rounding`: relative error by which a probability of the head may be too low, because its payload truncates bits. It is
@@ -19,7 +19,7 @@ import numpy as np
 
 from paceline.core.sampling.dist import Dist, IdArray, ProbArray, best_indices
 from paceline.core.sampling.noise import contenders, gumbel
-from paceline.core.sampling.row import HEAD_ERROR, RowHead, top_by_score
+from paceline.core.sampling.row import HEAD_ERROR, RowHead
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 
 _MAX_RIVALS = 64  # with more rivals the row is flat and has to be requested anyway
@@ -27,14 +27,6 @@ _SMALL_TAIL = 1e-3  # below this mass the tail itself is the tighter bound for e
 _TOLERANCE = 1e-12  # relative error of sums over a vocabulary's probabilities
 
 Ranking = Literal["probability", "score"]
-
-
-def head_by_score(dist: Dist, params: SamplingParams, position: int, k: int) -> Dist:
-    """The first k ids of `top_by_score`, on which the target at this position most likely depends.
-
-    Without top-k, top-p and min-p they include the side's draft, `sample(dist)`.
-    """
-    return dist if len(dist.ids) <= k else dist.kept_at(np.sort(top_by_score(dist, params, position, k)))
 
 
 def greedy_is_exact(exact: Dist, truncated: Dist, *, weight: float, rounding: float = 0.0) -> bool:
@@ -65,7 +57,7 @@ def sample_is_exact(
 ) -> bool:
     """True if `sample(filter_top(mixture))` of the two is certainly that of the whole row. At any temperature.
 
-    ranking: of the ids in `truncated`: the most probable, or those of `head_by_score` at this position.
+    ranking: of the ids in `truncated`: the most probable, or the first of `top_by_score` at this position.
     """
     if params.temperature == 0.0:
         return greedy_is_exact(exact, truncated, weight=weight, rounding=rounding)
@@ -224,7 +216,7 @@ def _bounds(exact: Dist, truncated: Dist, caps: float | ProbArray, weight: float
 # Tests whether the heads of both sides' distributions determine the token of their mixture.
 #
 # Neither row is known as a whole, so a choice costs a few hundred ids in place of two vocabularies. An id that a head
-# lacks is bounded by the head's last score, its least probability and its tail's mass (`core.sampling.row_head`,
+# lacks is bounded by the head's last score, its least probability and its tail's mass (`core.sampling.row`,
 # `exactness`). Where these bounds do not determine the token, the own row must be read as a whole (`exactness`), or
 # more of the peer's requested. No false positives: bounds allow for the rounding of both heads.
 

@@ -4,7 +4,7 @@ Knows block numbers only: the engine owns the memory and performs the copies. On
 slot is block * block_size + offset. Forks share every block, including a partly filled last one, until one of them
 writes to it. After PagedAttention (Kwon et al. 2023).
 
-A block may be registered under a name of its content (`prefix_cache`, `block_registry`); sequences that begin with the
+A block may be registered under a name of its content (`BlockName`); sequences that begin with the
 same content adopt it, and of a block that begins as they do they adopt a copy of those rows. A registered block that no
 sequence uses stays until its memory is needed, or more than `max_unused` stay, the least recently used first.
 """
@@ -34,7 +34,7 @@ TOKEN_BYTES = 4
 
 
 class BlockName(NamedTuple):
-    """Content of a block, full or not, and of all before it. Made by `prefix_cache.BlockHasher`."""
+    """Content of a block, full or not, and of all before it. Made by `BlockHasher`."""
 
     before: bytes  # hash of the salt and of all blocks before it
     content: bytes  # hash of `before` and of its own tokens

@@ -2,10 +2,10 @@
 
 No phases: a prefill is a long chain, cut into chunks under the row budget so that decodes and trees never wait for it;
 a tree is never cut. Once the caller has told what steps take (`took`), the chunks beside answers are also limited by
-time (`prefill_pace`), and so are one owner's rows beside others' (`owner_limits`). Among groups of one priority owners
-take turns (`turns`), each with its oldest segments first, except for long prompts, of which the shortest runs beside
+time (`PrefillPace`), and so are one owner's rows beside others' (`OwnerLimits`). Among groups of one priority owners
+take turns (`Turns`), each with its oldest segments first, except for long prompts, of which the shortest runs beside
 the one whose turn it is; the first segment of the first priority that has memory always advances, so within it nothing
-starves. Which segments have memory, and which groups are preempted for them, is decided in `admission`, by age alone.
+starves. Which segments have memory, and which groups are preempted for them, `MemoryAdmission` decides by age alone.
 Knows neither engine nor clock. The caller runs each batch before it asks for the next. After Orca (Yu et al. 2022) and
 Sarathi (Agrawal et al. 2023).
 """
@@ -110,9 +110,9 @@ class RowAccounts:
 
 # Admission and preemption: which pending segments have memory for their rows.
 #
-# Sequences that end together, as the branches of one answer do, form a group (`groups`), which is admitted and
+# Sequences that end together, as the branches of one answer do, form a `Group`, which is admitted and
 # preempted as a whole. A group is admitted when its pending rows fit beside some growth of those before it. Where a
-# group then lacks rows, the youngest is preempted (`row_accounts`): its rows are released, and computed again before
+# group then lacks rows, the youngest is preempted (`RowAccounts`): its rows are released, and computed again before
 # its next segment. Every group ends if each asks for finitely many rows and would fit alone:
 #
 # - Groups that hold rows but wait for something else, such as a peer, are preempted like younger ones once they are
@@ -123,7 +123,7 @@ class RowAccounts:
 #   finishes its segments, and those are finitely many.
 
 
-class Admission:
+class MemoryAdmission:
     """Gives the pending segments of `queues` the rows they need, group by group."""
 
     def __init__(self, queues: PendingQueues, groups: GroupTable, block_size: int) -> None:
@@ -314,7 +314,7 @@ class Scheduler:
         self._quantum = max(1, max_batched_tokens // 4)
         self._queues = PendingQueues()
         self._groups = GroupTable()
-        self._admission = Admission(self._queues, self._groups, block_size)
+        self._admission = MemoryAdmission(self._queues, self._groups, block_size)
         self._turns: dict[int, Turns] = {}  # by priority
         self._pace = PrefillPace()
         self._limits = OwnerLimits()

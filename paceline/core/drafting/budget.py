@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from paceline.core.batching.segment import UNKNOWN, StepSize
 from paceline.core.drafting.acceptance import AcceptanceByRank, beside_choice_rates, model_rates
@@ -235,7 +235,7 @@ class AcceptanceCalibration:
 
 
 @dataclass(slots=True)
-class StepTimes:
+class RowTimes:
     """Seconds of a step by its rows, for one class of sequences: each costs the host time, whatever its rows."""
 
     times: ForwardTime = field(default_factory=lambda: ForwardTime(average=RecentMedian, max_rows=MAX_ROWS))
@@ -275,7 +275,7 @@ class BudgetStats:
     guard: StepGuard = field(default_factory=StepGuard)
     calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
     idle: int = 0  # trees in a row, of any request, that were not worth verifying
-    _times: dict[int, StepTimes] = field(default_factory=dict)  # by class of sequences
+    _times: dict[int, RowTimes] = field(default_factory=dict)  # by class of sequences
     _last_step: StepSize = UNKNOWN
 
     def record_step(self, step: StepSize, seconds: float) -> None:
@@ -285,76 +285,16 @@ class BudgetStats:
             self._last_step = step
             self.times(step.sequences).add(step.rows, seconds)
 
-    def times(self, sequences: int) -> StepTimes:
+    def times(self, sequences: int) -> RowTimes:
         """Times of steps of about so many sequences."""
         sequences = step_class(sequences)
         if sequences not in self._times:
-            self._times[sequences] = StepTimes()
+            self._times[sequences] = RowTimes()
         return self._times[sequences]
 
 
-class Budget(Protocol):
-    """The number of draft tokens per step of one request."""
-
-    def take_prompt_rows(self, most: int) -> int:
-        """Rows at a prompt's end that the tables may learn from."""
-
-    def max_draft_tokens(self) -> int:
-        """Most nodes of the next draft tree; 0: a plain step."""
-
-    def choose(self, probs: Sequence[float]) -> int:
-        """The number of draft tokens to verify, best first. probs: (n,) probability that each is accepted."""
-
-    def record(self, drafted: int, expected: float, accepted: int, step: StepSize, seconds: float) -> None:
-        """Record a step with `drafted` draft tokens. step: of the engine, with the rows of all requests, which report
-        one shared object. seconds: since the previous result."""
-
-    @property
-    def awake(self) -> bool:
-        """False if the step that is being prepared is to be a plain one, without any work for drafts."""
-
-    @property
-    def resting(self) -> bool:
-        """True if drafts do not pay: the drafter need not be fed either."""
-
-    @property
-    def paused(self) -> bool:
-        """True if no drafts are to be expected soon."""
-
-    def stats(self) -> dict[str, float]: ...
-
-
-class FixedBudget:
-    """A constant number of draft tokens: for baselines, and for comparison with `AdaptiveBudget`."""
-
-    awake = True
-    resting = False
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-
-    def take_prompt_rows(self, most: int) -> int:
-        return most
-
-    def max_draft_tokens(self) -> int:
-        return self._rows
-
-    def choose(self, probs: Sequence[float]) -> int:
-        return min(len(probs), self._rows)
-
-    def record(self, drafted: int, expected: float, accepted: int, step: StepSize, seconds: float) -> None:
-        """No effect."""
-
-    @property
-    def paused(self) -> bool:
-        return self._rows == 0
-
-    def stats(self) -> dict[str, float]:
-        return {}
-
-
 class AdaptiveBudget:
-    """Budget of one request, from measured step times and acceptance."""
+    """The number of draft tokens per step of one request, from measured step times and acceptance."""
 
     def __init__(self, stats: BudgetStats, *, rows: int) -> None:
         """rows: most draft tokens in one step."""
@@ -374,9 +314,11 @@ class AdaptiveBudget:
         self._saved = 0.0  # plain steps that drafting has saved
 
     def take_prompt_rows(self, most: int) -> int:
+        """Rows at a prompt's end that the tables may learn from."""
         return self._stats.guard.take_prompt_rows(most)
 
     def max_draft_tokens(self) -> int:
+        """Most nodes of the next draft tree; 0: a plain step."""
         if not self._awake:
             return 0
         if self._pause > 0:
@@ -388,6 +330,7 @@ class AdaptiveBudget:
         return min(self._affordable(), 2 * self._chosen + TRIAL_NODES)
 
     def choose(self, probs: Sequence[float]) -> int:
+        """The number of draft tokens to verify, best first. probs: (n,) probability that each is accepted."""
         count = self._break_even_size(probs, self._calibration.calibration)
         if count == 0 and probs and self._due():
             count = self._break_even_size(probs, 1.0)
@@ -406,10 +349,12 @@ class AdaptiveBudget:
 
     @property
     def awake(self) -> bool:
+        """False if the step that is being prepared is to be a plain one, without any work for drafts."""
         return self._awake
 
     @property
     def resting(self) -> bool:
+        """True if drafts do not pay: the drafter need not be fed either."""
         return self._stats.guard.resting
 
     @property
@@ -418,6 +363,8 @@ class AdaptiveBudget:
         return self._stats.idle > 2 or self._since_draft > RETRY_INTERVAL
 
     def record(self, drafted: int, expected: float, accepted: int, step: StepSize, seconds: float) -> None:
+        """Record a step with `drafted` draft tokens. step: of the engine, with the rows of all requests, which report
+        one shared object. seconds: since the previous result."""
         rows, sequences = step
         if seconds <= 0.0:
             return

@@ -12,12 +12,14 @@ Knows no engine, drafter or sampling.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple
 
 from paceline.core.batching.segment import ROOT
 from paceline.core.drafting.tree_search import DraftTree
+
+Candidates = Sequence[tuple[int, float]]  # distinct tokens, best first, with their probabilities of being accepted
 
 _LEAST: Final = 1e-12  # a score below is one that a drafter has rounded to nothing
 
@@ -30,18 +32,18 @@ class RowPrune(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class DraftNode:
     """The prefix that ends with `token`, `position` output tokens long."""
 
     token: int
     position: int
-    parent: Node | None
+    parent: DraftNode | None
     score: float  # estimated probability that it is accepted, given the head; 1 for the head
     number: int  # of creation: above its parent's
     row: int | None = None  # id; None: not sent
     known: bool = False
     alive: bool = True  # the head, or below it
-    children: dict[int, Node] = field(default_factory=dict)
+    children: dict[int, DraftNode] = field(default_factory=dict)
 
 
 class GrowingTree:
@@ -50,8 +52,8 @@ class GrowingTree:
     def __init__(self, position: int) -> None:
         """position: output tokens already decided. The first head needs no row of its own: a prompt's last one is
         its."""
-        self.head = Node(-1, position, None, 1.0, 0)
-        self._nodes: list[Node] = [self.head]  # alive, by number
+        self.head = DraftNode(-1, position, None, 1.0, 0)
+        self._nodes: list[DraftNode] = [self.head]  # alive, by number
         self._next_number = 1
         self._next_row = 0
         self._passed: list[int] = []  # rows of decided nodes that are not committed
@@ -62,7 +64,7 @@ class GrowingTree:
         return len(self._nodes)
 
     @property
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> tuple[DraftNode, ...]:
         """The head and all below it, in the order of creation."""
         return tuple(self._nodes)
 
@@ -71,20 +73,21 @@ class GrowingTree:
         return len(self._open)
 
     @property
-    def waiting(self) -> list[Node]:
+    def waiting(self) -> list[DraftNode]:
         return [node for node in self._nodes if node.row is None and not node.known]
 
     # ---- growth -----------------------------------------------------------------------------------------------------
-    def merge(self, drafted: DraftTree, admits: Callable[[Node, int], bool] = lambda _, __: True) -> list[Node]:
+    def merge(
+        self, drafted: DraftTree, admits: Callable[[DraftNode, int], bool] = lambda _, __: True
+    ) -> list[DraftNode]:
         """Add what is new of a tree drafted below the head, by its paths of tokens; returns the new nodes.
 
         Nodes that are there keep their place and rows, and take the new score. admits: a child of this node with this
         token may be added; without it none of its drafted subtree is.
         """
-        place: dict[int, Node] = {-1: self.head}
-        added: list[Node] = []
-        tree = drafted.tree
-        for index, (token, above, prob) in enumerate(zip(tree.tokens, tree.parents, drafted.probs, strict=True)):
+        place: dict[int, DraftNode] = {-1: self.head}
+        added: list[DraftNode] = []
+        for index, (token, above, prob) in enumerate(zip(drafted.tokens, drafted.parents, drafted.probs, strict=True)):
             parent = place.get(above)
             if parent is None:
                 continue
@@ -92,7 +95,7 @@ class GrowingTree:
             if node is None:
                 if not admits(parent, token):
                     continue
-                node = self._add(parent, token)
+                node = self.add(parent, token, parent.score)
                 added.append(node)
             node.score = max(prob, _LEAST)
             place[index] = node
@@ -101,15 +104,11 @@ class GrowingTree:
                 node.score = min(node.score, node.parent.score)
         return added
 
-    def add_child(self, parent: Node, token: int, score: float) -> Node:
-        """One draft more. score: given the head."""
+    def add(self, parent: DraftNode, token: int, score: float) -> DraftNode:
+        """One draft more. score: given the head; at most the parent's."""
         assert parent.alive and token not in parent.children
-        node = self._add(parent, token)
-        node.score = min(max(score, _LEAST), parent.score)
-        return node
-
-    def _add(self, parent: Node, token: int) -> Node:
-        node = parent.children[token] = Node(token, parent.position + 1, parent, parent.score, self._next_number)
+        score = min(max(score, _LEAST), parent.score)
+        node = parent.children[token] = DraftNode(token, parent.position + 1, parent, score, self._next_number)
         self._next_number += 1
         self._nodes.append(node)
         return node
@@ -118,7 +117,7 @@ class GrowingTree:
         """Drop the drafts that have not been sent; the head stays."""
         self._drop(lambda node: node.row is None and node is not self.head)
 
-    def discard(self, node: Node) -> None:
+    def discard(self, node: DraftNode) -> None:
         """Drop a waiting draft and what hangs below it."""
         assert node.row is None and node is not self.head
         dropped = {node}
@@ -128,7 +127,7 @@ class GrowingTree:
         self._drop(lambda each: each in dropped)
 
     # ---- verification -----------------------------------------------------------------------------------------------
-    def advance(self, token: int) -> Node:
+    def advance(self, token: int) -> DraftNode:
         """The head, which is known, is followed by this token: prune to that child, which is made where it was not
         drafted. Returns the new head."""
         assert self.head.known
@@ -137,7 +136,7 @@ class GrowingTree:
             self._passed.append(before.row)
         head = before.children.get(token)
         if head is None:
-            head = self._add(before, token)
+            head = self.add(before, token, before.score)
         share = head.score
         below = {head}
         for node in self._nodes:  # parents first
@@ -161,16 +160,11 @@ class GrowingTree:
         return RowPrune(keep, live)
 
     # ---- sending ----------------------------------------------------------------------------------------------------
-    def best(self, count: int, *, by_score: bool = True) -> list[Node]:
-        """The first waiting nodes: by score, or by depth. Parents come first."""
-        waiting = self.waiting
-        if by_score:
-            waiting.sort(key=lambda node: (-node.score, node.number))
-        else:
-            waiting.sort(key=lambda node: (node.position, node.number))
-        return waiting[:count]
+    def best(self, count: int) -> list[DraftNode]:
+        """The first waiting nodes, by falling score. Parents come first."""
+        return sorted(self.waiting, key=lambda node: (-node.score, node.number))[:count]
 
-    def send(self, nodes: list[Node]) -> None:
+    def send(self, nodes: list[DraftNode]) -> None:
         """Give rows to waiting nodes whose parents are sent or among them, parents first. After `commit`."""
         assert not self._passed, "decided rows are to be committed first"
         for node in nodes:
@@ -180,25 +174,15 @@ class GrowingTree:
             self._open.add(self._next_row)
             self._next_row += 1
 
-    def parent_row(self, node: Node) -> int:
+    def parent_row(self, node: DraftNode) -> int:
         """The id that a segment names as the parent of this node, once all rows before the head are committed."""
         if node is self.head:
             return ROOT
         assert node.parent is not None and node.parent.row is not None
         return node.parent.row
 
-    def path(self, node: Node) -> list[int]:
-        """Tokens below the head, down to this node."""
-        return [each.token for each in self._up(node)][::-1]
-
-    def _up(self, node: Node) -> Iterator[Node]:
-        while node is not self.head:
-            yield node
-            assert node.parent is not None
-            node = node.parent
-
-    def _drop(self, condition: Callable[[Node], bool]) -> None:
-        kept: list[Node] = []
+    def _drop(self, condition: Callable[[DraftNode], bool]) -> None:
+        kept: list[DraftNode] = []
         for node in self._nodes:
             if not condition(node):
                 kept.append(node)
@@ -211,7 +195,7 @@ class GrowingTree:
     # ---- invariants -------------------------------------------------------------------------------------------------
     def check(self) -> None:
         """Assert the invariants; for tests."""
-        seen: set[Node] = set()
+        seen: set[DraftNode] = set()
         assert self._nodes[0] is self.head and self.head.alive
         for node in self._nodes:
             assert node.alive
@@ -223,18 +207,3 @@ class GrowingTree:
                 assert not node.known or parent.known, "a row is answered before its parent's"
             seen.add(node)
         assert self._open >= {node.row for node in self._nodes if node.row is not None}
-
-
-# Drafters that score many nodes at once, such as a draft model, which grow a tree layer by layer (FlowSpec, eq. 1).
-
-
-Path = tuple[int, ...]
-Candidates = Sequence[tuple[int, float]]  # distinct tokens, best first, with their probabilities of being accepted
-
-
-@runtime_checkable
-class LayerSource(Protocol):
-    """Supplies candidates for many nodes at once."""
-
-    def successors(self, paths: Sequence[Path]) -> Sequence[Candidates]:
-        """Candidates after each path of tokens below the present context; the empty path is the context itself."""

@@ -13,11 +13,11 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from paceline.core.drafting.acceptance import AcceptanceByRank, margin_class
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, bigram_key
-from paceline.core.drafting.tree_search import NO_DRAFT, PLAIN, DraftTree, Scoring, TreeShape, fill, grow_tree
+from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree, grow_tree
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.noise import gumbel_of
 from paceline.core.sampling.sampler import SamplingParams
@@ -223,24 +223,6 @@ class DrafterStats:
     drafts: AcceptanceByRank = field(default_factory=lambda: AcceptanceByRank(_DRAFT_FIRSTS, _MEMORY))
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterOptions:
-    """Features of a drafter, by default all of them; other settings are baselines and ablations."""
-
-    tables: bool = True
-    automaton: bool = True
-    noise: bool = True  # rank with the common noise
-    probs: Literal["learnt", "dist"] = "learnt"  # of drafts: acceptance rates, or the tables' probabilities
-    bigrams: bool | None = None  # use rows for the last two tokens too; None: if `probs` is "learnt"
-    blend: bool | None = None  # rows are means, else overwritten or added to (DIAA); None: if `probs` is "learnt"
-    scoring: Scoring = PLAIN
-    interval: int = 1  # trees drafted with one shape before a new search
-    shape: TreeShape | None = None  # a static tree of this shape
-
-
-EVERYTHING: Final = DrafterOptions()
-
-
 class _Candidates(NamedTuple):
     """Candidate tokens after one context."""
 
@@ -280,41 +262,32 @@ class NgramDrafter:
         *,
         eos_ids: frozenset[int] = frozenset(),
         stats: DrafterStats | None = None,
-        options: DrafterOptions = EVERYTHING,
     ) -> None:
         """table: read and written."""
         self._table = table
         self._sampling = sampling
         self._eos_ids = eos_ids
         self._stats = DrafterStats() if stats is None else stats
-        self._options = options
         self._automaton = SuffixAutomaton()
-        learnt = options.probs == "learnt"
-        self._blend = learnt if options.blend is None else options.blend
-        bigrams = learnt if options.bigrams is None else options.bigrams
-        self._bigrams = table.bigrams if options.tables and bigrams else None
+        self._bigrams = table.bigrams
         self._last = self._before = -1  # the last observed token, and the one before
         self._at: Context | None = None  # its context in the last tree
-        self._shape = options.shape
-        self._num_trees = 0
-        self._noisy = options.noise and sampling.temperature > 0.0
+        self._noisy = sampling.temperature > 0.0
         self._temperature = sampling.temperature if sampling.temperature > 0.0 else 1.0
 
     # ---- input ------------------------------------------------------------------------------------------------------
     def read(self, tokens: Iterable[int]) -> None:
         """Add a separate text, such as a document; empty: what is observed next does not continue what was before."""
         self._at = None
-        if self._options.automaton:
-            self._automaton.extend(tokens)
-            self._automaton.separate()
+        self._automaton.extend(tokens)
+        self._automaton.separate()
 
     def observe(self, token: int) -> None:
         """Add the next token of prompt or output."""
         if self._at is not None:
             self._record_outcome(self._at.candidates, token)
             self._at = self._at.after.get(token)
-        if self._options.automaton:
-            self._automaton.append(token)
+        self._automaton.append(token)
         self._before, self._last = self._last, token
 
     def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
@@ -322,16 +295,11 @@ class NgramDrafter:
 
         before: the token before `token`; None if there is none or it is unknown.
         """
-        if not self._options.tables:
-            return
         head = dist.top(NUM_SUCCESSORS)
         if not head:
             return
         ids, probs = zip(*head, strict=True)
-        if self._blend:
-            self._table.blend(token, ids, probs, _WEIGHT if accepted else _REJECTED_WEIGHT)
-        else:
-            self._table.record(token, ids, probs, overwrite=accepted)
+        self._table.blend(token, ids, probs, _WEIGHT if accepted else _REJECTED_WEIGHT)
         if accepted and self._bigrams is not None and before is not None:
             self._bigrams.blend(bigram_key(before, token), ids, probs, _WEIGHT)
 
@@ -341,17 +309,7 @@ class NgramDrafter:
         if self._last < 0 or budget <= 0:
             self._at = None
             return NO_DRAFT
-        root = self.root(position)
-        search = self._shape is None or (
-            self._options.shape is None and self._num_trees % max(self._options.interval, 1) == 0
-        )
-        self._num_trees += 1
-        if not search and self._shape is not None:
-            return fill(self, root, self._shape).first(budget)
-        drafted = grow_tree(self, root, budget, self._options.scoring)
-        if self._options.interval > 1:
-            self._shape = drafted.shape
-        return drafted
+        return grow_tree(self, self.root(position), budget)
 
     def root(self, position: int) -> Context:
         """The context after the last observed token, for callers that grow the tree themselves. position: as in
@@ -365,22 +323,20 @@ class NgramDrafter:
         return context.candidates.tokens
 
     def child(self, context: Context, token: int) -> Context:
-        match = self._automaton.advance(context.match, token) if self._options.automaton else NOTHING
+        match = self._automaton.advance(context.match, token)
         after = context.after[token] = Context(context.token, token, match, context.position + 1)
         return after
 
     # ---- internals --------------------------------------------------------------------------------------------------
     def _candidates(self, context: Context) -> _Candidates:
         """Mix the tables' and the automaton's distributions, rank them with the noise, assign acceptance rates."""
-        dist: TokenProbs = []
         source = _TOKEN
-        if self._options.tables:
-            ids, probs = self._table.successors(context.token)
-            dist = list(zip(ids, probs, strict=True))
-            if self._bigrams is not None and context.before >= 0:
-                ids, probs = self._bigrams.successors(bigram_key(context.before, context.token))
-                if ids:
-                    dist, source = _mixed(ids, probs, dist)[:NUM_SUCCESSORS], _BIGRAM
+        ids, probs = self._table.successors(context.token)
+        dist = list(zip(ids, probs, strict=True))
+        if self._bigrams is not None and context.before >= 0:
+            ids, probs = self._bigrams.successors(bigram_key(context.before, context.token))
+            if ids:
+                dist, source = _mixed(ids, probs, dist)[:NUM_SUCCESSORS], _BIGRAM
         continuations: list[int] = []
         match_group = 0
         if context.match.length >= (_MIN_MATCH if source == _BIGRAM else 1):
@@ -394,10 +350,12 @@ class NgramDrafter:
         if continuations and dist[0][0] == continuations[0]:
             source = max(source, _LONG if context.match.length >= _LONG_MATCH else _SHORT)
         group = margin_class(margin) * _SOURCES + source
-        if self._options.probs == "learnt":
-            rates = self._stats.drafts.probs(group)
-            dist = [(token, rate) for (token, _), rate in zip(dist, rates, strict=False)]
-        return _Candidates(dist, group, tuple(continuations), match_group)
+        return _Candidates(self._rated(dist, group), group, tuple(continuations), match_group)
+
+    def _rated(self, ranked: TokenProbs, group: int) -> TokenProbs:
+        """These tokens, best first, each with the acceptance rate of its rank in this class."""
+        rates = self._stats.drafts.probs(group)
+        return [(token, rate) for (token, _), rate in zip(ranked, rates, strict=False)]
 
     def _ranked(self, dist: TokenProbs, position: int) -> tuple[TokenProbs, float]:
         """At most `NUM_SUCCESSORS` tokens by falling score, and the margin between the first two scores."""

@@ -48,19 +48,6 @@ class Dist:
         """probs: (vocab,), not copied."""
         return Dist(token_ids(len(probs)), probs, log_norm=log_norm)
 
-    @staticmethod
-    def from_logits(logits: NDArray[np.floating]) -> Dist:
-        """Softmax in float64. logits: (vocab,), -inf allowed. Raises ValueError for a NaN or if all are -inf."""
-        scores = logits.astype(np.float64)
-        best = scores.max()
-        if not np.isfinite(best):
-            raise ValueError("a row of scores has no finite maximum")
-        scores -= best
-        np.exp(scores, out=scores)
-        total = float(scores.sum())
-        scores /= total
-        return Dist.dense(scores, float(best) + math.log(total))
-
     @property
     def leading(self) -> bool:
         """True if the ids are 0, 1, … without a gap, so that each id is its own index."""
@@ -156,19 +143,6 @@ def best_indices(values: ProbArray, k: int) -> IndexArray:
 
 
 _GROUP = 64  # values
-
-
-def total_variation(a: Dist, b: Dist) -> float:
-    """Half the L1 distance over the union of ids. Tails are compared as one token: a lower bound if sparse."""
-    if a.leading and b.leading and len(a.ids) == len(b.ids):
-        difference = float(np.abs(a.probs - b.probs).sum())
-    else:
-        ids = np.union1d(a.ids, b.ids)
-        aligned = np.zeros(len(ids))
-        aligned[np.searchsorted(ids, a.ids)] = a.probs
-        aligned[np.searchsorted(ids, b.ids)] -= b.probs
-        difference = float(np.abs(aligned).sum())
-    return 0.5 * (difference + abs(a.tail - b.tail))
 
 
 # Distributions quantized to 16 bits per probability, before a token is drawn from them and they are sent.

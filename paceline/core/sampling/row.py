@@ -87,7 +87,7 @@ def _scores(dist: Dist, params: SamplingParams, position: int, places: IndexArra
 
 # The head of a row: the ids that a choice most likely falls on, and bounds for all others.
 #
-# An engine hands it over in place of a distribution. `core.aggregation.head_exactness` tests whether two sides' heads
+# An engine hands it over in place of a distribution. `core.aggregation.exactness` tests whether two sides' heads
 # determine the token of their mixture.
 
 

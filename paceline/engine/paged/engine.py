@@ -21,6 +21,7 @@ from paceline.core.sampling.row import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.model_config import MASKED_KINDS, max_positions, windows
 from paceline.engine.paged.attention.backends import (
+    Attention,
     AttentionBackend,
     AttentionName,
     DeviceStep,
@@ -43,7 +44,7 @@ from paceline.engine.paged.attention.tile_plan import attention as attend
 from paceline.engine.paged.flat_batch import FlatBatch
 from paceline.engine.paged.kv_cache import KvStorage, PagedKvCache
 from paceline.engine.paged.packed_linear import pack, release_mapped_weights
-from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
+from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
 from paceline.engine.self_test import agrees, plain_scores, prompt_for
 from paceline.engine.tensors import engine_error, use_device
 from paceline.errors import EngineError
@@ -222,7 +223,7 @@ class PagedEngine(PagedKvCache):
         self._sampler = DeviceSampler()
 
     @property
-    def attention(self) -> AttentionName:
+    def attention(self) -> str:
         return self._attention.name
 
     def forward(self, batch: Batch) -> Output:
@@ -276,7 +277,7 @@ def paged_engine(
     *,
     kv_rows: int | None = None,
     kv_mib: int | None = None,
-    attention: AttentionName | None = None,
+    attention: Attention | None = None,
     graphs: bool | None = None,
 ) -> PagedEngine | str:
     """An engine that takes over `model`, or the reason why its architecture is not supported.

@@ -22,10 +22,6 @@ from paceline.engine.sequence_table import SequenceTable
 from paceline.engine.tensors import kv_from_tensors, kv_to_tensors
 from paceline.errors import EngineError
 
-# Tensors of the paged KV cache: K and V of every layer in fixed-size blocks, with copies between slots.
-#
-# Knows nothing of sequences or of the owners of a block; `core.batching.block_manager` assigns blocks and slots.
-
 
 class KvStorage:
     """K and V of every layer in blocks: (layers, blocks * block size, kv heads, dim) each.
@@ -150,10 +146,6 @@ class PagedKvCache:
     @property
     def info(self) -> ModelInfo:
         return self._info
-
-    @property
-    def num_layers(self) -> int:
-        return len(self._storage.keys)
 
     def _allocate(self, placed: Sequence[PlacedSegment]) -> FlatBatch:
         """Reserve slots for these rows, at least one. Raises EngineError and leaves everything unchanged."""

@@ -46,23 +46,23 @@ class Wording:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartTexts:
     """What a document says of one part of the question: texts with their mass; what is missing to 1 is doubt."""
 
     texts: tuple[tuple[Ids, float], ...]
 
 
-def part_of(spans: Sequence[tuple[Ids, float]], answered: float, nothing: Ids, *, alone: bool) -> Part:
+def part_of(spans: Sequence[tuple[Ids, float]], answered: float, nothing: Ids, *, alone: bool) -> PartTexts:
     """alone: there is no document, so no other branch can know better."""
     share = 1.0 - CLOSING if alone else REFUSAL
     texts = [(text, answered * prob) for text, prob in spans]
-    return Part((*texts, (nothing, (1.0 - answered) * share)))
+    return PartTexts((*texts, (nothing, (1.0 - answered) * share)))
 
 
-class Answer:
+class AnswerDists:
     """Distributions of one prompt's answer."""
 
-    def __init__(self, parts: Sequence[Part], wording: Wording, form: Form | None = None) -> None:
+    def __init__(self, parts: Sequence[PartTexts], wording: Wording, form: Form | None = None) -> None:
         self._parts = parts
         self._wording = wording
         self._form = form
@@ -139,7 +139,7 @@ _OTHERS = {"]": 0.3, "null": 0.2, "{": 0.15, "0": 0.1, "false": 0.1, "[": 0.05, 
 _LEANING = 0.5  # how much more than for other tokens a document without an answer is for these: one that knows decides
 
 
-class Vocabulary:
+class Spelling:
     """Text that a model writes: its tokens' bytes, and letters of its words."""
 
     def __init__(self, bytes_of: Sequence[bytes], encode: Callable[[str], Sequence[int]], end: int) -> None:
@@ -171,7 +171,7 @@ class Form:
     complete is ended. So an answer has as many tokens as the mask demands and the texts have.
     """
 
-    vocabulary: Vocabulary
+    vocabulary: Spelling
     texts: Callable[[ValuePath], Texts]  # for a value; none where the document has none
     words: Mapping[str, float]  # that a string of several given ones may have, and how much they count
     tool: str  # that is called; "" where it does not matter

@@ -18,29 +18,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.core.batching.block_manager import KvPrefix
-from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
+from paceline.core.batching.segment import PlacedSegment, SeqId
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import SampledRow
-from paceline.engine.base import ModelInfo, Output, SampleRequest
+from paceline.engine.base import ModelInfo
 from paceline.engine.generation_config import sampling_defaults
 from paceline.engine.reader.answer import (
     FIRST,
     JOINTS,
     NOTHING,
     NOTHING_OF_SEVERAL,
-    Answer,
+    AnswerDists,
     Form,
     Ids,
-    Part,
+    PartTexts,
+    Spelling,
     Texts,
     ValuePath,
-    Vocabulary,
     Wording,
     listed,
     part_of,
     prompt_dist,
 )
-from paceline.engine.reader.pointer import Calibration, Pointer, Reading, shared_words, words_in
+from paceline.engine.reader.pointer import Pointer, SpanCalibration, SpanReading, shared_words, words_in
 from paceline.engine.reader.question import (
     ABILITIES,
     CANNOT,
@@ -54,12 +53,9 @@ from paceline.engine.reader.question import (
     question_for,
     words_of,
 )
-from paceline.engine.sequence_table import SequenceTable
+from paceline.engine.row_lists import RowListEngine
 from paceline.engine.tokenizer import PREAMBLE, Tokenizer
 from paceline.errors import ConfigError, EngineError
-
-# Document and question of a prompt, from its token ids: the conversation as the demonstration's template writes it.
-
 
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 
@@ -70,7 +66,7 @@ _SCHEMA = re.compile(r"Answer with JSON of this schema[^\n]*:\n[^\n]*")
 _RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 
 
-class Asked(NamedTuple):
+class ReaderInput(NamedTuple):
     """What is to be read and what is asked of it."""
 
     document: str  # "" if there is none
@@ -82,14 +78,14 @@ class Asked(NamedTuple):
 
 
 class PromptReader:
-    """Takes prompts apart at the marks of roles, which no text of a message can hold."""
+    """Document and question of a prompt, taken apart at the marks of roles, which no text of a message can hold."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         names = {tokenizer.token_name(token): token for token in range(min(tokenizer.vocab_size, 64))}
         self._system, self._user, self.assistant, self.end = (names[role] for role in ROLES)
 
-    def read(self, prompt: Sequence[int]) -> Asked:
+    def read(self, prompt: Sequence[int]) -> ReaderInput:
         """The document is the text behind the preamble; without one, what the system and the user have said before the
         question, or what a function has returned."""
         document, instructions, message, earlier, results = "", "", "", "", ""
@@ -109,7 +105,7 @@ class PromptReader:
         before, question = asked(message)
         given = "\n".join(text for text in (instructions, before, results) if text)
         question = question if given and not document else message
-        return Asked(document or given, question, message, earlier, tools, bool(results))
+        return ReaderInput(document or given, question, message, earlier, tools, bool(results))
 
     def _messages(self, prompt: Sequence[int]) -> list[tuple[int, list[int]]]:
         roles = (self._system, self._user, self.assistant)
@@ -139,96 +135,46 @@ _CLEAR = 0.5  # share of a text of the message that is taken for a value
 _WHOLE = frozenset({"query", "question", "input", "prompt", "task", "search query", "q"})
 
 
-class ReaderEngine:
-    """Runs one batch after the other."""
+class ReaderEngine(RowListEngine[int]):
+    """A row is its token. Forks share the answers of what they were forked from."""
 
     def __init__(self, info: ModelInfo, pointer: Pointer, tokenizer: Tokenizer) -> None:
-        self._info = info
+        super().__init__(info)
         self._pointer = pointer
         self._tokenizer = tokenizer
         self._prompts = PromptReader(tokenizer)
         self._wording = _wording(tokenizer, self._prompts.end)
         every = range(tokenizer.vocab_size)
-        self._vocabulary = Vocabulary(list(map(tokenizer.token_bytes, every)), tokenizer.encode, self._prompts.end)
-        self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
-        self._tokens: dict[SeqId, list[int]] = {}
-        self._salts: dict[SeqId, str] = {}  # the others share nothing
+        self._vocabulary = Spelling(list(map(tokenizer.token_bytes, every)), tokenizer.encode, self._prompts.end)
         self._answer_of = lru_cache(maxsize=_PROMPTS)(self._answer)
 
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    def forward(self, batch: Batch) -> Output:
-        placed = self._table.place(batch)
-        dists = tuple(self._rows(segment) for segment in placed)
-        for segment in placed:
-            self._tokens.setdefault(segment.seq, []).extend(segment.tokens)
-        self._table.written(placed)
-        return Output.dense(dists, tuple(segment.scored for segment in placed))
-
-    def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
-        return [request.by_reference() for request in requests]
-
-    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
-        kept = self._table.prune(seq, keep, live, horizon)
-        tokens = self._tokens.setdefault(seq, [])
-        tokens[kept.first :] = [tokens[kept.first + row] for row in kept.order]
-
-    def truncate(self, seq: SeqId, length: int) -> None:
-        self._table.truncate(seq, length)
-        if seq in self._tokens:
-            del self._tokens[seq][length:]
-
     def fork(self, seq: SeqId, into: SeqId) -> None:
-        self._table.fork(seq, into)
-        self._tokens[into] = list(self._tokens[seq])
+        super().fork(seq, into)
         if seq in self._salts:
             self._salts[into] = self._salts[seq]
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         self._table.export(seq, len(tokens))
-        rows = np.array(self._tokens[seq][: len(tokens)], dtype=np.int64)[None, :, None, None]
+        rows = np.array(self._rows[seq][: len(tokens)], dtype=np.int64)[None, :, None, None]
         return KvPrefix(self._info.fingerprint, "int64", tuple(tokens), rows, rows[..., :0])
 
     def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
         if rows.model != self._info.fingerprint or rows.keys.shape != (1, len(rows.tokens), 1, 1):
             raise EngineError(f"these rows are of another model: {rows.keys.shape}")
         self._table.adopt(seq, rows.tokens)
-        self._tokens[seq] = rows.keys.ravel().tolist()
+        self._rows[seq] = rows.keys.ravel().tolist()
 
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
         """No rows are kept of sequences that have ended: they cost nothing to write again."""
         del tokens, stored
-        if seq in self._table:
-            raise EngineError(f"sequence {seq} exists already")
-        self._salts[seq] = salt
+        self._begin(seq, salt)
         return 0
 
-    def release(self, seq: SeqId) -> None:
-        self._table.release(seq)
-        self._tokens.pop(seq, None)
-        self._salts.pop(seq, None)
-
-    def length(self, seq: SeqId) -> int:
-        return self._table.length(seq)
-
-    @property
-    def block_size(self) -> int:
-        return 1
-
-    def free_rows(self) -> int | None:
-        return None
-
-    def check(self) -> None:
-        held = {seq: len(tokens) for seq, tokens in self._tokens.items()}
-        assert held == self._table.lengths(), (held, self._table.lengths())
-
-    def _rows(self, segment: PlacedSegment) -> tuple[Dist, ...]:
-        """Distributions of the wanted rows, which are not yet written."""
-        held = self._tokens.get(segment.seq, [])
+    def _append(self, segment: PlacedSegment) -> tuple[Dist, ...]:
+        held = self._rows.setdefault(segment.seq, [])
         before = held[: segment.start - segment.num_open_rows]
-        tree = [*held[len(before) : segment.start], *segment.tokens]
+        held.extend(segment.tokens)
+        tree = held[len(before) :]
         seen = segment.mask() if segment.wanted else ()
         paths = ([token for token, on_path in zip(tree, seen[row], strict=True) if on_path] for row in segment.wanted)
         owner = self._salts.get(segment.seq, segment.seq)
@@ -241,7 +187,7 @@ class ReaderEngine:
         cut = len(tokens) - tokens[::-1].index(mark)
         return self._answer_of(owner, tokens[:cut]).next(tokens[cut:])
 
-    def _answer(self, owner: str | SeqId, prompt: Ids) -> Answer:
+    def _answer(self, owner: str | SeqId, prompt: Ids) -> AnswerDists:
         """owner: for whom it is kept: the time of an answer tells nobody what others have asked."""
         del owner
         asked, wording = self._prompts.read(prompt), self._wording
@@ -265,9 +211,9 @@ class ReaderEngine:
         words |= dict.fromkeys(words_in(asked.message), 2.0)
         values = lru_cache(maxsize=_VALUES)(partial(self._values, asked, parts))
         form = Form(self._vocabulary, partial(_texts, values), words, _function(asked), alone)
-        return Answer(read, wording, form)
+        return AnswerDists(read, wording, form)
 
-    def _own(self, asked: Asked, text: str, values: Mapping[str, str]) -> Answer:
+    def _own(self, asked: ReaderInput, text: str, values: Mapping[str, str]) -> AnswerDists:
         """An answer that is in no document. values: by names of properties, in an answer in JSON."""
 
         def named(name: str, is_argument: bool) -> Texts:  # noqa: ARG001  # of whatever is called
@@ -275,10 +221,10 @@ class ReaderEngine:
             return ((value, 0.9),) if value else ()
 
         form = Form(self._vocabulary, partial(_texts, named), {}, _function(asked), alone=True)
-        part = Part(((tuple(self._tokenizer.encode(text)), 0.99),))
-        return Answer((part,), replace(self._wording, stop=()), form)
+        part = PartTexts(((tuple(self._tokenizer.encode(text)), 0.99),))
+        return AnswerDists((part,), replace(self._wording, stop=()), form)
 
-    def _values(self, asked: Asked, parts: Sequence[str], name: str, is_argument: bool) -> Texts:
+    def _values(self, asked: ReaderInput, parts: Sequence[str], name: str, is_argument: bool) -> Texts:
         """What may be the value of a property of this name, of an answer in JSON or of the arguments of a call."""
         words = words_of(name)
         read = self._pointer.read(question_for(name, parts), asked.document)
@@ -327,13 +273,13 @@ def _texts(values: Callable[[str, bool], Texts], path: ValuePath) -> Texts:
     return listed(found, places[-1]) if places else found
 
 
-def _of_message(reading: Reading) -> Texts:
+def _of_message(reading: SpanReading) -> Texts:
     """The one text of the question that can be a value, as the town of "How is the weather in Paris?"."""
     text, prob = reading.spans[0] if reading.spans else ("", 0.0)
     return ((text, prob),) if prob >= _CLEAR else ()
 
 
-def _function(asked: Asked) -> str:
+def _function(asked: ReaderInput) -> str:
     """The function to be called: that which shares most words with the question, or ends what has been answered."""
     last = next((name for name, _ in asked.tools if re.search("final|answer|finish|submit", name)), "")
     if asked.is_answered and last:
@@ -362,7 +308,7 @@ def load_reader(directory: Path, *, name: str, fingerprint: str, threads: int | 
     config = _config(directory)
     try:
         weights = {key: value.float() for key, value in load_file(directory / "model.safetensors").items()}
-        calibration = Calibration(*(float(config[name]) for name in ("middle", "slope", "words")))
+        calibration = SpanCalibration(*(float(config[name]) for name in ("middle", "slope", "words")))
         positions = int(config["max_position_embeddings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{directory} cannot be loaded ({error}): install paceline again") from error

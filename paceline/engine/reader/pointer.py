@@ -41,7 +41,7 @@ _CUT = (";", "\n", "\r", "|")  # where an answer ends: between the lines of a li
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class SpanCalibration:
     """How sure an answer must be: sigmoid(slope * (x + words * s - middle)), where x is the log odds of the best spans
     against none, and s the share of the question's words that the document holds."""
 
@@ -51,7 +51,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SpanReading:
     """answered: probability that the document answers. spans: texts and their probabilities if so, which sum to 1."""
 
     answered: float
@@ -62,12 +62,12 @@ class Pointer:
     """A function of question and document alone: nothing is batched, so no other reading changes a bit of it. It keeps
     none: a text that another owner has had read takes as long as any."""
 
-    def __init__(self, weights: Mapping[str, Tensor], tokenizer: Tokenizer, calibration: Calibration) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], tokenizer: Tokenizer, calibration: SpanCalibration) -> None:
         self._weights = weights
         self._tokenizer = tokenizer
         self._calibration = calibration
 
-    def read(self, question: str, document: str) -> Reading:
+    def read(self, question: str, document: str) -> SpanReading:
         question = with_dates_of(document, question)
         asked = self._tokenizer.encode(question, add_special_tokens=False).ids[:MAX_QUESTION]
         read = self._tokenizer.encode(document, add_special_tokens=False)
@@ -86,13 +86,13 @@ class Pointer:
                 break
             start += _STRIDE
         if not odds:
-            return Reading(0.0, ())
+            return SpanReading(0.0, ())
         calibration = self._calibration
         sure = calibration.slope * (best + calibration.words * shared_words(question, document) - calibration.middle)
         answered = 1 / (1 + math.exp(-max(-50.0, min(50.0, sure))))
         kept = sorted(odds.items(), key=lambda each: (-each[1], each[0]))[:_KEPT]
         total = _log_sum([score for _, score in kept])
-        return Reading(answered, tuple((text, math.exp(score - total)) for text, score in kept))
+        return SpanReading(answered, tuple((text, math.exp(score - total)) for text, score in kept))
 
     def _spans(
         self, question: str, head: list[int], ids: list[int], offsets: Sequence[tuple[int, int]], document: str

@@ -1,10 +1,9 @@
 """Sampling on the model's device, for engines on torch.
 
-- `device_logits`: logits of a segment that stay on the device, and the answers to `Engine.sample`.
+- `sampler`: logits of a segment that stay on the device, and the answers to `Engine.sample`: single rows, and rows of
+  several branches, mixed.
 - `batch_sampler`: the token of every row in one pass: greedy, top-k, and by the open samplers all others.
 - `row_kernel`: all but top-k on a CPU, and heads, in C (`row_kernel.c`), where the installation has built it.
-- `mixture_sampler`: rows of several branches, mixed and sampled.
-- `open_sampler`: rows without top-k, by the noise's bounds; top-p and min-p. `host_open_sampler`: the same on a CPU
-  without the kernel, where nothing waits for a copy, so that far less is read.
+- `open_sampler`: rows without top-k, by the noise's bounds; top-p and min-p.
 - `workspace`: buffers that are kept between calls.
 """

@@ -24,7 +24,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
 from paceline.engine.sampling import row_kernel
 from paceline.engine.sampling.noise import DISTINCT, MARGIN, margins, may_revive
-from paceline.engine.sampling.open_sampler import OpenSampler, sample_open_rows
+from paceline.engine.sampling.open_sampler import OpenSampler
 from paceline.engine.sampling.workspace import (
     Array,
     Rounds,
@@ -164,10 +164,8 @@ class BatchSampler:
             elif by_kernel:
                 certain, _ = row_kernel.sample_rows(some, chosen, heads=False)
                 waiting.append(settled(certain))
-            elif is_remote(scores.device):
-                waiting.append(self._open.sample(some, their_maxima, chosen, margin[which]))
             else:
-                waiting.append(settled(sample_open_rows(some, their_maxima, chosen, margin[which], self._workspace)))
+                waiting.append(self._open.sample(some, their_maxima, chosen, margin[which]))
         for which, found in zip(kinds.values(), (yield from together(waiting)), strict=True):
             for row, token in zip(which, found, strict=True):
                 tokens[row] = token
@@ -180,10 +178,8 @@ def _is_plain(row: RowSampling) -> bool:
 
 
 def _are_read_in_place(logits: Tensor, rows: Sequence[RowSampling]) -> bool:
-    """True for logits of which no copy is made: on a CPU, and wanted as they are."""
-    if is_remote(logits.device) or logits.dtype not in (torch.float32, torch.bfloat16):
-        return False
-    return not any(row.changes_logits or row.num_top for row in rows)
+    """True for logits of which no copy is made: the kernel reads them, and they are wanted as they are."""
+    return row_kernel.fits(logits) and not any(row.changes_logits or row.num_top for row in rows)
 
 
 def _heads(probs: Tensor | None, rows: Sequence[RowSampling]) -> Rounds[list[Dist | None]]:

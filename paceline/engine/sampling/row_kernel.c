@@ -1,10 +1,13 @@
-/* Tokens and heads of rows of logits on a CPU: the C twin of `host_open_sampler`, of the greedy choice and of the heads
- * in `batch_sampler`. A row is read once for its groups' maxima and its mass at temperature 1, and once more where top-p
+/* Tokens and heads of rows of logits on a CPU: the C twin of `open_sampler`, of the greedy choice and of the heads in
+ * `batch_sampler`. A row is read once for its groups' maxima and its mass at temperature 1, and once more where top-p
  * needs the mass at another and few groups do not settle it.
  *
- * Why a search of few groups is exact: `host_open_sampler.py`. The noise: `core/sampling/noise.py`. What is left to the
- * reference: `margins.py`. The only caller, which owns all memory: `row_kernel.py`. Built where the installation finds
- * a compiler; elsewhere this module is absent, and those modules do its work.
+ * Each group of ids is bounded by its largest logit and its least noise, and only groups and ids that can still win are
+ * read. Top-p needs the mass before the candidate: the groups that reach its logit are read, all others are bounded by
+ * their maxima, and the whole row is summed only where these bounds do not decide. Logits and scores are relative to the
+ * row's largest logit: what competes is near it, so float32 suffices to discard. The noise: `core/sampling/noise.py`.
+ * What is left to the reference: `noise.margins`. The only caller, which owns all memory: `row_kernel.py`. Built where
+ * the installation finds a compiler; elsewhere this module is absent, and torch's samplers do its work.
  *
  * Several threads may work on one call's rows: each takes the next row until none is left. Nothing is kept between
  * calls. Top-k is not handled here.
@@ -31,7 +34,7 @@ enum { ADDED = 16 }; /* groups that are added in float32, before their sums are 
 enum { AHEAD = 4096 }; /* bytes: how far before its use a row is fetched; the processor itself stops at each page */
 
 static const uint64_t GAMMA = 0x9E3779B97F4A7C15u, FIRST_GROUP = (uint64_t)1 << 32;
-static const float MARGIN = 1e-4f, DISTINCT = 1e-5f; /* nats, as in `margins.py` */
+static const float MARGIN = 1e-4f, DISTINCT = 1e-5f; /* nats, as in `noise.py` */
 static const double SLACK = 1e-3;                    /* nats: more than the rounding of a bound in float32 */
 
 typedef struct {

@@ -1,7 +1,7 @@
 """Tokens and heads of rows on a CPU by the kernel in C, where the installation has built it: rows over torch's threads.
 
-What it stands for, and what samples without it: `host_open_sampler`, which has the search and its reasons. It takes a
-fraction of that one's time because a row is read once, not once for each operation. Top-k is not handled here.
+What samples without it: `open_sampler`, whose search this is. It takes a fraction of that one's time because a row is
+read once, not once for each operation. Top-k is not handled here.
 """
 
 from __future__ import annotations

@@ -243,34 +243,3 @@ def gathered(scores: Tensor, ids: Tensor, rows: Tensor | None = None) -> Tensor:
 def some_rows(tensor: Tensor, which: Sequence[int]) -> Tensor:
     """Some rows, ascending; the tensor itself for all of them."""
     return tensor if len(which) == len(tensor) else tensor[to_device(which, tensor.device)]
-
-
-class GroupReader:
-    """Groups of ids of a CPU tensor, each read as one block of memory."""
-
-    def __init__(self, scores: Tensor) -> None:
-        """scores: (rows, vocab) float32 or bfloat16, the ids of a row adjacent."""
-        self._is_half = scores.dtype == torch.bfloat16
-        self._vocab = scores.shape[1]
-        count, stride = len(scores), scores.stride(0)
-        end = scores.storage_offset() + count * stride
-        self._stride = 0  # groups from one row to the next; 0: rows are not made of whole groups
-        values = scores.view(torch.int16) if self._is_half else scores
-        if stride % GROUP == 0 and end * scores.element_size() <= scores.untyped_storage().nbytes():
-            self._stride = stride // GROUP
-            values = values.as_strided((count * self._stride, GROUP), (GROUP, 1))
-        self._values: NDArray[Any] = values.numpy()
-
-    def read(self, rows: NDArray[np.intp], groups: NDArray[np.intp]) -> NDArray[np.float32]:
-        """(n,) rows and groups → (n, GROUP) logits, -inf for ids beyond the vocabulary."""
-        if self._stride:
-            found = self._values.take(rows * self._stride + groups, axis=0)
-        else:
-            ids = groups[:, None] * GROUP + np.arange(GROUP)
-            found = self._values[rows[:, None], np.minimum(ids, self._vocab - 1)]
-        if self._is_half:
-            found = (found.astype(np.int32) << 16).view(np.float32)
-        if self._vocab % GROUP:
-            last = np.flatnonzero(groups == self._vocab // GROUP)
-            found[last, self._vocab % GROUP :] = -np.inf
-        return found

@@ -1,6 +1,3 @@
-"""Indexes over chunks.
-
-`faiss_index`: nearest vectors, and the index file.
-`bm25`: word search and rank fusion.
-`hybrid`: both, kept consistent with the rows.
+"""Indexes over chunks, in memory. `bm25`: word search and rank fusion; `hybrid`: vectors and both together, kept
+consistent with the rows.
 """

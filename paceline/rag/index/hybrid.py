@@ -1,7 +1,8 @@
-"""Hybrid search: chunk ids for a query, from FAISS and BM25 indexes kept consistent with the rows.
+"""Hybrid search: chunk ids for a query, from vectors and words in memory, kept consistent with the rows.
 
 This or another process may change the rows at any time: `refresh` compares generations and applies the difference.
-Everything here must be called inside a read transaction, so that indexes and rows are of the same snapshot.
+Everything here must be called inside a read transaction, so that indexes and rows are of the same snapshot. No file
+holds an index: reading 50,000 vectors from the rows takes less than a second, and the words take longer.
 """
 
 from __future__ import annotations
@@ -10,20 +11,55 @@ import json
 import math
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.rag.chunk_rows import FROM, read_texts, read_vectors
 from paceline.rag.database import Database
 from paceline.rag.index.bm25 import MAX_ROWS, BM25Index, rank_fusion
-from paceline.rag.index.faiss_index import IndexImage, VectorIndex, remove
-from paceline.rag.records import EXACT_SCORE, LEADING_COSINE, MIN_SCORE, Selection, titled
+from paceline.rag.records import EXACT_SCORE, LEADING_COSINE, MIN_SCORE, Selection, Vectors
+from paceline.rag.rows import FROM, read_passages, read_vectors
 
-FILE = "index.faiss"
 _NEAR_TIE = 0.15  # of cosines, among which a rare number decides
 _MAX_CACHED = 8  # selections whose ids and word indexes are cached
+
+
+class VectorIndex:
+    """Exact cosines over vectors of unit norm: of 50,000 in 8 ms, of 200,000 in 26 ms. One thread at a time.
+
+    A cosine is the same to the last bit whatever other vectors are indexed.
+    """
+
+    def __init__(self, ids: NDArray[np.int64], vectors: Vectors) -> None:
+        """ids: (n,), ascending; vectors: (n, dimensions)."""
+        self.ids = ids
+        self._vectors = vectors
+
+    def update(self, ids: NDArray[np.int64], new_ids: NDArray[np.int64], vectors: Vectors) -> None:
+        """Keep only these ids, and add vectors with ids that are greater than all before."""
+        kept = np.isin(self.ids, ids, assume_unique=True)
+        if len(new_ids) or not kept.all():
+            self.ids = np.concatenate((self.ids[kept], new_ids))
+            self._vectors = np.concatenate((self._vectors[kept], vectors))
+
+    def search(
+        self, vector: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None = None
+    ) -> list[tuple[int, float]]:
+        """At most k pairs (id, cosine), best first, the lower id among equals. allowed: only these ids; None: all."""
+        rows = np.arange(len(self.ids)) if allowed is None else np.flatnonzero(np.isin(self.ids, allowed))
+        if 2 * len(rows) < len(self.ids):
+            cosines = np.vecdot(self._vectors[rows], vector)
+        else:
+            cosines = np.vecdot(self._vectors, vector)[rows]
+        best = np.argpartition(-cosines, k)[:k] if k < len(rows) else np.arange(len(rows))
+        best = best[np.lexsort((rows[best], -cosines[best]))]
+        return [(int(self.ids[row]), float(cosine)) for row, cosine in zip(rows[best], cosines[best], strict=True)]
+
+    def cosine(self, vector: NDArray[np.float32], chunk_id: int) -> float:
+        """Of one chunk; -1 for one that is not indexed, such as a damaged one."""
+        row = int(np.searchsorted(self.ids, chunk_id))
+        found = row < len(self.ids) and self.ids[row] == chunk_id
+        return float(np.vecdot(self._vectors[row], vector)) if found else -1.0
 
 
 @dataclass(slots=True)
@@ -37,15 +73,13 @@ class _Words:
 class HybridIndex:
     """The vector index of a whole store and the word indexes of recently searched collections. One thread at a time."""
 
-    def __init__(self, path: Path, database: Database, dimensions: int) -> None:
-        self._path = path  # of the index file
+    def __init__(self, database: Database, dimensions: int) -> None:
         self._database = database
         self._dimensions = dimensions
         self._vector_index = VectorIndex(np.empty(0, np.int64), np.empty((0, dimensions), np.float32))
         self._ids: dict[tuple[str, ...], NDArray[np.int64]] = {}  # chunk ids by collections, until the next change
         self._words: dict[tuple[str, ...], _Words] = {}  # by collections, rebuilt after changes; last used last
         self._stamp = ""  # store and generation of the rows that the vector index was built from
-        self._file_stamp = ""  # the same of the index file
 
     @property
     def num_chunks(self) -> int:
@@ -60,31 +94,10 @@ class HybridIndex:
             return
         if self._stamp.startswith(meta["store"]):
             self._update()
-        elif loaded := VectorIndex.load(self._path, stamp, self._database.seal.index):
-            self._vector_index, self._file_stamp = loaded, stamp
         else:
             self._vector_index = VectorIndex(*self._vectors(""))
         self._stamp = stamp
         self._ids.clear()
-
-    def image(self) -> IndexImage | None:
-        """The content for the index file; None if the file is up to date."""
-        return None if self._stamp == self._file_stamp else self._vector_index.image(self._stamp)
-
-    def publish(self, image: IndexImage) -> bool:
-        """Replace the index file by the image written beside it. False, and nothing done, if rows changed meanwhile:
-        removed vectors must not return to the disk.
-        """
-        if image.stamp != self._stamp:
-            return False
-        image.publish(self._path)
-        self._file_stamp = image.stamp
-        return True
-
-    def drop_file(self) -> None:
-        """Remove the index file, so that no vector is left in it. Without a file, the index is built from the rows."""
-        remove(self._path)
-        self._file_stamp = ""
 
     def selected(self, selection: Selection) -> NDArray[np.int64]:
         """(n,) ids of the chunks in a selection."""
@@ -101,15 +114,14 @@ class HybridIndex:
         if selection.document_ids is not None:
             where += " AND document IN (SELECT value FROM json_each(?))"
             parameters.append(json.dumps(sorted(selection.document_ids)))
-        rows = self._database.execute(f"SELECT chunks.id FROM {where} ORDER BY chunks.id", *parameters)
+        rows = self._database.execute(f"SELECT chunks.id FROM {FROM} {where} ORDER BY chunks.id", *parameters)
         return np.fromiter((row[0] for row in rows), np.int64)
 
     def candidates(
         self, query: str, vector: NDArray[np.float32], limit: int, selection: Selection, selected: NDArray[np.int64]
     ) -> tuple[list[tuple[int, float]], float]:
         """Pairs (chunk id, score), best first, exact hits of the words before all others (see `_scored`), from at most
-        `limit` hits of each kind of search; and an upper bound of the cosines of all other chunks, exact unless an
-        inverted file was searched.
+        `limit` hits of each kind of search; and an upper bound of the cosines of all other chunks.
 
         selected: `self.selected(selection)`.
         """
@@ -123,7 +135,7 @@ class HybridIndex:
         named = {hit.id for hit in hits if hit.is_named}
         exact = named | {hit.id for hit in hits if hit.is_exact}
         fused = rank_fusion(list(scores), [hit.id for hit in hits])
-        cosines = {i: scores[i] if i in scores else self._cosine(vector, i) for i in fused}
+        cosines = {i: scores[i] if i in scores else self._vector_index.cosine(vector, i) for i in fused}
         near = max(cosines.values(), default=0.0) - _NEAR_TIE
         telling = {hit.id: hit.num_telling for hit in hits if hit.num_telling and cosines[hit.id] >= near}
         order = sorted(fused, key=lambda i: (i not in named, i not in exact, -telling.get(i, 0)))
@@ -138,32 +150,21 @@ class HybridIndex:
             if len(ids) > MAX_ROWS:
                 return None
             where, parameters = _collections(collections)
-            found = {
-                chunk.chunk_id: titled(chunk.title, chunk.text)
-                for chunk in read_texts(self._database, where.removeprefix(FROM), *parameters)
-            }
+            passages = read_passages(self._database, where, *parameters)
+            found = {passage.chunk_id: passage.titled for passage in passages}
             known = _Words(ids, BM25Index(ids.tolist(), [found.get(chunk_id, "") for chunk_id in ids.tolist()]))
         self._words[collections] = known
         for oldest in list(self._words)[:-_MAX_CACHED]:
             del self._words[oldest]
         return known.index
 
-    def _cosine(self, vector: NDArray[np.float32], chunk_id: int) -> float:
-        found, vectors = read_vectors(self._database, "WHERE chunks.id = ?", chunk_id)
-        return float(vector @ np.frombuffer(vectors, "<f4")) if len(found) else -1.0  # damaged
-
     def _update(self) -> None:
-        """Bring the vector index in line with the rows, or rebuild it where it no longer fits their number."""
-        ids = {row[0] for row in self._database.execute("SELECT id FROM chunks")}
-        if removed := self._vector_index.ids - ids:
-            self._vector_index.remove(removed)
-        if new := ids - self._vector_index.ids:
-            # Ids only grow, so the new ones are the largest.
-            self._vector_index.add(*self._vectors("WHERE chunks.id >= ?", min(new)))
-        if not self._vector_index.fits:
-            self._vector_index = VectorIndex(*self._vectors(""))
+        """Bring the vector index in line with the rows."""
+        ids = np.fromiter((row[0] for row in self._database.execute("SELECT id FROM chunks")), np.int64)
+        last = int(self._vector_index.ids[-1]) if self.num_chunks else 0  # ids only grow
+        self._vector_index.update(ids, *self._vectors("WHERE chunks.id > ?", last))
 
-    def _vectors(self, where: str, *parameters: object) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def _vectors(self, where: str, *parameters: object) -> tuple[NDArray[np.int64], Vectors]:
         ids, vectors = read_vectors(self._database, where, *parameters)
         flat = np.frombuffer(vectors, "<f4").astype(np.float32)
         return ids, flat.reshape(len(ids), self._dimensions)
@@ -186,6 +187,6 @@ def _scored(
 
 
 def _collections(names: tuple[str, ...]) -> tuple[str, list[object]]:
-    """SQL after FROM for the chunks of these collections, and its parameters."""
+    """SQL after the joined tables for the chunks of these collections, and its parameters."""
     marks = ", ".join("?" * len(names))
-    return f"{FROM} WHERE collection IN ({marks})", list(names)
+    return f"WHERE collection IN ({marks})", list(names)

@@ -23,8 +23,7 @@ from paceline import __version__
 from paceline.errors import DocumentError, ParserLost
 from paceline.rag.parsing.kinds import NAMED_KINDS, kind_of
 from paceline.rag.parsing.parsed import MAX_NAME, Parsed
-from paceline.rag.parsing.pool import ParserPool
-from paceline.rag.parsing.process import MAX_TRIES
+from paceline.rag.parsing.process import MAX_TRIES, ParserPool
 
 _AHEAD = 8  # files parsed or read ahead at most; a text has at most 10 MiB
 _FRESH_NS = 2_000_000_000  # a file may change again without another time in it: file systems count in up to 2 s
@@ -228,6 +227,20 @@ def _reason_to_skip(path: Path, root: Path) -> str:
 
 def _name_below(path: Path, root: Path) -> str:
     return _readable(path.relative_to(root).as_posix())
+
+
+def is_gone(source: str) -> bool:
+    """True if nothing has this path any more. False for a path that is not shown whole, and where that cannot be
+    seen."""
+    if "\ufffd" in source:
+        return False
+    try:
+        os.lstat(source)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _readable(name: str) -> str:

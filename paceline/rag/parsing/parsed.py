@@ -1,4 +1,6 @@
-"""A document as read, and the rules of its name. Knows nothing of files or of how it was parsed."""
+"""A document as read, the rules of its name, and a text that the program has as such: titled like a file of that name,
+and not parsed.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import hashlib
 from dataclasses import dataclass
 
 from paceline.errors import DocumentError
-from paceline.rag.parsing.kinds import Kind
+from paceline.rag.parsing.kinds import EMPTY, MAX_TEXT_BYTES, Kind, kind_of
+from paceline.rag.parsing.readers.text import title_of
 
 MAX_NAME = 255  # characters; the limit of file systems
 
@@ -35,3 +38,21 @@ def check_name(name: str) -> None:
         )
     if name.startswith("/") or "\\" in name or any(part in ("", ".", "..") for part in name.split("/")):
         raise DocumentError(f"{name!r} cannot name a document: give a plain name such as notes.md.")
+
+
+def parsed_text(name: str, text: str) -> Parsed:
+    """Raises DocumentError when it cannot be a document."""
+    check_name(name)
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise DocumentError(f"{name} is not UTF-8: its character {error.start} is half of a surrogate pair.") from None
+    if num_bytes > MAX_TEXT_BYTES:
+        raise DocumentError(f"{name} is larger than {MAX_TEXT_BYTES >> 20} MiB; split it into smaller texts.")
+    if "\0" in text:
+        raise DocumentError(f"{name} looks like a binary file; give a text.")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if not text.strip():
+        raise DocumentError(f"{name} {EMPTY}.")
+    kind: Kind = "code" if kind_of(name) == "code" else "markdown"
+    return parsed(name, title_of(name, text), text, kind)

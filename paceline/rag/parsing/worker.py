@@ -11,21 +11,21 @@ Its user (`process`) believes none of it without a check.
 
 from __future__ import annotations
 
-import importlib
 import json
 import mmap
 import os
 import select
 import signal
 import socket
+from contextlib import suppress
 from typing import NoReturn
 
-from paceline.rag.parsing import landlock, sandbox
+from paceline.rag.parsing import sandbox
 from paceline.rag.parsing.kinds import EMPTY, MAX_FILE_BYTES, MAX_REASON, MAX_TEXT_BYTES, Kind, Limits, kind_of
-from paceline.rag.parsing.readers import MODULES
-from paceline.rag.parsing.readers.content import Content, FailureCode, UnreadableError, too_long
+from paceline.rag.parsing.readers import missing_library, reader
+from paceline.rag.parsing.readers.content import FailureCode, ReadText, UnreadableError, too_long
+from paceline.rag.parsing.readers.sniffing import kind_by_content
 
-_PACKAGE = "paceline.rag.parsing.readers"
 _MAX_MESSAGE = 4096  # bytes
 _READ = 1 << 20  # bytes at a time
 _LOOK_MS = 20  # between looks at a child that cannot be waited for
@@ -34,7 +34,7 @@ _LOOK_MS = 20  # between looks at a child that cannot be waited for
 def main() -> None:
     control = socket.socket(fileno=0)
     # The files last: what is left of their rights would not suffice to make the namespace of the network.
-    left = {"network": not sandbox.isolate(), "files": not landlock.hide_files()}
+    left = {"network": not sandbox.isolate(), "files": not sandbox.hide_files()}
     control.send(json.dumps(left).encode())
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 2)
@@ -43,7 +43,8 @@ def main() -> None:
         document, answer = descriptors
         asked = json.loads(message)
         name, limits = asked["name"], Limits(**asked["limits"])
-        _reader(kind_of(name) or "markdown")
+        with suppress(UnreadableError):  # the child says which library is missing
+            reader(kind_of(name) or "markdown")  # imported here, so that children do not have to
         child = os.fork()
         if child == 0:
             _parse_and_end(control, name, limits, document, answer)
@@ -55,15 +56,6 @@ def main() -> None:
         status, cpu_s = ended
         signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         control.send(json.dumps({"signal": signal_number, "cpu_s": cpu_s}).encode())
-
-
-def _reader(kind: Kind) -> None:
-    """Import a reader with its libraries, so that children do not have to."""
-    try:
-        importlib.import_module(f"{_PACKAGE}.{MODULES[kind]}")
-        importlib.import_module(f"{_PACKAGE}.sniffing")
-    except ImportError:
-        return  # the child says which library is missing
 
 
 def _ended(child: int, control: socket.socket) -> tuple[int, float] | None:
@@ -110,25 +102,21 @@ def _answer(name: str, limits: Limits, document: int, spare: mmap.mmap) -> bytes
             "invalid_file",
         )
     except ImportError as error:
-        return _failure(
-            f"needs the library {error.name}, which is not installed; install paceline again", "invalid_file"
-        )
+        missing = missing_library(error)
+        return _failure(missing.reason, missing.code)
     except Exception as error:  # any, from a damaged document
         return _failure(
             f"is damaged or not what its name says ({type(error).__name__}); open it and save it again", "invalid_file"
         )
 
 
-def _parse(name: str, data: bytes) -> tuple[Content, Kind]:
-    from paceline.rag.parsing.readers.sniffing import kind_by_content
-
+def _parse(name: str, data: bytes) -> tuple[ReadText, Kind]:
     if len(data) > MAX_FILE_BYTES:
         raise UnreadableError(
             f"is larger than {MAX_FILE_BYTES // 2**20} MiB; split it into smaller files", "invalid_file"
         )
     kind = kind_by_content(data, kind_of(name))
-    content = importlib.import_module(f"{_PACKAGE}.{MODULES[kind]}").read(data, name)
-    assert isinstance(content, Content)
+    content = reader(kind)(data, name)
     if not content.text.strip():
         raise UnreadableError(EMPTY)
     return content, kind
@@ -145,7 +133,7 @@ def _contents(document: int) -> bytes:
     return b"".join(parts)
 
 
-def _success(content: Content, kind: Kind) -> bytes:
+def _success(content: ReadText, kind: Kind) -> bytes:
     text = content.text.encode("utf-8", "replace")
     if len(text) > MAX_TEXT_BYTES:
         raise too_long()

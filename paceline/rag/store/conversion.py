@@ -14,24 +14,21 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.rag.chunk_rows import seal_chunk
 from paceline.rag.database import Database
 from paceline.rag.document_kv import FOLDER as KV
 from paceline.rag.document_kv import DocumentKvStore
-from paceline.rag.index.faiss_index import remove
-from paceline.rag.index.hybrid import FILE as INDEX
-from paceline.rag.store.document_rows import document_id, seal_record, stored_source
+from paceline.rag.rows import document_id, seal_chunk, seal_record, stored_source
 from paceline.rag.store.files import FOLDER, seal_file_name, stored_name, write_pieces
 from paceline.rag.store.vector_stores import seal_attributes, seal_error, seal_metadata, seal_name
-from paceline.sealing import Seal, StoreKey, StoreSeal
+from paceline.sealing import Seal, StoreKey
 
 _UNFINISHED = "unfinished"  # in `meta`: plain text is left outside the rows
 _logger = logging.getLogger("paceline.rag")
 
 
 def encrypt_store(directory: Path, database: Database) -> None:
-    """Encrypt a plain store. Raises ConfigError; then nothing has changed. `database`: locked by the caller."""
-    plain, seal = database.seal, StoreSeal.new(StoreKey(directory).read_or_make())
+    """Encrypt a plain store. Raises ConfigError; then nothing has changed."""
+    plain, seal = database.seal, StoreKey(directory).new_seal()
     try:
         with database.writing():
             database.seal = seal
@@ -58,7 +55,6 @@ def finish_encryption(directory: Path, database: Database) -> None:
     for file_id in ids:
         (directory / FOLDER / stored_name(file_id, sealed=False)).unlink(missing_ok=True)
     DocumentKvStore(directory / KV, 0).retain(set)
-    remove(directory / INDEX)
     database.vacuum()
     with database.writing():
         database.execute("DELETE FROM meta WHERE key = ?", _UNFINISHED)

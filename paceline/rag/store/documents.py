@@ -1,18 +1,17 @@
 """One side's documents: add, remove, list and search them.
 
-Manages the default collection; `vector_stores` manages the others, in the same tables through the same
-`document_rows`. The SQLite rows are authoritative and the FAISS index is derived from them. Several processes may have
-a store open: each search sees what the others have committed. Safe to use from several threads. A private store is a
-store on the device: nothing here sends anything anywhere.
+Manages the default collection; `vector_stores` manages the others, in the same tables through the same `rows`. The
+SQLite rows are authoritative and the index in memory is derived from them. Several processes may have a store open:
+each search sees what the others have committed. Safe to use from several threads. A private store is a store on the
+device: nothing here sends anything anywhere.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,307 +21,54 @@ from numpy.typing import NDArray
 
 from paceline.core.side import Side
 from paceline.errors import ConfigError, DocumentError
+from paceline.rag import rows
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split_document
-from paceline.rag.chunk_rows import FROM, read_texts
-from paceline.rag.database import Database, SharedConnection
+from paceline.rag.database import Database
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import Embedder, ProgressCallback, embed_all, no_progress
-from paceline.rag.index.hybrid import FILE, HybridIndex
-from paceline.rag.parsing.folders import FoundFile, find_files, read_files
-from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.pool import ParserPool
-from paceline.rag.parsing.text import parsed_text
+from paceline.rag.index.hybrid import HybridIndex
+from paceline.rag.parsing.folders import FoundFile, find_files, is_gone, read_files
+from paceline.rag.parsing.parsed import Parsed, parsed_text
+from paceline.rag.parsing.process import ParserPool
 from paceline.rag.records import (
     DEFAULT_COLLECTION,
     MANAGED,
     MIN_SCORE,
     ZONES,
     Document,
+    FilesProgress,
     IngestResult,
     Passage,
-    Progress,
     Selection,
     Vectors,
     Zone,
-    titled,
 )
-from paceline.rag.store import document_rows as rows
 from paceline.rag.store.conversion import encrypt_store, finish_encryption
-from paceline.rag.store.document_rows import PASSAGE, managed_documents, open_passage, read_passages
 from paceline.sealing import Seal
-
-# Changes of the default collection: chunk and embed parsed documents, then insert, replace, rename or leave each.
-#
-# The text is compared by hash: a known text is not embedded again. Embedding happens outside transactions, so each
-# change checks in its transaction that what it was computed from still holds, and is otherwise computed again.
-
-
-class DocumentWriter:
-    """Adds, removes and re-embeds managed documents, several in a transaction. Safe to use from several threads.
-
-    Leaves the write-ahead log and the index file to the caller.
-    """
-
-    def __init__(
-        self,
-        connection: SharedConnection,
-        embedder: Embedder,
-        document_kv: DocumentKvStore,
-        *,
-        chunk_tokens: int,
-        overlap: int,
-    ) -> None:
-        """`document_kv`: stored KV, from which that of removed texts is deleted."""
-        self._connection = connection
-        self._embedder = embedder
-        self._document_kv = document_kv
-        self._chunk_tokens = chunk_tokens
-        self._overlap = overlap
-
-    def add(
-        self, batch: Sequence[tuple[Parsed, FoundFile | None]], zone: Zone, progress: ProgressCallback
-    ) -> list[IngestResult]:
-        """Add or replace documents in one transaction, in order. The file: where one was read from; None: a text
-        without a file. progress: called with the chunks embedded so far, of all of them.
-        """
-        results: dict[int, IngestResult] = {}
-        while len(results) < len(batch):
-            waiting = [number for number in range(len(batch)) if number not in results]
-            chunks = self._new_chunks([batch[number][0] for number in waiting])
-            texts = [chunk.titled for part in chunks for chunk in part]
-            vectors = embed_all(self._embedder, texts, progress)
-            ends = np.cumsum([len(part) for part in chunks])
-            of_each = np.split(vectors, ends[:-1])
-            forgotten: set[str] = set()
-            with self._connection.writing() as database:
-                database.check_embedder(database.meta())
-                for number, part, own in zip(waiting, chunks, of_each, strict=True):
-                    parsed, file = batch[number]
-                    result, text_hashes = _put(database, parsed, zone, part, own, file)
-                    forgotten |= text_hashes
-                    if result is not None:
-                        results[number] = result
-            self._document_kv.forget(forgotten)
-        return [results[number] for number in range(len(batch))]
-
-    def unchanged(self, files: Iterable[FoundFile], zone: Zone) -> tuple[list[IngestResult], list[FoundFile]]:
-        """Outcomes of the files that have the stamp with which their documents were read, and the other files."""
-        results, others = [], []
-        with self._connection.reading() as database:
-            for file in files:
-                known = rows.find_by_stamp(database, file.source, file.stamp) if file.stamp else None
-                if known is None or known.zone != zone:
-                    others.append(file)
-                else:
-                    results.append(IngestResult(known.name, "unchanged", known.id, known.num_chunks))
-        return results, others
-
-    def _new_chunks(self, documents: Sequence[Parsed]) -> list[list[Chunk]]:
-        """Chunks of each of these documents whose text is not stored and not that of one before it."""
-        with self._connection.reading() as database:
-            known = {parsed.sha256 for parsed in documents if rows.find_by_text(database, parsed.sha256)}
-        found: list[list[Chunk]] = []
-        for parsed in documents:
-            size = {"chunk_tokens": self._chunk_tokens, "overlap": self._overlap}
-            is_new = parsed.sha256 not in known
-            found.append(list(split_document(parsed, self._embedder.count, **size)) if is_new else [])
-            known.add(parsed.sha256)
-        return found
-
-    def remove(self, ids_or_names: Iterable[str]) -> int:
-        """Remove documents and their stored KV. Returns the number removed."""
-        removed, text_hashes = 0, set[str]()
-        with self._connection.writing() as database:
-            for one in ids_or_names:
-                found = rows.remove_documents(
-                    database,
-                    "collection = ? AND (documents.id = ? OR name = ?)",
-                    DEFAULT_COLLECTION,
-                    one,
-                    database.seal.lookup(one),
-                )
-                removed += found.num_documents
-                text_hashes |= found.text_hashes
-        if removed:
-            self._document_kv.forget(text_hashes)
-        return removed
-
-    def reindex(self, progress: ProgressCallback) -> int:
-        """Embed every chunk of every collection again. Returns the number of chunks."""
-        while True:
-            with self._connection.reading() as database:
-                generation = database.meta()["generation"]
-                chunks = list(read_texts(database, "", strict=True))
-            vectors = embed_all(self._embedder, [titled(chunk.title, chunk.text) for chunk in chunks], progress)
-            with self._connection.writing() as database:
-                if database.meta()["generation"] != generation:
-                    continue  # documents were added or removed meanwhile
-                rows.replace_vectors(database, [chunk.chunk_id for chunk in chunks], vectors)
-            return len(chunks)
-
-
-def _put(
-    database: Database,
-    parsed: Parsed,
-    zone: Zone,
-    chunks: Sequence[Chunk],
-    vectors: Vectors,
-    file: FoundFile | None,
-) -> tuple[IngestResult | None, set[str]]:
-    """Write one document inside the caller's transaction; its outcome, and hashes of texts that are gone.
-
-    None, and nothing done, when the document it was a copy of has been removed meanwhile.
-    """
-    source, stamp = (b"", "") if file is None else (file.source, file.stamp)
-    known = rows.find_by_text(database, parsed.sha256)
-    before = rows.find_by_source(database, parsed.name, source)
-    if known and before and known.id == before.id:
-        if known.zone != zone:
-            rows.set_zone(database, known.id, zone)
-        rows.set_stamp(database, known.id, stamp)
-        return IngestResult(known.name, "unchanged", known.id, known.num_chunks), set()
-    if not known and not chunks:
-        return None, set()
-    try:
-        name = before.name if before else _free_name(database, [parsed.name] if file is None else file.names())
-    except ConfigError as error:
-        if file is None:
-            raise
-        return IngestResult(parsed.name, "failed", note=str(error)), set()
-    if known and not before and file is not None and _is_gone(known.source):
-        rows.set_source(database, known, name, source)
-        rows.set_stamp(database, known.id, stamp)
-        return IngestResult(name, "moved", known.id, known.num_chunks, f"it was {known.source}"), set()
-    text_hashes: set[str] = set()
-    if before:
-        text_hashes = rows.remove_documents(database, "documents.id = ?", before.id).text_hashes
-    if known:
-        where = f" from {known.source}" if known.source and known.name == parsed.name else ""
-        note = f"the same text as {known.name}{where}"
-        return IngestResult(name, "duplicate", known.id, known.num_chunks, note), text_hashes
-    document_id = rows.document_id(database, parsed.sha256)
-    document = Document(document_id, name, parsed.sha256, zone, time.time(), len(chunks))
-    rows.insert_document(database, document, chunks, vectors, source=source, stamp=stamp)
-    note = "" if before or name == parsed.name else f"{parsed.name} is the name of another file's document"
-    return IngestResult(name, "replaced" if before else "added", document_id, len(chunks), note), text_hashes
-
-
-def _is_gone(source: str) -> bool:
-    """True if the file that a document was read from is there no more. False for a path that is not shown whole."""
-    return bool(source) and "\ufffd" not in source and not os.path.lexists(source)
-
-
-def _free_name(database: Database, names: Iterable[str]) -> str:
-    """The first name that no managed document has. Raises ConfigError when all are taken."""
-    name = ""
-    for name in names:
-        if not rows.is_name_taken(database, name):
-            return name
-    raise ConfigError(f"{name} is the name of another file's document: remove that first, or rename this one.")
-
-
-# Search over one document store, and the index file that saves building the index at the next start.
-#
-# The index is derived from the rows, which may change under it at any time: each search first takes in what this or
-# another process has committed. Safe to use from several threads; the connection's lock also guards the index.
-
-
-_CANDIDATES = 50  # of each kind of search
-
-
-class PassageSearch:
-    """Passages for a query, by vectors and words. The index refreshes from the rows before each search."""
-
-    def __init__(self, directory: Path, embedder: Embedder, database: Database, connection: SharedConnection) -> None:
-        """`database`: the one that `connection` shares; the index reads it inside the connection's transactions."""
-        self._path = directory / FILE
-        self._embedder = embedder
-        self._connection = connection
-        self._saving = threading.Lock()  # of the file written beside the index file; taken before the connection's lock
-        self._index = HybridIndex(self._path, database, embedder.dimensions)
-
-    def search(
-        self, query: str, k: int, selection: Selection, *, min_score: float, vector: NDArray[np.float32] | None = None
-    ) -> list[Passage]:
-        """As `DocumentStore.search`. The lock is not held while the query is embedded."""
-        if k < 1 or not query.strip():
-            return []
-        with self._connection.reading():
-            self._index.refresh()
-            if not len(self._index.selected(selection)):
-                return []  # without loading a model
-        if vector is None:
-            vector = self._embedder.embed([query])[0]
-        with self._connection.reading() as database:
-            self._index.refresh()
-            selected = self._index.selected(selection)
-            limit = max(_CANDIDATES, 4 * k)
-            while True:
-                candidates, others = self._index.candidates(query, vector, limit, selection, selected)
-                passages = _passages(database, [hit for hit in candidates if hit[1] >= min_score], k)
-                if len(passages) == k or others < min_score:
-                    return passages
-                limit *= 4  # many copies of one text
-
-    def save_index(self) -> bool:
-        """As `DocumentStore.save_index`."""
-        with self._saving:
-            with self._connection.reading() as database:
-                self._index.refresh()
-                image = self._index.image()
-                box = database.seal.index
-            if image is None or not image.write(self._path, box):
-                return True
-            with self._connection.reading():
-                self._index.refresh()
-                return self._index.publish(image)
-
-    def drop_index_file(self) -> None:
-        """As `DocumentStore.drop_index_file`."""
-        with self._connection.locked():
-            self._index.drop_file()
-
-
-def _passages(database: Database, hits: list[tuple[int, float]], k: int) -> list[Passage]:
-    """The first k passages with distinct texts. hits: (chunk id, score), best first."""
-    passages: dict[str, Passage] = {}  # by text without its spacing, so that copies collapse
-    for chunk_id, score in hits:
-        file, collection, document, *row = database.execute(
-            f"SELECT file, collection, documents.id, {PASSAGE} FROM {FROM} WHERE chunks.id = ?", chunk_id
-        ).fetchone()
-        if (opened := open_passage(database, *row)) is None:
-            continue
-        name, title, text, place = opened
-        passage = Passage(name, chunk_id, title, text, min(score, 1.0), file or document, collection, place=place)
-        passages.setdefault(" ".join(text.split()), passage)
-        if len(passages) == k:
-            break
-    return list(passages.values())
-
 
 GROUP_FILES = 64  # in one transaction: an interrupted `add` has lost what was computed of at most so many
 GROUP_CHARACTERS = 2**17  # likewise
+_CANDIDATES = 50  # of each kind of search
 
 _Group = list[tuple[FoundFile, Parsed | DocumentError]]
 
 
 class DocumentStore:
-    """Open until `close`, or as a context manager. Changes go to `DocumentWriter`, searches to `PassageSearch`."""
+    """Open until `close`, or as a context manager.
+
+    Embedding happens outside transactions, so each change checks in its transaction that what it was computed from
+    still holds, and is otherwise computed again.
+    """
 
     def __init__(
         self, directory: Path, embedder: Embedder, database: Database, *, chunk_tokens: int, overlap: int
     ) -> None:
         self._directory = directory
         self._embedder = embedder
-        self._database = database
-        self._connection = SharedConnection(database)  # its lock is never held while embedding
-        self._search = PassageSearch(directory, embedder, database, self._connection)
-        document_kv = DocumentKvStore(
-            directory / FOLDER, 0, seal=database.seal
-        )  # only to remove from; engines add to it
-        self._writer = DocumentWriter(
-            self._connection, embedder, document_kv, chunk_tokens=chunk_tokens, overlap=overlap
-        )
+        self._database = database  # no transaction is open while embedding
+        self._index = HybridIndex(database, embedder.dimensions)  # guarded by the database's lock
+        self._document_kv = DocumentKvStore(directory / FOLDER, 0, seal=database.seal)  # only to remove from
+        self._chunk_size = {"chunk_tokens": chunk_tokens, "overlap": overlap}
 
     @classmethod
     def open(
@@ -358,14 +104,16 @@ class DocumentStore:
             if reindex:
                 store.reindex()
             else:
-                store.recover()  # a killed process may have left text in the log and an old index file
+                with database.reading():
+                    database.check_embedder(database.meta())
+                database.checkpoint()  # a killed process may have left text in the log
         except BaseException:
             database.close()
             raise
         return store
 
     def close(self) -> None:
-        self._connection.close()
+        self._database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -386,19 +134,17 @@ class DocumentStore:
     @property
     def seal(self) -> Seal:
         """How the store is encrypted."""
-        with self._connection.locked():
-            return self._database.seal
+        return self._database.seal
 
     def encrypt(self) -> None:
-        """Encrypt a plain store in place: rows, uploaded files and the index; stored KV is removed.
+        """Encrypt a plain store in place: rows and uploaded files; stored KV is removed.
 
         Every value is encrypted in one transaction, so that a kill leaves all or nothing; what is left in plain text
         then goes at the next opening. Other programs that have the store open must be started again. Raises
         ConfigError where the key cannot be kept.
         """
-        with self._connection.locked():
-            encrypt_store(self._directory, self._database)
-        self.recover()
+        encrypt_store(self._directory, self._database)
+        self._database.checkpoint()
 
     # ---- changes ----------------------------------------------------------------------------------------------------
     def add(
@@ -407,7 +153,7 @@ class DocumentStore:
         *,
         zone: Zone,
         read_all: bool = False,
-        progress: Callable[[Progress], None] = lambda _: None,
+        progress: Callable[[FilesProgress], None] = lambda _: None,
     ) -> list[IngestResult]:
         """Add files, and folders with all files below of a kind that can be read. Each document is added whole or not
         at all. A file is not read again that has the same size, inode and times as when it was read, unless `read_all`.
@@ -422,7 +168,7 @@ class DocumentStore:
             IngestResult(item.name, "failed" if item.is_failure else "skipped", note=item.reason) for item in skipped
         ]
         if not read_all:
-            known, files = self._writer.unchanged(files, zone)
+            known, files = self._unchanged(files, zone)
             results += known
         with closing(ParserPool()) as parsers:
             try:
@@ -431,11 +177,11 @@ class DocumentStore:
                     results += self._add_group(group, zone, progress, first, len(files))
                     first += len(group)
             finally:
-                self.recover()
+                self._database.checkpoint()
         return results
 
     def _add_group(
-        self, group: _Group, zone: Zone, progress: Callable[[Progress], None], first: int, num_files: int
+        self, group: _Group, zone: Zone, progress: Callable[[FilesProgress], None], first: int, num_files: int
     ) -> list[IngestResult]:
         """Add some of the files, from the number `first` on."""
         results = [
@@ -452,9 +198,9 @@ class DocumentStore:
         def report(chunk: int, num_chunks: int) -> None:
             place = len(group) * chunk // num_chunks if num_chunks else len(group)
             name = group[min(place, len(group) - 1)][0].name
-            progress(Progress(name, first + place, num_files, chunk, num_chunks))
+            progress(FilesProgress(name, first + place, num_files, chunk, num_chunks))
 
-        return results + self._writer.add(batch, zone, report) if batch else results
+        return results + self._write(batch, zone, report) if batch else results
 
     def add_text(self, name: str, text: str, *, zone: Zone) -> IngestResult:
         """Add one document without a file. It replaces an earlier one of the same name that has no file either.
@@ -464,52 +210,53 @@ class DocumentStore:
         _check_zone(zone)
         parsed = parsed_text(name, text)
         try:
-            return self._writer.add([(parsed, None)], zone, no_progress)[0]
+            return self._write([(parsed, None)], zone, no_progress)[0]
         finally:
-            self.recover()
+            self._database.checkpoint()
 
     def remove(self, *ids_or_names: str) -> int:
-        """Remove documents; their texts and vectors are erased from the files. Returns the number removed."""
-        num_removed = self._writer.remove(ids_or_names)
-        if num_removed:
-            self.recover()
-        return num_removed
+        """Remove documents with their stored KV; their texts and vectors are erased from the files. Returns the number
+        removed."""
+        removed, text_hashes = 0, set[str]()
+        with self._database.writing() as database:
+            for one in ids_or_names:
+                where = "collection = ? AND (documents.id = ? OR name = ?)"
+                found = rows.remove_documents(database, where, DEFAULT_COLLECTION, one, database.seal.lookup(one))
+                removed += found.num_documents
+                text_hashes |= found.text_hashes
+        if removed:
+            self._document_kv.forget(text_hashes)
+            self._database.checkpoint()
+        return removed
 
     def reindex(self, progress: ProgressCallback = no_progress) -> int:
-        """Embed every chunk again and record this embedder as the store's. Returns the number of chunks.
+        """Embed every chunk of every collection again and record this embedder as the store's. Returns the number of
+        chunks.
 
         Texts are not split again: chunks keep the size that the previous embedder measured.
         """
-        num_chunks = self._writer.reindex(progress)
-        self.recover()
-        return num_chunks
-
-    def recover(self) -> None:
-        """Complete a change: empty the log, so that removed text leaves the disk, and write the index file."""
-        self._connection.checkpoint()
-        self.save_index()
-
-    def save_index(self) -> bool:
-        """Write the index file unless it matches the rows. False, and not written, if the rows changed meanwhile.
-
-        Searches wait while the vectors are copied, not while they are written.
-        """
-        return self._search.save_index()
-
-    def drop_index_file(self) -> None:
-        """Erase removed vectors from the disk at once, with the whole index file. `save_index` writes a new one."""
-        self._search.drop_index_file()
+        while True:
+            with self._database.reading() as database:
+                generation = database.meta()["generation"]
+                chunks = rows.read_passages(database, "", strict=True)
+            vectors = embed_all(self._embedder, [chunk.titled for chunk in chunks], progress)
+            with self._database.writing() as database:
+                if database.meta()["generation"] != generation:
+                    continue  # documents were added or removed meanwhile
+                rows.replace_vectors(database, [chunk.chunk_id for chunk in chunks], vectors)
+            self._database.checkpoint()
+            return len(chunks)
 
     # ---- queries ----------------------------------------------------------------------------------------------------
     def documents(self) -> list[Document]:
         """The managed documents, ordered by name."""
-        with self._connection.reading() as database:
-            return managed_documents(database)
+        with self._database.reading() as database:
+            return rows.managed_documents(database)
 
     def count(self, selection: Selection = MANAGED) -> int:
         """Number of documents in the selection."""
         marks = ", ".join("?" * len(selection.collections))
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             if selection.document_ids is None:
                 row = database.execute(
                     f"SELECT count(*) FROM documents WHERE collection IN ({marks})", *selection.collections
@@ -534,29 +281,161 @@ class DocumentStore:
 
         Raises ConfigError when the store was meanwhile indexed again with another embedder.
         """
-        return self._search.search(query, k, selection, min_score=min_score, vector=vector)
+        if k < 1 or not query.strip():
+            return []
+        with self._database.reading():
+            self._index.refresh()
+            if not len(self._index.selected(selection)):
+                return []  # without loading a model
+        if vector is None:
+            vector = self._embedder.embed([query])[0]
+        with self._database.reading() as database:
+            self._index.refresh()
+            selected = self._index.selected(selection)
+            limit = max(_CANDIDATES, 4 * k)
+            while True:
+                candidates, others = self._index.candidates(query, vector, limit, selection, selected)
+                passages = _passages(database, [hit for hit in candidates if hit[1] >= min_score], k)
+                if len(passages) == k or others < min_score:
+                    return passages
+                limit *= 4  # many copies of one text
 
     def generation(self) -> str:
         """An identifier that changes with every change of documents, by any process."""
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             meta = database.meta()
         return f"{meta['store']} {meta['generation']}"
 
     def removals(self) -> int:
         """The number of removals so far, replacements included, by any process. What memory holds of documents is valid
         as long as this number does not change."""
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             return int(database.meta().get("removals", 0))
 
     def passages(self, after: int, count: int) -> list[Passage]:
         """The next `count` chunks of all collections with ids greater than `after`, ordered by id; scores are 0."""
-        with self._connection.reading() as database:
-            return read_passages(database, after, count)
+        with self._database.reading() as database:
+            return rows.next_passages(database, after, count)
 
     def holds(self, chunk_id: int) -> bool:
         """True while a chunk with this id exists."""
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             return database.execute("SELECT 1 FROM chunks WHERE id = ?", chunk_id).fetchone() is not None
+
+    # ---- internal ---------------------------------------------------------------------------------------------------
+    def _write(
+        self, batch: Sequence[tuple[Parsed, FoundFile | None]], zone: Zone, progress: ProgressCallback
+    ) -> list[IngestResult]:
+        """Add or replace documents in one transaction, in order. The file: where one was read from; None: a text
+        without a file. progress: called with the chunks embedded so far, of all of them.
+        """
+        results: dict[int, IngestResult] = {}
+        while len(results) < len(batch):
+            waiting = [number for number in range(len(batch)) if number not in results]
+            chunks = self._new_chunks([batch[number][0] for number in waiting])
+            vectors = embed_all(self._embedder, [chunk.titled for part in chunks for chunk in part], progress)
+            ends = np.cumsum([len(part) for part in chunks])
+            of_each = np.split(vectors, ends[:-1])
+            forgotten: set[str] = set()
+            with self._database.writing() as database:
+                database.check_embedder(database.meta())
+                for number, part, own in zip(waiting, chunks, of_each, strict=True):
+                    parsed, file = batch[number]
+                    result, text_hashes = _put(database, parsed, zone, part, own, file)
+                    forgotten |= text_hashes
+                    if result is not None:
+                        results[number] = result
+            self._document_kv.forget(forgotten)
+        return [results[number] for number in range(len(batch))]
+
+    def _unchanged(self, files: Iterable[FoundFile], zone: Zone) -> tuple[list[IngestResult], list[FoundFile]]:
+        """Outcomes of the files that have the stamp with which their documents were read, and the other files."""
+        results, others = [], []
+        with self._database.reading() as database:
+            for file in files:
+                known = rows.find_by_stamp(database, file.source, file.stamp) if file.stamp else None
+                if known is None or known.zone != zone:
+                    others.append(file)
+                else:
+                    results.append(IngestResult(known.name, "unchanged", known.id, known.num_chunks))
+        return results, others
+
+    def _new_chunks(self, documents: Sequence[Parsed]) -> list[list[Chunk]]:
+        """Chunks of each of these documents whose text is not stored and not that of one before it."""
+        with self._database.reading() as database:
+            known = {parsed.sha256 for parsed in documents if rows.find_by_text(database, parsed.sha256)}
+        found: list[list[Chunk]] = []
+        for parsed in documents:
+            is_new = parsed.sha256 not in known
+            found.append(list(split_document(parsed, self._embedder.count, **self._chunk_size)) if is_new else [])
+            known.add(parsed.sha256)
+        return found
+
+
+def _put(
+    database: Database,
+    parsed: Parsed,
+    zone: Zone,
+    chunks: Sequence[Chunk],
+    vectors: Vectors,
+    file: FoundFile | None,
+) -> tuple[IngestResult | None, set[str]]:
+    """Write one document inside the caller's transaction; its outcome, and hashes of texts that are gone.
+
+    None, and nothing done, when the document it was a copy of has been removed meanwhile.
+    """
+    source, stamp = (b"", "") if file is None else (file.source, file.stamp)
+    known = rows.find_by_text(database, parsed.sha256)
+    before = rows.find_by_source(database, parsed.name, source)
+    if known and before and known.id == before.id:
+        if known.zone != zone:
+            rows.set_zone(database, known.id, zone)
+        rows.set_stamp(database, known.id, stamp)
+        return IngestResult(known.name, "unchanged", known.id, known.num_chunks), set()
+    if not known and not chunks:
+        return None, set()
+    try:
+        name = before.name if before else _free_name(database, [parsed.name] if file is None else file.names())
+    except ConfigError as error:
+        if file is None:
+            raise
+        return IngestResult(parsed.name, "failed", note=str(error)), set()
+    if known and not before and file is not None and known.source and is_gone(known.source):
+        rows.set_source(database, known, name, source)
+        rows.set_stamp(database, known.id, stamp)
+        return IngestResult(name, "moved", known.id, known.num_chunks, f"it was {known.source}"), set()
+    text_hashes: set[str] = set()
+    if before:
+        text_hashes = rows.remove_documents(database, "documents.id = ?", before.id).text_hashes
+    if known:
+        where = f" from {known.source}" if known.source and known.name == parsed.name else ""
+        note = f"the same text as {known.name}{where}"
+        return IngestResult(name, "duplicate", known.id, known.num_chunks, note), text_hashes
+    document_id = rows.document_id(database, parsed.sha256)
+    document = Document(document_id, name, parsed.sha256, zone, time.time(), len(chunks))
+    rows.insert_document(database, document, chunks, vectors, source=source, stamp=stamp)
+    note = "" if before or name == parsed.name else f"{parsed.name} is the name of another file's document"
+    return IngestResult(name, "replaced" if before else "added", document_id, len(chunks), note), text_hashes
+
+
+def _free_name(database: Database, names: Iterable[str]) -> str:
+    """The first name that no managed document has. Raises ConfigError when all are taken."""
+    name = ""
+    for name in names:
+        if not rows.is_name_taken(database, name):
+            return name
+    raise ConfigError(f"{name} is the name of another file's document: remove that first, or rename this one.")
+
+
+def _passages(database: Database, hits: list[tuple[int, float]], k: int) -> list[Passage]:
+    """The first k passages with distinct texts. hits: (chunk id, score), best first."""
+    found: dict[str, Passage] = {}  # by text without its spacing, so that copies collapse
+    for chunk_id, score in hits:
+        for passage in rows.read_passages(database, "WHERE chunks.id = ?", chunk_id):
+            found.setdefault(" ".join(passage.text.split()), replace(passage, score=min(score, 1.0)))
+        if len(found) == k:
+            break
+    return list(found.values())
 
 
 def _groups(files: Iterator[tuple[FoundFile, Parsed | DocumentError]]) -> Iterator[_Group]:

@@ -17,97 +17,38 @@ import threading
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from paceline.errors import ConfigError, RequestError, StorageError, is_full
-from paceline.rag.database import Database, SharedConnection
+from paceline.rag.database import Database
 from paceline.rag.parsing.kinds import MAX_FILE_BYTES
 from paceline.rag.parsing.parsed import MAX_NAME
-from paceline.sealing import PLAIN_BOX, Box, DamagedError, FileSealer
+from paceline.sealing import Box, DamagedError, FileSealer
 from paceline.secret_files import private_folder
-
-# Uploads on their way: their bytes lie in the folder of uploads and count for their owner before they are written.
-#
-# What an owner's uploads take together, stored or arriving, so never exceeds its limits, however many arrive at once.
-# In a sealed store they are encrypted as they come. Counted in this process: another one that stores uploads in the
-# same folder sees what has been stored.
-
 
 MAX_ARRIVING = 32  # uploads of one owner at once
 STEP = 1 << 20  # bytes reserved at a time, where the owner has room for them
 
-Check = Callable[[str, int, int], None]
-
-
-class Arrivals:
-    """The uploads under way of all owners. Safe to use from several threads."""
-
-    def __init__(self, check: Check) -> None:
-        """check(owner, files, bytes): raises RequestError unless the owner may store so many more."""
-        self._check = check
-        self._lock = threading.Lock()
-        self._uploads: Counter[str] = Counter()
-        self._bytes: Counter[str] = Counter()
-
-    def begin(self, owner: str, path: Path, num_bytes: int, key: bytes = b"", box: Box = PLAIN_BOX) -> Arrival:
-        """Reserve a file of at least so many bytes. Raises RequestError for too many, in number (429) or bytes.
-
-        key, box: of the file's seal.
-        """
-        with self._lock:
-            if self._uploads[owner] >= MAX_ARRIVING:
-                raise RequestError(
-                    f"{MAX_ARRIVING} uploads are arriving already: wait for one to end.",
-                    status=429, type="rate_limit_error", code="too_many_uploads",
-                )  # fmt: skip
-            self._check(owner, self._uploads[owner] + 1, self._bytes[owner] + num_bytes)
-            self._uploads[owner] += 1
-            self._bytes[owner] += num_bytes
-        try:
-            return Arrival(self, owner, path, num_bytes, key, box)
-        except BaseException:
-            self.end(owner, num_bytes)
-            raise
-
-    def reserve(self, owner: str, num_bytes: int) -> int:
-        """Reserve so many more bytes, or a whole STEP. Returns their number; raises RequestError without room."""
-        with self._lock:
-            files, held = self._uploads[owner], self._bytes[owner]
-            for wanted in (max(STEP, num_bytes), num_bytes):
-                try:
-                    self._check(owner, files, held + wanted)
-                except RequestError:
-                    if wanted == num_bytes:
-                        raise
-                else:
-                    break
-            self._bytes[owner] += wanted
-        return wanted
-
-    def end(self, owner: str, num_bytes: int) -> None:
-        """Give back what an upload has reserved."""
-        with self._lock:
-            self._uploads[owner] -= 1
-            self._bytes[owner] -= num_bytes
-            self._uploads += Counter()  # forgets owners without any
-            self._bytes += Counter()
-
 
 class Arrival:
-    """One upload, until `close`, which removes its bytes unless they have been renamed."""
+    """One upload, until `close`, which removes its bytes unless they have been renamed.
 
-    def __init__(self, arrivals: Arrivals, owner: str, path: Path, reserved: int, key: bytes, box: Box) -> None:
+    Its bytes lie in the folder of uploads, encrypted as they come in a sealed store, and count for their owner before
+    they are written.
+    """
+
+    def __init__(self, uploads: Uploads, owner: str, path: Path, reserved: int, key: bytes, box: Box) -> None:
         """Raises StorageError when the file cannot be made."""
         self.key, self.box = key, box
         self._sealer = FileSealer(box)
         self.owner = owner
         self.path = path
         self.num_bytes = 0  # of the content
-        self._arrivals = arrivals
+        self._uploads = uploads
         self._reserved = reserved
         self._closed = False
         try:
@@ -121,7 +62,7 @@ class Arrival:
         if size > MAX_FILE_BYTES:
             raise too_large()
         if size > self._reserved:
-            self._reserved += self._arrivals.reserve(self.owner, size - self._reserved)
+            self._reserved += self._uploads.reserve(self.owner, size - self._reserved)
         try:
             self._file.writelines(self._sealer.add(data))
         except OSError as error:
@@ -151,7 +92,7 @@ class Arrival:
         try:
             self.path.unlink(missing_ok=True)
         finally:
-            self._arrivals.end(self.owner, self._reserved)
+            self._uploads.end(self.owner, self._reserved)
 
     def _fault(self, error: OSError) -> StorageError:
         message = f"The file {self.path} could not be stored: {error.strerror}. Is the disk full?"
@@ -230,15 +171,21 @@ class StoredFile:
 
 
 class Uploads:
-    """The uploaded files of all owners. Safe to use from several threads; methods block on the disk."""
+    """The uploaded files of all owners. Safe to use from several threads; methods block on the disk.
 
-    def __init__(self, directory: Path, connection: SharedConnection) -> None:
+    What an owner's uploads take together, stored or arriving, never exceeds its limits, however many arrive at once.
+    What arrives is counted in this process: another one that stores uploads in the same folder sees what has been
+    stored.
+    """
+
+    def __init__(self, directory: Path, database: Database) -> None:
         """Raises ConfigError when the folder cannot be used."""
         self._folder = directory / FOLDER
-        self._connection = connection
-        self._arrivals = Arrivals(self._check)
-        with connection.reading() as database:
-            self._seal = database.seal  # it never changes while the store is open
+        self._database = database
+        self._lock = threading.Lock()  # of what arrives, by owner
+        self._arriving: Counter[str] = Counter()
+        self._arriving_bytes: Counter[str] = Counter()
+        self._seal = database.seal  # it never changes while the store is open
         try:
             private_folder(self._folder)
             self._remove_orphans()
@@ -257,14 +204,49 @@ class Uploads:
         for too many files or bytes, and for too many uploads at once (429)."""
         file_id = f"{FILE_PREFIX}{secrets.token_hex(16)}"
         key, box = self._seal.make_key(file_id)
-        return self._arrivals.begin(owner, (self._folder / file_id).with_suffix(_HALF_WRITTEN), num_bytes, key, box)
+        with self._lock:
+            if self._arriving[owner] >= MAX_ARRIVING:
+                raise RequestError(
+                    f"{MAX_ARRIVING} uploads are arriving already: wait for one to end.",
+                    status=429, type="rate_limit_error", code="too_many_uploads",
+                )  # fmt: skip
+            self._check(owner, self._arriving[owner] + 1, self._arriving_bytes[owner] + num_bytes)
+            self._arriving[owner] += 1
+            self._arriving_bytes[owner] += num_bytes
+        try:
+            return Arrival(self, owner, (self._folder / file_id).with_suffix(_HALF_WRITTEN), num_bytes, key, box)
+        except BaseException:
+            self.end(owner, num_bytes)
+            raise
+
+    def reserve(self, owner: str, num_bytes: int) -> int:
+        """Reserve so many more bytes for an upload that is arriving, or a whole STEP. Returns their number; raises
+        RequestError without room."""
+        with self._lock:
+            files, held = self._arriving[owner], self._arriving_bytes[owner]
+            wanted = max(STEP, num_bytes)
+            try:
+                self._check(owner, files, held + wanted)
+            except RequestError:
+                wanted = num_bytes
+                self._check(owner, files, held + wanted)
+            self._arriving_bytes[owner] += wanted
+        return wanted
+
+    def end(self, owner: str, num_bytes: int) -> None:
+        """Give back what an upload has reserved."""
+        with self._lock:
+            self._arriving[owner] -= 1
+            self._arriving_bytes[owner] -= num_bytes
+            self._arriving += Counter()  # forgets owners without any
+            self._arriving_bytes += Counter()
 
     def keep(self, arrival: Arrival, name: str, purpose: str) -> StoredFile:
         """Store an upload that has arrived. Raises RequestError for too many bytes, StorageError."""
         arrival.complete()
         file_id = arrival.path.stem
         stored = StoredFile(file_id, harmless(name), purpose, arrival.num_bytes, time.time())
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             _check_quota(database, arrival.owner, 1, stored.num_bytes)  # again: another process may have stored some
             database.execute(
                 "INSERT INTO files (id, owner, name, purpose, bytes, created_at, key) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -276,7 +258,7 @@ class Uploads:
 
     def get(self, owner: str, file_id: str) -> StoredFile:
         """A file's record. Raises RequestError (404) when the owner has no such file."""
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             row = database.execute(
                 f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND id = ?", owner, file_id
             ).fetchone()
@@ -289,7 +271,7 @@ class Uploads:
         source, parameters = f"SELECT {_COLUMNS} FROM files WHERE owner = ?", [owner]
         if purpose is not None:
             source, parameters = f"{source} AND purpose = ?", [owner, purpose]
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             rows, more = page(database, source, list(parameters), paging)
             return [_stored(database, row) for row in rows], more
 
@@ -298,7 +280,7 @@ class Uploads:
         return None if self._seal.is_on else self._folder / file_id
 
     def _check(self, owner: str, files: int, num_bytes: int) -> None:
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             _check_quota(database, owner, files, num_bytes)
 
     def open(self, file_id: str) -> BinaryIO:
@@ -306,7 +288,7 @@ class Uploads:
 
         Raises FileNotFoundError for one that has been deleted, DamagedError.
         """
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             row = database.execute("SELECT key FROM files WHERE id = ?", file_id).fetchone()
         if row is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file_id)
@@ -334,7 +316,7 @@ class Uploads:
 
         A write transaction excludes other processes that have renamed a file and not yet committed its row.
         """
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             sealed = database.seal.is_on
             known = {stored_name(file_id, sealed=sealed) for (file_id,) in database.execute("SELECT id FROM files")}
             for path in self._folder.iterdir():

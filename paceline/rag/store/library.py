@@ -21,14 +21,14 @@ import numpy as np
 
 from paceline.errors import ConfigError, DocumentError, ParserLost, RequestError
 from paceline.rag.chunk import Chunk, split_document
-from paceline.rag.database import Database, SharedConnection
+from paceline.rag.database import Database
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import Embedder
 from paceline.rag.index.bm25 import rank_fusion
 from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.pool import ParserBudget, ParserPool
+from paceline.rag.parsing.process import Around, ParserBudget, ParserPool
 from paceline.rag.records import Document, Passage, Selection, Vectors, Zone
-from paceline.rag.store.document_rows import (
+from paceline.rag.rows import (
     ShownPassage,
     find_chunks,
     find_passage,
@@ -53,27 +53,15 @@ from paceline.rag.store.vector_stores import (
     total_usage,
 )
 
-# Reading files in, as work of whatever processing units a node has. Knows none of them.
-
 
 class FileWork(Protocol):
-    """Contexts around the two parts of it that compute."""
+    """Contexts around the two parts of reading files in that compute, as work of the processing units of a node."""
 
     def indexing(self) -> AbstractContextManager[None]:
         """Entered for each turn, by the thread that embeds."""
 
     def parsing(self) -> AbstractContextManager[None]:
         """Entered by the thread that waits for a parser, and starts it if it has to."""
-
-
-class Anywhere:
-    """No units are known."""
-
-    def indexing(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def parsing(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 # Ingestion: read uploaded files into vector stores on a background thread, one file of each owner at a time, in turns.
@@ -88,7 +76,6 @@ class Anywhere:
 TURN_CHUNKS = 16  # embedded before the next owner's turn
 MAX_STARTS = 3  # readings of a file that the program or the parser did not survive; then it fails
 RETRY_S = 30.0  # delay after an error that no file caused
-SAVE_S = 5.0  # from a change to the next index file, so that several changes share one
 
 _logger = logging.getLogger("paceline.rag")
 
@@ -127,30 +114,28 @@ class _FullError(Exception):
 
 
 class Ingester:
-    """Reads files between `start` and `stop`, and writes the index file some time after changes."""
+    """Reads files between `start` and `stop`."""
 
     def __init__(
         self,
-        connection: SharedConnection,
+        database: Database,
         uploads: Uploads,
-        documents: DocumentStore,
         document_kv: DocumentKvStore,
         embedder: Embedder,
         zone: Zone,
-        work: FileWork,
+        work: FileWork | None,
         budget: ParserBudget,
     ) -> None:
         """`document_kv`: stored KV, from which that of replaced chunks is deleted. budget: of the files' owners."""
-        self._work_on = work
-        self._connection = connection
+        self._indexing: Around = work.indexing if work else nullcontext
+        self._parsing: Around = work.parsing if work else nullcontext
+        self._database = database
         self._document_kv = document_kv
         self._uploads = uploads
-        self._documents = documents
         self._embedder = embedder
         self._zone = zone
         self._wake = threading.Event()
         self._stopping = False
-        self._save_at: float | None = None  # when to write the index file, monotonic s; None: it is up to date
         self._readings: dict[str, _Reading] = {}  # by owner; the one whose turn was last comes last
         self._parsers = ParserPool(budget=budget)
         self._thread: threading.Thread | None = None
@@ -172,19 +157,10 @@ class Ingester:
         """Wake the thread: files may have been attached."""
         self._wake.set()
 
-    def schedule_save(self) -> None:
-        """Write the index file within SAVE_S, since rows have changed."""
-        if self._save_at is None:
-            self._save_at = time.monotonic() + SAVE_S
-            self._wake.set()
-
     # ---- internal ---------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         pause: float | None = None  # s
-        while True:
-            due = self._save_at
-            if due is not None and pause is None:
-                pause = max(0.0, due - time.monotonic())
+        while not self._stopping:
             self._wake.wait(pause)
             self._wake.clear()
             pause = None
@@ -195,24 +171,11 @@ class Ingester:
                 if not self._readings:
                     self._parsers.rest()
                 if worked:  # chunks of earlier readings may have been replaced
-                    self._connection.checkpoint()
-                    self.schedule_save()
-                self._save()
+                    self._database.checkpoint()
             except Exception:  # such as a full disk
                 _logger.exception("uploaded files could not be read into their stores; trying again in %g s", RETRY_S)
                 pause = RETRY_S
-            if self._stopping:
-                self._abandon()
-                return
-
-    def _save(self) -> None:
-        """Write the index file when it is due or the thread is stopping."""
-        if self._save_at is None or (not self._stopping and time.monotonic() < self._save_at):
-            return
-        self._save_at = None  # first, so that changes from here on schedule another save
-        self._connection.checkpoint()  # again, in case a reader prevented the last one
-        if not self._documents.save_index():
-            self.schedule_save()
+        self._abandon()
 
     def _turn(self) -> bool:
         """Begin files of owners of whom none is being read, then take one turn. False: there is none to take now."""
@@ -223,7 +186,7 @@ class Ingester:
             return False
         del self._readings[reading.job.owner]
         try:
-            with self._work_on.indexing():
+            with self._indexing():
                 reading.awaited = next(reading.turns)
         except StopIteration:
             return True
@@ -232,7 +195,7 @@ class Ingester:
 
     def _next(self) -> _Job | None:
         """The oldest file of an owner of whom no file is being read."""
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             waiting = database.execute(
                 "SELECT owner, min(attached.seq) FROM attached JOIN vector_stores ON id = store "
                 "WHERE status = 'in_progress' GROUP BY owner"
@@ -274,7 +237,7 @@ class Ingester:
 
     def _begin(self, job: _Job) -> bool:
         """Record the start of a reading, so that crashes during it are counted. False: too many, give the file up."""
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             row = database.execute("UPDATE attached SET starts = starts + 1 WHERE seq = ? RETURNING starts", job.seq)
             (starts,) = row.fetchone() or (0,)
         if starts <= MAX_STARTS:
@@ -285,9 +248,7 @@ class Ingester:
         return False
 
     def _read(self, job: _Job) -> Iterator[Future[Parsed] | None]:
-        parsing = self._parsers.submit(
-            job.name, lambda: self._uploads.open(job.file), self._work_on.parsing, owner=job.owner
-        )
+        parsing = self._parsers.submit(job.name, lambda: self._uploads.open(job.file), self._parsing, owner=job.owner)
         parsing.add_done_callback(lambda _: self._wake.set())
         yield parsing
         parsed = parsing.result()
@@ -311,13 +272,13 @@ class Ingester:
         """Raises _UnwantedError or _FullError where embedding more of this file would be for nothing."""
         if self._stopping or not self._is_wanted(job):
             raise _UnwantedError
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             _check_room(database, job, usage)
 
     def _store(self, job: _Job, parsed: Parsed, chunks: list[Chunk], vectors: Vectors, usage: int) -> None:
         document_id = f"doc-{secrets.token_hex(12)}"
         document = Document(document_id, parsed.name, parsed.sha256, self._zone, time.time(), len(chunks))
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             database.check_embedder(database.meta())
             _check_room(database, job, usage)  # again: another process may read files of this owner too
             done = database.execute(
@@ -340,16 +301,16 @@ class Ingester:
         self._readings.clear()
 
     def _forget_starts(self, job: _Job) -> None:
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             database.execute("UPDATE attached SET starts = 0 WHERE seq = ?", job.seq)
 
     def _is_wanted(self, job: _Job) -> bool:
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             row = database.execute("SELECT 1 FROM attached WHERE seq = ? AND status = 'in_progress'", job.seq)
             return row.fetchone() is not None
 
     def _fail(self, job: _Job, code: str, message: str) -> None:
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             database.execute(
                 "UPDATE attached SET status = 'failed', error_code = ?, error_message = ? "
                 "WHERE seq = ? AND status = 'in_progress'",
@@ -391,20 +352,18 @@ class Library:
         embedder = documents.embedder
         self.zone: Zone = zone
         self._documents = documents
-        database = Database(documents.directory, embedder=embedder.name, dimensions=embedder.dimensions)
-        self._connection = SharedConnection(database)
+        self._database = Database(documents.directory, embedder=embedder.name, dimensions=embedder.dimensions)
         try:
-            self.uploads = Uploads(documents.directory, self._connection)
+            self.uploads = Uploads(documents.directory, self._database)
         except BaseException:
-            self._connection.close()
+            self._database.close()
             raise
-        self.stores = VectorStores(self._connection)
-        self._document_kv = DocumentKvStore(documents.directory / FOLDER, 0, seal=database.seal)  # only to remove from
+        self.stores = VectorStores(self._database)
+        self._document_kv = DocumentKvStore(
+            documents.directory / FOLDER, 0, seal=self._database.seal
+        )  # only to remove from
         self.budget = ParserBudget()  # of reading files, in stores and in messages
-        work = work or Anywhere()
-        self._ingester = Ingester(
-            self._connection, self.uploads, documents, self._document_kv, embedder, zone, work, self.budget
-        )
+        self._ingester = Ingester(self._database, self.uploads, self._document_kv, embedder, zone, work, self.budget)
 
     def start(self) -> None:
         self._ingester.start()
@@ -412,7 +371,7 @@ class Library:
     def close(self) -> None:
         """Stop reading files, after the batch of chunks being embedded, and close the connection."""
         self._ingester.stop()
-        self._connection.close()
+        self._database.close()
 
     # ---- files ------------------------------------------------------------------------------------------------------
     def upload(self, owner: str, name: str, purpose: str, content: BinaryIO) -> StoredFile:
@@ -445,7 +404,7 @@ class Library:
         attached = self.stores.attached(owner, store_id, file_id)
         if attached.status != "completed":
             raise RequestError(f"This file's text cannot be given: it is {attached.status}.", param="file_id")
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             text = find_text(database, store_id, file_id)
         if text is None:
             raise RequestError("This file is not here any more.", status=404, code="not_found", param="file_id")
@@ -490,7 +449,7 @@ class Library:
 
     def passages(self, chunk_ids: Collection[int]) -> dict[int, tuple[str, str]]:
         """(text, place) of those of these chunks that exist, of any owner. For answers whose owner has read them."""
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             return find_chunks(database, chunk_ids)
 
     def passage(self, owner: str, chunk_id: int) -> ShownPassage:
@@ -498,7 +457,7 @@ class Library:
 
         Raises RequestError (404) for any other.
         """
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             shown = find_passage(database, owner, chunk_id)
         if shown is None:
             raise RequestError("This passage is not here, or not any more.", status=404, code="not_found", param="id")
@@ -506,11 +465,9 @@ class Library:
 
     # ---- internal ---------------------------------------------------------------------------------------------------
     def _forget(self, text_hashes: set[str]) -> None:
-        """Erase what was removed from the disk before returning. A new index file is written later."""
+        """Erase what was removed from the disk before returning."""
         self._document_kv.forget(text_hashes)
-        self._connection.checkpoint()
-        self._documents.drop_index_file()
-        self._ingester.schedule_save()
+        self._database.checkpoint()
 
     def _notified(self, result: T) -> T:
         """Return the result after waking the ingester."""

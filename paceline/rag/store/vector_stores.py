@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from paceline.errors import RequestError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS
-from paceline.rag.database import Database, SharedConnection
+from paceline.rag.database import Database
 from paceline.rag.records import DEFAULT_COLLECTION, Selection
-from paceline.rag.store.document_rows import remove_documents
+from paceline.rag.rows import remove_documents
 from paceline.rag.store.files import Paging, missing, page
 from paceline.sealing import Box, DamagedError
 
@@ -177,12 +177,6 @@ def read_store(database: Database, owner: str, store_id: str) -> VectorStore:
     return _store(database, row[1:])
 
 
-def read_stores(database: Database, owner: str, paging: Paging) -> tuple[list[VectorStore], bool]:
-    """A page of the owner's stores, and whether there are more."""
-    rows, more = page(database, f"SELECT {_STORE} FROM vector_stores WHERE owner = ?", [owner], paging)
-    return [_store(database, row) for row in rows], more
-
-
 def read_store_file(database: Database, store_id: str, file_id: str) -> VectorStoreFile:
     row = database.execute(
         f"SELECT {_ATTACHED} FROM attached WHERE store = ? AND file = ?", store_id, file_id
@@ -190,18 +184,6 @@ def read_store_file(database: Database, store_id: str, file_id: str) -> VectorSt
     if row is None:
         raise missing("file in this vector store", file_id)
     return _file(database, row[1:])
-
-
-def read_store_files(
-    database: Database, store_id: str, paging: Paging, *, status: Status | None, batch: str | None
-) -> tuple[list[VectorStoreFile], bool]:
-    """A page of a store's files, and whether there are more. `status` and `batch` restrict the list; None: do not."""
-    source, parameters = f"SELECT {_ATTACHED} FROM attached WHERE store = ?", [store_id]
-    for column, value in (("status", status), ("batch", batch)):
-        if value is not None:
-            source, parameters = f"{source} AND {column} = ?", [*parameters, value]
-    rows, more = page(database, source, list(parameters), paging, key="file")
-    return [_file(database, row) for row in rows], more
 
 
 def read_batch(database: Database, store_id: str, batch_id: str) -> FileBatch:
@@ -279,8 +261,6 @@ def _opened(box: Box, value: str | bytes, place: str, damaged: str = "(damaged)"
         return damaged
 
 
-__all__ = ["Counts", "FileBatch", "FileSpec", "Status", "VectorStore", "VectorStoreFile", "VectorStores"]
-
 MAX_STORES = 1_000  # per owner
 MAX_STORE_FILES = 10_000  # per store
 MAX_OWNED_USAGE = 2**30  # bytes of texts and vectors in one owner's stores together; the vectors are held in memory
@@ -290,13 +270,13 @@ _ACTIVE_S = 60.0  # resolution of the time of last use
 class VectorStores:
     """Safe to use from several threads. Every method raises RequestError (404) for what the owner does not have."""
 
-    def __init__(self, connection: SharedConnection) -> None:
-        self._connection = connection
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     # ---- stores -----------------------------------------------------------------------------------------------------
     def create(self, owner: str, name: str, metadata: Mapping[str, str], files: Sequence[FileSpec]) -> VectorStore:
         store_id, now = f"vs_{secrets.token_hex(16)}", time.time()
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             (count,) = database.execute("SELECT count(*) FROM vector_stores WHERE owner = ?", owner).fetchone()
             if count >= MAX_STORES:
                 raise RequestError(f"There are {MAX_STORES} vector stores: delete some first.", code="limit_exceeded")
@@ -310,19 +290,20 @@ class VectorStores:
             return read_store(database, owner, store_id)
 
     def get(self, owner: str, store_id: str) -> VectorStore:
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             return read_store(database, owner, store_id)
 
     def page(self, owner: str, paging: Paging) -> tuple[list[VectorStore], bool]:
         """Stores, and whether there are more."""
-        with self._connection.reading() as database:
-            return read_stores(database, owner, paging)
+        with self._database.reading() as database:
+            rows, more = page(database, f"SELECT {_STORE} FROM vector_stores WHERE owner = ?", [owner], paging)
+            return [_store(database, row) for row in rows], more
 
     def modify(
         self, owner: str, store_id: str, *, name: str | None = None, metadata: Mapping[str, str] | None = None
     ) -> VectorStore:
         """Change the name, the metadata or both; None leaves a value unchanged."""
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             check_store(database, owner, store_id)
             if name is not None:
                 sealed = seal_name(database, store_id, name)
@@ -334,7 +315,7 @@ class VectorStores:
             return read_store(database, owner, store_id)
 
     def delete(self, owner: str, store_id: str) -> set[str]:
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             check_store(database, owner, store_id)
             removed = remove_documents(database, "collection = ?", store_id)
             database.execute("DELETE FROM vector_stores WHERE id = ?", store_id)
@@ -343,13 +324,13 @@ class VectorStores:
     # ---- their files ------------------------------------------------------------------------------------------------
     def attach(self, owner: str, store_id: str, file: FileSpec) -> VectorStoreFile:
         """Attach a file, or read it anew: chunks of an earlier reading can be found until the new ones replace them."""
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             check_store(database, owner, store_id)
             _attach(database, owner, store_id, [file], "", "file_id")
             return read_store_file(database, store_id, file.file)
 
     def attached(self, owner: str, store_id: str, file_id: str) -> VectorStoreFile:
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             check_store(database, owner, store_id)
             return read_store_file(database, store_id, file_id)
 
@@ -357,14 +338,19 @@ class VectorStores:
         self, owner: str, store_id: str, paging: Paging, *, status: Status | None = None, batch: str | None = None
     ) -> tuple[list[VectorStoreFile], bool]:
         """Files of a store, of one status or batch if given, and whether there are more."""
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             check_store(database, owner, store_id)
             if batch is not None:
                 read_batch(database, store_id, batch)
-            return read_store_files(database, store_id, paging, status=status, batch=batch)
+            source, parameters = f"SELECT {_ATTACHED} FROM attached WHERE store = ?", [store_id]
+            for column, value in (("status", status), ("batch", batch)):
+                if value is not None:
+                    source, parameters = f"{source} AND {column} = ?", [*parameters, value]
+            rows, more = page(database, source, list(parameters), paging, key="file")
+            return [_file(database, row) for row in rows], more
 
     def modify_file(self, owner: str, store_id: str, file_id: str, attributes: Attributes) -> VectorStoreFile:
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             check_store(database, owner, store_id)
             read_store_file(database, store_id, file_id)
             database.execute(
@@ -374,7 +360,7 @@ class VectorStores:
             return read_store_file(database, store_id, file_id)
 
     def detach(self, owner: str, store_id: str, file_id: str) -> set[str]:
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             check_store(database, owner, store_id)
             read_store_file(database, store_id, file_id)
             removed = remove_documents(database, "collection = ? AND file = ?", store_id, file_id)
@@ -384,7 +370,7 @@ class VectorStores:
 
     def forget_file(self, owner: str, file_id: str) -> set[str]:
         """Delete the row of a file, with its documents in every store."""
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             if database.execute("SELECT 1 FROM files WHERE owner = ? AND id = ?", owner, file_id).fetchone() is None:
                 raise missing("file", file_id)
             removed = remove_documents(database, "file = ?", file_id)
@@ -394,7 +380,7 @@ class VectorStores:
     # ---- batches ----------------------------------------------------------------------------------------------------
     def create_batch(self, owner: str, store_id: str, files: Sequence[FileSpec]) -> FileBatch:
         batch_id = f"vsfb_{secrets.token_hex(16)}"
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             check_store(database, owner, store_id)
             database.execute(
                 "INSERT INTO file_batches (id, store, created_at, cancelled) VALUES (?, ?, ?, 0)",
@@ -404,13 +390,13 @@ class VectorStores:
             return read_batch(database, store_id, batch_id)
 
     def batch(self, owner: str, store_id: str, batch_id: str) -> FileBatch:
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             check_store(database, owner, store_id)
             return read_batch(database, store_id, batch_id)
 
     def cancel_batch(self, owner: str, store_id: str, batch_id: str) -> FileBatch:
         """Cancel the files of a batch that have not been read yet; the others stay."""
-        with self._connection.writing() as database:
+        with self._database.writing() as database:
             check_store(database, owner, store_id)
             if read_batch(database, store_id, batch_id).counts.in_progress:
                 database.execute("UPDATE file_batches SET cancelled = 1 WHERE id = ?", batch_id)
@@ -428,7 +414,7 @@ class VectorStores:
         `default` among the ids names the documents managed by `paceline docs`; these have no attributes.
         """
         ids = tuple(dict.fromkeys(store_ids))
-        with self._connection.reading() as database:
+        with self._database.reading() as database:
             now = time.time()
             for store_id in ids:
                 if store_id != DEFAULT_COLLECTION:
@@ -454,7 +440,7 @@ class VectorStores:
         if condition is not None:
             document_ids = frozenset(row[0] for row in rows if matches(condition, known[row[1], row[2]]))
         if stale:
-            with self._connection.writing() as database:
+            with self._database.writing() as database:
                 for store_id in stale:
                     _touch(database, store_id)
         return Selection(ids, document_ids), lambda store, file: known.get((store, file), {})

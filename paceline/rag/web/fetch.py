@@ -31,9 +31,7 @@ from paceline.core.printable import printable
 from paceline.core.strangers import Address, parsed_address
 from paceline.errors import DocumentError, ParserLost, WebError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split_document
-from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.pool import Around, ParserPool
-from paceline.rag.parsing.process import memory_file
+from paceline.rag.parsing.process import Around, ParserPool, memory_file
 
 # Which IP addresses are public: unicast, and reachable by anyone on the Internet. Pure.
 #
@@ -384,7 +382,6 @@ def _is_untrusted(error: BaseException | None) -> bool:
 # A page's text in passages: fetched, parsed by the process that parses uploads, within its limits, and divided.
 
 
-MAX_PASSAGES = 200  # of one page: some 30,000 tokens, more than any prompt takes
 _MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -395,50 +392,27 @@ class WebPage:
     url: str  # after redirects
     title: str  # "" when it has none
     passages: tuple[Chunk, ...]
-    is_cut: bool  # there was more text than MAX_PASSAGES hold
 
 
-class PageReader:
-    """Reads pages in any number at once; the fetcher and the parsers have their limits. For one event loop."""
-
-    def __init__(
-        self,
-        fetcher: PageFetcher,
-        parsers: ParserPool,
-        count: Callable[[str], int],
-        *,
-        chunk_tokens: int = CHUNK_TOKENS,
-        overlap: int = OVERLAP_TOKENS,
-        max_passages: int = MAX_PASSAGES,
-        around: Around = nullcontext,
-    ) -> None:
-        """parsers: closed by their owner. count: tokens of a text, as of the embedder; called in other threads. around:
-        parsing, see `ParserPool.submit`."""
-        self._around = around
-        self._fetcher = fetcher
-        self._parsers = parsers
-        self._count = count
-        self._chunk_tokens = chunk_tokens
-        self._overlap = overlap
-        self._max_passages = max_passages
-
-    async def read(self, url: str) -> WebPage:
-        """Raises WebError for what cannot be fetched or read."""
-        page = await self._fetcher.fetch(url)
-        try:
-            parsing = self._parsers.submit(page.name, lambda: memory_file(_declared(page)), self._around)
-            parsed = await asyncio.wrap_future(parsing)
-        except (DocumentError, ParserLost) as error:
-            raise WebError(str(error)) from error
-        passages = await asyncio.to_thread(self._passages, parsed)
-        return WebPage(
-            page.url, parsed.title, tuple(passages[: self._max_passages]), len(passages) > self._max_passages
-        )
-
-    def _passages(self, parsed: Parsed) -> list[Chunk]:
-        """One more than are wanted, if there are."""
-        chunks = split_document(parsed, self._count, chunk_tokens=self._chunk_tokens, overlap=self._overlap)
-        return list(islice(chunks, self._max_passages + 1))
+async def read_page(
+    url: str,
+    fetcher: PageFetcher,
+    parsers: ParserPool,
+    count: Callable[[str], int],
+    *,
+    most: int,
+    around: Around = nullcontext,
+) -> WebPage:
+    """At most so many passages of a page. count: tokens of a text, as of the embedder; called in other threads. around:
+    parsing, see `ParserPool.submit`. Raises WebError for what cannot be fetched or read."""
+    page = await fetcher.fetch(url)
+    try:
+        parsed = await asyncio.wrap_future(parsers.submit(page.name, lambda: memory_file(_declared(page)), around))
+    except (DocumentError, ParserLost) as error:
+        raise WebError(str(error)) from error
+    chunks = split_document(parsed, count, chunk_tokens=CHUNK_TOKENS, overlap=OVERLAP_TOKENS)
+    passages = await asyncio.to_thread(lambda: tuple(islice(chunks, most)))
+    return WebPage(page.url, parsed.title, passages)
 
 
 def _declared(page: Page) -> bytes:

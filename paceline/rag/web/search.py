@@ -1,4 +1,4 @@
-"""Web search: the protocol of its providers, and the limits of what goes in and comes out.
+"""Web search, and the limits of what goes in and comes out.
 
 Knows nothing of pages. A query leaves this machine: whoever calls decides whether it may.
 """
@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import httpx
 import msgspec
@@ -18,8 +16,7 @@ import msgspec
 from paceline import __version__
 from paceline.core.printable import printable
 from paceline.errors import ConfigError, WebError
-from paceline.rag.prompt import MAX_QUERY, passages_text
-from paceline.rag.records import Passage
+from paceline.rag.prompt import MAX_QUERY
 from paceline.rag.web.fetch import ACCEPTED_ENCODINGS, MAX_URL, read_body
 
 MAX_RESULTS = 50  # of one search
@@ -36,15 +33,6 @@ class WebResult:
     snippet: str
 
 
-class WebSearch(Protocol):
-    @property
-    def name(self) -> str:
-        """The provider, for reports."""
-
-    async def search(self, query: str, k: int) -> list[WebResult]:
-        """At most k results, best first, k being at most MAX_RESULTS. Raises WebError when the search failed."""
-
-
 def checked_query(query: str) -> str:
     """The query on one line; "" for an empty one. Raises WebError for one of more than MAX_QUERY characters."""
     words = " ".join(printable(query).split())
@@ -56,30 +44,6 @@ def checked_query(query: str) -> str:
 def one_line(text: str, limit: int) -> str:
     """Text of a stranger on one line of at most `limit` characters."""
     return " ".join(printable(text[: 4 * limit]).split())[:limit]
-
-
-# Web search in a public document store, such as a cloud's: its passages as results, each a snippet without a page.
-
-
-class StoreSearch:
-    """Whoever makes it sees to it that the documents are public: results count as what the web says."""
-
-    name = "store"
-
-    def __init__(self, search: Callable[[str, int], Sequence[Passage]]) -> None:
-        """search(query, k): such as `DocumentStore.search`. Called in another thread."""
-        self._search = search
-
-    async def search(self, query: str, k: int) -> list[WebResult]:
-        """As `WebSearch.search`. Errors are those of the store."""
-        words = checked_query(query)
-        if not words or k < 1:
-            return []
-        passages = await asyncio.to_thread(self._search, words, min(k, MAX_RESULTS))
-        return [
-            WebResult(one_line(each.title or each.document, MAX_TITLE), "", one_line(passages_text(each), MAX_SNIPPET))
-            for each in passages
-        ]
 
 
 # Web search by a SearXNG server, or one that answers `GET /search?format=json` as it does.
@@ -109,20 +73,9 @@ class _Result(msgspec.Struct):
 class SearxngSearch:
     """One page of results a search. May be used from several event loops."""
 
-    name = "searxng"
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout_s: float = 10.0,
-        language: str = "",
-        headers: Mapping[str, str] | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        """url: without `/search`; may have a user name and password. timeout_s: of a whole search. language: such as
-        "en"; "" for the server's own. headers: further ones, such as of a proxy before it. tls: whose certificates are
-        believed; None: the usual authorities. Raises ConfigError.
+    def __init__(self, url: str, *, timeout_s: float = 10.0, tls: ssl.SSLContext | None = None) -> None:
+        """url: without `/search`; may have a user name and password. timeout_s: of a whole search. tls: whose
+        certificates are believed; None: the usual authorities. Raises ConfigError.
         """
         try:
             base = httpx.URL(url)
@@ -133,17 +86,16 @@ class SearxngSearch:
         self._url = base.copy_with(path=f"{base.path.rstrip('/')}/search", query=None, fragment=None)
         self._shown = f"SearXNG at {base.scheme}://{base.netloc.decode('ascii')}"
         self._timeout_s = timeout_s
-        self._fields = {"format": "json"} | ({"language": language} if language else {})
         self._headers = {
             "User-Agent": f"paceline/{__version__}",
             "Accept": "application/json",
             "Accept-Encoding": ACCEPTED_ENCODINGS,
-            **(headers or {}),
         }
         self._tls = tls or httpx.create_ssl_context()
 
     async def search(self, query: str, k: int) -> list[WebResult]:
-        """As `WebSearch.search`. Results that are malformed or of other schemes are left out."""
+        """At most k results, best first, k being at most MAX_RESULTS. Those that are malformed or of other schemes are
+        left out. Raises WebError when the search failed."""
         # To SearXNG, a word that begins with ! is a command, by which a query would choose engines or leave the server.
         words = " ".join(stripped for word in checked_query(query).split() if (stripped := word.lstrip("!")))
         if not words or k < 1:
@@ -170,7 +122,7 @@ class SearxngSearch:
         client = httpx.AsyncClient(
             verify=self._tls, trust_env=False, follow_redirects=False, timeout=self._timeout_s, headers=self._headers
         )
-        async with client, client.stream("GET", self._url, params={"q": words, **self._fields}) as response:
+        async with client, client.stream("GET", self._url, params={"q": words, "format": "json"}) as response:
             if response.status_code != 200:
                 status = response.status_code
                 raise WebError(f"{self._shown} answers with status {status}: {_ADVICE.get(status, 'is it SearXNG?')}.")

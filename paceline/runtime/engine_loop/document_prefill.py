@@ -145,13 +145,13 @@ class DocumentPrefiller:
             if isinstance(result, EngineError):
                 deliver(None)
             else:
-                self._worker.control(SequenceOp(seq, None, export))
+                self._worker.submit(SequenceOp(seq, None, export))
 
         try:
             self._worker.forward(Segment(seq, 0, tokens, logits="none"), answered)
             return await exported
         finally:
-            self._worker.control(SequenceOp.release(seq))
+            self._worker.submit(SequenceOp.release(seq))
 
     def _any_key(self, passage: Passage) -> KvKey | None:
         """Key of the passage after the preamble of a first question; None where such a prompt is not possible."""
@@ -226,11 +226,11 @@ async def forward_times(worker: EngineWorker) -> list[Timed]:
                 await worker.compute(Segment(seq, PREFIX, (_TOKEN,) * rows, logits="all"))
                 if repeat:
                     times.append((rows, loop.time() - submitted))
-                worker.control(SequenceOp.truncate(seq, PREFIX))
+                worker.submit(SequenceOp.truncate(seq, PREFIX))
             if loop.time() - started > MAX_S:
                 break
     except EngineError as error:
         _calibration_log.info("forwards could not be timed: %s", error)
     finally:
-        worker.control(SequenceOp.release(seq))
+        worker.submit(SequenceOp.release(seq))
     return times

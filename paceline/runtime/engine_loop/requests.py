@@ -208,27 +208,18 @@ class StoredPrefix:
         return whole and rows < len(segment.tokens) and segment.tokens[:rows] == self.tokens
 
 
-class Prompt(Protocol):
-    """A request for a forward, as far as its beginning matters."""
-
-    segment: Segment
-    prefix: StoredPrefix | None
-    salt: str | None  # owner within which rows are shared; None: they are not
-    cached_rows: int  # set when the sequence begins
-
-
 class PrefixReuse:
     """Prefixes of the requests of one `StepExecutor`, by their keys."""
 
     def __init__(self, sequences: Sequences) -> None:
         self._sequences = sequences
-        self._prompts: dict[int, Prompt] = {}  # that may begin with rows that need not be computed
+        self._prompts: dict[int, ForwardRequest] = {}  # that may begin with rows that need not be computed
         self._computing: dict[tuple[str, tuple[int, ...]], int] = {}  # salt and tokens of prompts in progress
         self._keeping: dict[int, StoredPrefix] = {}
         self._computed: list[tuple[SeqId, StoredPrefix]] = []
         self.adopted = 0  # rows not computed
 
-    def add(self, key: int, prompt: Prompt) -> None:
+    def add(self, key: int, prompt: ForwardRequest) -> None:
         """Register a segment, whatever it is."""
         segment, prefix = prompt.segment, prompt.prefix
         if segment.start or segment.parents is not None or segment.logits == "all" or len(segment.tokens) < 2:

@@ -116,13 +116,9 @@ class EngineWorker:
         """An account of the energy of one answer."""
         return AnswerEnergy(self._meter_name, self._send_w)
 
-    def submit(self, request: ForwardRequest) -> None:
-        """Its `cached_rows` and `energy` are known when it is answered."""
-        self._submit(request)
-
     def forward(self, segment: Segment, answer: Answer, prefix: StoredPrefix | None = None) -> None:
         """A forward whose answer is the wanted rows' distributions."""
-        self._submit(ForwardRequest(segment, answer, prefix))
+        self.submit(ForwardRequest(segment, answer, prefix))
 
     async def compute(self, segment: Segment, group: Group | None = None) -> tuple[Dist, ...]:
         """Distributions of a segment's rows. Raises EngineError. The caller must release the sequence if cancelled."""
@@ -139,10 +135,8 @@ class EngineWorker:
         self.submit(ForwardRequest(segment, answer, group=group))
         return await answered
 
-    def control(self, op: SequenceOp) -> None:
-        self._submit(op)
-
-    def _submit(self, item: SequenceOp | ForwardRequest) -> None:
+    def submit(self, item: SequenceOp | ForwardRequest) -> None:
+        """The `cached_rows` and `energy` of a forward are known when it is answered."""
         assert self._loop is not None, "the worker has not been started"
         if not self._outbox:
             self._loop.call_soon(self._flush)

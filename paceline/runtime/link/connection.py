@@ -12,7 +12,7 @@ from typing import Protocol, TypedDict
 
 from paceline.errors import LinkClosed, PacelineError, RemoteProtocolError
 from paceline.runtime.link.transport import CLOSE_TIMEOUT_S, CountedTransport, Transport, TransportClosed
-from paceline.runtime.service import LinkState
+from paceline.runtime.service import LinkStatus
 from paceline.wire.close_codes import CloseCode, clip
 from paceline.wire.effects import (
     Authenticate,
@@ -26,8 +26,8 @@ from paceline.wire.effects import (
     MakeKey,
     SettleKey,
     Signer,
+    TickAt,
     Transmit,
-    WakeAt,
 )
 from paceline.wire.identity import CloudRenewal, DeviceRenewal, Handshake
 from paceline.wire.link import LinkMachine
@@ -268,7 +268,7 @@ class Link:
                     self._queue(data)
                 case Deliver(message):
                     self._deliver(message)
-                case WakeAt(time):
+                case TickAt(time):
                     self._wake_at(time)
                 case Connected():
                     self.up.set()
@@ -380,10 +380,10 @@ class LinkLoad(TypedDict):
     received_bytes: int
 
 
-def link_states(links: Mapping[str, Link]) -> tuple[LinkState, ...]:
+def link_states(links: Mapping[str, Link]) -> tuple[LinkStatus, ...]:
     """What is shown of links that are up, by the name of the peer."""
     found = sorted(links.items())
-    return tuple(LinkState(name, link.rtt, link.bandwidth, dict(link.sent_bytes)) for name, link in found)
+    return tuple(LinkStatus(name, link.rtt, link.bandwidth, dict(link.sent_bytes)) for name, link in found)
 
 
 class LinkTotals:

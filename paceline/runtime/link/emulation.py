@@ -1,6 +1,6 @@
-"""Network emulation as a pure function of time: `--emulate rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01`.
+"""Network emulation as a pure function of time: `rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01`, the setting `emulate`.
 
-The option also sets a slower engine (`forward=60ms,row=0.5ms`), see `engine.wrappers.DelayedEngine`.
+The option also sets a slower engine (`forward=60ms,row=0.5ms`), see `engine.base.delay_forwards`.
 
 Models one direction of a reliable, ordered stream such as TCP: a lost packet delays itself and all later ones until its
 retransmission. Knows no clock, no socket and no event loop; the same seed gives the same delays. Not modelled: slow
@@ -85,7 +85,7 @@ class Emulation:
         )
         options.finish()
         if emulation.trace and (emulation.rtt or emulation.rate < math.inf):
-            raise ConfigError("--emulate: trace brings its own delay and rate; leave out rtt and rate")
+            raise ConfigError("emulate: trace brings its own delay and rate; leave out rtt and rate")
         return emulation
 
     @property
@@ -156,7 +156,7 @@ class _Options:
         for item in filter(None, (part.strip() for part in text.split(","))):
             name, _, value = (part.strip() for part in item.partition("="))
             if name in self._given:
-                raise ConfigError(f"--emulate: {name} is given twice")
+                raise ConfigError(f"emulate: {name} is given twice")
             self._given[name] = value
 
     def take(self, name: str, parse: Callable[[str], T], accepts: str, default: T) -> T:
@@ -167,11 +167,11 @@ class _Options:
         try:
             return parse(value)
         except (ValueError, OverflowError) as error:
-            raise ConfigError(f"--emulate: {name}={value} is not accepted; it takes {accepts}") from error
+            raise ConfigError(f"emulate: {name}={value} is not accepted; it takes {accepts}") from error
 
     def finish(self) -> None:
         for name in self._given:
-            raise ConfigError(f"--emulate: {name!r} is not one of {', '.join(self._known)}")
+            raise ConfigError(f"emulate: {name!r} is not one of {', '.join(self._known)}")
 
 
 def _quantity(text: str, units: dict[str, float]) -> float:
@@ -214,10 +214,10 @@ def _trace(text: str) -> tuple[TraceRow, ...]:
         with path.open(newline="", encoding="utf-8") as file:
             lines = csv.DictReader(file)
             if lines.fieldnames != names:
-                raise ConfigError(f"--emulate: {path} must begin with the line {','.join(names)}")
+                raise ConfigError(f"emulate: {path} must begin with the line {','.join(names)}")
             rows = tuple(_trace_row(path, number, line) for number, line in enumerate(lines, 2))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"--emulate: the trace {path} cannot be read: {error}") from error
+        raise ConfigError(f"emulate: the trace {path} cannot be read: {error}") from error
     _check_times(path, rows)
     return rows
 
@@ -226,16 +226,16 @@ def _trace_row(path: Path, number: int, line: dict[str, str]) -> TraceRow:
     try:
         row = TraceRow(time=float(line["time"]), delay=float(line["delay"]), rate=float(line["rate"]))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"--emulate: {path}, line {number}: three numbers are needed, s, s and bit/s") from error
+        raise ConfigError(f"emulate: {path}, line {number}: three numbers are needed, s, s and bit/s") from error
     if not (0 <= row.time < math.inf and 0 <= row.delay < math.inf and row.rate >= 1):
-        raise ConfigError(f"--emulate: {path}, line {number}: time and delay from 0 on, rate from 1 bit/s")
+        raise ConfigError(f"emulate: {path}, line {number}: time and delay from 0 on, rate from 1 bit/s")
     return row
 
 
 def _check_times(path: Path, rows: Sequence[TraceRow]) -> None:
     rising = all(before.time < after.time for before, after in pairwise(rows))
     if len(rows) < 2 or rows[0].time != 0 or not rising:
-        raise ConfigError(f"--emulate: {path} needs two rows or more, times rising from 0; the last ends the trace")
+        raise ConfigError(f"emulate: {path} needs two rows or more, times rising from 0; the last ends the trace")
 
 
 # An emulated network between a link and its transport. `emulation.Shaper` computes arrival times; this module waits.
@@ -375,7 +375,7 @@ class EmulatedTransport:
             await self._clock.sleep_until(self._cut_at)
             self._ended.set()
             self._inner.abort()
-            await self._in.break_off(TransportClosed(ABNORMAL, "cut by --emulate"))
+            await self._in.break_off(TransportClosed(ABNORMAL, "cut by emulate"))
 
 
 @asynccontextmanager

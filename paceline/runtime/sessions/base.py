@@ -19,14 +19,13 @@ from paceline.errors import EngineError, LinkClosed, PacelineError
 from paceline.runtime.engine_loop.requests import Rows, SequenceOp, StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.dialer import Link
-from paceline.runtime.sessions.driver import Driver, Egress, answered, requests
+from paceline.runtime.sessions.driver import ClientPorts, Driver, Egress, answered, requests
 from paceline.runtime.sessions.mask_threads import run_apart
 from paceline.runtime.tracing import Fields, Tracer
 from paceline.strategies.base import (
     Branch,
     Cancelled,
     DraftModelLost,
-    Emit,
     Event,
     Finish,
     Forward,
@@ -95,10 +94,10 @@ class DraftModelPorts:
             worker.submit(each)
 
     def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:
-        self._worker.control(SequenceOp.prune(seq, keep, live))
+        self._worker.submit(SequenceOp.prune(seq, keep, live))
 
     def release(self, seq: SeqId) -> None:
-        self._worker.control(SequenceOp.release(seq))
+        self._worker.submit(SequenceOp.release(seq))
 
 
 class Session(ABC):
@@ -111,16 +110,17 @@ class Session(ABC):
         salt: str | None,
         drafts: EngineWorker | None = None,
         *,
+        client: ClientPorts | None = None,
         masked: bool = False,
     ) -> None:
-        """drafts: of the draft model, for machines that are told of one. salt: KV of its prompts is shared with answers
-        of the same salt alone, which are those of one owner until a document is removed. None: with none. masked: the
-        machine waits for masks."""
+        """client: this session, where it faces a client. drafts: of the draft model, for machines that are told of one.
+        salt: KV of its prompts is shared with answers of the same salt alone, which are those of one owner until a
+        document is removed. None: with none. masked: the machine waits for masks."""
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._drafts = None if drafts is None else DraftModelPorts(drafts, self)
-        self._first = self._driver = Driver(machine, self, drafts=self._drafts)
+        self._first = self._driver = Driver(machine, self, client, drafts=self._drafts)
         self._prefixes: Sequence[StoredPrefix] = ()  # stored prefixes of its prompts
         self._group: Group | None = None  # of its sequences, once their claim of memory is known
         self._salt = salt
@@ -189,10 +189,10 @@ class Session(ABC):
             self._worker.submit(each)
 
     def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:
-        self._worker.control(SequenceOp.prune(seq, keep, live))
+        self._worker.submit(SequenceOp.prune(seq, keep, live))
 
     def release(self, seq: SeqId) -> None:
-        self._worker.control(SequenceOp.release(seq))
+        self._worker.submit(SequenceOp.release(seq))
 
     def send(self, message: SessionMessage) -> None:
         if self._number is not None:  # else the link has been lost; the machine receives LinkLost next
@@ -213,19 +213,7 @@ class Session(ABC):
         return 0.0
 
     @abstractmethod
-    def emit(self, token: Emit) -> None: ...
-
-    @abstractmethod
     def retrieve(self) -> None: ...
-
-    @abstractmethod
-    def open_peer(self, targets: tuple[int, ...], epoch: int) -> None: ...
-
-    @abstractmethod
-    def pass_over(self, reason: str) -> None: ...
-
-    @abstractmethod
-    def close_peer(self, fault: str) -> None: ...
 
     def finish(self, finish: Finish) -> None:
         self._end(finish.reason)
@@ -349,18 +337,6 @@ class PeerSession(Session):
 
     def retrieve(self) -> None:
         self._retrieve(self)
-
-    def emit(self, token: Emit) -> None:
-        raise AssertionError(f"only the side that faces the client emits: {token.token}")
-
-    def open_peer(self, targets: tuple[int, ...], epoch: int) -> None:
-        raise AssertionError(f"only the side that faces the client opens a session: {len(targets)}, {epoch}")
-
-    def pass_over(self, reason: str) -> None:
-        raise AssertionError(f"only the side that faces the client passes its peer over: {reason}")
-
-    def close_peer(self, fault: str) -> None:
-        raise AssertionError(f"only the side that faces the client gives its peer up: {fault}")
 
     def finish(self, finish: Finish) -> None:
         super().finish(finish)

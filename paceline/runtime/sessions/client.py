@@ -97,21 +97,21 @@ class ClientSession(Session):
     ) -> None:
         """drafts: of the draft model, where the machine is told of one. written: in earlier stretches of the answer.
         alone: how this side writes where neither has found anything; None: as it does with the peer."""
-        super().__init__(machine, worker, prepared.salt, drafts, masked=prepared.mask is not None)
+        super().__init__(machine, worker, prepared.salt, drafts, client=self, masked=prepared.mask is not None)
         if self._drafts is not None:
             self._drafts.claim(prepared.draft_claim or 0)
         self._prefixes = prepared.prompts.prefixes  # here alone: let go of at the end
         self.prepared = replace(prepared, prompts=replace(prepared.prompts, prefixes=()))
-        self.trace = prepared.request.trace
+        self.trace = prepared.request.account.trace
         self._citations = prepared.prompts.citations(prepared.side)
         asked = prepared.request
         self._group: Group = worker.group(
-            prepared.claim, asked.priority, owner=asked.owner, criticality=asked.criticality
+            prepared.claim, asked.account.priority, owner=asked.account.owner, criticality=asked.account.criticality
         )
         self.link = link
         self._tokenizer = tokenizer
-        min_tokens = 0 if asked.constraint is None else asked.constraint.min_tokens
-        self.written = written or Written(AnswerText(tokenizer, asked.stop, min_tokens))
+        min_tokens = 0 if asked.output.constraint is None else asked.output.constraint.min_tokens
+        self.written = written or Written(AnswerText(tokenizer, asked.output.stop, min_tokens))
         self._before = len(self.written.tokens)
         self.goes_on = False  # it has ended, and a further stretch follows
         self._closed = closed
@@ -223,7 +223,7 @@ class ClientSession(Session):
         self.link = None
         self._cancel_pause()
         self._degraded = self.prepared.missing  # nothing was lost by a peer that came late
-        self._driver = Driver(machine(), self)
+        self._driver = Driver(machine(), self, self)
         self.deliver(Started(self._loop.time()))
 
     def link_lost(self, *, returns: bool = True, refusal: str = "") -> None:
@@ -233,7 +233,7 @@ class ClientSession(Session):
         """
         self._leave_session()
         self.link = None
-        on_loss, peer = self.prepared.request.on_loss, other(self.prepared.side)
+        on_loss, peer = self.prepared.request.joining.on_loss, other(self.prepared.side)
         if on_loss == "fail" or (on_loss == "pause" and not returns):
             how = f"refuses to take part ({refusal})" if refusal else "was lost"
             self.fail(peer_lost(peer, f"{how}, and the answer was not to go on alone", refused=bool(refusal)))
@@ -279,7 +279,9 @@ class ClientSession(Session):
         if self._stopped:
             return
         self._cancel_pause()  # not earlier: a link that comes and goes must not prolong the pause
-        if token.token in self.prepared.request.stop_token_ids:  # like the model's own end, it is not in the answer
+        if (
+            token.token in self.prepared.request.output.stop_token_ids
+        ):  # like the model's own end, it is not in the answer
             self._stopped, self._stop_token = True, token
             self._put_text(self.written.text.flush()[0], last=True)
             self.deliver(Cancelled("stop"))
@@ -298,7 +300,7 @@ class ClientSession(Session):
             self.deliver(Cancelled("stop"))
 
     def _logprobs(self, token: Emit) -> Logprobs | None:
-        top = self.prepared.request.top_logprobs
+        top = self.prepared.request.output.top_logprobs
         if top is None or token.dist is None:
             return None
         return logprobs_of(self._tokenizer, token.token, token.dist, top, rest=token.rest)

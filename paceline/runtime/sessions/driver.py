@@ -7,7 +7,6 @@ in `lab.simulation`. The driver keeps only the order of events and the sequence 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
 from typing import Protocol, cast
 
 from paceline.core.batching.segment import SeqId, StepSize
@@ -51,11 +50,22 @@ class EnginePorts(Protocol):
 
 
 class Ports(EnginePorts, Protocol):
-    """Engine, link, clock and client of a driver. Results return as of `EnginePorts`."""
+    """Engine, link and clock of a driver. Results return as of `EnginePorts`."""
 
     def retrieve(self) -> None: ...
 
     def send(self, message: SessionMessage) -> None: ...
+
+    def wake_at(self, time: float) -> None: ...
+
+    def finish(self, finish: Finish) -> None:
+        """Called once, after all sequences have been released."""
+
+
+class ClientPorts(Protocol):
+    """Of the side that faces the client: the client, and the session at the peer."""
+
+    def emit(self, token: Emit) -> None: ...
 
     def open_peer(self, targets: tuple[int, ...], epoch: int) -> None:
         """Open a session with the peer, in place of an earlier one of this answer."""
@@ -65,13 +75,6 @@ class Ports(EnginePorts, Protocol):
 
     def close_peer(self, fault: str) -> None:
         """Close the session with the peer and deliver `LinkLost`. fault: of the peer, see `ClosePeer`."""
-
-    def wake_at(self, time: float) -> None: ...
-
-    def emit(self, token: Emit) -> None: ...
-
-    def finish(self, finish: Finish) -> None:
-        """Called once, after all sequences have been released."""
 
 
 def answered(
@@ -104,14 +107,14 @@ class Driver:
         self,
         machine: Machine,
         ports: Ports,
+        client: ClientPorts | None,
         *,
         drafts: EnginePorts | None = None,
-        observe: Callable[[Event], None] | None = None,
     ) -> None:
-        """drafts: the draft model's engine, for machines that are told of one."""
+        """client: None for a peer's part in an answer. drafts: the draft model's engine, for machines that are told of
+        one."""
         self._machine = machine
-        self._ports = ports
-        self._observe = observe
+        self._ports, self._client = ports, client
         self._sequences = _Sequences(ports)
         self._drafts = None if drafts is None else _Sequences(drafts)
         self._events: deque[Event] = deque()
@@ -128,8 +131,6 @@ class Driver:
         try:
             while self._events and not self.finished:
                 current = self._events.popleft()
-                if self._observe is not None:
-                    self._observe(current)
                 for effect in self._machine.on(current):
                     if self._abandoned:
                         break
@@ -155,23 +156,28 @@ class Driver:
                 assert self._drafts is not None, "a machine asks a draft model that there is not"
                 self._drafts.execute(inner)
             case Emit():
-                ports.emit(effect)
+                self._front.emit(effect)
             case Send(message):
                 ports.send(message)
             case Retrieve():
                 ports.retrieve()
             case OpenPeer(targets, epoch):
-                ports.open_peer(targets, epoch)
+                self._front.open_peer(targets, epoch)
             case PassOver(reason):
-                ports.pass_over(reason)
+                self._front.pass_over(reason)
             case ClosePeer(fault):
-                ports.close_peer(fault)
+                self._front.close_peer(fault)
             case WakeAt(time):
                 ports.wake_at(time)
             case Finish():
                 self.finished = True
                 self._release()
                 ports.finish(effect)
+
+    @property
+    def _front(self) -> ClientPorts:
+        assert self._client is not None, "only the side that faces the client emits, and opens or closes a session"
+        return self._client
 
     def _release(self) -> None:
         self._sequences.release()

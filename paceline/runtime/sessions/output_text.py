@@ -146,7 +146,7 @@ class PromptScorer:
                     following = prompt[start + 1 : start + 1 + len(rows)]
                     items += await asyncio.to_thread(self._logprobs, dists, following, top)
             finally:
-                self._worker.control(SequenceOp.release(seq))
+                self._worker.submit(SequenceOp.release(seq))
             return tuple(items)
 
     def _logprobs(self, dists: Sequence[Dist], following: Sequence[int], top: int) -> list[Logprobs]:

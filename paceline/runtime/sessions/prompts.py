@@ -216,7 +216,7 @@ def _build(
     return PromptSet(tuple(branches), tuple(passages), len(plain), tuple(prefixes), tuple(peer_passages))
 
 
-# Whether the relevance of two sides' documents can be compared: the same embedder and temperature at both.
+# Whether the relevance of two sides' documents can be compared: the same embedder at both, and the cloud's temperature.
 #
 # Where it cannot, the documents of each side together weigh the same (`PromptSet.with_equal_sides`), until the text
 # shows which predict it better. Not handled: a link that comes with another scale in mid-answer; the weights stay.
@@ -233,24 +233,27 @@ def scale_of(store: DocumentStore | None, temperature: float) -> RelevanceScale 
 
 def difference(own: RelevanceScale | None, peer: RelevanceScale | None) -> str:
     """A clause that says what differs between two sides; empty where nothing does, or a side keeps no documents."""
-    if own is None or peer is None or own == peer:
+    if own is None or peer is None or own.embedder == peer.embedder:
         return ""
-    if own.embedder != peer.embedder:
-        return f"{EQUAL_WEIGHTS} embedders differ"
-    return f"{EQUAL_WEIGHTS} relevance temperatures differ ({own.temperature:g} and {peer.temperature:g})"
+    return f"{EQUAL_WEIGHTS} embedders differ"
 
 
 class PeerScales:
-    """What peers have told, by their names: a peer that links anew stays who it is. own: this side's scale."""
+    """What peers have told, by their names: a peer that links anew stays who it is. own: this side's scale. follows:
+    cosines are divided by what the peer divides them by, as a device does."""
 
-    def __init__(self, own: RelevanceScale | None) -> None:
+    def __init__(self, own: RelevanceScale | None, *, follows: bool = False) -> None:
+        self.temperature = RELEVANCE_TEMPERATURE if own is None else own.temperature
         self._own = own
+        self._follows = follows
         self._told: dict[str, RelevanceScale | None] = {}
 
     def told(self, peer: str, scale: RelevanceScale | None) -> None:
         """Of a new link. A difference is logged once, though links come and go."""
         is_news = self._told.get(peer) != scale
         self._told[peer] = scale
+        if self._follows and scale is not None:
+            self.temperature = scale.temperature
         if is_news and (different := self.difference(peer)):
             log.warning("in answers with %s %s", peer, different)
 

@@ -22,7 +22,19 @@ from paceline.rag.prompt import MAX_QUERY, passages_text, query_of
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.link.connection import Link
-from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation, GenerationResult, TextDelta
+from paceline.runtime.service import (
+    Account,
+    AskedPrompt,
+    AskedStrategy,
+    GenerateEvent,
+    GenerateRequest,
+    Generation,
+    GenerationResult,
+    Joining,
+    OutputForm,
+    Sources,
+    TextDelta,
+)
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.units import PlainWork
 from paceline.strategies.base import FinishReason
@@ -106,11 +118,17 @@ class RemoteSearch:
     ) -> Sequence[Passage] | None:
         """Passages of the cloud for an answer at `answer-private`, none at other levels; None where the cloud cannot be
         searched. expected: a cloud is configured for this device."""
-        if request.privacy != "answer-private" or request.prompt is not None or request.documents == 0:
+        if (
+            request.joining.privacy != "answer-private"
+            or request.prompt.tokens is not None
+            or request.sources.documents == 0
+        ):
             return ()
         try:
             if link is not None:
-                return await self.passages(link, query_of(request.messages), request.documents, egress, request.owner)
+                return await self.passages(
+                    link, query_of(request.prompt.messages), request.sources.documents, egress, request.account.owner
+                )
         except LinkError as error:
             log.info("the cloud's documents are not read: %s", error)
         return None if expected or link is not None else ()
@@ -400,15 +418,15 @@ def _request(opening: OpenSession, peer: str) -> GenerateRequest:
     if opening.targets or opening.constraint is not None or opening.top_k_documents:
         raise PacelineError("an agent's text has no beginning, no constraint and no documents")
     return GenerateRequest(
-        messages=tuple({"role": message.role, "content": message.content} for message in opening.messages),
-        sampling=sampling_from_wire(opening.sampling),
-        max_tokens=opening.max_tokens,
-        strategy=ALONE,
-        any_device=False,
-        documents=0,
-        privacy=opening.privacy,
-        owner=f"peer:{peer}",  # a peer's clients share its turns in the engine's steps
-        guest_key=opening.cache_key.hex() or secrets.token_hex(16),
-        passages=(),
-        trace=opening.trace,
+        AskedPrompt(tuple({"role": message.role, "content": message.content} for message in opening.messages)),
+        sampling_from_wire(opening.sampling),
+        OutputForm(opening.max_tokens),
+        Sources(documents=0, passages=()),
+        Joining(privacy=opening.privacy, any_device=False),
+        AskedStrategy(ALONE),
+        Account(
+            owner=f"peer:{peer}",  # a peer's clients share its turns in the engine's steps
+            guest_key=opening.cache_key.hex() or secrets.token_hex(16),
+            trace=opening.trace,
+        ),
     )

@@ -13,7 +13,7 @@ from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest
 from paceline.strategies.base import Side, other
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import JOINT_LEVELS, RoutingContext
+from paceline.strategies.strategy import JOINT_LEVELS, RoutingContext, Wish
 from paceline.wire.options import DEFAULT_OPTIONS, Options
 
 AUTO = "auto"
@@ -39,8 +39,8 @@ class Rule:
     missing: Callable[[RoutingContext], bool] = lambda _: False
 
     def choice(self, context: RoutingContext) -> StrategyChoice:
-        documents = context.own_documents + context.peer_documents
-        reason = self.reason.format(peer=other(context.side), documents=documents, barred=context.barred)
+        documents = context.own.documents + context.peer.documents
+        reason = self.reason.format(peer=other(context.side), documents=documents, barred=context.presence.barred)
         return StrategyChoice(self.strategy, reason, self.missing(context))
 
 
@@ -50,57 +50,63 @@ def _always(context: RoutingContext) -> bool:  # noqa: ARG001  # a predicate's s
 
 def _search_missing(context: RoutingContext) -> bool:
     """True if a wanted search is impossible: at `answer-private` the other side is searched for every strategy."""
-    searches = context.privacy == "answer-private" and context.documents > 0 and not context.raw_prompt
-    return searches and context.expected and not context.linked
+    searches = context.wish.privacy == "answer-private" and context.wish.documents > 0 and not context.wish.raw_prompt
+    return searches and context.presence.expected and not context.presence.linked
 
 
 def _verifying_gains(context: RoutingContext) -> bool:
     """A device's cloud has a larger model, and is no slower with it than the device is alone. It is asked after
     retrieval whether something private was found. At a cloud the text would be the same: there drafting on a device
     saves forwards only where the cloud waits for drafts, and then costs time."""
-    if context.side == "cloud" or VERIFIED not in context.common:
+    if context.side == "cloud" or VERIFIED not in context.presence.common:
         return False
-    if context.decode_s is None or context.peer_decode_s is None:
+    if context.own.decode_s is None or context.peer.decode_s is None:
         return False
-    return context.larger == "cloud" and context.peer_decode_s <= context.decode_s
+    return context.larger == "cloud" and context.peer.decode_s <= context.own.decode_s
 
 
 def _cloud_writes(context: RoutingContext) -> bool:
     """Where the device finds nothing, the text is the cloud's, whether that does or not: `draft_verify` is the fastest
     way to it. Where answers search again, the device may find something later."""
-    verifies = context.side == "device" and VERIFIED in context.common and not context.options.get("search_every")
+    verifies = (
+        context.side == "device"
+        and VERIFIED in context.presence.common
+        and not context.wish.options.get("search_every")
+    )
     return verifies and context.larger == "cloud"
 
 
 def _budget_asked(context: RoutingContext) -> bool:
-    asked = any(context.options.get(name) is not None for name in ("joules_per_token", "joules_per_step"))
-    return asked and VERIFIED in context.common
+    asked = any(context.wish.options.get(name) is not None for name in ("joules_per_token", "joules_per_step"))
+    return asked and VERIFIED in context.presence.common
 
 
-BARRED = Rule(lambda c: bool(c.barred), ALONE, "the {peer} is not asked: {barred}", lambda c: c.expected)
+BARRED = Rule(
+    lambda c: bool(c.presence.barred), ALONE, "the {peer} is not asked: {barred}", lambda c: c.presence.expected
+)
 AUTO_RULES: tuple[Rule, ...] = (
-    Rule(lambda c: c.raw_prompt, ALONE, "raw tokens are continued by one side alone"),
+    Rule(lambda c: c.wish.raw_prompt, ALONE, "raw tokens are continued by one side alone"),
     Rule(
-        lambda c: c.privacy not in JOINT_LEVELS,
+        lambda c: c.wish.privacy not in JOINT_LEVELS,
         ALONE,
         "the request's privacy level has this side alone write",
         _search_missing,
     ),
     Rule(
-        lambda c: c.logprobs and c.side == "cloud",
+        lambda c: c.wish.logprobs and c.side == "cloud",
         ALONE,
         "logprobs of a joint answer would need the device's distributions",
     ),
     BARRED,
-    Rule(lambda c: not c.linked and c.expected, ALONE, "the {peer} is not linked", _always),
-    Rule(lambda c: not c.linked, ALONE, "no {peer} takes part"),
+    Rule(lambda c: not c.presence.linked and c.presence.expected, ALONE, "the {peer} is not linked", _always),
+    Rule(lambda c: not c.presence.linked, ALONE, "no {peer} takes part"),
     Rule(_budget_asked, VERIFIED, "the request has an energy budget, and nothing private is in the context"),
     Rule(
         _verifying_gains, VERIFIED, "nothing private is in the context, and the {peer}'s model is larger and no slower"
     ),
-    Rule(lambda c: "aggregate" not in c.common, ALONE, "the {peer} does not know 'aggregate'", _always),
-    Rule(lambda c: c.documents == 0, ALONE, "the request wants no documents"),
-    Rule(lambda c: c.own_documents + c.peer_documents == 0, ALONE, "neither side has documents"),
+    Rule(lambda c: "aggregate" not in c.presence.common, ALONE, "the {peer} does not know 'aggregate'", _always),
+    Rule(lambda c: c.wish.documents == 0, ALONE, "the request wants no documents"),
+    Rule(lambda c: c.own.documents + c.peer.documents == 0, ALONE, "neither side has documents"),
     Rule(_cloud_writes, VERIFIED, "nothing private is in the context, and the {peer}'s model is larger"),
     Rule(_always, "aggregate", "the {peer} is linked and the two sides hold {documents} documents"),
     Rule(_always, ALONE, "no strategy of both sides takes what was retrieved"),
@@ -113,48 +119,23 @@ def asked_rules(name: str) -> tuple[Rule, ...]:
         return (Rule(_always, name, "the request asks for it", _search_missing),)
     return (
         replace(BARRED, missing=_always),
-        Rule(lambda c: not c.linked, ALONE, "the {peer} is not linked", _always),
-        Rule(lambda c: name not in c.common, ALONE, f"the {{peer}} does not know '{name}'", _always),
+        Rule(lambda c: not c.presence.linked, ALONE, "the {peer} is not linked", _always),
+        Rule(lambda c: name not in c.presence.common, ALONE, f"the {{peer}} does not know '{name}'", _always),
         Rule(_always, name, "the request asks for it"),
         Rule(_always, ALONE, f"'{name}' does not take what was retrieved"),
     )
 
 
-def routing_context(
-    request: GenerateRequest,
-    side: Side,
-    *,
-    expected: bool = False,
-    linked: bool = False,
-    barred: str = "",
-    common: Sequence[str] = (),
-    own_documents: int = 0,
-    peer_documents: int = 0,
-    num_weights: int = 0,
-    peer_weights: int = 0,
-    decode_s: float | None = None,
-    peer_decode_s: float | None = None,
-) -> RoutingContext:
-    return RoutingContext(
-        side=side,
-        strategy=request.strategy,
-        sampling=request.sampling,
-        privacy=request.privacy,
-        options=request.options,
-        documents=request.documents,
-        raw_prompt=request.prompt is not None,
-        logprobs=request.top_logprobs is not None,
-        seeded=request.seeded,
-        expected=expected,
-        linked=linked,
-        barred=barred,
-        common=tuple(common),
-        own_documents=own_documents,
-        peer_documents=peer_documents,
-        num_weights=num_weights,
-        peer_weights=peer_weights,
-        decode_s=decode_s,
-        peer_decode_s=peer_decode_s,
+def wish_of(request: GenerateRequest) -> Wish:
+    return Wish(
+        request.strategy.name,
+        request.sampling,
+        request.joining.privacy,
+        request.strategy.options,
+        request.sources.documents,
+        raw_prompt=request.prompt.tokens is not None,
+        logprobs=request.output.top_logprobs is not None,
+        seeded=request.strategy.seeded,
     )
 
 
@@ -167,7 +148,7 @@ def candidates(context: RoutingContext) -> tuple[StrategyChoice, ...]:
     for strategy in STRATEGIES.values():
         strategy.check(context)
     found: list[StrategyChoice] = []
-    for rule in AUTO_RULES if context.strategy == AUTO else asked_rules(context.strategy):
+    for rule in AUTO_RULES if context.wish.strategy == AUTO else asked_rules(context.wish.strategy):
         if rule.applies(context):
             found.append(rule.choice(context))
             if not STRATEGIES[rule.strategy].needs_peer:
@@ -217,11 +198,11 @@ def peer_barred(name: str, why: str) -> RequestError:
 
 
 def _refuse(context: RoutingContext) -> None:
-    name, peer = context.strategy, other(context.side)
+    name, peer = context.wish.strategy, other(context.side)
     if name != AUTO and name not in STRATEGIES:
         known = ", ".join((AUTO, *STRATEGIES))
         raise RequestError(f"Unknown strategy '{name}'. Known: {known}.", param="paceline.strategy")
-    if context.privacy == "answer-private" and context.side == "cloud":
+    if context.wish.privacy == "answer-private" and context.side == "cloud":
         raise RequestError(
             "The privacy level 'answer-private' keeps the conversation from the cloud, which has read it now: ask the "
             "device.",
@@ -229,13 +210,13 @@ def _refuse(context: RoutingContext) -> None:
         )
     if name == AUTO or not STRATEGIES[name].needs_peer:
         return
-    if context.raw_prompt:
+    if context.wish.raw_prompt:
         raise RequestError(
             f"The strategy '{name}' reads documents into a conversation; raw tokens are continued by one side alone.",
             param="paceline.strategy",
         )
-    if context.privacy not in STRATEGIES[name].privacy_levels:
+    if context.wish.privacy not in STRATEGIES[name].privacy_levels:
         raise RequestError(
-            f"The strategy '{name}' needs the {peer}, which the privacy level '{context.privacy}' forbids.",
+            f"The strategy '{name}' needs the {peer}, which the privacy level '{context.wish.privacy}' forbids.",
             param="paceline.privacy",
         )

@@ -30,13 +30,8 @@ from paceline.runtime.identity import verify
 from paceline.wire.close_codes import CloseCode, sentence
 from paceline.wire.effects import Claim, Signer
 from paceline.wire.messages import NONCE_BYTES, Frame
-from paceline.wire.stages.messages import Answered, Codec, Refused, StageChallenge, StageHello, StagePing, StageProof
+from paceline.wire.stages.messages import Codec, Refused, RequestDone, StageChallenge, StageHello, StagePing, StageProof
 from paceline.wire.stages.pipe import LENGTH_BYTES, Bulk, DiallerHandshake, ListenerHandshake, Pipe, Purpose
-
-# One connection of a pipeline: the machine `wire.stages.pipe.Pipe` on a TLS connection, with a heartbeat.
-#
-# `send` and `send_bulk` may be called on any thread; what comes is passed on in order, on the loop.
-
 
 log = logging.getLogger("paceline.stages")
 
@@ -49,7 +44,11 @@ ROOM_S = 0.5  # between looks at a channel that has no room
 
 
 class Channel:
-    """Belongs to the loop on which it is made."""
+    """One connection of a pipeline: the machine `wire.stages.pipe.Pipe` on a TLS connection, with a heartbeat.
+
+    Belongs to the loop on which it is made. `send` and `send_bulk` may be called on any thread; what comes is passed on
+    in order, on the loop.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pipe: Pipe) -> None:
         self.closed = False
@@ -186,7 +185,7 @@ MAX_HANDSHAKE_BYTES = 4096
 NOT_YOURS = "this key may not dial this stage"
 _DAYS = 36_500
 
-_HANDSHAKE = Codec(StageHello, StageChallenge, StageProof, Answered, Refused)
+_HANDSHAKE = Codec(StageHello, StageChallenge, StageProof, RequestDone, Refused)
 
 M = TypeVar("M", bound=Frame)
 Admit = Callable[[Claim], Awaitable[bytes | CloseCode]]  # the stage's public key, or why it is not one of ours
@@ -266,14 +265,14 @@ async def dial_stage(
             if isinstance(found, CloseCode):
                 raise LinkClosed(f"the stage at {address} is not let in: {sentence(found, '')}")
             await talk.say(hand.prove(challenge))
-            await talk.hear(Answered)
+            await talk.hear(RequestDone)
     except (OSError, TimeoutError, RemoteProtocolError, LinkClosed) as error:
         writer.transport.abort()
         raise LinkClosed(f"no link to the stage at {address}: {str(error) or 'no answer in time'}") from error
     return Channel(reader, writer, pipe()), challenge.name, found
 
 
-class Arrival(asyncio.Protocol):
+class Accepted(asyncio.Protocol):
     """A connection that has just been accepted. It is plain and unread, so it can be counted before TLS begins."""
 
     def __init__(self, arrived: Callable[[asyncio.Transport], None]) -> None:
@@ -320,7 +319,7 @@ async def accept(
             if why_not is not None:
                 await talk.say(Refused(why_not))
                 raise LinkClosed(f"refused: {why_not}")
-            await talk.say(Answered(0))
+            await talk.say(RequestDone(0))
     except (OSError, TimeoutError, RemoteProtocolError, LinkClosed) as error:
         writer.transport.abort()
         raise LinkClosed(str(error) or "no answer in time") from error

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from paceline.errors import LinkClosed
 from paceline.runtime.identity import PrivateKey
+from paceline.runtime.stages.members import Place
 from paceline.settings import PREFIX
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
@@ -58,8 +59,10 @@ class StageCredential:
             raise ValueError("not the credential of a stage") from error
 
 
-class LocalPlace:
+class LocalPlace(Place):
     """A stage of this machine. Its process is started when its address is asked for and it does not run."""
+
+    is_started_here = True
 
     def __init__(
         self,
@@ -72,27 +75,20 @@ class LocalPlace:
     ) -> None:
         """arguments: of `paceline stage`. environment: besides this process's. model: the folder that it will read;
         where that is gone, no process is started to find out."""
+        super().__init__(name)
         self.name = name
         self.process: asyncio.subprocess.Process | None = None
         self._head_key = head_key
         self._arguments = tuple(arguments)
         self._environment = dict(environment or {})
         self._key = PrivateKey.generate()
-        self._address = ""
         self._reading: asyncio.Task[None] | None = None
         self._model = model
         self._failed = 0  # starts, one after the other
 
     @property
-    def has_failed(self) -> bool:
+    def has_failed(self) -> bool:  # type: ignore[override]  # here it changes
         return self._failed > 0
-
-    @property
-    def is_started_here(self) -> bool:
-        return True
-
-    def __str__(self) -> str:
-        return self.name
 
     def admits(self, claim: Claim) -> bytes | CloseCode:
         return self._key.public_key if claim.proves(self._key.public_key) else CloseCode.BAD_CREDENTIAL
@@ -106,7 +102,7 @@ class LocalPlace:
                 self._failed += 1
                 raise
             self._failed = 0
-        return self._address
+        return self._where
 
     async def _start(self) -> None:
         if self._model is not None and not (self._model / "config.json").is_file():
@@ -130,7 +126,7 @@ class LocalPlace:
             async with asyncio.timeout(START_S):
                 while line := (await process.stdout.readline()).decode("utf-8", "replace"):
                     if line.startswith(READY):
-                        self._address = line.removeprefix(READY).strip()
+                        self._where = line.removeprefix(READY).strip()
                         self._reading = asyncio.create_task(_pass_on(process.stdout))
                         return
         except (OSError, TimeoutError) as error:

@@ -1,19 +1,18 @@
-"""What a head waits for: batches that are under way, and requests to single stages. Guarded by the head's condition."""
+"""The stages of one pipeline as their head sees them: dialled, told their layers, put in a row.
+
+A member that has loaded the same layers as another, or none, is a spare. Runs on the pipeline's loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
-from paceline.core.batching.segment import Batch
-from paceline.core.sampling.row import RowSampling
 from paceline.core.spans import ModelSize, Span, StageSpeed, describe_plan, plan_spans
-from paceline.engine.base import Ticket
-from paceline.errors import ConfigError, EngineError, LinkClosed, PacelineError
+from paceline.errors import ConfigError, LinkClosed, PacelineError
 from paceline.runtime.stages.connecting import Admit, Channel, dial_stage
 from paceline.wire.close_codes import CloseCode, sentence
 from paceline.wire.effects import Signer
@@ -21,32 +20,26 @@ from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
     ROW_FORMATS,
     About,
-    Answered,
     Assign,
     Codec,
     Describe,
-    Failed,
-    ImportRows,
     KvRows,
     LoadSpan,
     NeighbourLost,
+    RequestDone,
+    RequestFailed,
     RowFormat,
     ScoreRows,
     StageHave,
     StagePing,
 )
 from paceline.wire.stages.pipe import Bulk, Pipe
-from paceline.wire.stages.sampling import BatchDone, Sampled
-
-# The stages of one pipeline as their head sees them: dialled, told their layers, put in a row.
-#
-# A member that has loaded the same layers as another, or none, is a spare. Runs on the pipeline's loop.
-
+from paceline.wire.stages.sampling import BatchDone, SampledRows
 
 log = logging.getLogger("paceline.stages")
 A = TypeVar("A", bound=Frame)
 
-FROM_STAGE = Codec(StagePing, About, Answered, Failed, StageHave, NeighbourLost, BatchDone, Sampled)
+FROM_STAGE = Codec(StagePing, About, RequestDone, RequestFailed, StageHave, NeighbourLost, BatchDone, SampledRows)
 BULK = Codec(KvRows, ScoreRows)
 STANDING_S = 1.0  # between looks whether members may stay
 DESCRIBE_S = 120.0  # it may have to measure
@@ -57,52 +50,27 @@ ASSIGN_S = 10.0
 Standing = Callable[[str, bytes], Awaitable[CloseCode | None]]  # of a name and its key: why it may not stay
 
 
-class Place(Protocol):
-    """Where a stage is to be found, and how it is started if that is this machine."""
+class Place:
+    """Where a stage is to be found: an address. `local.LocalPlace` is a process of this machine, and is started."""
 
-    @property
-    def is_started_here(self) -> bool:
-        """It is a process of this machine, that can be started again."""
+    is_started_here = False  # it can be started again
+    has_failed = False  # its process could not be started when that was last tried
 
-    @property
-    def has_failed(self) -> bool:
-        """Its process could not be started when that was last tried."""
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __str__(self) -> str:
+        return self._where
 
     async def address(self) -> str:
         """HOST:PORT; starts its process if that does not run. Raises LinkClosed."""
+        return self._where
 
     async def stop(self) -> None:
         """End its process, if it was started here."""
 
     async def kill(self) -> None:
-        """Likewise, at once: it does not answer."""
-
-    def __str__(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class FixedPlace:
-    where: str
-
-    @property
-    def is_started_here(self) -> bool:
-        return False
-
-    @property
-    def has_failed(self) -> bool:
-        return False
-
-    async def address(self) -> str:
-        return self.where
-
-    async def stop(self) -> None:
-        return
-
-    async def kill(self) -> None:
-        return
-
-    def __str__(self) -> str:
-        return self.where
+        """The same at once: it does not answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -141,7 +109,7 @@ class Member:
             raise LinkClosed(f"the stage at {self.place} did not answer within {seconds:.0f} s") from None
         finally:
             self.answers.pop(number, None)
-        if isinstance(found, Failed):
+        if isinstance(found, RequestFailed):
             raise LinkClosed(f"the stage at {self.place} failed: {found.reason}")
         if not isinstance(found, kind):
             raise LinkClosed(f"the stage at {self.place} answered something else")
@@ -332,7 +300,7 @@ class Members:
                 None if behind is None else behind.address,
                 None if behind is None else behind.key,
             )
-            requests.append(member.ask(message, ASSIGN_S, Answered))
+            requests.append(member.ask(message, ASSIGN_S, RequestDone))
         jobs = [asyncio.ensure_future(request) for request in requests]
         try:
             await asyncio.gather(*jobs)
@@ -399,84 +367,3 @@ class Members:
 
 def _kind_of(about: About) -> tuple[str, int, int]:
     return about.dtype, about.block_size, about.vocab_size
-
-
-# What a head waits for: batches that are under way, and requests to single stages. Guarded by the head's condition.
-
-
-AheadRows = tuple[RowSampling, ...] | None
-
-
-@dataclass(slots=True, eq=False)
-class BatchUnderWay:
-    ticket: Ticket
-    asked: Batch
-    ahead: Sequence[AheadRows] = ()  # how its rows will be sampled, by segment
-    done: BatchDone | None = None
-    error: EngineError | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        return self.done is not None or self.error is not None
-
-
-@dataclass(slots=True, eq=False)
-class StageRequest:
-    """A question to one stage, asked again after a loss."""
-
-    place: int  # of the stage; -1: the last
-    message: Frame
-    payload: tuple[Frame, bytes] | None = None
-    answer: Frame | Bulk | None = None
-    error: EngineError | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self.answer is None and self.error is None
-
-    @property
-    def is_again(self) -> bool:
-        """To be asked again after a loss: not answered yet, or of rows that an emptied stage holds no more, while
-        other stages have not answered."""
-        return self.is_open or (self.error is None and isinstance(self.message, ImportRows))
-
-
-@dataclass(slots=True)
-class UnderWay:
-    batches: deque[BatchUnderWay] = field(default_factory=deque)  # oldest first
-    requests: dict[int, StageRequest] = field(default_factory=dict)
-
-    def batch(self, ticket: int) -> BatchUnderWay | None:
-        return next((each for each in self.batches if each.ticket == ticket), None)
-
-    def done(self, message: BatchDone) -> None:
-        """A batch has run. One that has run before was computed again."""
-        under = self.batch(message.ticket)
-        if under is None or under.is_ready:
-            return
-        if message.error is not None:
-            under.error = EngineError(message.error)
-            return
-        count = len(under.asked.segments)
-        if not len(message.kept) == len(message.sizes) == len(message.sampled) == count:
-            under.error = EngineError("the last stage answered with other rows")
-            return
-        under.done = message
-
-    def answer(self, number: int, found: Frame | Bulk | EngineError) -> None:
-        request = self.requests.get(number)
-        if request is None:
-            return
-        if isinstance(found, EngineError):
-            request.error = found
-        else:
-            request.answer = found
-
-    def fail(self, reason: str) -> None:
-        """Everything that is not answered yet."""
-        for under in self.batches:
-            if not under.is_ready:
-                under.error = EngineError(reason)
-        for request in self.requests.values():
-            if request.is_open:
-                request.error = EngineError(reason)

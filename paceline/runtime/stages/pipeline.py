@@ -2,34 +2,31 @@
 
 Every stage gets every command on its own link, in one order; hidden rows go from stage to stage. The engine's thread
 calls; a thread of the pipeline's own runs its connections. When a stage is lost, the others are emptied, and all are
-sent what they must hold and what was under way (`engine.stages.history`), so that callers see nothing but a pause. When
-nobody can take its place, what was under way fails, with a sentence; later batches fail until the stage is back.
+sent what they must hold and what was under way (`history`), so that callers see nothing but a pause. When nobody can
+take its place, what was under way fails, with a sentence; later batches fail until the stage is back.
 """
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 
-from paceline.core.batching.block_manager import CARRIERS, KvPrefix
+from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import RowSampling, SampledRow
 from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import Logits, ModelInfo, Output, SampleRequest, Ticket
-from paceline.engine.stages.history import Forked, History, Imported, Pruned, Ran, Released, SentRows, Truncated
 from paceline.engine.tensors import dists
 from paceline.errors import ConfigError, EngineError, LocalProtocolError, RemoteProtocolError
-from paceline.runtime.stages.members import AheadRows, BatchUnderWay, Members, StageRequest
-from paceline.runtime.stages.stage_head import StageHead
-from paceline.wire.close_codes import CloseCode
+from paceline.runtime.stages.history import History, Imported, RanBatch, SentRows
+from paceline.runtime.stages.members import Members
+from paceline.runtime.stages.stage_head import AheadRows, BatchUnderWay, StageHead, StageRequest
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
     MAX_MESSAGE_BYTES,
@@ -37,16 +34,22 @@ from paceline.wire.stages.messages import (
     CheckRows,
     ExportRows,
     FetchScores,
+    ForkRows,
     ImportRows,
     KvRows,
+    PruneRows,
+    ReleaseRows,
     ScoreRows,
     StageHave,
+    TruncateRows,
+    kv_from_wire,
+    kv_to_wire,
 )
 from paceline.wire.stages.pipe import Bulk
 from paceline.wire.stages.sampling import (
-    Mixture,
+    MixtureRows,
     SampleAhead,
-    Sampled,
+    SampledRows,
     SampledToken,
     SampleRows,
     Wanted,
@@ -56,15 +59,12 @@ from paceline.wire.stages.sampling import (
     sampled_from_wire,
 )
 
-# Scores of rows that stay at the last stage: handles of them at the head, and tokens that were sampled there.
-
-
 _ROW_BYTES = 512  # of a wanted row without its mask, prompt and counts
 
 
-class Fetch(Protocol):
-    def __call__(self, ticket: int, segment: int, first: int, stop: int) -> tuple[Dist, ...]:
-        """Distributions of rows that the last stage keeps. Waits. Raises EngineError."""
+Fetch = Callable[[int, int, int, int], tuple[Dist, ...]]
+"""Of a ticket, a segment, a first and a last row + 1: distributions of rows that the last stage keeps. Waits. Raises
+EngineError."""
 
 
 class BatchHandle:
@@ -137,7 +137,7 @@ def wanted_of(request: SampleRequest) -> Wanted | None:
             if len(part):
                 places.append((part.batch.ticket, part.segment))
         branches.append(places)
-    mixture: Mixture | None = None if request.mixture is None else mixture_to_wire(request.mixture)
+    mixture: MixtureRows | None = None if request.mixture is None else mixture_to_wire(request.mixture)
     return Wanted(branches, list(map(row_to_wire, request.rows)), mixture)
 
 
@@ -190,42 +190,6 @@ def _row_from_end(parts: Sequence[object], from_end: int) -> Dist:
     raise IndexError(f"no row {from_end} from the end")
 
 
-# KV prefixes as bulk messages.
-
-
-def kv_to_wire(request: int, rows: KvPrefix) -> tuple[KvRows, bytes]:
-    shapes = [tuple(map(int, array.shape)) for array in (rows.keys, rows.values)]
-    header = KvRows(request, rows.dtype, shapes[0], shapes[1])  # type: ignore[arg-type]  # `KvPrefix` has checked them
-    return header, rows.keys.tobytes() + rows.values.tobytes()
-
-
-def kv_from_wire(header: KvRows, payload: bytes | bytearray, model: str, tokens: Sequence[int]) -> KvPrefix:
-    """Raises RemoteProtocolError for bytes that are not of these shapes."""
-    carrier = CARRIERS.get(header.dtype)
-    sizes = [math.prod(shape) for shape in (header.key_shape, header.value_shape)]
-    if carrier is None or len(payload) != sum(sizes) * carrier.itemsize:
-        raise _bad(f"{len(payload)} bytes for {header.key_shape} and {header.value_shape} of {header.dtype}")
-    both = np.frombuffer(payload, carrier)
-    keys, values = both[: sizes[0]].reshape(header.key_shape), both[sizes[0] :].reshape(header.value_shape)
-    try:
-        return KvPrefix(model, header.dtype, tuple(tokens), keys, values)
-    except ValueError as error:
-        raise _bad(str(error)) from error
-
-
-def _bad(what: str) -> RemoteProtocolError:
-    return RemoteProtocolError(what, close_code=CloseCode.BAD_FRAME)
-
-
-# A pipeline of stages in other processes as one asynchronous engine: its head.
-#
-# Every stage gets every command on its own link, in one order; hidden rows go from stage to stage. The engine's thread
-# calls; a thread of the pipeline's own runs its connections. When a stage is lost, the others are emptied, and all are
-# sent what they must hold and what was under way (`engine.stages.history`), so that callers see nothing but a pause.
-# When nobody can take its place, what was under way fails, with a sentence; later batches fail until the stage is
-# back.
-
-
 class RemotePipeline:
     """The engine contract. Prefixes are imported but not shared between sequences.
 
@@ -273,7 +237,7 @@ class RemotePipeline:
     def _measure(self) -> None:
         """A stage that was replaced may have another memory than before."""
         abouts = [member.about for member in self.members.order if member.about is not None]
-        self._sent.set_capacity(min(about.capacity for about in abouts))
+        self._sent.capacity = min(about.capacity for about in abouts)
 
     # ---- batches ----------------------------------------------------------------------------------------------------
     @property
@@ -293,8 +257,8 @@ class RemotePipeline:
             self._sent.table.written(self._sent.place(batch))
             self._last_ticket += 1
             ticket = Ticket(self._last_ticket)
-            self._head.under_way.batches.append(BatchUnderWay(ticket, batch))
-            self._head.record(Ran(batch, ticket))
+            self._head.batches.append(BatchUnderWay(ticket, batch))
+            self._head.record(RanBatch(batch, ticket))
         return ticket
 
     def sample_ahead(self, ticket: Ticket, rows: Sequence[AheadRows]) -> None:
@@ -302,7 +266,7 @@ class RemotePipeline:
         if not any(rows):
             return
         with self._changed:
-            under = self._head.under_way.batch(ticket)
+            under = self._head.batch(ticket)
             if under is None or not self._head.up:
                 return
             message = SampleAhead(ticket, [None if each is None else list(map(row_to_wire, each)) for each in rows])
@@ -312,20 +276,20 @@ class RemotePipeline:
 
     def is_ready(self, ticket: Ticket) -> bool:
         with self._changed:
-            under_way = self._head.under_way.batches
-            return bool(under_way) and under_way[0].ticket == ticket and under_way[0].is_ready
+            batches = self._head.batches
+            return bool(batches) and batches[0].ticket == ticket and not batches[0].is_open
 
     def collect(self, ticket: Ticket) -> Output:
         with self._changed:
-            while not self._head.under_way.batches[0].is_ready:
+            while self._head.batches[0].is_open:
                 self._changed.wait()
-            under = self._head.under_way.batches.popleft()
+            under = self._head.batches.popleft()
             self._head.history.came(ticket)
             assert under.ticket == ticket, f"batch {under.ticket} comes before {ticket}"
             try:
                 if under.error is not None:
                     raise under.error
-                self._sent.check_result(under.asked)
+                self._sent.check_held(under.asked)
             except EngineError:
                 self._sent.fail(under.asked)
                 self._head.history.settle(under.ticket)
@@ -353,7 +317,7 @@ class RemotePipeline:
             parts = in_parts(list(wanted.values()))
             questions = [StageRequest(-1, SampleRows(self._head.number(), part)) for part in parts]
             for part, answer in zip(parts, self._head.ask_all(questions), strict=True):
-                if not isinstance(answer, Sampled) or len(answer.rows) != len(part):
+                if not isinstance(answer, SampledRows) or len(answer.rows) != len(part):
                     raise EngineError("the last stage answered something else")
                 found += answer.rows
             for place, rows in zip(wanted, found, strict=True):
@@ -380,26 +344,26 @@ class RemotePipeline:
             sent = self._sent.table.last_id(seq)
             self._sent.table.prune(seq, keep, live, horizon)
             last = None if horizon is None else max(horizon, sent)
-            self._head.record(Pruned(seq, tuple(keep), tuple(live), last))
+            self._head.record(PruneRows(seq, list(keep), list(live), last))
 
     def truncate(self, seq: SeqId, length: int) -> None:
         with self._changed:
             self._sent.table.truncate(seq, length)
-            self._head.record(Truncated(seq, length))
+            self._head.record(TruncateRows(seq, length))
 
     def fork(self, seq: SeqId, into: SeqId) -> None:
         with self._changed:
             self._sent.table.fork(seq, into)
             if seq in self._sent.failed:
                 self._sent.failed.add(into)
-            self._head.record(Forked(seq, into))
+            self._head.record(ForkRows(seq, into))
 
     def release(self, seq: SeqId) -> None:
         with self._changed:
             self._head.flush()
             if seq in self._sent.table or seq in self._sent.failed:
                 self._sent.release(seq)
-                self._head.record(Released(seq))
+                self._head.record(ReleaseRows(seq))
 
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:  # noqa: ARG002  # shares nothing
         if seq in self._sent.table:
@@ -434,18 +398,18 @@ class RemotePipeline:
         """Waits for everything under way."""
         with self._changed:
             self._sent.table.export(seq, len(tokens))
-        found = self._head.ask_all(
-            [
-                StageRequest(place, ExportRows(self._head.number(), seq, list(tokens)))
-                for place in range(len(self._layers))
-            ]
-        )
+        found = self._ask_each(lambda request: ExportRows(request, seq, list(tokens)))
         try:
             parts = [_kv_of(each, self._info.fingerprint, tokens) for each in found]
         except RemoteProtocolError as error:
             raise EngineError(f"a stage exported other rows: {error}") from error
         keys, values = (np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "values"))
         return KvPrefix(self._info.fingerprint, parts[0].dtype, tuple(tokens), keys, values)
+
+    def _ask_each(self, message: Callable[[int], Frame]) -> list[Frame | Bulk]:
+        """Every stage's answer. message: of a request's number."""
+        places = range(len(self._layers))
+        return self._head.ask_all([StageRequest(place, message(self._head.number())) for place in places])
 
     # ---- memory -----------------------------------------------------------------------------------------------------
     def length(self, seq: SeqId) -> int:
@@ -468,9 +432,7 @@ class RemotePipeline:
                 return
             lost = set(self._sent.failed)
             lengths = {seq: rows for seq, rows in self._sent.table.lengths().items() if rows and seq not in lost}
-        found = self._head.ask_all(
-            [StageRequest(place, CheckRows(self._head.number())) for place in range(len(self._layers))]
-        )
+        found = self._ask_each(CheckRows)
         for each in found:
             assert isinstance(each, StageHave)
             held = {SeqId(seq): rows for seq, rows in each.lengths if seq not in lost}

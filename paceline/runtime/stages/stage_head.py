@@ -10,30 +10,28 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from paceline.engine.stages.history import Entry, Forked, History, Imported, Pruned, Ran, Released, Truncated
+from paceline.core.batching.segment import Batch
+from paceline.core.sampling.row import RowSampling
+from paceline.engine.base import Ticket
 from paceline.errors import ConfigError, EngineError, LinkClosed, LocalProtocolError
-from paceline.runtime.stages.members import Member, Members, StageRequest, UnderWay
+from paceline.runtime.stages.history import Entry, History, Imported, RanBatch
+from paceline.runtime.stages.members import Member, Members
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
-    Answered,
-    Failed,
     Forget,
-    ForkRows,
+    ImportRows,
     KvRows,
     NeighbourLost,
-    PruneRows,
-    ReleaseRows,
+    RequestDone,
+    RequestFailed,
     ScoreRows,
     StageHave,
-    TruncateRows,
     batch_to_wire,
 )
 from paceline.wire.stages.pipe import Bulk
-from paceline.wire.stages.sampling import BatchDone, Sampled
-
-# Making a pipeline whole again after a loss, and giving up on it in time.
-
+from paceline.wire.stages.sampling import BatchDone, SampledRows
 
 log = logging.getLogger("paceline.stages")
 
@@ -43,8 +41,48 @@ START_PATIENCE_S = 90.0  # for a process of this machine to be started again, or
 PAUSE_S = 0.25  # between attempts
 
 
+AheadRows = tuple[RowSampling, ...] | None
+
+
+@dataclass(slots=True, eq=False)
+class BatchUnderWay:
+    ticket: Ticket
+    asked: Batch
+    ahead: Sequence[AheadRows] = ()  # how its rows will be sampled, by segment
+    done: BatchDone | None = None
+    error: EngineError | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.done is None and self.error is None
+
+
+@dataclass(slots=True, eq=False)
+class StageRequest:
+    """A question to one stage, asked again after a loss."""
+
+    place: int  # of the stage; -1: the last
+    message: Frame
+    payload: tuple[Frame, bytes] | None = None
+    answer: Frame | Bulk | None = None
+    error: EngineError | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.answer is None and self.error is None
+
+    @property
+    def is_again(self) -> bool:
+        """To be asked again after a loss: not answered yet, or of rows that an emptied stage holds no more, while
+        other stages have not answered."""
+        return self.is_open or (self.error is None and isinstance(self.message, ImportRows))
+
+
 class Recovery:
-    """Belongs to the pipeline's loop. Callers that wait hold `changed` meanwhile."""
+    """Makes a pipeline whole again after a loss, and gives up on it in time.
+
+    Belongs to the pipeline's loop. Callers that wait hold `changed` meanwhile.
+    """
 
     def __init__(
         self,
@@ -121,16 +159,11 @@ class Recovery:
             await asyncio.sleep(PAUSE_S / 2)
 
 
-# The head of a pipeline on its own thread: what is sent to the stages, what comes, and what happens when one is lost.
-#
-# The engine's thread calls the first half, with `changed` held where it says so; the pipeline's loop runs the second.
-
-
 AGAIN = 1 << 52  # tickets of batches that are computed again and whose results nobody needs
 
 
 class StageHead:
-    """`changed` guards `up`, `gone`, `under_way` and `history`."""
+    """`changed` guards `up`, `gone`, `batches`, `requests` and `history`."""
 
     def __init__(self, make: Callable[..., Members]) -> None:
         """make: of the callbacks `heard` and `lost`. Waits until the stages are ready. Raises ConfigError."""
@@ -138,7 +171,8 @@ class StageHead:
         self.up = False  # the pipeline is whole
         self.gone: str | None = None  # why no batch can run now
         self.losses = 0
-        self.under_way = UnderWay()
+        self.batches: deque[BatchUnderWay] = deque()  # under way, oldest first
+        self.requests: dict[int, StageRequest] = {}  # that somebody waits for
         self.forgotten: deque[int] = deque()  # tickets of batches whose handles are gone
         self.callbacks: list[Callable[[], None]] = []  # when a batch is ready
         self.history = History(0, 0)  # nothing is sent before `begin`
@@ -180,6 +214,9 @@ class StageHead:
         assert self._members is not None
         return self._members
 
+    def batch(self, ticket: int) -> BatchUnderWay | None:
+        return next((each for each in self.batches if each.ticket == ticket), None)
+
     # ---- to the stages ----------------------------------------------------------------------------------------------
     def record(self, entry: Entry) -> None:
         """With the condition held."""
@@ -190,20 +227,14 @@ class StageHead:
     def _send_entry(self, entry: Entry, ticket: int | None = None) -> None:
         message: Frame
         match entry:
-            case Ran(batch=batch, ticket=own):
+            case RanBatch(batch=batch, ticket=own):
                 number = own if own is not None else ticket
                 assert number is not None
                 message = batch_to_wire(number, batch)
-            case Pruned(seq=seq, keep=keep, live=live, horizon=horizon):
-                message = PruneRows(seq, list(keep), list(live), horizon)
-            case Truncated(seq=seq, length=length):
-                message = TruncateRows(seq, length)
-            case Forked(seq=seq, into=into):
-                message = ForkRows(seq, into)
-            case Released(seq=seq):
-                message = ReleaseRows(seq)
             case Imported():
                 raise AssertionError("rows are imported by a request")
+            case _:
+                message = entry
         for place in range(len(self.members.order)):
             self.send(place, message)
 
@@ -247,14 +278,14 @@ class StageHead:
             if self.gone is not None:
                 raise EngineError(self.gone)
             numbers = [request.message.request for request in requests]  # type: ignore[attr-defined]  # all have it
-            self.under_way.requests.update(zip(numbers, requests, strict=True))
+            self.requests.update(zip(numbers, requests, strict=True))
             if self.up:
                 for request in requests:
                     self._send_request(request)
             while any(request.is_open for request in requests):
                 self.changed.wait()
             for number in numbers:
-                self.under_way.requests.pop(number, None)
+                self.requests.pop(number, None)
             if done is not None and all(request.error is None for request in requests):
                 self.history.sent(done)
         answers: list[Frame | Bulk] = []
@@ -306,7 +337,7 @@ class StageHead:
             match message:
                 case BatchDone(epoch=epoch):
                     if epoch == self.members.epoch:
-                        self.under_way.done(message)
+                        self._done(message)
                 case NeighbourLost(epoch=epoch, reason=reason):
                     if epoch == self.members.epoch:
                         assert self._recovery is not None
@@ -314,17 +345,39 @@ class StageHead:
                         self._fall(f"{member.place} has lost {reason}")
                     return
                 case Bulk(header=KvRows(request=number) | ScoreRows(request=number)):
-                    self.under_way.answer(number, message)
-                case Answered(request=number) | StageHave(request=number) | Sampled(request=number):
-                    self.under_way.answer(number, message)
-                case Failed(request=number, reason=reason):
-                    self.under_way.answer(number, EngineError(reason))
+                    self._answer(number, message)
+                case RequestDone(request=number) | StageHave(request=number) | SampledRows(request=number):
+                    self._answer(number, message)
+                case RequestFailed(request=number, reason=reason):
+                    self._answer(number, EngineError(reason))
                 case _:
                     return
             self.changed.notify_all()
         if isinstance(message, BatchDone):
             for callback in self.callbacks:
                 callback()
+
+    def _done(self, message: BatchDone) -> None:
+        """A batch has run. One that has run before was computed again."""
+        under = self.batch(message.ticket)
+        if under is None or not under.is_open:
+            return
+        count = len(under.asked.segments)
+        if message.error is not None:
+            under.error = EngineError(message.error)
+        elif not len(message.kept) == len(message.sizes) == len(message.sampled) == count:
+            under.error = EngineError("the last stage answered with other rows")
+        else:
+            under.done = message
+
+    def _answer(self, number: int, found: Frame | Bulk | EngineError) -> None:
+        request = self.requests.get(number)
+        if request is None:
+            return
+        if isinstance(found, EngineError):
+            request.error = found
+        else:
+            request.answer = found
 
     def _lost(self, member: Member, reason: str, silence_s: float) -> None:
         with self.changed:
@@ -349,9 +402,9 @@ class StageHead:
         rows = 0
         for entry in self.history.replay():
             again += 1
-            rows += entry.batch.num_rows if isinstance(entry, Ran) else 0
+            rows += entry.batch.num_rows if isinstance(entry, RanBatch) else 0
             self._send_entry(entry, again)
-        for request in self.under_way.requests.values():
+        for request in self.requests.values():
             if request.is_again:
                 request.answer = None
                 self._send_request(request)
@@ -365,7 +418,10 @@ class StageHead:
             if self.gone is None:
                 log.error("answers fail until the pipeline is whole: %s", reason)
             self.gone = f"the model cannot run now: {reason}"
-            self.under_way.fail(self.gone)
+            under_way: list[BatchUnderWay | StageRequest] = [*self.batches, *self.requests.values()]
+            for waiting in under_way:
+                if waiting.is_open:
+                    waiting.error = EngineError(self.gone)
             self.history.clear()
             self._on_gone()
             self.changed.notify_all()

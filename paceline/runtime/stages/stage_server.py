@@ -17,10 +17,9 @@ from functools import partial
 import psutil
 
 from paceline.core.strangers import Strangers, counted_address
-from paceline.engine.stages.stage import Stage
 from paceline.errors import EngineLost, LinkClosed, LocalProtocolError, RemoteProtocolError
 from paceline.runtime.identity import PrivateKey
-from paceline.runtime.stages.connecting import NOT_YOURS, Arrival, Certificate, Channel, accept, dial_stage
+from paceline.runtime.stages.connecting import NOT_YOURS, Accepted, Certificate, Channel, accept, dial_stage
 from paceline.runtime.stages.stage_worker import StageWorker
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
@@ -28,13 +27,11 @@ from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
     MAX_SENTENCE,
     About,
-    Answered,
     Assign,
     CheckRows,
     Codec,
     Describe,
     ExportRows,
-    Failed,
     FetchScores,
     Forget,
     ForkRows,
@@ -45,8 +42,9 @@ from paceline.wire.stages.messages import (
     NeighbourLost,
     PruneRows,
     ReleaseRows,
+    RequestDone,
+    RequestFailed,
     RunBatch,
-    ScoreRows,
     StageCost,
     StagePing,
     TruncateRows,
@@ -116,7 +114,7 @@ class StageServer:
 
     async def listen(self, host: str, port: int) -> asyncio.Server:
         self.worker.start()
-        return await self._loop.create_server(lambda: Arrival(self._arrived), host, port)
+        return await self._loop.create_server(lambda: Accepted(self._arrived), host, port)
 
     def close(self) -> None:
         for channel in (self._head, self._before, self._behind):
@@ -223,19 +221,14 @@ class StageServer:
 
     def _describe(self, message: Describe) -> None:
         """On the worker's thread."""
-        request = message.request
         if message.measured and self._measure is not None and self._cost is None:
             try:
                 self._cost = self._measure()
             except Exception as error:  # of whatever the model's files hold
                 log.warning("what layers cost could not be measured: %s", error)
-                self.to_head(Failed(request, str(error)[:MAX_SENTENCE]))
+                self.to_head(RequestFailed(message.request, str(error)[:MAX_SENTENCE]))
                 return
-        if (stage := self.worker.stage) is not None:
-            self.to_head(_about(request, stage, self._cost))
-            return
-        fingerprint, layers = self._model
-        self.to_head(About(request, fingerprint, "", layers, 0, 0, 0, 0, 0, 0, 0, resident_bytes(), self._cost))
+        self.to_head(self._about(message.request))
 
     def _load(self, message: LoadSpan) -> None:
         """On the worker's thread."""
@@ -243,10 +236,31 @@ class StageServer:
             stage = self.worker.load(message.first, message.stop)
         except Exception as error:
             log.warning("layers %d:%d could not be loaded: %s", message.first, message.stop, error)
-            self.to_head(Failed(message.request, str(error)[:MAX_SENTENCE]))
+            self.to_head(RequestFailed(message.request, str(error)[:MAX_SENTENCE]))
             return
         log.info("layers %d:%d, %d MiB resident", stage.first, stage.stop, resident_bytes() >> 20)
-        self.to_head(_about(message.request, stage, self._cost))
+        self.to_head(self._about(message.request))
+
+    def _about(self, request: int) -> About:
+        stage, (fingerprint, layers) = self.worker.stage, self._model
+        if stage is None:
+            return About(request, fingerprint, "", layers, 0, 0, 0, 0, 0, 0, 0, resident_bytes(), self._cost)
+        info = stage.info
+        return About(
+            request,
+            info.fingerprint,
+            info.dtype,
+            stage.whole_layers,
+            stage.first,
+            stage.stop,
+            stage.width,
+            info.vocab_size,
+            info.max_positions,
+            stage.block_size,
+            stage.free_rows(),
+            resident_bytes(),
+            self._cost,
+        )
 
     def _assigned(self, message: Assign) -> None:
         stage = self.worker.stage
@@ -274,7 +288,7 @@ class StageServer:
                     break
                 except LinkClosed as error:
                     if self._loop.time() >= deadline or self._epoch != message.epoch:
-                        self.to_head(Failed(message.request, str(error)[:MAX_SENTENCE]))
+                        self.to_head(RequestFailed(message.request, str(error)[:MAX_SENTENCE]))
                         return
                     await asyncio.sleep(DIAL_PAUSE_S)
             if self._epoch != message.epoch:
@@ -282,7 +296,7 @@ class StageServer:
                 return
             self._behind = channel
             self._start(self._serve_behind(channel))
-        self.to_head(Answered(message.request))
+        self.to_head(RequestDone(message.request))
 
     async def _dial(self, address: str, key: bytes) -> Channel:
         async def admit(claim: Claim) -> bytes | CloseCode:
@@ -298,20 +312,16 @@ class StageServer:
             self._neighbour_lost(f"the stage behind: {reason}")
 
     # ---- as the worker's outlet, on its thread ----------------------------------------------------------------------
-    def to_head(self, message: Frame) -> None:
+    def to_head(self, message: Frame, payload: bytes | None = None) -> None:
         if (head := self._head) is not None:
             try:
-                head.send(message)
+                if payload is None:
+                    head.send(message)
+                else:
+                    head.send_bulk(message, payload)
             except LocalProtocolError as error:
                 log.warning("a result could not be sent: %s", error)
                 head.send(failure_of(message, str(error)))
-
-    def to_head_in_bulk(self, header: KvRows | ScoreRows, payload: bytes) -> None:
-        if (head := self._head) is not None:
-            try:
-                head.send_bulk(header, payload)
-            except LocalProtocolError as error:
-                head.send(Failed(header.request, str(error)[:MAX_SENTENCE]))
 
     def to_next(self, header: HiddenRows, payload: bytes) -> None:
         if (behind := self._behind) is not None and header.epoch == self._epoch:
@@ -331,7 +341,7 @@ def failure_of(message: Frame, reason: str) -> Frame:
     if isinstance(message, BatchDone):
         return BatchDone(message.epoch, message.ticket, [], [], [], reason[:MAX_SENTENCE])
     number = getattr(message, "request", None)
-    return StagePing() if number is None else Failed(number, reason[:MAX_SENTENCE])
+    return StagePing() if number is None else RequestFailed(number, reason[:MAX_SENTENCE])
 
 
 def _taken(channel: Channel) -> None:
@@ -341,25 +351,6 @@ def _taken(channel: Channel) -> None:
 
 def _pipe(purpose: Purpose) -> Pipe:
     return Pipe(FROM_HEAD, KV_HEADERS) if purpose == "head" else Pipe(PINGS, HIDDEN_HEADERS)
-
-
-def _about(request: int, stage: Stage, cost: StageCost | None) -> About:
-    info = stage.info
-    return About(
-        request,
-        info.fingerprint,
-        info.dtype,
-        stage.whole_layers,
-        stage.first,
-        stage.stop,
-        stage.width,
-        info.vocab_size,
-        info.max_positions,
-        stage.block_size,
-        stage.free_rows(),
-        resident_bytes(),
-        cost,
-    )
 
 
 def resident_bytes() -> int:

@@ -9,26 +9,24 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.row import RowSampling
-from paceline.engine.base import Logits, SampleRequest
-from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
-from paceline.engine.stages.history import scored_of
-from paceline.engine.stages.stage import Stage
+from paceline.engine.base import Logits, Output, SampleRequest
+from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
+from paceline.engine.stage import Stage
 from paceline.errors import EngineError, EngineLost, PacelineError
-from paceline.runtime.stages.pipeline import kv_from_wire, kv_to_wire
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
     MAX_SENTENCE,
-    Answered,
+    Change,
     CheckRows,
     ExportRows,
-    Failed,
     FetchScores,
     Forget,
     ForkRows,
@@ -37,6 +35,8 @@ from paceline.wire.stages.messages import (
     KvRows,
     PruneRows,
     ReleaseRows,
+    RequestDone,
+    RequestFailed,
     RowFormat,
     RunBatch,
     ScoreRows,
@@ -44,6 +44,8 @@ from paceline.wire.stages.messages import (
     TruncateRows,
     batch_from_wire,
     kept_of,
+    kv_from_wire,
+    kv_to_wire,
     pack_rows,
     unpack_rows,
     without_others,
@@ -52,7 +54,7 @@ from paceline.wire.stages.pipe import MAX_BULK_BYTES, Bulk
 from paceline.wire.stages.sampling import (
     BatchDone,
     SampleAhead,
-    Sampled,
+    SampledRows,
     SampledToken,
     SampleRows,
     Wanted,
@@ -61,15 +63,14 @@ from paceline.wire.stages.sampling import (
     sampled_to_wire,
 )
 
-# Where the results of a stage go, as its worker sees it.
+log = logging.getLogger("paceline.stage")
 
 
 class Outlet(Protocol):
     """Where results go. Called on the worker's thread; without effect once the other end is gone."""
 
-    def to_head(self, message: Frame) -> None: ...
-
-    def to_head_in_bulk(self, header: KvRows | ScoreRows, payload: bytes) -> None: ...
+    def to_head(self, message: Frame, payload: bytes | None = None) -> None:
+        """payload: of a bulk message, whose header the message is."""
 
     def to_next(self, header: HiddenRows, payload: bytes) -> None:
         """Waits while the pipe to the next stage is full."""
@@ -78,16 +79,15 @@ class Outlet(Protocol):
         """The device is unusable: the process must end."""
 
 
-# The rows that the last stage has scored, until the head forgets them; sampled there.
-
-
-log = logging.getLogger("paceline.stage")
-
+Answer = Frame | tuple[KvRows | ScoreRows, bytes]  # a message, or header and payload of a bulk message
 Parts = list[tuple[Logits | None, tuple[int, ...] | None]]  # by segment: logits, and which of the wanted rows
 
 
 class LastRows:
-    """`clear`, `tell` and `has` may be called on any thread, the others on the worker's."""
+    """The rows that the last stage has scored, until the head forgets them; sampled there.
+
+    `clear`, `tell` and `has` may be called on any thread, the others on the worker's.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[int, list[Logits | None]] = {}  # by ticket, of each segment
@@ -162,18 +162,11 @@ class LastRows:
         for place, found in zip(places, self._sampler(requests) if requests else (), strict=True):
             sampled[place] = [sampled_to_wire(row) for row in found]
 
-    def answer(self, asked: SampleRows | FetchScores, stage: Stage, outlet: Outlet) -> None:
-        try:
-            if isinstance(asked, SampleRows):
-                found = self._sampler([self._request(wanted) for wanted in asked.wanted])
-                rows = [[sampled_to_wire(row) for row in answer] for answer in found]
-                outlet.to_head(Sampled(asked.request, rows))
-            else:
-                outlet.to_head_in_bulk(*self._scores(asked, stage.info.vocab_size))
-        except EngineLost:
-            raise
-        except Exception as error:
-            outlet.to_head(Failed(asked.request, str(error)[:MAX_SENTENCE] or type(error).__name__))
+    def answer(self, asked: SampleRows | FetchScores, vocab_size: int) -> Answer:
+        if isinstance(asked, FetchScores):
+            return self._scores(asked, vocab_size)
+        found = self._sampler([self._request(wanted) for wanted in asked.wanted])
+        return SampledRows(asked.request, [[sampled_to_wire(row) for row in answer] for answer in found])
 
     def _request(self, wanted: Wanted) -> SampleRequest:
         branches = tuple(tuple(self._logits(*part) for part in parts) for parts in wanted.branches)
@@ -198,74 +191,7 @@ class LastRows:
         return ScoreRows(asked.request, len(found), vocab_size), found.tobytes()
 
 
-# Changes of a stage's sequences, and requests about them, on the worker's thread.
-#
-# known: sequences that may hold rows, kept up to date.
-
-
-Change = PruneRows | TruncateRows | ForkRows | ReleaseRows
 Taken = Callable[[], None]  # to be called once a bulk message has been taken, on any thread
-
-
-def change_rows(stage: Stage, known: set[SeqId], change: Change) -> None:
-    """A change of a sequence that was lost with a failed step is of no consequence."""
-    seq = SeqId(change.seq)
-    try:
-        match change:
-            case PruneRows():
-                known.add(seq)  # it may have overtaken all of the sequence
-                stage.prune(seq, change.keep, change.live, change.horizon)
-            case TruncateRows():
-                stage.truncate(seq, change.length)
-            case ForkRows():
-                stage.fork(seq, SeqId(change.into))
-                known.add(SeqId(change.into))
-            case ReleaseRows():
-                stage.release(seq)
-                known.discard(seq)
-    except EngineError as error:
-        log.warning("a sequence could not be changed: %s", error)
-
-
-def export_rows(stage: Stage, asked: ExportRows, outlet: Outlet) -> None:
-    try:
-        rows = stage.export_kv(SeqId(asked.seq), asked.tokens)
-    except EngineError as error:
-        outlet.to_head(Failed(asked.request, str(error)[:MAX_SENTENCE]))
-        return
-    outlet.to_head_in_bulk(*kv_to_wire(asked.request, rows))
-
-
-def import_rows(stage: Stage, known: set[SeqId], asked: ImportRows, given: tuple[Bulk, Taken], outlet: Outlet) -> None:
-    bulk, taken = given
-    try:
-        assert isinstance(bulk.header, KvRows)
-        stage.import_kv(SeqId(asked.seq), kv_from_wire(bulk.header, bulk.payload, stage.kv_model, asked.tokens))
-        known.add(SeqId(asked.seq))
-    except PacelineError as error:
-        outlet.to_head(Failed(asked.request, str(error)[:MAX_SENTENCE]))
-    else:
-        outlet.to_head(Answered(asked.request))
-    finally:
-        taken()
-
-
-def check_rows(stage: Stage, known: set[SeqId], asked: CheckRows, outlet: Outlet) -> None:
-    try:
-        stage.check()
-    except AssertionError as error:
-        outlet.to_head(Failed(asked.request, f"the invariants do not hold: {error}"[:MAX_SENTENCE]))
-        return
-    lengths = [(int(seq), stage.length(seq)) for seq in sorted(known) if stage.length(seq)]
-    outlet.to_head(StageHave(asked.request, lengths))
-
-
-# The thread of a stage's process that owns its span of layers: runs what the head has sent, in order.
-#
-# A prune overtakes the batches before it that have not begun, unless another change of its sequence is among them;
-# rows are sampled as soon as they are there. Nothing else leaves the order in which the head has sent it.
-
-
 Ordered = Change | RunBatch | ExportRows | ImportRows | CheckRows
 Urgent = SampleRows | FetchScores
 
@@ -382,11 +308,11 @@ class StageWorker(threading.Thread):
             return self._calls.popleft()
         if self._overtaking:
             prune = self._overtaking.popleft()
-            return lambda: change_rows(self._stage(), self._known, prune)
+            return lambda: self._change(prune)
         for number, asked in enumerate(self._urgent):
             if self._last.has(asked) or not self._is_coming(asked):
                 del self._urgent[number]
-                return lambda: self._last.answer(asked, self._stage(), self._outlet)
+                return self._answered(asked.request, partial(self._sample, asked))
         if not self._ordered:
             return None
         first = self._ordered[0]
@@ -403,31 +329,28 @@ class StageWorker(threading.Thread):
             case ImportRows():
                 self._settled(first)
                 rows = self._kv.pop(first.request)
-                return self._answered(
-                    first.request, lambda: import_rows(self._stage(), self._known, first, rows, self._outlet)
-                )
+                return self._answered(first.request, lambda: self._import(first, *rows))
             case ExportRows():
-                return self._answered(first.request, lambda: export_rows(self._stage(), first, self._outlet))
+                return self._answered(first.request, lambda: self._export(first))
             case CheckRows():
-                return self._answered(
-                    first.request, lambda: check_rows(self._stage(), self._known, first, self._outlet)
-                )
+                return self._answered(first.request, lambda: self._check(first))
             case _:
                 self._settled(first)
-                return lambda: change_rows(self._stage(), self._known, first)
+                return lambda: self._change(first)
 
-    def _answered(self, request: int, act: Callable[[], None]) -> Callable[[], None]:
-        """act, and a failure of this request whatever it raises: the head waits for an answer."""
+    def _answered(self, request: int, act: Callable[[], Answer]) -> Callable[[], None]:
+        """Sends the answer of act, or a failure of this request whatever it raises: the head waits for one."""
 
         def acting() -> None:
             try:
-                act()
+                answer = act()
             except EngineLost:
                 raise
             except Exception as error:
-                log.exception("a request could not be answered")
-                reason = str(error)[:MAX_SENTENCE] or type(error).__name__
-                self._outlet.to_head(Failed(request, reason))
+                if not isinstance(error, PacelineError):
+                    log.exception("a request could not be answered")
+                answer = RequestFailed(request, str(error)[:MAX_SENTENCE] or type(error).__name__)
+            self._outlet.to_head(*(answer if isinstance(answer, tuple) else (answer,)))
 
         return acting
 
@@ -459,6 +382,50 @@ class StageWorker(threading.Thread):
             self._stage().release(seq)
         self._known.clear()
 
+    def _change(self, change: Change) -> None:
+        """A change of a sequence that was lost with a failed step is of no consequence."""
+        stage, seq = self._stage(), SeqId(change.seq)
+        try:
+            match change:
+                case PruneRows():
+                    self._known.add(seq)  # it may have overtaken all of the sequence
+                    stage.prune(seq, change.keep, change.live, change.horizon)
+                case TruncateRows():
+                    stage.truncate(seq, change.length)
+                case ForkRows():
+                    stage.fork(seq, SeqId(change.into))
+                    self._known.add(SeqId(change.into))
+                case ReleaseRows():
+                    stage.release(seq)
+                    self._known.discard(seq)
+        except EngineError as error:
+            log.warning("a sequence could not be changed: %s", error)
+
+    def _sample(self, asked: Urgent) -> Answer:
+        return self._last.answer(asked, self._stage().info.vocab_size)
+
+    def _export(self, asked: ExportRows) -> Answer:
+        return kv_to_wire(asked.request, self._stage().export_kv(SeqId(asked.seq), asked.tokens))
+
+    def _import(self, asked: ImportRows, bulk: Bulk, taken: Taken) -> RequestDone:
+        stage = self._stage()
+        try:
+            assert isinstance(bulk.header, KvRows)
+            stage.import_kv(SeqId(asked.seq), kv_from_wire(bulk.header, bulk.payload, stage.kv_model, asked.tokens))
+        finally:
+            taken()
+        self._known.add(SeqId(asked.seq))
+        return RequestDone(asked.request)
+
+    def _check(self, asked: CheckRows) -> StageHave:
+        stage = self._stage()
+        try:
+            stage.check()
+        except AssertionError as error:
+            raise EngineError(f"the invariants do not hold: {error}") from error
+        lengths = [(int(seq), stage.length(seq)) for seq in sorted(self._known) if stage.length(seq)]
+        return StageHave(asked.request, lengths)
+
     # ---- batches ----------------------------------------------------------------------------------------------------
     def _run(self, message: RunBatch, given: tuple[Bulk, Taken] | None, epoch: int) -> None:
         error: str | None = None
@@ -479,13 +446,13 @@ class StageWorker(threading.Thread):
             self._known.update(segment.seq for segment in left.segments)
             result = self._stage().forward(left, hidden)
             if result.output is not None:
-                done = scored_of(asked, left, result.output)
+                done = _scored_of(asked, left, result.output)
             else:
                 assert result.hidden is not None
                 left = result.batch
                 payload = pack_rows(result.hidden, self._format)
                 if len(payload) > MAX_BULK_BYTES:
-                    raise EngineError(f"{left.num_rows} rows are too many for the link; give fewer with --step-rows")
+                    raise EngineError(f"{left.num_rows} rows are too many for the link: lower step_rows")
         except EngineLost:
             raise
         except PacelineError as fault:
@@ -511,3 +478,28 @@ class StageWorker(threading.Thread):
 def _changed(message: Change | ImportRows) -> int:
     """The sequence that a later prune must not overtake."""
     return message.into if isinstance(message, ForkRows) else message.seq
+
+
+def _scored_of(asked: Batch, left: Batch, output: Output) -> Parts:
+    """Of each segment of `asked`, the logits and which of its `logits_rows()` they are of; None: all.
+
+    left, output: what of the batch the last stage was given, and has returned. No logits: nothing of the segment came.
+    """
+    scored: Sequence[tuple[int, ...] | None] = output.scored or (None,) * len(left.segments)
+    found = {
+        segment.seq: (segment, logits, rows)
+        for segment, logits, rows in zip(left.segments, output.logits, scored, strict=True)
+    }
+    parts: Parts = []
+    for each in asked.segments:
+        if each.seq not in found:
+            parts.append((None, ()))
+            continue
+        segment, logits, rows = found[each.seq]
+        if rows is None and len(segment.tokens) == len(each.tokens):
+            parts.append((logits, None))
+            continue
+        wanted = [segment.node_ids[row] for row in segment.logits_rows()]
+        names = set(wanted if rows is None else (wanted[row] for row in rows))
+        parts.append((logits, tuple(i for i, row in enumerate(each.logits_rows()) if each.node_ids[row] in names)))
+    return parts

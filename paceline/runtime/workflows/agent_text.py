@@ -1,13 +1,13 @@
-"""A text that an agent writes, as the work of its two sub-stages: reading the prompt, and writing."""
+"""Texts that agents write: each is the work of two stages, reading the prompt, and writing."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from paceline.errors import PacelineError
 from paceline.runtime.link.connection import Link
@@ -15,12 +15,16 @@ from paceline.runtime.service import GenerateEvent, GenerationResult, TextDelta
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import LEVELS, RemoteText
 from paceline.runtime.units import CLOUD, ENGINE
-from paceline.runtime.workflows.driver import Outcome, WorkflowDriver
+from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.strategies.strategy import Privacy
-from paceline.workflow.agents.records import Prompt
-from paceline.workflow.graph import Launch
+from paceline.workflow.agents import AgentTask, Prompt, QueryAgent
+from paceline.workflow.flows import READ_PROMPT, WRITE, TextStages
+from paceline.workflow.graph import Launch, Outcome, Stage
+from paceline.workflow.reading import folded
 
-# The text of one generation, taken part by part by the launches of the sub-stage that writes it.
+log = logging.getLogger("paceline.workflow")
+
+# The text of one generation, taken part by part by the launches of the stage that writes it.
 
 
 class TextSource(Protocol):
@@ -32,7 +36,7 @@ class TextSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WrittenPart:
     """What a launch has taken."""
 
     text: str
@@ -70,7 +74,7 @@ class TextStream:
             raise self._looked
         return self
 
-    async def take(self, tokens: int) -> Part:
+    async def take(self, tokens: int) -> WrittenPart:
         """Text of at least so many tokens, or up to the end. Raises what the generation raises."""
         text, taken = "", 0
         while taken < tokens:
@@ -84,11 +88,11 @@ class TextStream:
                 self.result = part
                 rest = max(0, part.completion_tokens - self._taken)
                 self._taken += rest
-                return Part(text, taken + rest, ended=True)
+                return WrittenPart(text, taken + rest, ended=True)
             text += part.text
             taken += part.tokens
             self._taken += part.tokens
-        return Part(text, taken, ended=False)
+        return WrittenPart(text, taken, ended=False)
 
     async def aclose(self) -> None:
         self._reader.cancel()
@@ -109,18 +113,14 @@ class TextStream:
                 await events.aclose()
 
 
-log = logging.getLogger("paceline.workflow")
-
-Write = Callable[[Prompt, int, float], Awaitable[TextStream]]
-NOTHING: Final = Part("", 0, ended=True)
-CHARACTERS: Final = 4  # of a token, about
+# What becomes of a text.
 
 
 class Reader(Protocol):
-    """What becomes of a text."""
+    """What an agent is asked, and what becomes of its text."""
 
-    def read(self, text: str) -> Outcome:
-        """The next part of it. `finished`: no more of it is wanted."""
+    def asked(self) -> AgentTask[Any]:
+        """Called when the prompt is to be read. Raises ValueError where it may not be."""
 
     @property
     def private(self) -> bool:
@@ -131,9 +131,8 @@ class Reader(Protocol):
         """True if anything of it is read. A text that nobody reads is not written on this side. On another one it is
         written to its end: to stop it there would show why."""
 
-    @property
-    def share(self) -> float:
-        """Of the tokens that its agent may write at most, as many as this text may need."""
+    def read(self, text: str) -> Outcome:
+        """The next part of it. `finished`: no more of it is wanted."""
 
     def restart(self) -> None:
         """The text begins anew, written by another model: what was decided stays, what was read is forgotten."""
@@ -143,47 +142,86 @@ class Reader(Protocol):
         was."""
 
 
-class Elsewhere(Protocol):
-    """Units of another side that may write a text."""
+@dataclass(slots=True)
+class Searching:
+    """Searches for each query of a text as soon as its line ends, and for none twice."""
 
-    def has(self, unit: str) -> bool: ...
+    ask: Callable[[], QueryAgent]
+    search: Callable[[str], Sequence[Stage]]  # stages that search for a query
+    told: str  # where there was no query
+    before: Callable[[], set[str]] = set  # what else was searched for, folded
+    ended: Callable[[], Sequence[Stage]] = tuple  # called at the end: stages that are not wanted then
+    private: bool = False
+    is_wanted: bool = True
+    _asked: QueryAgent | None = None
+    _parser: Any = None
+    _found: dict[str, str] = field(default_factory=dict)  # queries, by their folded form
 
-    def write(self, messages: Prompt, max_tokens: int) -> TextStream: ...
+    @property
+    def found(self) -> set[str]:
+        """What it has searched for, folded."""
+        return set(self._found)
 
-    def rest(self, reason: str) -> None:
-        """They have not written one. Launches there are given up, and begin anew on this side."""
+    def asked(self) -> QueryAgent:
+        if self._asked is None:
+            self._asked = self.ask()
+            self._parser = self._asked.parser()
+        return self._asked
+
+    def restart(self) -> None:
+        self._parser = self.asked().parser()
+
+    def read(self, text: str) -> Outcome:
+        if self._parser is None:
+            return Outcome(finished=True)
+        return replace(self._begin(self._parser.feed(text)), finished=self._parser.done)
+
+    def end(self, fault: str | None) -> tuple[Outcome, str]:
+        outcome = Outcome() if self._parser is None else self._begin(self._parser.end())
+        told = "; ".join(self._found.values()) or self.told
+        return replace(outcome, dropped=self.ended()), fault or told
+
+    def _begin(self, queries: Sequence[str]) -> Outcome:
+        before = self.before() | self.found
+        new = {key: query for query in queries if (key := folded(query)) not in before}
+        self._found |= new
+        return Outcome(added=[stage for query in new.values() for stage in self.search(query)])
 
 
-class Noting(Protocol):
-    def note(
-        self, stage: str, launch: Launch, text: str, *, failed: bool = False, seconds: float | None = None
-    ) -> None:
-        """A stage has ended. text: what came of it, never of a document. seconds: s, since its first launch; None: it
-        had one."""
+Write = Callable[[Prompt, int, float], Awaitable[TextStream]]
+NOTHING: Final = WrittenPart("", 0, ended=True)
+CHARACTERS: Final = 4  # of a token, about
+
+
+class Note(Protocol):
+    def __call__(self, launch: Launch, text: str, *, failed: bool = False, seconds: float | None = None) -> None:
+        """A stage has ended. text: what came of it, never of a document, since clients keep it. seconds: s, since its
+        first launch; None: it had one."""
 
 
 @dataclass(slots=True)
 class AgentText:
-    """write: begins the generation of an answer to messages, of so many tokens at most, of that criticality. Faults of
-    the generation are told to the reader and do not fail the workflow. elsewhere: where it may be written besides; of
-    what fails there, nothing is told: it is written here from its beginning."""
+    """The work of two stages. write: begins the generation of an answer to messages, of so many tokens at most, of that
+    criticality. Faults of the generation are told to the reader and do not fail the workflow. cloud: where it may be
+    written besides; of what fails there, nothing is told: it is written here from its beginning."""
 
-    stage: str
-    messages: Callable[[], Prompt]  # asked for when the prompt is read
-    max_tokens: int
+    stages: TextStages
     reader: Reader
     write: Write
-    run: Noting
+    note: Note
     limit_s: float
-    elsewhere: Elsewhere | None = None
+    cloud: CloudTexts | None = None
     tokens: int = 0  # written
     _prompt: int = 0  # tokens, about
     _stream: TextStream | None = None
     _fault: str | None = None
     _began: float | None = None  # on the loop's clock
-    _away: bool = False  # another side writes it
+    _away: bool = False  # the cloud writes it
 
-    async def prefill(self, launch: Launch) -> Outcome:
+    def __post_init__(self) -> None:
+        self.stages.read.run, self.stages.write.run = self._read, self._write
+
+    async def _read(self, launch: Launch) -> Outcome:
         """All of it is read at once, however much the launch is for: what is learnt of it is of the whole prompt."""
         if self._began is None:
             self._began = asyncio.get_running_loop().time()
@@ -191,7 +229,7 @@ class AgentText:
             return Outcome(0, finished=True)
         return Outcome(self._prompt, finished=True) if await self._begin(launch) else Outcome(0)
 
-    async def decode(self, launch: Launch) -> Outcome:
+    async def _write(self, launch: Launch) -> Outcome:
         if self._is_idle(launch):
             return await self._end(launch, NOTHING, Outcome())
         if self._away and not self._is_away(launch):
@@ -206,19 +244,13 @@ class AgentText:
             return replace(found, items=part.tokens)
         return await self._end(launch, part, found)
 
-    async def _end(self, launch: Launch, part: Part, found: Outcome) -> Outcome:
+    async def _end(self, launch: Launch, part: WrittenPart, found: Outcome) -> Outcome:
         """There is no more of it, or no more is wanted."""
         await self.aclose()
         last, told = self.reader.end(self._fault)
         seconds = asyncio.get_running_loop().time() - (self._began or 0.0)
-        self.run.note(self.stage, launch, told, failed=self._fault is not None, seconds=seconds)
-        return Outcome(
-            part.tokens,
-            finished=True,
-            added=(*found.added, *last.added),
-            resized=(*found.resized, *last.resized),
-            dropped=(*found.dropped, *last.dropped),
-        )
+        self.note(launch, told, failed=self._fault is not None, seconds=seconds)
+        return Outcome(part.tokens, True, (*found.added, *last.added), (*found.dropped, *last.dropped))
 
     async def aclose(self) -> None:
         if self._stream is not None:
@@ -229,30 +261,30 @@ class AgentText:
         return not self.reader.is_wanted and not self._is_away(launch)
 
     def _is_away(self, launch: Launch) -> bool:
-        return self.elsewhere is not None and self.elsewhere.has(launch.unit)
+        return self.cloud is not None and self.cloud.has(launch.unit)
 
     async def _begin(self, launch: Launch) -> bool:
-        """Begin the text where the launch is, and wait until its prompt is read. False: not, since another side has
+        """Begin the text where the launch is, and wait until its prompt is read. False: not, since the cloud has
         not."""
         await self.aclose()
         self._away = self._is_away(launch)
         try:
             async with asyncio.timeout_at((self._began or 0.0) + self.limit_s):
-                messages, tokens = self.messages(), math.ceil(self.max_tokens * self.reader.share)
-                self._prompt = max(1, sum(len(str(message["content"])) for message in messages) // CHARACTERS)
-                if self.elsewhere is not None and self._away:
+                asked = self.reader.asked()
+                self._prompt = max(1, sum(len(str(each["content"])) for each in asked.messages) // CHARACTERS)
+                if self.cloud is not None and self._away:
                     if self.reader.private:
                         raise PacelineError("a prompt with private text is read by no other side")
-                    self._stream = self.elsewhere.write(messages, tokens)
+                    self._stream = self.cloud.write(asked.messages, asked.max_tokens)
                 else:
-                    self._stream = await self.write(messages, tokens, launch.criticality)
+                    self._stream = await self.write(asked.messages, asked.max_tokens, launch.criticality)
                 await self._stream.begun()
         except (PacelineError, TimeoutError, ValueError) as error:
             return self._failed(error)
         return True
 
-    async def _part(self, tokens: int) -> Part | None:
-        """The next part; an empty last one where the text cannot be written, None where another side has not."""
+    async def _part(self, tokens: int) -> WrittenPart | None:
+        """The next part; an empty last one where the text cannot be written, None where the cloud has not."""
         if self._stream is not None and self._fault is None:
             try:
                 async with asyncio.timeout_at((self._began or 0.0) + self.limit_s):
@@ -265,9 +297,9 @@ class AgentText:
     def _failed(self, error: Exception) -> bool:
         """Whether that is the end of the text; else it begins anew on this side."""
         fault = f"no end within {self.limit_s:g} s" if isinstance(error, TimeoutError) else str(error)
-        log.warning("%s of a workflow could not be written: %s", self.stage, fault)
-        if self.elsewhere is not None and self._away:
-            self.elsewhere.rest(fault)
+        log.warning("%s of a workflow could not be written: %s", self.stages.write.name, fault)
+        if self.cloud is not None and self._away:
+            self.cloud.units.rest(fault)
             return False
         self._fault = fault
         return True
@@ -283,7 +315,6 @@ class AgentText:
 REST_S: Final = 10.0  # for which a cloud that did not write a text is asked for none
 KNOWN_S: Final = 60.0  # for which it is believed to be slower than this side: one that was busy is tried again
 TEXT: Final = 32  # tokens of a prompt and of a text, of which it is asked which side is faster
-PHASES: Final = ("prefill", "decode")
 
 
 class CloudUnits:
@@ -308,15 +339,10 @@ class CloudUnits:
         if another or now >= self._forgets:
             self._link, self._forgets = link, now + KNOWN_S
             if another or not self._is_faster(link.rtt or 0.0):
-                for operation in self._operations:
-                    self._driver.profiles.forget(operation, CLOUD)
-        rate = link.bandwidth
-        self._driver.reach(self.names, link.rtt or 0.0, math.inf if rate is None else rate)
+                for operation in (READ_PROMPT, WRITE):
+                    self._driver.profiles.forget(operation.name, CLOUD)
+        self._driver.reach(self.names, link.rtt or 0.0, link.bandwidth)
         return True
-
-    @property
-    def _operations(self) -> list[str]:
-        return [f"{self._driver.registry.models.agent}/{phase}" for phase in PHASES]
 
     def _is_faster(self, way_s: float) -> bool:
         """Whether it is known to write a text sooner than this side: then texts go there, and each tells what it takes
@@ -326,9 +352,15 @@ class CloudUnits:
 
     def _seconds(self, kind: str) -> float | None:
         """Of a text on a unit of a kind; None where it is not known."""
-        known = (self._driver.profiles.get(operation, kind) for operation in self._operations)
+        known = [self._driver.profiles.get(operation.name, kind) for operation in (READ_PROMPT, WRITE)]
         seconds = [profile.seconds(TEXT) for profile in known if profile is not None]
-        return sum(seconds) if len(seconds) == len(PHASES) else None
+        return sum(seconds) if len(seconds) == len(known) else None
+
+    def texts(self, link: Link | None, privacy: Privacy, cache_key: Callable[[], bytes]) -> CloudTexts | None:
+        """For a request; None where there is no cloud now, or its level of privacy keeps all texts here."""
+        if not self.offer(link) or link is None or privacy not in LEVELS:
+            return None
+        return CloudTexts(self, link, privacy, cache_key())
 
     def rest(self, reason: str) -> None:
         """The cloud has not written a text: it is asked for none for a while."""
@@ -350,21 +382,9 @@ class CloudTexts:
     def has(self, unit: str) -> bool:
         return unit in self.units.names
 
-    def rest(self, reason: str) -> None:
-        self.units.rest(reason)
-
     def write(self, messages: Prompt, max_tokens: int) -> TextStream:
         """Begin a text, greedy as here. Raises PacelineError where this level of privacy lets none leave."""
         if self.privacy not in LEVELS:
             raise PacelineError(f"at {self.privacy} no text is written elsewhere")
         told = [{name: str(value) for name, value in message.items()} for message in messages]
         return TextStream(RemoteText(self.link, told, max_tokens, self.privacy, self.cache_key, self.egress))
-
-
-def cloud_texts(
-    units: CloudUnits, link: Link | None, privacy: Privacy, cache_key: Callable[[], bytes]
-) -> CloudTexts | None:
-    """For a request; None where there is no cloud now, or its level of privacy keeps all texts here."""
-    if not units.offer(link) or link is None or privacy not in LEVELS:
-        return None
-    return CloudTexts(units, link, privacy, cache_key())

@@ -8,7 +8,7 @@ sent; the answer reads the best of both, and what else the public text says is d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -16,30 +16,21 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 
 from paceline.core.side import Side
-from paceline.errors import PacelineError
+from paceline.errors import LinkError, PacelineError
 from paceline.rag.prompt import passages_text
-from paceline.rag.records import Passage, Vectors
-from paceline.rag.rerank import best_first
+from paceline.rag.records import Passage, Selection, Vectors
+from paceline.rag.rerank import Reranker, best_first
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.link.connection import Link
+from paceline.runtime.sessions.driver import Egress
+from paceline.runtime.sessions.remote import RemoteSearch
 from paceline.runtime.units import UnitRegistry
-from paceline.runtime.workflows.agent_text import CHARACTERS, AgentText, Noting, Reader
-from paceline.runtime.workflows.driver import Outcome, Work
-from paceline.workflow.agents.records import AgentParser, Evidence, Origin, Prompt, SourcePassage
-from paceline.workflow.agents.roles import (
-    MAX_STATEMENTS,
-    REFINE,
-    REWRITE,
-    AnyAgent,
-    Queries,
-    Refined,
-    RefineInputs,
-    RewriteInputs,
-    most_statements,
-)
-from paceline.workflow.builder import INSTRUCTIONS, PUBLIC
-from paceline.workflow.graph import Launch, SubStage
-
-# Time limits of stages: one that takes longer counts as failed, and the workflow goes on without it.
-
+from paceline.runtime.workflows.agent_text import CHARACTERS, Note, Reader
+from paceline.strategies.base import other
+from paceline.workflow import agents
+from paceline.workflow.agents import Evidence, RefineAgent, SourcePassage
+from paceline.workflow.flows import INSTRUCTIONS, RankStages, SearchStages, TextStages
+from paceline.workflow.graph import Launch, Outcome, Stage
 
 T = TypeVar("T")
 STAGE_S: Final = 60.0  # longest time of an agent's text, and of a launch of any other stage before the answer
@@ -57,12 +48,6 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
         raise PacelineError(f"no end within {seconds:g} s") from None
 
 
-# Which of what a workflow has found is read: the best of a search, and the answer's list.
-
-
-MAX_READ: Final = 4  # passages of the answer, of each side's documents and of the web
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     """A passage, and whose it is."""
@@ -71,6 +56,75 @@ class Found:
     side: Side
     private: bool
     web: bool = False  # it is what a search of the web has found, a page or a passage of the cloud's documents
+
+    @property
+    def source(self) -> SourcePassage:
+        passage = self.passage
+        side = "web" if self.web else self.side
+        return SourcePassage(passage.text, side, self.private, passage.title, passage.file_id, passage.url)
+
+
+# Where a node's workflows search: its own documents, and the other side's.
+
+CANDIDATES: Final = 8  # passages of a search that are reranked: 60 ms each on a core
+
+
+@dataclass(slots=True)
+class NodePlaces:
+    """For one request. `embed`, `search` and `rerank` are called on a host unit's thread. link: to the side whose
+    documents are searched too; None: to none. egress: counts the queries that are sent there, which are all that is
+    sent."""
+
+    side: Side
+    store: DocumentStore | None
+    selection: Selection
+    min_score: float
+    reranker: Reranker | None  # None: passages keep the order of the search
+    link: Link | None = None
+    egress: Egress = field(default_factory=Egress)
+    _remote: RemoteSearch = field(default_factory=RemoteSearch)
+
+    @property
+    def has_far(self) -> bool:
+        """Whether the other side's documents are searched."""
+        return self.link is not None
+
+    def sent(self) -> Mapping[str, float]:
+        """Bytes sent to the other side, by kind of message."""
+        return self.egress.stats()
+
+    def embed(self, query: str) -> Vectors | None:
+        """(1, dimensions). None: nothing here can be searched."""
+        if self.store is None or not query.strip() or not self.store.count(self.selection):
+            return None  # without loading a model
+        return self.store.embedder.embed([query])
+
+    def search(self, query: str, vector: Vectors) -> Sequence[Found]:
+        assert self.store is not None, "there is no vector without a store"
+        found = self.store.search(query, CANDIDATES, self.selection, min_score=self.min_score, vector=vector[0])
+        return [Found(passage, self.side, private=self.side == "device") for passage in found]
+
+    async def search_far(self, query: str) -> Sequence[Found]:
+        """What the other side finds. Raises PacelineError."""
+        if self.link is None or not query.strip():
+            return ()  # nothing is asked of the other side, as nothing is of this one
+        try:
+            found = await self._remote.passages(self.link, query, CANDIDATES, self.egress)
+        except LinkError as error:
+            raise PacelineError(str(error)) from error
+        return [Found(passage, other(self.side), private=False) for passage in found]
+
+    def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+        """A score for each text, larger ones better."""
+        if self.reranker is None:
+            return [-float(place) for place in range(len(texts))]
+        return [float(score) for score in self.reranker.score(query, texts)]
+
+
+# Which of what a workflow has found is read: the best of a search, and the answer's list.
+
+
+MAX_READ: Final = 4  # passages of the answer, of each side's documents and of the web
 
 
 class Claims:
@@ -85,41 +139,6 @@ class Claims:
         new = {key: each for key, each in said.items() if key not in self._taken}
         self._taken |= set(new)
         return list(new.values())
-
-
-@dataclass(slots=True)
-class Shortlist:
-    """Passages that are reranked together, a part at a time. searches: that find them and have not ended."""
-
-    searches: int = 1
-    found: list[Found] = field(default_factory=list)
-    _scores: dict[int, float] = field(default_factory=dict)  # by place in `found`
-
-    def take(self, found: Sequence[Found]) -> bool:
-        """A search has found these. Whether it was the last one."""
-        self.found += found
-        self.searches -= 1
-        return self.searches <= 0
-
-    def score(self, first: int, scores: Sequence[float]) -> None:
-        self._scores |= dict(enumerate(map(float, scores), first))
-
-    @property
-    def is_ranked(self) -> bool:
-        """Nothing more will be found, and all that was has a score."""
-        return self.searches <= 0 and len(self._scores) == len(self.found)
-
-    @property
-    def scores(self) -> list[float]:
-        """Of all that was found. Valid when it is ranked."""
-        return [self._scores[place] for place in range(len(self.found))]
-
-
-def best_of(lists: Sequence[Shortlist], count: int) -> list[Found]:
-    """The best so many of ranked shortlists, best first."""
-    found = [each for ranked in lists for each in ranked.found]
-    scores = np.array([score for ranked in lists for score in ranked.scores])
-    return [found[place] for place in best_first(scores)[:count]]
 
 
 def reading_list(found: Sequence[Found], side: Side) -> tuple[tuple[Passage, ...], tuple[Passage, ...]]:
@@ -137,52 +156,6 @@ def reading_list(found: Sequence[Found], side: Side) -> tuple[tuple[Passage, ...
     return own, tuple(found[place].passage for place in kept if found[place].side != side)
 
 
-# What becomes of the agents' texts: sub-questions are looked up, statements take their passages' place.
-
-
-class ReadsLater(Protocol):
-    def read_later(self, found: Sequence[Found]) -> None:
-        """Passages that the answer is to read."""
-
-
-class LooksUp(Protocol):
-    def look_up(self, question: str) -> list[tuple[SubStage, Work]]:
-        """Sub-stages that search for a sub-question."""
-
-
-class SubQuestions:
-    """Looks each sub-question up as soon as it is written. The question itself is looked up in any case."""
-
-    def __init__(self, workflow: LooksUp, question: str) -> None:
-        self._workflow = workflow
-        self._question = question
-        self._inputs = RewriteInputs(question)  # not the conversation: what is written leaves this side
-        self._parser: AgentParser[str, Queries] = REWRITE.parser(self._inputs)
-        self._found: list[str] = []
-
-    private = False  # the user's own words alone
-    is_wanted = True
-    share = 1.0
-
-    def messages(self) -> Prompt:
-        return REWRITE.messages(self._inputs)
-
-    def restart(self) -> None:
-        self._parser = REWRITE.parser(self._inputs)
-
-    def read(self, text: str) -> Outcome:
-        return replace(self._look_up(self._parser.feed(text)), finished=self._parser.done)
-
-    def end(self, fault: str | None) -> tuple[Outcome, str]:
-        last = self._look_up(self._parser.end())
-        return last, fault or "; ".join(self._found) or "no sub-question: the question itself is looked up"
-
-    def _look_up(self, questions: Sequence[str]) -> Outcome:
-        new = [question for question in questions if question not in (self._question, *self._found)]
-        self._found += new
-        return Outcome(added=[work for question in new for work in self._workflow.look_up(question)])
-
-
 class Refining:
     """Statements are read instead of the passages that they cite; without any, the passages are.
 
@@ -195,23 +168,17 @@ class Refining:
         self._question = question
         self._heard = heard
         self._statements: dict[SourcePassage, list[str]] = {}  # by passage that they cite; empty: they are read whole
-        self._found: dict[SourcePassage, Found] = {}
-        self._inputs = RefineInputs(question, ())
-        self._parser: AgentParser[Evidence, Refined] = REFINE.parser(self._inputs)
+        self.begin(())
 
     def begin(self, found: Sequence[Found]) -> None:
         """What the text is to read, best first."""
-        self._found = {_source(each): each for each in found}
-        self._inputs = RefineInputs(self._question, tuple(self._found))
-        self._parser = REFINE.parser(self._inputs)
+        self._found = {each.source: each for each in found}
+        self._asked = agents.refine(self._question, tuple(self._found))
+        self.restart()
 
     @property
     def private(self) -> bool:
         return any(found.private for found in self._found.values())
-
-    @property
-    def share(self) -> float:
-        return most_statements(len(self._found)) / MAX_STATEMENTS
 
     def has_any(self, passages: Sequence[Found]) -> bool:
         return any(found in passages for found in self._found.values())
@@ -220,14 +187,14 @@ class Refining:
         """What is read of its passages, of those that are wanted. Valid when the text has ended."""
         if not self._statements:
             return [found for found in self._found.values() if found in wanted]
-        cited = ((self._found[source], texts) for source, texts in self._statements.items())
-        return [_refined(found, texts) for found, texts in cited if found in wanted]
+        cited = ((self._found[source], " ".join(texts)) for source, texts in self._statements.items())
+        return [replace(found, passage=replace(found.passage, text=said)) for found, said in cited if found in wanted]
 
-    def messages(self) -> Prompt:
-        return REFINE.messages(self._inputs)
+    def asked(self) -> RefineAgent:
+        return self._asked
 
     def restart(self) -> None:
-        self._parser = REFINE.parser(self._inputs)
+        self._parser = self._asked.parser()
 
     def read(self, text: str) -> Outcome:
         self._parser.feed(text)
@@ -248,122 +215,113 @@ class Refining:
         return Outcome(), fault or (told if cited else f"{told}: the passages are read whole")
 
 
-def _source(found: Found) -> SourcePassage:
-    passage = found.passage
-    side: Origin = "web" if found.web else found.side
-    return SourcePassage(passage.text, side, found.private, passage.title, passage.file_id, passage.url)
+class Shortlist:
+    """Passages that are reranked together, a part at a time, and refined in one text where the workflow refines."""
 
+    def __init__(self, stages: RankStages, searches: int, reader: Refining | None) -> None:
+        """searches: that find them and have not ended."""
+        self.stages = stages
+        self.reader = reader
+        self.found: list[Found] = []
+        self._searches = searches
+        self._scores: dict[int, float] = {}  # by place in `found`
 
-def _refined(found: Found, statements: Sequence[str]) -> Found:
-    return replace(found, passage=replace(found.passage, text=" ".join(statements)))
+    def take(self, found: Sequence[Found]) -> bool:
+        """A search has found these. Whether it was the last one."""
+        self.found += found
+        self._searches -= 1
+        return self._searches <= 0
 
-
-ALL: Final = ""  # zone of a text that may read private passages
-
-
-class Places(Protocol):
-    """Where lookups search. `embed`, `search` and `rerank` are called on a host unit's thread."""
+    def score(self, first: int, scores: Sequence[float]) -> None:
+        self._scores |= dict(enumerate(map(float, scores), first))
 
     @property
-    def has_far(self) -> bool:
-        """Whether the other side's documents are searched."""
+    def is_ranked(self) -> bool:
+        """Nothing more will be found, and all that was has a score."""
+        return self._searches <= 0 and len(self._scores) == len(self.found)
 
-    def sent(self) -> Mapping[str, float]:
-        """Bytes sent to the other side, by kind of message."""
-
-    def embed(self, query: str) -> Vectors | None:
-        """(1, dimensions). None: nothing here can be searched."""
-
-    def search(self, query: str, vector: Vectors) -> Sequence[Found]: ...
-
-    async def search_far(self, query: str) -> Sequence[Found]:
-        """Of the other side. Raises PacelineError."""
-
-    def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        """A score for each text, larger ones better."""
+    @property
+    def scores(self) -> list[float]:
+        """Of all that was found. Valid when it is ranked."""
+        return [self._scores[place] for place in range(len(self.found))]
 
 
-class Reading(Noting, ReadsLater, Protocol):
-    """The workflow that a lookup is part of."""
+def best_of(lists: Sequence[Shortlist], count: int) -> list[Found]:
+    """The best so many of ranked shortlists, best first."""
+    found = [each for ranked in lists for each in ranked.found]
+    scores = np.array([score for ranked in lists for score in ranked.scores])
+    return [found[place] for place in best_first(scores)[:count]]
 
-    places: Places
+
+class Workflow(Protocol):
+    """The one that a lookup is part of. kept: passages of a search that are read, at most."""
+
+    places: NodePlaces
     registry: UnitRegistry
+    claims: Claims
+    kept: int
 
-    def claim(self, found: Sequence[Found]) -> list[Found]:
-        """Those that no other lookup has."""
+    @property
+    def note(self) -> Note: ...
+
+    def write(self, stages: TextStages, reader: Reader) -> None:
+        """An agent's text is the work of these stages."""
+
+    def read_later(self, found: Sequence[Found]) -> None:
+        """Passages that the answer is to read."""
 
     async def read(self, launch: Launch, found: Sequence[Found]) -> int:
         """Prefill some of what the answer is to read, as it will have it, unless it begins now. Returns how many tokens
         that were, about. Raises PacelineError."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refinement:
-    """A text in which passages are refined, and what becomes of it."""
-
-    reader: Refining
-    text: AgentText
-
-
-class Agents(Protocol):
-    def agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader, zone: str = ALL) -> AgentText:
-        """A text of an agent, of that zone."""
-
-
-def refinements(
-    agents: Agents,
-    question: str,
-    stages: Container[str],
-    heard: Callable[[Sequence[Evidence]], None] = lambda _: None,
-) -> dict[str, Refinement]:
-    """Texts in which a lookup's passages are refined, by zone: those that it has a stage for. heard: see `Refining`."""
-    found: dict[str, Refinement] = {}
-    for zone in (ALL, PUBLIC):
-        if f"refine{zone}.prefill" in stages:
-            reader = Refining(question, heard)
-            found[zone] = Refinement(reader, agents.agent(REFINE, reader.messages, reader, zone))
-    return found
-
-
-@dataclass(slots=True)
 class Lookup:
-    """nodes: by stage, as the builder made them. kept: passages that are read, at most. refined: by zone, where the
-    workflow refines."""
+    """The work of a search's stages. heard: see `Refining`."""
 
-    question: str
-    run: Reading
-    nodes: dict[str, SubStage]
-    kept: int
-    refined: Mapping[str, Refinement] = field(default_factory=dict)
-    _vector: Vectors | None = None
-    _lists: dict[str, Shortlist] = field(default_factory=dict)  # by zone
-    _best: list[Found] | None = None  # of all lists: what is read; None: not known yet
-    _evidence: list[Found] | None = None  # what the answer reads of it; None: it has not been told
+    def __init__(
+        self,
+        question: str,
+        run: Workflow,
+        stages: SearchStages,
+        heard: Callable[[Sequence[Evidence]], None] = lambda _: None,
+    ) -> None:
+        self.question = question
+        self.run = run
+        self.stages = stages
+        self._kept = run.kept
+        self._vector: Vectors | None = None
+        self._best: list[Found] | None = None  # of all lists: what is read; None: not known yet
+        self._evidence: list[Found] | None = None  # what the answer reads of it; None: it has not been told
+        searches = 1 if stages.public is not None else sum(each is not None for each in (stages.near, stages.far))
+        self._any = self._shortlist(stages.any, searches, heard)
+        self._public = self._shortlist(stages.public, 1, heard)
+        self._lists = [each for each in (self._any, self._public) if each is not None]
+        if stages.near is not None:
+            stages.embed.run, stages.near.run = self._embed, self._search
+        if stages.far is not None:
+            stages.far.run = self._search_far
+        if stages.read is not None:
+            stages.read.run = self._read
 
-    def __post_init__(self) -> None:
-        zones = [zone for zone in (ALL, PUBLIC) if f"rerank{zone}" in self.nodes]
-        searches = max(1, sum(stage.startswith("search") for stage in self.nodes))  # a page's passages count as one
-        self._lists = {zone: Shortlist(searches // len(zones)) for zone in zones}
-
-    def works(self) -> list[tuple[SubStage, Work]]:
-        works: dict[str, Work] = {
-            "embed question": self._embed,
-            "search": self._search,
-            "search far": self._search_far,
-            "read": self._read,
-        }
-        works |= {f"rerank{zone}": partial(self._rerank, zone) for zone in self._lists}
-        for zone, each in self.refined.items():
-            works |= {f"refine{zone}.prefill": each.text.prefill, f"refine{zone}.decode": each.text.decode}
-        return [(node, works[stage]) for stage, node in self.nodes.items()]
+    def _shortlist(
+        self, stages: RankStages | None, searches: int, heard: Callable[[Sequence[Evidence]], None]
+    ) -> Shortlist | None:
+        if stages is None:
+            return None
+        reader = None
+        if stages.refine is not None:
+            reader = Refining(self.question, heard)
+            self.run.write(stages.refine, reader)
+        found = Shortlist(stages, searches, reader)
+        stages.rerank.run = partial(self._rerank, found)
+        return found
 
     async def _embed(self, launch: Launch) -> Outcome:
         try:
-            self._vector = await within(
-                STAGE_S, self.run.registry.run(launch.unit, lambda: self.run.places.embed(self.question))
-            )
+            embedding = self.run.registry.run(launch.unit, lambda: self.run.places.embed(self.question))
+            self._vector = await within(STAGE_S, embedding)
         except PacelineError as error:
-            self.run.note("embed question", launch, str(error), failed=True)
+            self.run.note(launch, str(error), failed=True)
         return Outcome()
 
     async def _search(self, launch: Launch) -> Outcome:
@@ -373,36 +331,39 @@ class Lookup:
                 searching = self.run.registry.run(launch.unit, lambda: self.run.places.search(self.question, vector))
                 found = list(await within(STAGE_S, searching))
             except PacelineError as error:
-                self.run.note("search", launch, str(error), failed=True)
-        return self._searched("search", launch, found)
+                self.run.note(launch, str(error), failed=True)
+        return self._searched(launch, found, self._any or self._public)
 
     async def _search_far(self, launch: Launch) -> Outcome:
         found: Sequence[Found] = ()
         try:
             found = await within(STAGE_S, self.run.places.search_far(self.question))
         except PacelineError as error:
-            self.run.note("search far", launch, f"the other side's documents are not read: {error}", failed=True)
-        return self._searched("search far", launch, found)
+            self.run.note(launch, f"the other side's documents are not read: {error}", failed=True)
+        return self._searched(launch, found, self._public or self._any)
 
-    def _searched(self, stage: str, launch: Launch, found: Sequence[Found]) -> Outcome:
-        new = self.run.claim(found)
-        self.run.note(stage, launch, f"{len(new)} new of {len(found)} passages for {self.question!r}")
-        return self.take(new, PUBLIC if stage == "search far" and PUBLIC in self._lists else ALL)
+    def _searched(self, launch: Launch, found: Sequence[Found], ranked: Shortlist | None) -> Outcome:
+        new = self.run.claims.take(found)
+        self.run.note(launch, f"{len(new)} new of {len(found)} passages for {self.question!r}")
+        assert ranked is not None, "what is searched for is ranked"
+        return self._take(ranked, new)
 
-    def take(self, found: Sequence[Found], zone: str) -> Outcome:
+    def take(self, found: Sequence[Found]) -> Outcome:
+        """A page holds these passages, which no other lookup has."""
+        assert self._public is not None, "what a page holds is public"
+        return self._take(self._public, found)
+
+    def _take(self, ranked: Shortlist, found: Sequence[Found]) -> Outcome:
         """A search has found passages that no other lookup has. After the last one it is known how much is to be
         reranked, or that nothing is."""
-        ranked = self._lists[zone]
         if not ranked.take(found):
             return Outcome()
-        rerank = self.nodes[f"rerank{zone}"].id
         if ranked.found:
-            return Outcome(resized=[(rerank, len(ranked.found))])
-        known = self._known(zone)
-        return Outcome(resized=known.resized, dropped=[rerank, *known.dropped])
+            ranked.stages.rerank.resize(len(ranked.found))
+            return Outcome()
+        return Outcome(dropped=[ranked.stages.rerank, *self._known(ranked)])
 
-    async def _rerank(self, zone: str, launch: Launch) -> Outcome:
-        ranked = self._lists[zone]
+    async def _rerank(self, ranked: Shortlist, launch: Launch) -> Outcome:
         part = ranked.found[launch.first : launch.first + launch.count]
         texts = [passages_text(found.passage) for found in part]
         try:
@@ -411,53 +372,52 @@ class Lookup:
             )
             scores = await within(STAGE_S, scoring)
         except PacelineError as error:
-            self.run.note(f"rerank{zone}", launch, f"by the search's own scores: {error}", failed=True)
+            self.run.note(launch, f"by the search's own scores: {error}", failed=True)
             scores = [found.passage.score for found in part]
         ranked.score(launch.first, scores)
         if not ranked.is_ranked:
             return Outcome()
-        best = min(self.kept, len(ranked.found))
-        self.run.note(f"rerank{zone}", launch, f"the best {best} of {len(ranked.found)} passages")
-        return self._known(zone)
+        self.run.note(launch, f"the best {min(self._kept, len(ranked.found))} of {len(ranked.found)} passages")
+        return Outcome(dropped=self._known(ranked))
 
-    def _known(self, zone: str) -> Outcome:
-        """A shortlist is ranked. The public text's passages are known with theirs, all others with the last one."""
-        lists = list(self._lists.values())
-        parts: list[Outcome] = []
-        if zone == PUBLIC:
-            parts.append(self._refine(PUBLIC, best_of([self._lists[PUBLIC]], self.kept)))
-        if all(each.is_ranked for each in lists):
-            self._best = best_of(lists, self.kept)
-            if PUBLIC in self.refined:
-                reader = self.refined[PUBLIC].reader
-                reader.is_wanted = reader.has_any(self._best)
-            if ALL in self._lists:
-                parts.append(self._refine(ALL, [each for each in self._best if each in self._lists[ALL].found]))
-            if not self._best and "read" in self.nodes:
-                parts.append(Outcome(dropped=[self.nodes["read"].id]))
-        resized = [each for part in parts for each in part.resized]
-        return Outcome(resized=resized, dropped=[each for part in parts for each in part.dropped])
+    def _known(self, ranked: Shortlist) -> list[Stage]:
+        """A shortlist is ranked. The public text's passages are known with theirs, all others with the last one.
+        Returns stages that are not wanted then."""
+        dropped: list[Stage] = []
+        if ranked is self._public:
+            dropped += self._refine(ranked, best_of([ranked], self._kept))
+        if all(each.is_ranked for each in self._lists):
+            best = self._best = best_of(self._lists, self._kept)
+            if self._public is not None and self._public.reader is not None:
+                self._public.reader.is_wanted = self._public.reader.has_any(best)
+            if self._any is not None:
+                dropped += self._refine(self._any, [each for each in best if each in self._any.found])
+            if not best and self.stages.read is not None:
+                dropped.append(self.stages.read)
+        return dropped
 
-    def _refine(self, zone: str, found: Sequence[Found]) -> Outcome:
-        """The passages of a text are known, or that it has none; where the workflow has no such text, they are read."""
-        if zone not in self.refined:
+    def _refine(self, ranked: Shortlist, found: Sequence[Found]) -> list[Stage]:
+        """The passages of a text are known; where the workflow does not refine, they are read. Returns its stages where
+        there is nothing to refine."""
+        text = ranked.stages.refine
+        if text is None or ranked.reader is None:
             self.run.read_later(found)
-            return Outcome()
-        prefill, decode = (self.nodes[f"refine{zone}.{phase}"].id for phase in ("prefill", "decode"))
+            return []
         if not found:
-            return Outcome(dropped=[prefill, decode])
-        self.refined[zone].reader.begin(found)
+            return text.stages
+        ranked.reader.begin(found)
         tokens = sum(len(passages_text(each.passage)) for each in found) // CHARACTERS
-        return Outcome(resized=[(prefill, tokens + INSTRUCTIONS)])
+        text.read.resize(tokens + INSTRUCTIONS)
+        return []
 
     async def _read(self, launch: Launch) -> Outcome:
         if self._evidence is None:  # else the launch is another try
-            best = self._best or ()
-            self._evidence = [found for each in self.refined.values() for found in each.reader.evidence(best)]
+            readers = [each.reader for each in self._lists if each.reader is not None]
+            self._evidence = [found for reader in readers for found in reader.evidence(self._best or ())]
             self.run.read_later(self._evidence)
         tokens = 0
         try:
             tokens = await within(STAGE_S, self.run.read(launch, self._evidence))
         except PacelineError as error:
-            self.run.note("read", launch, str(error), failed=True)
+            self.run.note(launch, str(error), failed=True)
         return Outcome(tokens, finished=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -24,10 +24,16 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.peers import Peers
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import (
+    Account,
+    AskedPrompt,
+    AskedStrategy,
     GenerateEvent,
     GenerateRequest,
     Generation,
     GenerationResult,
+    Joining,
+    OutputForm,
+    Sources,
     TextDelta,
     WorkflowStep,
 )
@@ -38,33 +44,31 @@ from paceline.runtime.workflows.agent_text import (
     CloudTexts,
     CloudUnits,
     Reader,
+    Searching,
     TextStream,
-    cloud_texts,
 )
-from paceline.runtime.workflows.driver import Outcome, Work, WorkflowDriver
+from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.kept_profiles import KeptProfiles
-from paceline.runtime.workflows.lookup import (
-    MAX_READ,
-    STAGE_S,
-    Claims,
-    Found,
-    Lookup,
-    Places,
-    SubQuestions,
-    reading_list,
-    refinements,
-)
-from paceline.runtime.workflows.places import NodePlaces
-from paceline.runtime.workflows.web import NodeWeb, Research, WebAccess, WebPlaces
+from paceline.runtime.workflows.lookup import STAGE_S, Claims, Found, Lookup, NodePlaces, reading_list
+from paceline.runtime.workflows.web import NodeWeb, Research, WebAccess
 from paceline.strategies.base import Side, other
-from paceline.workflow.agents.records import Prompt
-from paceline.workflow.agents.roles import REWRITE, AnyAgent
-from paceline.workflow.builder import WORKFLOWS, WorkflowBuilder, WorkflowName, WorkflowSizes
-from paceline.workflow.graph import Launch, SubStage
+from paceline.workflow import agents
+from paceline.workflow.agents import Prompt
+from paceline.workflow.flows import (
+    FLOWS,
+    SEARCH_FAR,
+    WORKFLOWS,
+    SearchStages,
+    TextStages,
+    WorkflowName,
+    WorkflowSizes,
+    WorkflowStages,
+)
+from paceline.workflow.graph import Launch, Outcome, Request, Stage
+from paceline.workflow.reading import folded
 
 log = logging.getLogger("paceline.workflow")
 
-KEPT: Final = 2  # passages of a lookup that are read
 LOCAL: Final = "autoregressive"  # strategy of the agents' texts: this side alone
 LANE_S: Final = 5.0  # for which an answer that stands still (a peer that is waited for) keeps a lane from others
 Admit = Callable[[GenerateRequest], Awaitable[Generation]]
@@ -81,36 +85,38 @@ class WorkflowRun:
         self,
         request: GenerateRequest,
         side: Side,
-        places: Places,
+        places: NodePlaces,
         driver: WorkflowDriver,
         admit: Admit,
         closed: Callable[[], None] = lambda: None,
-        web: WebPlaces | None = None,
+        web: NodeWeb | None = None,
         cloud: CloudTexts | None = None,
     ) -> None:
         """side: this one. admit: prepares a generation of this side. closed: called once, when it has ended. web: that
         `research` searches; None: it is done without, and the answer says so. cloud: whose model may write agents'
         texts that read nothing private; None: this side's writes all."""
-        assert request.workflow is not None
+        assert request.sources.workflow is not None
         self.places = places
         self.registry = driver.registry
+        self.claims = Claims()
         self._request = request
-        self._web = web if request.workflow == "research" else None
+        self._web = web if request.sources.workflow == "research" else None
         self._cloud = cloud
-        barred = request.workflow == "research" and web is None
-        self._workflow: WorkflowName = "advanced" if barred else request.workflow
+        barred = request.sources.workflow == "research" and web is None
         self._side = side
         self._driver = driver
         self._admit = admit
         self._closed: Callable[[], None] | None = closed
-        self._question = query_of(request.messages)
+        self._question = query_of(request.prompt.messages)
         self._events: asyncio.Queue[GenerateEvent | Exception] = asyncio.Queue()
-        self._number: int | None = None  # of the request at the driver
-        self._builder: WorkflowBuilder | None = None
-        self._lookups: list[Lookup] = []
-        self._agents: list[AgentText] = []
+        self._running: Request | None = None  # at the driver
+        sizes = _sizes(self._question, side, far=places.has_far, alone=cloud is None)
+        flow = FLOWS["advanced" if barred else request.sources.workflow]
+        self._stages = WorkflowStages(flow, sizes, Request(request.account.owner))
+        self.kept = flow.kept
+        self._lookups = 0
+        self._texts: list[AgentText] = []
         self._answer: TextStream | None = None
-        self._claims = Claims()
         self._read: list[Found] = []  # passages of the answer, as they were chosen
         self._steps: list[WorkflowStep] = []
         self._failed = ["the web, which this level of privacy does not search"] if barred else list[str]()
@@ -133,106 +139,86 @@ class WorkflowRun:
             await self.aclose()
 
     async def aclose(self) -> None:
-        if self._number is not None:
-            self._driver.cancel(self._number)
-            self._number = None
+        if self._running is not None:
+            self._driver.cancel(self._running)
+            self._running = None
             if sent := self._sent():
                 log.info("sent for a workflow, before its answer: %s", sent)
-        for agent in self._agents:
-            await agent.aclose()
+        for text in self._texts:
+            await text.aclose()
         if self._answer is not None:
             await self._answer.aclose()
         if self._closed is not None:
             closed, self._closed = self._closed, None
             closed()
 
-    # ---- the graph --------------------------------------------------------------------------------------------------
+    # ---- the stages -------------------------------------------------------------------------------------------------
     def _begin(self) -> None:
-        self._number = self._driver.begin(self._ended)
-        sizes = _sizes(self._question, self._side, far=self.places.has_far, alone=self._cloud is None)
-        self._builder = builder = WorkflowBuilder(
-            self._workflow, sizes, self.registry.models, self._number, self._request.owner, self._driver.ids
-        )
-        nodes = builder.begin()
-        works: list[tuple[SubStage, Work]] = []
-        if self._workflow == "fast":
-            works += self._look_up(self._question, nodes[:-2], kept=MAX_READ)
-        else:
-            rewriting = SubQuestions(self, self._question)
-            agent = self.agent(REWRITE, rewriting.messages, rewriting)
-            named: dict[str, Work] = {"rewrite.prefill": agent.prefill, "rewrite.decode": agent.decode}
-            works += [(node, named[node.stage]) for node in nodes if node.stage in named]
+        stages, question = self._stages, self._question
+        self._running = stages.request
+        first = stages.begin()
+        stages.answer.read.run, stages.answer.write.run = self._prefill_answer, self._write_answer
+        if stages.searched is not None:
+            self._look_up(question, stages.searched)
+        if stages.rewrite is not None:  # the question itself does not wait for its rewriting
+            reader = Searching(
+                partial(agents.rewrite, question),
+                lambda asked: self._look_up(asked, stages.search()),
+                "no sub-question: the question itself is looked up",
+                before=lambda: {folded(question)},
+            )
+            self.write(stages.rewrite, reader)
         if self._web is not None:
-            works += Research(self, self._web, builder, self._question, nodes).works()
-        own: dict[str, Work] = {"answer.prefill": self._prefill_answer, "answer.decode": self._write_answer}
-        works += [(node, own[node.stage]) for node in nodes if node.stage in own]
-        self._driver.add(works)
-        if self._workflow != "fast":  # the question itself does not wait for its rewriting
-            self._driver.add(self.look_up(self._question, rewritten=False))
+            Research(self, self._web, stages, question)
+        if stages.rewrite is not None:
+            first += self._look_up(question, stages.search(rewritten=False))
+        self._driver.begin(stages.request, first, self._ended)
 
-    def look_up(self, question: str, *, rewritten: bool = True) -> list[tuple[SubStage, Work]]:
-        """Sub-stages that search for a question, and read what they find."""
-        assert self._builder is not None
-        return self._look_up(question, self._builder.sub_question(rewritten=rewritten), kept=KEPT)
+    def _look_up(self, question: str, stages: SearchStages) -> list[Stage]:
+        """Stages that search for a question, and read what they find."""
+        Lookup(question, self, stages)
+        self._lookups += 1
+        return stages.stages
 
-    def _look_up(self, question: str, nodes: Sequence[SubStage], *, kept: int) -> list[tuple[SubStage, Work]]:
-        named = {node.stage: node for node in nodes}
-        lookup = Lookup(question, self, named, kept, refinements(self, question, named))
-        self._lookups.append(lookup)
-        return lookup.works()
-
-    def agent(self, kind: AnyAgent, messages: Callable[[], Prompt], reader: Reader, zone: str = "") -> AgentText:
-        assert kind.max_tokens is not None, "the answer alone has no limit of its own"
-        stage = f"{kind.stage}{zone}"
-        agent = AgentText(stage, messages, kind.max_tokens, reader, self._write, self, STAGE_S, self._cloud)
-        self._agents.append(agent)
-        return agent
+    def write(self, stages: TextStages, reader: Reader) -> None:
+        """An agent's text is the work of these stages."""
+        self._texts.append(AgentText(stages, reader, self._write, self.note, STAGE_S, self._cloud))
 
     async def _write(self, messages: Prompt, max_tokens: int, criticality: float) -> TextStream:
         """Begin an agent's text: greedy, by this side's model alone, without documents of its own."""
         request = GenerateRequest(
-            messages=tuple({name: str(value) for name, value in message.items()} for message in messages),
-            sampling=SamplingParams(temperature=0.0),
-            max_tokens=max_tokens,
-            strategy=LOCAL,
-            any_device=False,
-            documents=0,
-            owner=self._request.owner,
-            privacy=self._request.privacy,
-            passages=(),
-            criticality=criticality,
+            AskedPrompt(tuple({name: str(value) for name, value in message.items()} for message in messages)),
+            SamplingParams(temperature=0.0),
+            OutputForm(max_tokens),
+            Sources(documents=0, passages=()),
+            Joining(privacy=self._request.joining.privacy, any_device=False),
+            AskedStrategy(LOCAL),
+            Account(owner=self._request.account.owner, criticality=criticality),
         )
         return TextStream(await self._admit(request))
 
     # ---- what lookups tell ------------------------------------------------------------------------------------------
-    def claim(self, found: Sequence[Found]) -> list[Found]:
-        """Those that no other lookup has, each once."""
-        return self._claims.take(found)
-
     def read_later(self, found: Sequence[Found]) -> None:
         """Passages that the answer is to read."""
         self._read += found
 
-    def note(
-        self, stage: str, launch: Launch, text: str, *, failed: bool = False, seconds: float | None = None
-    ) -> None:
+    def note(self, launch: Launch, text: str, *, failed: bool = False, seconds: float | None = None) -> None:
         """A stage has ended. text: never of a document, since clients keep it. seconds: since its first launch; None:
         it had one."""
-        taken = self._driver.seconds(launch) if seconds is None else seconds
+        stage, taken = launch.stage.name, self._driver.seconds(launch) if seconds is None else seconds
         step = WorkflowStep(stage, "failed" if failed else "done", launch.unit, taken, text)
         self._steps.append(step)
         if failed:
             self._failed.append(stage)
-            if stage == "search far" and self._request.on_loss != "continue":
+            if launch.stage.operation is SEARCH_FAR and self._request.joining.on_loss != "continue":
                 self._fail(peer_missing(other(self._side)))
-        if self._request.steps:
+        if self._request.sources.steps:
             self._events.put_nowait(TextDelta("", 0, step=step))
 
     async def read(self, launch: Launch, found: Sequence[Found]) -> int:
         """Prefill passages as branches of the answer, so that the answer finds their rows. Where it waits for no more
         than such reading, it begins now and reads them itself. Returns tokens, about."""
-        assert self._builder is not None
-        if self._driver.waits_for(self._builder.answer_prefill) <= {"read"}:
+        if all(stage in self._stages.reads for stage in self._driver.waits_for(self._stages.answer.read)):
             return 0
         own, others = (
             [passage for passage in passages if any(passage is each.passage for each in found)]
@@ -241,17 +227,13 @@ class WorkflowRun:
         if not (own or others):
             return 0
         request = GenerateRequest(
-            messages=self._request.messages,
-            template=self._request.template,
-            sampling=self._request.sampling,
-            max_tokens=1,
-            strategy=LOCAL,
-            any_device=False,
-            owner=self._request.owner,
-            privacy=self._request.privacy,
-            passages=tuple(own),
-            other_passages=tuple(others),
-            criticality=launch.criticality,
+            replace(self._request.prompt, shared=None),
+            self._request.sampling,
+            OutputForm(max_tokens=1),
+            Sources(passages=tuple(own), other_passages=tuple(others)),
+            Joining(privacy=self._request.joining.privacy, any_device=False),
+            AskedStrategy(LOCAL),
+            Account(owner=self._request.account.owner, criticality=launch.criticality),
         )
         generation = await self._admit(request)
         async for _ in generation.run():
@@ -262,7 +244,9 @@ class WorkflowRun:
     async def _prefill_answer(self, launch: Launch) -> Outcome:
         own, others = reading_list(self._read, self._side)
         request = replace(
-            self._request, workflow=None, passages=own, other_passages=others, criticality=launch.criticality
+            self._request,
+            sources=replace(self._request.sources, workflow=None, passages=own, other_passages=others),
+            account=replace(self._request.account, criticality=launch.criticality),
         )
         try:
             generation = await self._admit(request)
@@ -274,7 +258,7 @@ class WorkflowRun:
         except PacelineError as error:
             if self._answer is None:  # else the client has been told
                 self._fail(error)
-        self.note("answer.prefill", launch, f"{len(own) + len(others)} passages")
+        self.note(launch, f"{len(own) + len(others)} passages")
         return Outcome(_prompt_tokens(self._request, (*own, *others)), finished=True)
 
     async def _write_answer(self, launch: Launch) -> Outcome:
@@ -294,15 +278,15 @@ class WorkflowRun:
         self._events.put_nowait(event)
 
     def _result(self, done: GenerationResult) -> GenerationResult:
-        agents = sum(agent.tokens for agent in self._agents)
+        agents = sum(agent.tokens for agent in self._texts)
         sent = {name: size + done.stats.get(name, 0.0) for name, size in self._sent().items()}
         left_out = f"; left out: {', '.join(dict.fromkeys(self._failed))}" if self._failed else ""
         return replace(
             done,
-            strategy_reason=f"workflow {self._request.workflow}{left_out}; {done.strategy_reason}",
+            strategy_reason=f"workflow {self._request.sources.workflow}{left_out}; {done.strategy_reason}",
             degraded=done.degraded or ("workflow_incomplete" if self._failed else None),
             steps=tuple(self._steps),
-            stats={**done.stats, **sent, "agent_tokens": agents, "lookups": len(self._lookups)},
+            stats={**done.stats, **sent, "agent_tokens": agents, "lookups": self._lookups},
         )
 
     def _sent(self) -> dict[str, float]:
@@ -323,7 +307,7 @@ class WorkflowRun:
 
 def _prompt_tokens(request: GenerateRequest, passages: Sequence[Passage]) -> int:
     """Of the answer's prompts with these passages, a branch each; about."""
-    said = sum(len(str(message["content"])) for message in request.messages)
+    said = sum(len(str(message["content"])) for message in request.prompt.messages)
     texts = sum(len(passages_text(passage)) for passage in passages)
     return max(1, (said * max(1, len(passages)) + texts) // CHARACTERS)
 
@@ -334,7 +318,6 @@ def _sizes(question: str, side: Side, *, far: bool, alone: bool) -> WorkflowSize
     return WorkflowSizes(
         question=max(1, len(question) // CHARACTERS),
         chunks=16,
-        stored=True,
         private=device,
         far=far,
         agents_here=device and alone,
@@ -351,6 +334,18 @@ def refined_apart(*, alone: bool) -> bool:
 # Workflows of a node: one driver for all, begun with the first.
 
 
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Of workflows."""
+
+    # Read at the first workflow; None: learnt from nothing, and forgotten.
+    profiles: KeptProfiles | None = None
+    # None: late interaction over the store's own embedder; where that has no vectors of tokens, passages keep the order
+    # of their search.
+    reranker: Reranker | None = None
+    web: WebAccess | None = None  # closed with the node; None: `research` is refused
+
+
 class Workflows:
     """Belongs to the event loop of its node. admit: prepares a generation of the node."""
 
@@ -359,20 +354,13 @@ class Workflows:
         resources: Resources,
         peers: Peers,
         admit: Admit,
-        *,
-        reranker: Reranker | None = None,
-        profiles: KeptProfiles | None = None,
-        web: WebAccess | None = None,
+        tools: Tools,
     ) -> None:
-        """reranker: None for late interaction over the store's own embedder; where that has no vectors of tokens,
-        passages keep the order of their search. profiles: read at the first workflow; None: learnt from nothing, and
-        forgotten. web: closed with this; None: `research` is refused."""
         self._resources = resources
         self._peers = peers
         self._admit = admit
-        self._reranker = reranker or own_reranker(resources.store)
-        self._profiles = profiles
-        self._web = web
+        self._reranker = tools.reranker or own_reranker(resources.store)
+        self._profiles, self._web = tools.profiles, tools.web
         self._driver: WorkflowDriver | None = None
         self._cloud: CloudUnits | None = None
 
@@ -380,28 +368,27 @@ class Workflows:
         """Nothing runs before the workflow is. Raises RequestError for one that cannot run here. closed: called once,
         when it has ended."""
         resources, side = self._resources, self._resources.side
-        if request.workflow not in self.names:
+        if request.sources.workflow not in self.names:
             raise RequestError(
                 "The workflow 'research' searches the web, for which no provider is configured here: its operator can "
                 "set web_search.",
                 param="paceline.workflow",
                 code="workflow_unavailable",
             )
-        if request.prompt is not None:
+        if request.prompt.tokens is not None:
             raise RequestError("A workflow needs a conversation.", param="paceline.workflow")
         if self._driver is None:
             self._driver = WorkflowDriver(resources.registry, None if self._profiles is None else self._profiles.open())
-            resources.work.watch(self._driver)
             self._cloud = CloudUnits(self._driver)
         _, link = self._peers.peer_for(request)
-        searched = request.documents > 0  # otherwise the client wants none
+        searched = request.sources.documents > 0  # otherwise the client wants none
         places = NodePlaces(
             side,
             resources.store if searched else None,
-            Selection(request.collections, request.document_ids),
-            request.min_score,
+            Selection(request.sources.collections, request.sources.document_ids),
+            request.sources.min_score,
             self._reranker,
-            link if searched and side == "device" and request.privacy != "local-only" else None,
+            link if searched and side == "device" and request.joining.privacy != "local-only" else None,
         )
         web, cloud = self._web_for(request, link), self._cloud_for(request, link)
         return WorkflowRun(request, side, places, self._driver, self._admit, closed, web, cloud)
@@ -415,16 +402,18 @@ class Workflows:
     def _web_for(self, request: GenerateRequest, link: Link | None) -> NodeWeb | None:
         """The web for a request; None where its level of privacy lets nothing leave."""
         resources = self._resources
-        if self._web is None or resources.store is None or request.privacy == "local-only":
+        if self._web is None or resources.store is None or request.joining.privacy == "local-only":
             return None
-        return NodeWeb(resources.side, self._web, resources.store, request.min_score, link, resources.work.parsing)
+        return NodeWeb(
+            resources.side, self._web, resources.store, request.sources.min_score, link, resources.work.parsing
+        )
 
     def _cloud_for(self, request: GenerateRequest, link: Link | None) -> CloudTexts | None:
         """The cloud's model for a request's agents; None where it may write none of their texts, or there is none."""
         if self._cloud is None:
             return None
-        key = partial(self._resources.cache_key, f"workflows of {request.owner}")
-        return cloud_texts(self._cloud, link, request.privacy, key)
+        key = partial(self._resources.cache_key, f"workflows of {request.account.owner}")
+        return self._cloud.texts(link, request.joining.privacy, key)
 
     async def close(self) -> None:
         if self._driver is not None:

@@ -5,30 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from paceline.core.side import Side
 from paceline.errors import LinkError, PacelineError, WebError
-from paceline.rag.parsing.pool import Around, ParserPool
+from paceline.rag.parsing.process import Around, ParserPool
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.web.fetch import DEFAULTS, FetchLimits, PageFetcher, PageReader, WebPage, shown
-from paceline.rag.web.search import MAX_SNIPPET, MAX_TITLE, StoreSearch, WebResult, WebSearch, checked_query, one_line
+from paceline.rag.web.fetch import DEFAULTS, FetchLimits, PageFetcher, WebPage, read_page, shown
+from paceline.rag.web.search import MAX_SNIPPET, MAX_TITLE, SearxngSearch, WebResult, checked_query, one_line
 from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import RemoteSearch
-from paceline.runtime.workflows.driver import Outcome, Work
-from paceline.runtime.workflows.lookup import STAGE_S, Agents, Found, Lookup, Reading, refinements, within
-from paceline.workflow.agents.reading import folded
-from paceline.workflow.agents.records import AgentParser, Evidence, Prompt
-from paceline.workflow.agents.roles import LOOK, PLAN, AnyAgent, LookInputs, PlanInputs, Queries
-from paceline.workflow.builder import PUBLIC, WorkflowBuilder
-from paceline.workflow.graph import Launch, SubStage, SubStageId
+from paceline.runtime.workflows.agent_text import Searching
+from paceline.runtime.workflows.lookup import CANDIDATES, STAGE_S, Found, Lookup, Workflow, within
+from paceline.workflow import agents
+from paceline.workflow.agents import Evidence
+from paceline.workflow.flows import SearchStages, TextStages, WorkflowStages
+from paceline.workflow.graph import Launch, Outcome, Stage
+
+log = logging.getLogger("paceline.workflow")
 
 # What a node searches the web with, and how it reads pages, by the settings of its operator.
 
@@ -53,7 +54,7 @@ class WebAccess:
     page is being read."""
 
     def __init__(
-        self, provider: WebSearch | None, limits: WebLimits | None = None, *, fetcher: PageFetcher | None = None
+        self, provider: SearxngSearch | None, limits: WebLimits | None = None, *, fetcher: PageFetcher | None = None
     ) -> None:
         """provider: None: the cloud's public documents stand for the web. fetcher: None: one that fetches from public
         addresses alone."""
@@ -68,9 +69,9 @@ class WebAccess:
         """A page in passages of the size that the store's embedder reads. around: parsing, see `ParserPool.submit`.
         Raises PacelineError."""
         count = store.embedder.count
-        reader = PageReader(self._fetcher, self._parsers, count, max_passages=MAX_CHUNKS, around=around)
+        reading = read_page(url, self._fetcher, self._parsers, count, most=MAX_CHUNKS, around=around)
         async with self._resting():
-            return await within(self.limits.page_s + PARSE_S, reader.read(url))
+            return await within(self.limits.page_s + PARSE_S, reading)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._parsers.close)
@@ -86,151 +87,18 @@ class WebAccess:
                 await asyncio.to_thread(self._parsers.rest)
 
 
-# What the agents decide that search the web: queries of the plan, and of the second look at what was found.
-
-
-Search = Callable[[str], list[tuple[SubStage, Work]]]  # sub-stages that search the web for a query
-MAX_LOOKED_AT = 6  # pieces of evidence: a small model's context has room for these, the question and an answer
-
-
-class Planning:
-    """Searches for each query as soon as it is written. ended: called at the end; sub-stages that are not wanted."""
-
-    def __init__(self, question: str, search: Search, ended: Callable[[], Sequence[SubStageId]]) -> None:
-        self._inputs = PlanInputs(question)  # the user's own words: what is written leaves this side
-        self._queries = _Queries(PLAN.parser(self._inputs), search, set())
-        self._ended = ended
-
-    private = False  # the user's own words alone
-    is_wanted = True
-    share = 1.0
-
-    def messages(self) -> Prompt:
-        return PLAN.messages(self._inputs)
-
-    def restart(self) -> None:
-        self._queries.restart(PLAN.parser(self._inputs))
-
-    def read(self, text: str) -> Outcome:
-        return self._queries.read(text)
-
-    def end(self, fault: str | None) -> tuple[Outcome, str]:
-        outcome, told = self._queries.end()
-        return replace(outcome, dropped=self._ended()), fault or told
-
-    @property
-    def asked(self) -> set[str]:
-        """Queries so far, folded."""
-        return self._queries.asked
-
-
-class SecondLook:
-    """Reads what came from the web, and searches for what is missing in it. asked: queries of the plan."""
-
-    is_wanted = True
-    share = 1.0
-
-    def __init__(self, question: str, search: Search, asked: Callable[[], set[str]]) -> None:
-        self._question = question
-        self._search = search
-        self._asked = asked
-        self._evidence: list[Evidence] = []
-        self._queries: _Queries | None = None
-
-    def hear(self, evidence: Sequence[Evidence]) -> None:
-        """What was refined of a page."""
-        self._evidence += evidence
-
-    @property
-    def private(self) -> bool:
-        return any(each.private for each in self._evidence)
-
-    def messages(self) -> Prompt:
-        inputs = LookInputs(self._question, tuple(self._evidence[:MAX_LOOKED_AT]))
-        if self._queries is None:
-            self._queries = _Queries(LOOK.parser(inputs), self._search, self._asked())
-        return LOOK.messages(inputs)
-
-    def restart(self) -> None:
-        inputs = LookInputs(self._question, tuple(self._evidence[:MAX_LOOKED_AT]))
-        if self._queries is not None:
-            self._queries.restart(LOOK.parser(inputs))
-
-    def read(self, text: str) -> Outcome:
-        return Outcome(finished=True) if self._queries is None else self._queries.read(text)
-
-    def end(self, fault: str | None) -> tuple[Outcome, str]:
-        outcome, told = (Outcome(), "") if self._queries is None else self._queries.end()
-        return outcome, fault or told
-
-
-class _Queries:
-    """Searches for what a parser reads, each query once."""
-
-    def __init__(self, parser: AgentParser[str, Queries], search: Search, asked: set[str]) -> None:
-        self._parser = parser
-        self._search = search
-        self._found: list[str] = []
-        self.asked = set(asked)
-
-    def read(self, text: str) -> Outcome:
-        return replace(self._begin(self._parser.feed(text)), finished=self._parser.done)
-
-    def restart(self, parser: AgentParser[str, Queries]) -> None:
-        """The text begins anew; what was searched for is not searched for again."""
-        self._parser = parser
-
-    def end(self) -> tuple[Outcome, str]:
-        return self._begin(self._parser.end()), "; ".join(self._found) or "nothing to search for"
-
-    def _begin(self, queries: Sequence[str]) -> Outcome:
-        new = {folded(query): query for query in queries if folded(query) not in self.asked}
-        self.asked |= set(new)
-        self._found += new.values()
-        return Outcome(added=[work for query in new.values() for work in self._search(query)])
-
-
 # The web for one request: its searches and pages, what was sent for them, and which passages are about a query.
-
-
-log = logging.getLogger("paceline.workflow")
-
-
-class WebPlaces(Protocol):
-    """What research searches and reads. `scores` is called on a host unit's thread."""
-
-    @property
-    def side(self) -> Side:
-        """Whose a result without a page is, and where pages are read."""
-
-    @property
-    def limits(self) -> WebLimits: ...
-
-    @property
-    def min_score(self) -> float:
-        """Passages of a page that are less similar to its query are not read."""
-
-    def sent(self) -> Mapping[str, float]:
-        """Bytes sent for it, by kind."""
-
-    async def search(self, query: str) -> Sequence[WebResult]:
-        """Raises PacelineError."""
-
-    async def read(self, url: str) -> WebPage:
-        """Raises PacelineError."""
-
-    def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        """The cosine of each text to the query. Raises PacelineError."""
 
 
 @dataclass(slots=True)
 class NodeWeb:
-    """link: to the cloud, for a device without another provider than the cloud's documents."""
+    """What research searches and reads. link: to the cloud, for a device without another provider than the cloud's
+    documents."""
 
     here: Side
     access: WebAccess
     store: DocumentStore
-    min_score: float
+    min_score: float  # passages of a page that are less similar to its query are not read
     link: Link | None = None
     parsing: Around = nullcontext  # of pages
     _egress: Egress = field(default_factory=Egress)
@@ -239,6 +107,7 @@ class NodeWeb:
 
     @property
     def side(self) -> Side:
+        """Whose a result without a page is, and where pages are read."""
         return self.here if self.access.provider is not None else "cloud"
 
     @property
@@ -246,16 +115,20 @@ class NodeWeb:
         return self.access.limits
 
     def sent(self) -> Mapping[str, float]:
+        """Bytes sent for it, by kind."""
         return self._egress.stats() | {f"sent_{kind}_bytes": float(size) for kind, size in sorted(self._sent.items())}
 
     async def search(self, query: str) -> Sequence[WebResult]:
+        """Raises PacelineError."""
         return await within(self.limits.search_s, self._search(checked_query(query)))
 
     async def read(self, url: str) -> WebPage:
+        """Raises PacelineError."""
         self._sent["page_url"] += len(url.encode())
         return await self.access.read(url, self.store, self.parsing)
 
     def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+        """The cosine of each text to the query; called on a host unit's thread. Raises PacelineError."""
         vectors = self.store.embedder.embed([query, *texts])
         return [float(score) for score in vectors[1:] @ vectors[0]]
 
@@ -269,7 +142,8 @@ class NodeWeb:
                 log.warning("a web search has failed: %s", error)
                 raise PacelineError("the web search has failed; this side's log says why") from error
         if self.here == "cloud":
-            return await StoreSearch(self.store.search).search(query, results)
+            found: Sequence[Passage] = await asyncio.to_thread(self.store.search, query, results) if query else ()
+            return [_result(passage) for passage in found]
         if self.link is None:
             raise PacelineError("the cloud, whose documents stand for the web, is not linked")
         try:
@@ -280,43 +154,119 @@ class NodeWeb:
 
 
 def _result(passage: Passage) -> WebResult:
-    return WebResult(one_line(passage.document, MAX_TITLE), "", one_line(passages_text(passage), MAX_SNIPPET))
+    return WebResult(
+        one_line(passage.title or passage.document, MAX_TITLE), "", one_line(passages_text(passage), MAX_SNIPPET)
+    )
 
 
-# One page of the web, or the snippets of a search without pages: fetched, embedded, and its best passages looked at.
+# Research of one workflow: queries of the plan are searched for, pages are read, and a second look may ask for more.
 #
-# Whatever a page holds or does, the workflow goes on: a page that cannot be read leaves its snippet.
+# The plan reads the user's own words alone, and the second look besides only what came from the web, so that nothing
+# of a document is in what leaves. Each page is fetched, embedded, reranked and refined as soon as it is found. Whatever
+# a page holds or does, the workflow goes on: a page that cannot be read leaves its snippet. Where no search finds
+# anything, the second look is left out, and the workflow is the simpler one.
 
 
-CANDIDATES: Final = 8  # passages of a page that are reranked, as of a search
+MAX_LOOKED_AT: Final = 6  # pieces of evidence: a small model's context has room for these, the question and an answer
+CHUNKS: Final = 6  # of a page, as expected before it is there
 
 
-@dataclass(slots=True)
+class Research:
+    """stages: of the whole workflow, begun."""
+
+    def __init__(self, run: Workflow, web: NodeWeb, stages: WorkflowStages, question: str) -> None:
+        assert stages.plan is not None and stages.look is not None, "the flow researches"
+        self._run = run
+        self._web = web
+        self._stages = stages
+        self._plan, self._look = stages.plan, stages.look
+        self._evidence: list[Evidence] = []  # what was refined of pages, for the second look
+        self._open = 1  # the plan, its searches, and pages that have come to something or still may
+        self._urls: set[str] = set()  # of pages that are read
+        search = partial(self._search, self._plan)
+        planning = Searching(partial(agents.plan, question), search, "nothing to search for", ended=self.ended)
+        looking = Searching(
+            lambda: agents.look(question, tuple(self._evidence[:MAX_LOOKED_AT])),
+            partial(self._search, self._look),
+            "nothing to search for",
+            before=lambda: planning.found,
+        )
+        run.write(self._plan, planning)
+        run.write(self._look, looking)
+
+    def _search(self, agent: TextStages, query: str) -> list[Stage]:
+        """Stages that search the web for a query of an agent."""
+        self._open += agent is self._plan
+        search = self._stages.search_web(agent)
+        search.run = partial(self._searched, agent is self._plan, query)
+        return [search]
+
+    async def _searched(self, planned: bool, query: str, launch: Launch) -> Outcome:
+        results: Sequence[WebResult] = ()
+        try:
+            results = await self._web.search(query)
+        except PacelineError as error:
+            self._run.note(launch, str(error), failed=True)
+        else:
+            self._run.note(launch, f"{len(results)} results for {query!r}")
+        room = self._web.limits.pages - len(self._urls)
+        pages = [[each] for each in results if each.url and each.url not in self._urls][:room]
+        self._urls |= {page[0].url for page in pages}
+        without = [each for each in results if not each.url and each.snippet]
+        added: list[Stage] = []
+        for page in [*pages, *([without] if without else [])]:
+            self._open += planned
+            fetched = bool(page[0].url)
+            chunks = CHUNKS if fetched else len(page)
+            stages = self._stages.page(launch.stage, chunks, planned=planned, fetched=fetched)
+            PageLookup(query, page, self._web, self._run, self, stages, planned=planned)
+            added += stages.stages
+        return Outcome(added=added, dropped=self.ended() if planned else ())
+
+    def hear(self, evidence: Sequence[Evidence]) -> None:
+        """What was refined of a page that the plan has asked for."""
+        self._evidence += evidence
+
+    def ended(self) -> Sequence[Stage]:
+        """One of what is open has come to its end, or to nothing. Stages that are not wanted then."""
+        self._open -= 1
+        return () if self._open else self._look.stages
+
+
 class PageLookup:
-    """results: one with its page, or several without. lookup: of the stages after embedding. ended: called where the
-    page comes to nothing; further sub-stages that are not wanted then."""
+    """The work of a page's stages, or of those of snippets without pages: its best passages are looked at."""
 
-    query: str
-    results: Sequence[WebResult]
-    web: WebPlaces
-    run: Reading
-    nodes: dict[str, SubStage]
-    lookup: Lookup
-    ended: Callable[[], Sequence[SubStageId]]
-    _passages: list[Passage] = field(default_factory=list)
-    _scores: dict[int, float] = field(default_factory=dict)  # by place in `_passages`
-
-    def works(self) -> list[tuple[SubStage, Work]]:
-        own: dict[str, Work] = {"fetch": self._fetch, "embed page": self._embed}
-        works = [(node, own[stage]) for stage, node in self.nodes.items() if stage in own]
-        if "fetch" not in self.nodes:
-            self._passages = [_passage(result, result.snippet) for result in self.results if result.snippet]
-        return [*works, *self.lookup.works()]
+    def __init__(
+        self,
+        query: str,
+        results: Sequence[WebResult],
+        web: NodeWeb,
+        run: Workflow,
+        research: Research,
+        stages: SearchStages,
+        *,
+        planned: bool,
+    ) -> None:
+        """results: one with its page, or several without. planned: by the plan, not by the second look."""
+        self._query = query
+        self._results = results
+        self._web = web
+        self._run = run
+        self._ended = research.ended if planned else tuple
+        self._stages = stages
+        self._lookup = Lookup(query, run, stages, research.hear if planned else lambda _: None)
+        self._passages: list[Passage] = []
+        self._scores: dict[int, float] = {}  # by place in `_passages`
+        stages.embed.run = self._embed
+        if stages.fetch is not None:
+            stages.fetch.run = self._fetch
+        else:
+            self._passages = [_passage(result, result.snippet) for result in results if result.snippet]
 
     async def _fetch(self, launch: Launch) -> Outcome:
-        (result,) = self.results
+        (result,) = self._results
         try:
-            page = await self.web.read(result.url)
+            page = await self._web.read(result.url)
             titled = replace(result, title=one_line(page.title, MAX_TITLE) or result.title)
             self._passages = [_passage(titled, chunk.text, page.url, chunk.title) for chunk in page.passages]
             told, failed = f"{len(self._passages)} passages of {shown(page.url)}", False
@@ -327,136 +277,41 @@ class PageLookup:
             told, failed = f"{shown(result.url)} cannot be read ({type(error).__name__})", True
         if failed and result.snippet:
             self._passages = [_passage(result, result.snippet, result.url, result.title)]
-        self.run.note("fetch", launch, told, failed=failed)
+        self._run.note(launch, told, failed=failed)
         if not self._passages:
             return self._nothing()
-        return Outcome(resized=[(self.nodes["embed page"].id, len(self._passages))])
+        self._stages.embed.resize(len(self._passages))
+        return Outcome()
 
     async def _embed(self, launch: Launch) -> Outcome:
         part = self._passages[launch.first : launch.first + launch.count]
         texts = [passages_text(passage) for passage in part]
         try:
-            scoring = self.run.registry.run(launch.unit, lambda: self.web.scores(self.query, texts) if texts else ())
+            scoring = self._run.registry.run(launch.unit, lambda: self._web.scores(self._query, texts) if texts else ())
             scores = await within(STAGE_S, scoring)
         except PacelineError as error:
-            self.run.note("embed page", launch, f"in the page's own order: {error}", failed=True)
-            scores = [self.web.min_score] * len(part)
+            self._run.note(launch, f"in the page's own order: {error}", failed=True)
+            scores = [self._web.min_score] * len(part)
         self._scores |= dict(enumerate(scores, launch.first))
         if len(self._scores) < len(self._passages):
             return Outcome()
-        about = [place for place in self._scores if self._scores[place] >= self.web.min_score]
+        about = [place for place in self._scores if self._scores[place] >= self._web.min_score]
         best = sorted(about, key=lambda place: (-self._scores[place], place))[:CANDIDATES]
-        side: Side = self.web.side
+        side: Side = self._web.side
         found = [
             Found(replace(self._passages[place], score=self._scores[place]), side, private=False, web=True)
             for place in best
         ]
-        new = self.run.claim(found)
-        self.run.note("embed page", launch, f"{len(new)} of {len(self._passages)} passages are about {self.query!r}")
-        return self.lookup.take(new, PUBLIC) if new else self._nothing()
+        new = self._run.claims.take(found)
+        self._run.note(launch, f"{len(new)} of {len(self._passages)} passages are about {self._query!r}")
+        return self._lookup.take(new) if new else self._nothing()
 
     def _nothing(self) -> Outcome:
         """None of its stages is wanted."""
-        own = [node.id for stage, node in self.nodes.items() if stage != "fetch"]
-        return Outcome(dropped=[*own, *self.ended()])
+        own = [stage for stage in self._stages.stages if stage is not self._stages.fetch]
+        return Outcome(dropped=[*own, *self._ended()])
 
 
 def _passage(result: WebResult, text: str, url: str = "", title: str = "") -> Passage:
     """A passage of no store. title: before the text."""
     return Passage(result.title or "a page", -1, title, text, 0.0, collection="", url=url)
-
-
-# Research of one workflow: queries of the plan are searched for, pages are read, and a second look may ask for more.
-#
-# The plan reads the user's own words alone, and the second look besides only what came from the web, so that nothing
-# of a document is in what leaves. Each page is fetched, embedded, reranked and refined as soon as it is found. Where
-# no search finds anything, the second look is left out, and the workflow is the simpler one.
-
-
-CHUNKS: Final = 6  # of a page, as expected before it is there
-KEPT: Final = 2  # passages of a page that are read
-
-
-class Researching(Reading, Agents, Protocol):
-    """The workflow that research is part of."""
-
-
-class Research:
-    """nodes: of the whole workflow, as the builder began it."""
-
-    def __init__(
-        self, run: Researching, web: WebPlaces, builder: WorkflowBuilder, question: str, nodes: Sequence[SubStage]
-    ) -> None:
-        self._run = run
-        self._web = web
-        self._builder = builder
-        self._nodes = {node.stage: node for node in nodes if node.stage.startswith(("plan.", "look."))}
-        self._planning = Planning(question, partial(self._search, of_plan=True), self._ended)
-        self._look = SecondLook(question, partial(self._search, of_plan=False), lambda: self._planning.asked)
-        self._open = 1  # the plan, its searches, and pages that have come to something or still may
-        self._urls: set[str] = set()  # of pages that are read
-
-    def works(self) -> list[tuple[SubStage, Work]]:
-        """Of the agents' sub-stages, which are there from the beginning."""
-        works: dict[str, Work] = {}
-        readers: tuple[tuple[AnyAgent, Planning | SecondLook], ...] = ((PLAN, self._planning), (LOOK, self._look))
-        for kind, reader in readers:
-            agent = self._run.agent(kind, reader.messages, reader)
-            works |= {f"{kind.stage}.prefill": agent.prefill, f"{kind.stage}.decode": agent.decode}
-        return [(node, works[stage]) for stage, node in self._nodes.items()]
-
-    def _search(self, query: str, *, of_plan: bool) -> list[tuple[SubStage, Work]]:
-        """Sub-stages that search the web for a query."""
-        decider = self._builder.plan if of_plan else self._builder.look
-        assert decider is not None, "the builder has begun research"
-        self._open += of_plan
-        search = self._builder.web_search(decider)
-
-        async def work(launch: Launch) -> Outcome:
-            return await self._searched(query, search, launch, of_plan=of_plan)
-
-        return [(search, work)]
-
-    async def _searched(self, query: str, search: SubStage, launch: Launch, *, of_plan: bool) -> Outcome:
-        results: Sequence[WebResult] = ()
-        try:
-            results = await self._web.search(query)
-        except PacelineError as error:
-            self._run.note("search web", launch, str(error), failed=True)
-        else:
-            self._run.note("search web", launch, f"{len(results)} results for {query!r}")
-        added = self._pages(query, search, results, of_plan=of_plan)
-        return Outcome(added=added, dropped=self._ended() if of_plan else ())
-
-    def _pages(
-        self, query: str, search: SubStage, results: Sequence[WebResult], *, of_plan: bool
-    ) -> list[tuple[SubStage, Work]]:
-        """Sub-stages that read what a search has found, as far as there is room for it."""
-        room = self._web.limits.pages - len(self._urls)
-        pages = [[each] for each in results if each.url and each.url not in self._urls][:room]
-        self._urls |= {page[0].url for page in pages}
-        without = [each for each in results if not each.url and each.snippet]
-        works: list[tuple[SubStage, Work]] = []
-        for page in [*pages, *([without] if without else [])]:
-            self._open += of_plan
-            works += self._page(query, search, page, of_plan=of_plan)
-        return works
-
-    def _page(
-        self, query: str, search: SubStage, results: Sequence[WebResult], *, of_plan: bool
-    ) -> list[tuple[SubStage, Work]]:
-        """Sub-stages that read one page, or the snippets of results without pages."""
-        fetched = bool(results[0].url)
-        chunks = CHUNKS if fetched else len(results)
-        nodes = {node.stage: node for node in self._builder.web_page(search, chunks, fetched=fetched)}
-        after = {stage: node for stage, node in nodes.items() if stage not in ("fetch", "embed page")}
-        heard = self._look.hear if of_plan else lambda _: None
-        refined = refinements(self._run, query, after, heard)
-        lookup = Lookup(query, self._run, after, KEPT, refined)
-        ended: Callable[[], Sequence[SubStageId]] = self._ended if of_plan else lambda: ()
-        return PageLookup(query, results, self._web, self._run, nodes, lookup, ended).works()
-
-    def _ended(self) -> Sequence[SubStageId]:
-        """One of what is open has come to its end, or to nothing. Sub-stages that are not wanted then."""
-        self._open -= 1
-        return () if self._open else [node.id for stage, node in self._nodes.items() if stage.startswith("look.")]

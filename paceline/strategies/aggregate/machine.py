@@ -1,7 +1,7 @@
 """`aggregate`: distributed RAG with speculative aggregation (DRAGON).
 
 Each side continues its own documents and drafts ahead of the targets, as a tree. One side at a time decides: it has
-both sides' distributions and makes each target of them with an aggregator (`core.aggregation.registry`); the other
+both sides' distributions and makes each target of them with an aggregator (`core.aggregation.aggregators`); the other
 follows and sends what it computes. The decision moves by measured speeds (`core.aggregation.placement`), where privacy
 lets it.
 
@@ -32,35 +32,13 @@ from paceline.strategies.aggregate.options import (
     draft_limits,
     options_of,
 )
-from paceline.strategies.aggregate.roles import SYNC_INTERVAL_S, Decider, DraftSender, Follower, Resync, SideWeights
-from paceline.strategies.aggregate.state import AggregateStats, Answer, DraftExchange, PeerState, placement_of
+from paceline.strategies.aggregate.roles import Decider, DraftSender, Follower, Resync, SideWeights
+from paceline.strategies.aggregate.state import AggregateStats, DraftExchange, JointAnswer, PeerState, placement_of
 from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
-from paceline.strategies.base import (
-    Cancelled,
-    ClosePeer,
-    DraftModelLost,
-    Effect,
-    Event,
-    Finish,
-    FinishReason,
-    FromDraftModel,
-    LinkBack,
-    LinkLost,
-    MachineConfig,
-    OpenPeer,
-    PassOver,
-    Received,
-    Retrieve,
-    Retrieved,
-    Sampled,
-    Scored,
-    Started,
-    TimerFired,
-    WakeAt,
-)
-from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
+from paceline.strategies.base import Effect, MachineConfig, Sampled, Scored
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.drafter_feed import NgramDrafts
-from paceline.strategies.decoding.peer_watch import LISTEN_S, PeerWatch
+from paceline.strategies.decoding.peer_watch import PeeredMachine
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.strategies.strategy import JOINT_LEVELS, Strategy
 from paceline.wire.messages import (
@@ -77,7 +55,7 @@ from paceline.wire.messages import (
 from paceline.wire.options import AggregateOptions
 
 
-class Aggregate:
+class Aggregate(PeeredMachine):
     """One side. It decides, follows (the other with a peer), or is alone.
 
     Dispatches events to the roles and asks for the next forward. The roles live as long as their `PeerState`: when the
@@ -86,27 +64,26 @@ class Aggregate:
 
     def __init__(self, config: MachineConfig, *, keep_at: Side | None = None) -> None:
         """keep_at: see `placement_of`."""
-        self._config = config
         self._keep_at = keep_at
         options = options_of(config)
         self._aggregator = make_aggregator(
             aggregator_of(config), config.sampling, needs_dists=options.needs_dists, vocab_size=config.vocab_size
         )
-        self._tree = PrefixTree(len(config.targets))
+        tree = PrefixTree(len(config.targets))
         online_stats = config.stats or OnlineStats()
-        self._ngram_drafts = NgramDrafts.of(config, online_stats)
+        ngrams = NgramDrafts.of(config, online_stats)
         heads = not (config.needs_dists or options.needs_dists) and self._aggregator.reads_heads
-        self._decoder = BranchDecoder(
+        decoder = BranchDecoder(
             config.sampling,
             config.vocab_size,
             rescoring=options.rescoring,
             mask=config.mask,
             eos_ids=config.eos_ids,
-            keep_heads=self._ngram_drafts is not None,
+            keep_heads=ngrams is not None,
             samples=heads,
             heads=heads,
         )
-        self._weights = SideWeights(config.side, self._decoder, rescoring=options.rescoring, writer=options.writer)
+        self._weights = SideWeights(config.side, decoder, rescoring=options.rescoring, writer=options.writer)
         self._planner = DraftTreePlanner(
             config.side,
             self._aggregator,
@@ -115,20 +92,15 @@ class Aggregate:
             config.eos_ids,
             online_stats,
             weigh=self._weights.at,
-            ngram_drafts=self._ngram_drafts,
+            ngram_drafts=ngrams,
         )
-        self._timing = online_stats.timing
         self._stats = AggregateStats()
-        self._answer = Answer(config, self._tree, self._planner, self._ngram_drafts, self._stats)
-        self._now = 0.0
-        self._rtt, self._bandwidth = config.rtt, config.bandwidth
-        self._watch = PeerWatch(config, self._decoder)
-        self._started = False
-        self._finished = False
-        self._meet_peer(config.epoch, linked=config.has_peer)
+        self._answer = JointAnswer(config, tree, self._planner, ngrams, self._stats)
+        super().__init__(config, tree, decoder, ngrams, online_stats.timing, self._answer.targets)
+        self._meet_peer()
 
-    def _meet_peer(self, epoch: int, *, linked: bool) -> None:
-        """Forget everything about the peer, and begin every role afresh."""
+    def _meet_peer(self) -> None:
+        """Begin every role afresh."""
         config, answer, tree = self._config, self._answer, self._tree
         tree.forget_peer_ids()
         self._weights.reset_peer()
@@ -144,7 +116,9 @@ class Aggregate:
             announce=planner.expected if shows else None,
             only_choices=shows_choices and config.side == "cloud",
         )
-        peer = PeerState(config.side, epoch, linked, len(answer.targets), exchange, placement_of(config, self._keep_at))
+        peer = PeerState(
+            config.side, self._epoch, self._linked, len(answer.targets), exchange, placement_of(config, self._keep_at)
+        )
         self._peer = peer
         self._decider = Decider(config, answer, peer, tree, self._aggregator, self._weights, self._timing, self._stats)
         self._follower = Follower(config, answer, peer)
@@ -152,78 +126,23 @@ class Aggregate:
         self._resync = Resync(answer, peer, tree, self._weights, self._decider, self._sender)
 
     # ---- events -----------------------------------------------------------------------------------------------------
-    def on(self, event: Event) -> Sequence[Effect]:
-        if self._finished:
-            return []
-        effects = self._on(event)
-        self._watch.observe(len(self._answer.targets), self._now, linked=self._peer.linked)
-        if self._watch.returns and not self._finished:
-            return [*effects, *self._open_again()]
-        return effects
+    def _brings_on(self, message: SessionMessage) -> bool:
+        return not isinstance(message, SyncState | SpeedReport)
 
-    def _on(self, event: Event) -> Sequence[Effect]:
-        match event:
-            case Started(now):
-                self._started, self._now = True, now
-                opens = self._config.faces_client and self._peer.linked
-                opening = [OpenPeer(tuple(self._answer.targets), self._peer.epoch)] if opens else []
-                return [Retrieve(), *opening, self._next_wake()]
-            case Retrieved(branches, max_new_tokens):
-                targets = self._answer.targets
-                effects = self._decoder.start(branches, targets, self._tree.head, max_new_tokens)
-                if self._ngram_drafts is not None:
-                    self._ngram_drafts.start(branches, targets)
-                return [*effects, *self._sender.send_weight(), *self._advance()]
-            case Scored(now=now) | Sampled(now=now):
-                self._now = max(self._now, now)
-                return self._scored(take_answer(self._decoder, event, self._now))
-            case Received(message, now):
-                self._now = max(self._now, now)
-                if message.epoch != self._peer.epoch:
-                    return []
-                if self._watch.passed_over:
-                    self._watch.heard(works=not isinstance(message, SyncState | SpeedReport))
-                return self._received(message) if self._peer.linked else []
-            case TimerFired(now, rtt, bandwidth, silence):
-                self._now, self._rtt, self._bandwidth = now, self._rtt if rtt is None else rtt, bandwidth
-                effects = self._wake(silence)
-                return effects if self._finished else [*effects, self._next_wake()]
-            case LinkLost():
-                return self._lost()
-            case LinkBack():
-                return self._back()
-            case Cancelled(reason):
-                return [self._finish(reason)]
-            case FromDraftModel() | DraftModelLost():
-                return []  # it asks none
+    def _greet(self, *, again: bool) -> list[Effect]:
+        drafts = self._sender.send_all() if again and self._sender.sends else []
+        return [*self._sender.send_weight(), *drafts]
 
-    def _wake(self, silence: float) -> list[Effect]:
-        """Time has passed: go on without a peer that is silent or stuck, or send this side's state."""
-        watch = self._watch
-        if self._config.faces_client:
-            if watch.wake(self._now, silence, self._rtt, linked=self._peer.linked):
-                reason = watch.pass_over()
-                self._meet_peer(self._peer.epoch, linked=False)
-                return [PassOver(reason), *self._advance()]
-            if watch.too_long and self._peer.linked:
-                return [ClosePeer()]
+    def _synchronise(self) -> list[Effect]:
         return self._resync.wake(self._now)
 
-    def _next_wake(self) -> WakeAt:
-        listens = self._config.faces_client and self._peer.linked
-        return WakeAt(self._now + (LISTEN_S if listens else SYNC_INTERVAL_S))
-
-    def _scored(self, nodes: Sequence[PrefixNode]) -> list[Effect]:
+    def _computed(self, event: Scored | Sampled, nodes: Sequence[PrefixNode]) -> list[Effect]:  # noqa: ARG002
         if not nodes:
             return []  # other branches are still under way
-        if self._decoder.timed is not None:
-            rows, seconds = self._decoder.timed
-            self._timing.add(nodes[0].position, rows, seconds)
         if self._sender.announces:  # not what these rows have decided
-            effects = list(self._advance())
+            effects = self._advance()
             return effects if self._finished else [*effects, *self._sender.send(nodes)]
-        effects = self._sender.send(nodes)
-        return [*effects, *self._advance()]
+        return [*self._sender.send(nodes), *self._advance()]
 
     def _received(self, message: SessionMessage) -> list[Effect]:
         effects: list[Effect] | None = []
@@ -245,36 +164,12 @@ class Aggregate:
                 effects = self._resync.receive(message)
         return [] if effects is None else [*effects, *self._advance()]
 
-    def _lost(self) -> list[Effect]:
-        if not self._config.faces_client:
-            return [self._finish("cancelled")]
-        self._watch.lost()
-        self._meet_peer(self._peer.epoch, linked=False)
-        return self._advance()
-
-    def _back(self) -> list[Effect]:
-        """The link is back, and the peer with it."""
-        if self._peer.linked or not self._config.faces_client:
-            return []
-        if not self._started:
-            self._peer.linked = True
-            return []  # `Started` will open the session
-        return self._open_again()
-
-    def _open_again(self) -> list[Effect]:
-        """Open a session with the peer again, from the last target on; until it answers, nothing is decided."""
-        self._watch.opened()
-        self._meet_peer(self._peer.epoch + 1, linked=True)
-        opening = OpenPeer(tuple(self._answer.targets), self._peer.epoch)
-        drafts = self._sender.send_all() if self._sender.sends else []
-        return [opening, *self._sender.send_weight(), *drafts, *self._advance()]
-
     # ---- a step -----------------------------------------------------------------------------------------------------
     def _advance(self) -> list[Effect]:
         """Do everything that has become possible: targets, messages, the next forward."""
         config, answer = self._config, self._answer
-        if self._ngram_drafts is not None and len(answer.targets) > len(config.targets):
-            self._ngram_drafts.read()  # not sooner: the first token would wait for it
+        if self._ngrams is not None and len(answer.targets) > len(config.targets):
+            self._ngrams.read()  # not sooner: the first token would wait for it
         effects: list[Effect] = []
         while not answer.ended and (decided := self._decider.decide()) is not None:
             effects += decided
@@ -298,7 +193,7 @@ class Aggregate:
         if decoder.max_new_tokens is not None:
             limit = min(limit, decoder.max_new_tokens + 1)
         delay = self._rtt or 0.0 if self._sender.sends else 0.0
-        picked = self._planner.select(head, self._forward_seconds, delay, limit, alone=not self._peer.linked)
+        picked = self._planner.select(head, self._forward_seconds, delay, limit, alone=not self._linked)
         missing = decoder.missing_rows(head)
         if nodes := [*missing, *[node for node in picked if node is not head][: decoder.spare_rows(missing)]]:
             return [*effects, *decoder.append_rows(nodes, head, self._now)]
@@ -320,9 +215,8 @@ class Aggregate:
         stopped = bool(targets) and targets[-1] in self._config.eos_ids
         return [self._finish("stop" if stopped else "length")]
 
-    def _finish(self, reason: FinishReason) -> Finish:
-        self._finished = True
-        return Finish(reason, self._stats.report(self._decoder))
+    def _report(self) -> dict[str, float]:
+        return self._stats.report(self._decoder)
 
 
 aggregate = Strategy(

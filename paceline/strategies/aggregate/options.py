@@ -19,13 +19,20 @@ AGGREGATORS: tuple[AggregatorName, ...] = get_args(AggregatorName)
 
 
 def check(context: RoutingContext) -> None:
-    """Raises RequestError for logprobs that the request's aggregator, or the cloud as its front, cannot give."""
-    if context.logprobs and asked_options(AggregateOptions, context).aggregator == "coin":
+    """Raises RequestError for an aggregator that is not known, and for logprobs that it, or the cloud as the front,
+    cannot give."""
+    aggregator = asked_options(AggregateOptions, context).aggregator
+    if aggregator not in ("", *AGGREGATORS):
+        raise RequestError(
+            f"The aggregator '{aggregator}' is not known; known: {', '.join(AGGREGATORS)}.",
+            param="paceline.debug.aggregator",
+        )
+    if context.wish.logprobs and aggregator == "coin":
         raise RequestError(
             "The aggregator 'coin' exchanges no distributions and so gives no logprobs; 'mixture' does.",
-            param="paceline.aggregator",
+            param="paceline.debug.aggregator",
         )
-    if context.logprobs and context.side == "cloud" and context.strategy == "aggregate":
+    if context.wish.logprobs and context.side == "cloud" and context.wish.strategy == "aggregate":
         raise RequestError(
             "The strategy 'aggregate' gives the cloud no logprobs: the distributions stay on the device. "
             "Ask the device, or leave out 'logprobs'.",
@@ -38,10 +45,10 @@ def choose(context: RoutingContext) -> AggregateOptions:
     strategy is written by both sides even where neither has found a document."""
     asked = asked_options(AggregateOptions, context)
     aggregator = asked.aggregator or default_aggregator(
-        context.sampling, logprobs=context.logprobs, seeded=context.seeded
+        context.wish.sampling, logprobs=context.wish.logprobs, seeded=context.wish.seeded
     )
-    writer = None if context.strategy == "aggregate" else context.larger
-    return msgspec.structs.replace(asked, aggregator=aggregator, needs_dists=context.logprobs, writer=writer)
+    writer = None if context.wish.strategy == "aggregate" else context.larger
+    return msgspec.structs.replace(asked, aggregator=aggregator, needs_dists=context.wish.logprobs, writer=writer)
 
 
 def accepts(opening: OpenSession, options: Options) -> str | None:  # noqa: ARG001  # a hook's signature

@@ -10,9 +10,10 @@ from paceline.core.estimation import DecodeSpeed, TimingModel
 from paceline.core.sampling.sampler import filter_top
 from paceline.core.side import Side, other
 from paceline.strategies.aggregate.options import announces, pinned_side, sends_both_ways
-from paceline.strategies.aggregate.state import LANES, AggregateStats, Answer, PeerState
+from paceline.strategies.aggregate.state import LANES, AggregateStats, JointAnswer, PeerState
 from paceline.strategies.base import Effect, MachineConfig, Send
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.peer_watch import SYNC_INTERVAL_S
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.wire.messages import DetailRequest, EvidenceWeight, Handover, SpeedReport, SyncState, Targets
 from paceline.wire.payloads import NAMED
@@ -80,7 +81,7 @@ class Decider:
     def __init__(
         self,
         config: MachineConfig,
-        answer: Answer,
+        answer: JointAnswer,
         peer: PeerState,
         tree: PrefixTree,
         aggregator: Aggregator,
@@ -203,7 +204,7 @@ SPEED_CHANGE_RATIO = 0.1  # relative change of the own speed that is worth a mes
 class Follower:
     """Appends the peer's targets in order, from whichever messages hold them."""
 
-    def __init__(self, config: MachineConfig, answer: Answer, peer: PeerState) -> None:
+    def __init__(self, config: MachineConfig, answer: JointAnswer, peer: PeerState) -> None:
         self._config = config
         self._answer = answer
         self._peer = peer
@@ -319,7 +320,7 @@ class DraftSender:
         return [*self._report_speed(), *(Send(message) for message in messages)]
 
     def refine(self, node_id: int, level: int) -> list[Effect]:
-        """Answer a request for more detail."""
+        """JointAnswer a request for more detail."""
         return [Send(message) for message in self._peer.exchange.refine(node_id, level, self._peer.epoch)]
 
     def _send(self, nodes: Sequence[PrefixNode]) -> list[Effect]:
@@ -344,15 +345,12 @@ class DraftSender:
 # A side without progress sends its state, and the peer sends again what is missing there.
 
 
-SYNC_INTERVAL_S = 1.0
-
-
 class Resync:
     """Compares the state of both sides of one `PeerState`, when time passes without progress."""
 
     def __init__(
         self,
-        answer: Answer,
+        answer: JointAnswer,
         peer: PeerState,
         tree: PrefixTree,
         weights: SideWeights,

@@ -4,7 +4,7 @@ Everything else a role remembers is its own. Writers:
 
 | state | written by |
 |---|---|
-| `Answer` | `append`, called by `Decider` and `Follower`; `Resync.wake` clears `progressed` |
+| `JointAnswer` | `append`, called by `Decider` and `Follower`; `Resync.wake` clears `progressed` |
 | `PeerState.turn`, `start`, `holder`, `decides` | `move`, called by `Decider.hand_over` and `Follower.take_over` |
 | `PeerState.num_sent` | `Decider.send_targets`, `Follower` |
 | `PeerState.linked` | the machine |
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.core.aggregation.aggregators import LAST_LEVEL, Aggregator, OwnDist, PeerDist
-from paceline.core.aggregation.placement import Placement
+from paceline.core.aggregation.placement import DeciderPlacement
 from paceline.core.aggregation.weights import dequantize_score, quantize_score
 from paceline.core.estimation import MovingAverage
 from paceline.core.sampling.dist import Dist
@@ -27,7 +27,7 @@ from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
 from paceline.strategies.base import ClosePeer, Effect, Emit, MachineConfig
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.drafter_feed import NgramDrafts
-from paceline.strategies.decoding.form import BROKEN_FORM, permits
+from paceline.strategies.decoding.peer_watch import BROKEN_FORM, permits
 from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, PrefixNode, PrefixTree
 from paceline.wire.dist_codec import decode_head, encode_head
 from paceline.wire.messages import Drafts
@@ -313,7 +313,7 @@ class PeerState:
     linked: bool
     num_sent: int  # targets the peer has: received from this side, or decided by itself
     exchange: DraftExchange
-    placement: Placement
+    placement: DeciderPlacement
     turn: int = 0  # hand-overs so far
     start: int = 0  # the holder decides from this position on
     first_holder: Side = field(init=False)
@@ -333,14 +333,14 @@ class PeerState:
         self.placement.moved(self.holder)
 
 
-def placement_of(config: MachineConfig, keep_at: Side | None = None) -> Placement:
+def placement_of(config: MachineConfig, keep_at: Side | None = None) -> DeciderPlacement:
     """The place of the decision with a new peer. keep_at: it stays there from the first target on; for comparisons,
     and equal on both sides. None: it moves, where privacy lets it and the places are not alike."""
     alike = FIRST_HOLDER if sends_both_ways(config) else None
-    return Placement(keep_at or FIRST_HOLDER, fixed=pinned_side(config) or keep_at or alike)
+    return DeciderPlacement(keep_at or FIRST_HOLDER, fixed=pinned_side(config) or keep_at or alike)
 
 
-class Answer:
+class JointAnswer:
     """The targets so far, on this side. `append` is called by whichever role has the next one."""
 
     def __init__(
@@ -369,7 +369,7 @@ class Answer:
         return head.sent_choice if source == RECEIVERS else head.peer_choice
 
     def permits(self, token: int) -> bool:
-        """See `decoding.form.permits`."""
+        """See `decoding.peer_watch.permits`."""
         return permits(self._config, self.targets, token)
 
     def give_up(self, peer: PeerState) -> list[Effect]:

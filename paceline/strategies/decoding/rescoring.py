@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.aggregation.aggregators import OwnDist
-from paceline.core.aggregation.deciders import deciders
 from paceline.core.aggregation.weights import (
     BranchMixture,
     Evidence,
+    deciders,
     dequantize_score,
     evidence_after,
     evidence_head,

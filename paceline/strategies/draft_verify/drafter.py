@@ -13,35 +13,10 @@ from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.dist import Dist
 from paceline.core.side import Side
 from paceline.errors import RemoteProtocolError
-from paceline.strategies.base import (
-    Cancelled,
-    ClosePeer,
-    DraftModelLost,
-    Effect,
-    Emit,
-    Event,
-    Finish,
-    FinishReason,
-    FromDraftModel,
-    LinkBack,
-    LinkLost,
-    MachineConfig,
-    OpenPeer,
-    PassOver,
-    Received,
-    Retrieve,
-    Retrieved,
-    Sampled,
-    Scored,
-    Send,
-    Started,
-    TimerFired,
-    WakeAt,
-)
-from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
+from paceline.strategies.base import ClosePeer, Effect, Emit, MachineConfig, Sampled, Scored, Send
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.drafter_feed import NgramDrafts
-from paceline.strategies.decoding.form import BROKEN_FORM, permits
-from paceline.strategies.decoding.peer_watch import LISTEN_S, PeerWatch
+from paceline.strategies.decoding.peer_watch import BROKEN_FORM, SYNC_INTERVAL_S, PeeredMachine, permits
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.strategies.draft_verify.drafting import DraftCounts, Drafting, forward_to
 from paceline.strategies.draft_verify.options import options_of
@@ -101,54 +76,46 @@ def _size(verdict: Verdict) -> int:
     return len(verdict.tokens) + sum(len(dist.ids) + len(dist.probs) for dist in dists)
 
 
-SYNC_INTERVAL_S: Final = 1.0
 MIN_PACED: Final = 16  # tokens of an answer that tells how fast answers are
 
 
-class Drafter:
+class Drafter(PeeredMachine):
     """The device, which faces the client or not."""
 
     def __init__(self, config: MachineConfig) -> None:
-        self._config = config
-        self._tree = PrefixTree(len(config.targets))
-        self._options = options = options_of(config)
+        options = options_of(config)
         stats = config.stats or OnlineStats()
         reads_dists = verifier_of(config).reads_dists
         heads = not (config.needs_dists or options.needs_dists or reads_dists)
         # A draft that is drawn needs the distribution it is drawn from, and a form the mask.
-        self._ngrams = None if reads_dists or config.mask else NgramDrafts.of(config, stats)
-        self._decoder = BranchDecoder(
+        ngrams = None if reads_dists or config.mask else NgramDrafts.of(config, stats)
+        decoder = BranchDecoder(
             config.sampling,
             config.vocab_size,
             rescoring=options.rescoring,
             mask=config.mask,
             eos_ids=config.eos_ids,
-            keep_heads=self._ngrams is not None,
+            keep_heads=ngrams is not None,
             keep_plain=config.needs_dists,
             samples=heads,
             heads=heads,
         )
-        self._timing = stats.timing
+        tree = PrefixTree(len(config.targets))
+        super().__init__(config, tree, decoder, ngrams, stats.timing, list(config.targets))
         self._answers = stats.offload.pace
         self._first: tuple[int, float] | None = None  # targets when the cloud's first came, and when
         self._pace = Pace(options, stats.offload, config.energy)
-        self._bandwidth = config.bandwidth
-        self._targets = list(config.targets)
-        self._now = 0.0
-        self._started = self._finished = self._ended = False
+        self._ended = False
         self._synced, self._next_sync = len(self._targets), 0.0  # targets when last looked at, and when next
-        self._rtt = config.rtt
-        self._watch = PeerWatch(config, self._decoder)
         self._alone = 0
         self._counts = DraftCounts()
-        self._meet_peer(config.epoch, linked=config.has_peer)
+        self._meet_peer()
 
-    def _meet_peer(self, epoch: int, *, linked: bool) -> None:
-        self._epoch, self._linked = epoch, linked
+    def _meet_peer(self) -> None:
         self._pace.cancel()
         self._drafting = Drafting(
             self._config,
-            epoch,
+            self._epoch,
             len(self._targets),
             self._tree,
             self._decoder,
@@ -160,85 +127,17 @@ class Drafter:
         self._early = EarlyVerdicts()
 
     # ---- events -----------------------------------------------------------------------------------------------------
-    def on(self, event: Event) -> Sequence[Effect]:
-        if self._finished:
-            return []
-        effects = self._on(event)
-        self._watch.observe(len(self._targets), self._now, linked=self._linked)
-        if self._watch.returns and not self._finished:
-            return [*effects, *self._open_again()]
-        return effects
-
-    def _on(self, event: Event) -> Sequence[Effect]:
-        match event:
-            case Started(now):
-                self._started, self._now = True, now
-                opens = self._config.faces_client and self._linked
-                opening = [OpenPeer(tuple(self._targets), self._epoch)] if opens else []
-                return [Retrieve(), *opening, self._next_wake()]
-            case Retrieved(branches, max_new_tokens):
-                prefill = self._decoder.start(branches, self._targets, self._tree.head, max_new_tokens)
-                if self._ngrams is not None:
-                    self._ngrams.start(branches, self._targets)
-                return [*prefill, *self._advance()]
-            case Scored() | Sampled():
-                self._pace.tell(event.spent)
-                self._now = max(self._now, event.now)
-                return self._scored(take_answer(self._decoder, event, self._now))
-            case Received(message, now):
-                self._now = max(self._now, now)
-                return self._received(message) if message.epoch == self._epoch else []
-            case TimerFired(now, rtt, bandwidth, silence):
-                self._now, self._rtt, self._bandwidth = now, self._rtt if rtt is None else rtt, bandwidth
-                effects = self._wake(silence)
-                return effects if self._finished else [*effects, self._next_wake()]
-            case LinkLost():
-                if not self._config.faces_client:
-                    return [self._finish("cancelled")]
-                self._watch.lost()
-                self._meet_peer(self._epoch, linked=False)
-                return self._advance()
-            case LinkBack():
-                return self._back()
-            case Cancelled(reason):
-                return [self._finish(reason)]
-            case FromDraftModel() | DraftModelLost():
-                return []  # it asks none
+    def _brings_on(self, message: SessionMessage) -> bool:
+        return isinstance(message, Verdict) and (bool(message.tokens) or isinstance(message, Rejected))
 
     def _received(self, message: SessionMessage) -> list[Effect]:
         if not isinstance(message, Verdict):
             return []
-        if self._watch.passed_over:
-            self._watch.heard(works=bool(message.tokens) or isinstance(message, Rejected))
-        if not self._linked:
-            return []
         self._early.add(message, len(self._targets))
         return [*self._take_verdicts(), *self._advance()]
 
-    def _back(self) -> list[Effect]:
-        """The link is back, and the cloud with it."""
-        if self._linked or not self._config.faces_client:
-            return []
-        if not self._started:
-            self._linked = True
-            return []  # `Started` will open the session
-        return self._open_again()
-
-    def _open_again(self) -> list[Effect]:
-        """Open a session with the cloud again, from the last target on."""
-        self._watch.opened()
-        self._meet_peer(self._epoch + 1, linked=True)
-        return [OpenPeer(tuple(self._targets), self._epoch), *self._advance()]
-
-    def _wake(self, silence: float) -> list[Effect]:
-        """Time has passed: go on without a cloud that is silent or stuck, or ask for verdicts that may be lost."""
-        if self._config.faces_client:
-            if self._watch.wake(self._now, silence, self._rtt, linked=self._linked):
-                reason = self._watch.pass_over()
-                self._meet_peer(self._epoch, linked=False)
-                return [PassOver(reason), *self._advance()]
-            if self._watch.too_long and self._linked:
-                return [ClosePeer()]
+    def _synchronise(self) -> list[Effect]:
+        """Ask for verdicts that may be lost."""
         if self._now < self._next_sync:
             return []
         self._next_sync = self._now + 0.9 * SYNC_INTERVAL_S  # wake-ups may come a little early
@@ -247,16 +146,11 @@ class Drafter:
             return []
         return [Send(VerdictRequest(0, self._epoch, len(self._targets))), *self._drafting.resend(self._now)]
 
-    def _next_wake(self) -> WakeAt:
-        listens = self._config.faces_client and self._linked
-        return WakeAt(self._now + (LISTEN_S if listens else SYNC_INTERVAL_S))
-
-    def _scored(self, nodes: Sequence[PrefixNode]) -> list[Effect]:
+    def _computed(self, event: Scored | Sampled, nodes: Sequence[PrefixNode]) -> list[Effect]:
+        self._pace.tell(event.spent)
         if not nodes:
             return []
-        rows, seconds = self._decoder.timed or (0, None)
-        if seconds is not None:
-            self._timing.add(nodes[0].position, rows, seconds)
+        seconds = None if self._decoder.timed is None else self._decoder.timed[1]
         self._pace.computed(seconds if self._linked else None)
         return self._advance()
 
@@ -296,7 +190,7 @@ class Drafter:
 
     def _expel(self) -> list[Effect]:
         """Drop a cloud that breaks the form."""
-        self._meet_peer(self._epoch, linked=False)  # `LinkLost` follows, and finds the cloud gone
+        self._meet(self._epoch, linked=False)  # `LinkLost` follows, and finds the cloud gone
         return [ClosePeer(BROKEN_FORM)]
 
     def _append(self, token: int, lane: Side | None, dist: Dist | None) -> list[Effect]:
@@ -342,14 +236,22 @@ class Drafter:
             effects += self._append(own.token(config.sampling, len(self._targets)), lane, self._tree.head.plain)
         return effects
 
-    def _finish(self, reason: FinishReason) -> Finish:
-        self._finished = True
+    def _report(self) -> dict[str, float]:
         if self._first is not None and self._linked and not self._alone:
             tokens = len(self._targets) - self._first[0]
             if tokens >= MIN_PACED:
                 self._answers.add((self._now - self._first[1]) / tokens, self._now)
         self._pace.finish()
-        return Finish(reason, _stats(self._decoder, self._counts, self._alone))
+        decoder, counts = self._decoder, self._counts
+        return {
+            "forwards": float(decoder.forwards),
+            "rows": float(decoder.rows),
+            "drafted": float(counts.drafted),
+            "accepted": float(counts.accepted),
+            "looked_up": float(counts.looked_up),
+            "second_accepted": float(counts.second),
+            "alone": float(self._alone),
+        }
 
 
 def _decoded(config: MachineConfig, dists: Sequence[DistPayload], index: int = 0) -> Dist | None:
@@ -360,16 +262,3 @@ def _decoded(config: MachineConfig, dists: Sequence[DistPayload], index: int = 0
         return decode_head(dists[index], config.vocab_size)
     except RemoteProtocolError:
         return None
-
-
-def _stats(decoder: BranchDecoder, counts: DraftCounts, alone: int) -> dict[str, float]:
-    """Figures of the answer's report."""
-    return {
-        "forwards": float(decoder.forwards),
-        "rows": float(decoder.rows),
-        "drafted": float(counts.drafted),
-        "accepted": float(counts.accepted),
-        "looked_up": float(counts.looked_up),
-        "second_accepted": float(counts.second),
-        "alone": float(alone),
-    }

@@ -37,20 +37,20 @@ def choose(context: RoutingContext) -> VerifyOptions | None:
     text, would have to be sent them."""
     if context.side == "device" and context.passages:
         return None
-    return msgspec.structs.replace(asked_options(VerifyOptions, context), needs_dists=context.logprobs)
+    return msgspec.structs.replace(asked_options(VerifyOptions, context), needs_dists=context.wish.logprobs)
 
 
 def check(context: RoutingContext) -> None:
     """With *rejection* the drafter draws tokens, which the side that faces the client has to answer for; and a cloud in
     front that loses the drafter has rejected a draft, and has not what the token in its place must be drawn from."""
     if (
-        context.strategy == "draft_verify"
+        context.wish.strategy == "draft_verify"
         and context.side == "cloud"
-        and context.options.get("verifier") == "rejection"
+        and context.wish.options.get("verifier") == "rejection"
     ):
         raise RequestError(
             "With the verifier 'rejection' the device draws tokens of the answer: ask the device, or use 'truncated'.",
-            param="paceline.verifier",
+            param="paceline.debug.verifier",
         )
 
 

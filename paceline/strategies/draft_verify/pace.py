@@ -94,8 +94,6 @@ class Pace:
                 utility,
                 backlog=0.0 if queue is None else queue.backlog,
                 weight=self._weight(cost * (draft_j + send_j)),
-                objective=options.objective,
-                rate=stats.throughput.rate,
                 earned=0.0 if queue is None else queue.per_token * stats.energy.gain.ratio,
             )
             may_stream = options.waits and not (ahead or options.least)
@@ -133,12 +131,9 @@ class Pace:
         return Prediction(step.tokens, min(step.seconds, step.tokens * token_s), step.joules)
 
     def _weight(self, draft_j: float) -> float:
-        """V: J per token/s, or for the renewal objective J per token. draft_j: of a draft computed and sent."""
-        round_s = self._stats.throughput.round_s
+        """V: J per token/s. draft_j: of a draft computed and sent."""
         weight = THROUGHPUT_WEIGHT if self._queue is None else self._queue.weight
-        if weight is None:
-            weight = weight_of(draft_j, round_s)
-        return weight if self._options.objective == "per_step" else weight / round_s
+        return weight_of(draft_j, self._stats.rounds.round_s) if weight is None else weight
 
     @property
     def acceptance(self) -> float:
@@ -224,7 +219,7 @@ class Pace:
             self._stats.estimates.add_streamed((now - last) / tokens)
         self._streams = streamed
         if last is not None and now > last:
-            self._stats.throughput.add(tokens, now - last)
+            self._stats.rounds.add(now - last)
         if self._queue is not None and self._queue.per == "token":
             self._queue.add(0.0, tokens)
 

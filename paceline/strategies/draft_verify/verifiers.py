@@ -33,7 +33,7 @@ class Draft:
     """A drafted token, and what its verifier is told of the distribution that it was drawn from."""
 
     token: int
-    drawn_from: bytes = b""  # encoded by `wire.payloads.draft_codec`
+    drawn_from: bytes = b""  # encoded by `wire.payloads`
     second: int | None = None  # what the target may be where it is not `token`: a leaf beside the chain
 
 
@@ -164,7 +164,7 @@ class Agreement:
 # *Rejection*: two bytes for each draft, its probability; the drafter recovers the token of a rejected place (DSSD).
 #
 # The target's distribution there goes to the drafter as a head of some hundred ids; what lies outside it is drawn by
-# the target's side with a coin of its own (`core.verification.target_parts`), so that tokens follow the whole
+# the target's side with a coin of its own (`core.verification.TargetParts`), so that tokens follow the whole
 # distribution.
 
 
@@ -206,7 +206,7 @@ class Rejection(AcceptOrReject):
         return LeftToDrafter(parts.head)
 
 
-# *Truncated*: the distribution of each draft goes up, truncated at a top-p mass (GELATO eq. 2); the target's side
+# *Truncation*: the distribution of each draft goes up, truncated at a top-p mass (GELATO eq. 2); the target's side
 # recovers the token of a rejected place itself.
 #
 # The paper sends the probabilities of the model and draws from the model; here drafts are drawn from exactly what is
@@ -216,7 +216,7 @@ class Rejection(AcceptOrReject):
 MAX_IDS: Final = 4096  # of one distribution: a chain of flat ones must fit a frame
 
 
-class Truncated(AcceptOrReject):
+class Truncation(AcceptOrReject):
     def __init__(self, sampling: SamplingParams, *, mass: float, vocab_size: int) -> None:
         super().__init__(sampling, mass=mass, max_ids=MAX_IDS)
         self._vocab_size = vocab_size
@@ -260,6 +260,6 @@ def verifier_of(config: MachineConfig) -> Verifier:
         case "rejection":
             return Rejection(sampling, precise=options.needs_dists)
         case "truncated":
-            return Truncated(sampling, mass=options.mass, vocab_size=config.vocab_size)
+            return Truncation(sampling, mass=options.mass, vocab_size=config.vocab_size)
         case _:
             return Agreement(sampling)

@@ -8,14 +8,12 @@ as that is expected to pay.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Final, Literal, Protocol, runtime_checkable
-
-import msgspec
+from typing import Final
 
 from paceline.core.batching.segment import StepSize
 from paceline.core.drafting.acceptance import MAX_RANKS, AcceptanceByRank, model_margin_class
 from paceline.core.drafting.budget import OnlineStats
-from paceline.core.drafting.growing_tree import Candidates, GrowingTree, LayerSource, Node, Path
+from paceline.core.drafting.growing_tree import Candidates, DraftNode, GrowingTree
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable
 from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.core.drafting.tree_search import DraftTree, grow_tree
@@ -35,7 +33,6 @@ from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answ
 from paceline.strategies.decoding.drafter_feed import DrafterFeed, TreeDrafter
 from paceline.strategies.decoding.prefix_tree import DraftTokens, PrefixNode, PrefixTree
 from paceline.strategies.pipeline.segments import SegmentDecoder
-from paceline.wire.options import Options
 
 # Drafts of one answer from a small model that runs on an engine of its own, beside the target's.
 #
@@ -117,19 +114,6 @@ class ModelDrafter:
             self._grown = budget, grow_tree(self, self._tree.head, budget)
         return self._grown[1]
 
-    def complete(self, budget: int) -> bool:
-        """More forwards would add nothing to the tree of so many nodes."""
-        return self._decoder.idle and not (self._has_room and self._missing(budget))
-
-    def knows(self, paths: Sequence[Path]) -> bool:
-        """More forwards would add nothing to what is drafted after these paths below the head."""
-        missing = any(node.own_drafts is None and self._may_follow(node) for node in map(self._node, paths))
-        return not missing or (self._decoder.idle and not self._has_room)
-
-    def successors(self, paths: Sequence[Path]) -> list[Candidates]:
-        """Candidates after each path below the head, as far as they are known."""
-        return [self.children(self._node(path)) for path in paths]
-
     def children(self, context: PrefixNode) -> Candidates:
         """Drafts after a node, best first; none while its row is missing. As of `DraftSource`."""
         drafts = context.own_drafts
@@ -142,19 +126,13 @@ class ModelDrafter:
         return context.child(token)
 
     # ---- forwards ---------------------------------------------------------------------------------------------------
-    def compute(self, budget: int, now: float, paths: Sequence[Path] = ()) -> list[Effect]:
-        """A forward of the nodes that the tree of so many nodes lacks most, or of those at these paths; nothing while
-        one is under way."""
+    def compute(self, budget: int, now: float) -> list[Effect]:
+        """A forward of the nodes that the tree of so many nodes lacks most; nothing while one is under way."""
         decoder, head = self._decoder, self._tree.head
         if not decoder.idle:
             return []
         effects = decoder.commit_to(head)
-        rows = decoder.missing_rows(head)
-        if not rows and paths:
-            rows = [node for path in paths for node in self._up(self._node(path)) if self._lacks(node)]
-            rows = list(dict.fromkeys(rows))
-        elif not rows:
-            rows = self._missing(budget)
+        rows = decoder.missing_rows(head) or self._missing(budget)
         rows = [node for node in rows if node.position <= self._room]
         if not rows or (rows[0].position <= head.position and rows[-1] is not head):
             return _wrapped(effects)
@@ -176,10 +154,6 @@ class ModelDrafter:
             return [1.0], 2 * seconds  # the forward under way is of no use any more
         return [], 0.0
 
-    @property
-    def _has_room(self) -> bool:
-        return self._decoder.spare_rows(()) > 0
-
     def _missing(self, budget: int) -> list[PrefixNode]:
         """Nodes of the tree to compute next, parents first."""
         head = self._tree.head
@@ -189,7 +163,7 @@ class ModelDrafter:
         least = drafted.probs[-1] if len(drafted) == budget else 0.0
         nodes: list[PrefixNode] = []
         missing: list[PrefixNode] = []
-        for token, parent, prob in zip(drafted.tree.tokens, drafted.tree.parents, drafted.probs, strict=True):
+        for token, parent, prob in zip(drafted.tokens, drafted.parents, drafted.probs, strict=True):
             if prob * SHARE <= least or prob < MIN_PROB or len(missing) == FRONTIER:
                 break
             nodes.append((head if parent < 0 else nodes[parent]).child(token))
@@ -204,12 +178,6 @@ class ModelDrafter:
         """Something may be drafted behind this node."""
         within = node.position + 1 < self._config.max_tokens and node.position <= self._room
         return within and (node is self._tree.head or node.token not in self._config.eos_ids)
-
-    def _node(self, path: Path) -> PrefixNode:
-        node = self._tree.head
-        for token in path:
-            node = node.child(token)
-        return node
 
     def _up(self, node: PrefixNode) -> list[PrefixNode]:
         """The nodes below the head down to this one; the head where it is that."""
@@ -243,47 +211,10 @@ def _wrapped(effects: Sequence[Effect]) -> list[Effect]:
     return [OnDraftModel(effect) for effect in effects if isinstance(effect, Forward | Prune)]
 
 
-# Options of `pipeline`. Other settings than the defaults are baselines and ablations of FlowSpec's evaluation.
-
-
-Expansion = Literal["tree", "layers", "none"]
-
-
-class PipelineOptions(Options, frozen=True):
-    """drafting: `rows` are those of a segment at most (L_max); with `ahead` 0 nothing is drafted."""
-
-    tree: Annotated[int, msgspec.Meta(ge=1, le=512)] = 80  # L: nodes of a tree that is drafted
-    segments: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0  # under way at once; 0: as the engine's depth suggests
-    by_score: bool = True  # segments in order of score; else in layers
-    prune: bool = True  # verify and prune at every segment; else once all of a tree have come (naive)
-    # What is added to a tree under way: a new tree's nodes, one layer below the deepest (PipeDec), or nothing.
-    expand: Expansion = "tree"
-    least_gain: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1  # expected tokens of a segment that is worth sending
-    drafter: Literal["auto", "tables"] = "auto"  # auto: the draft model where there is one, else look-up tables
-
-
-NAIVE = PipelineOptions(rescoring=False, prune=False, by_score=False, expand="none", least_gain=0.0)
-PRUNED = PipelineOptions(rescoring=False, by_score=False, expand="none", least_gain=0.0)
-PIPEDEC = PipelineOptions(rescoring=False, expand="layers", least_gain=0.0)
-UNSORTED = PipelineOptions(rescoring=False, by_score=False)
-
-
-def options_of(config: MachineConfig) -> PipelineOptions:
-    """The machine's options; the defaults where it was given another strategy's."""
-    if isinstance(config.options, PipelineOptions):
-        return config.options
-    return PipelineOptions(config.options.rescoring, config.options.drafting)
-
-
+TREE_NODES: Final = 80  # of a tree that is drafted: L
 MAX_GROWTH: Final = 4  # trees' worth of nodes that one context is asked for at most
-WHOLE_LAYERS: Final = 7  # forwards of the draft model for a tree that is drafted whole at most: FlowSpec's d0 + 1
 PATIENCE: Final = 3.0  # draft forwards' time that a segment waits for one at most
 FIRST_RATE: Final = 10.0, 0.4  # tokens a second of an answer before it has any, and for how many s that counts
-
-
-@runtime_checkable
-class LayerDrafter(TreeDrafter, LayerSource, Protocol):
-    """A drafter that can also be asked for the candidates of a whole layer."""
 
 
 class TreeGrowth:
@@ -292,30 +223,30 @@ class TreeGrowth:
     def __init__(
         self,
         config: MachineConfig,
-        options: PipelineOptions,
         tree: GrowingTree,
         decoder: SegmentDecoder,
         drafter: TreeDrafter | None,
+        *,
+        nodes: int = TREE_NODES,
     ) -> None:
-        """drafter: in place of its own, which drafts from look-up tables and the text."""
+        """drafter: in place of its own, which drafts from look-up tables and the text. nodes: of a tree."""
         stats = OnlineStats() if config.stats is None else config.stats
         table = LookupTable(config.vocab_size) if config.table is None else config.table
-        self._config, self._options, self._tree, self._decoder = config, options, tree, decoder
+        self._config, self._tree, self._decoder = config, tree, decoder
+        self._rows, self._nodes = config.options.drafting.rows, nodes
         self._drafter: TreeDrafter = drafter or NgramDrafter(
             table, config.sampling, eos_ids=config.eos_ids, stats=stats.drafter
         )
         self._feed = DrafterFeed(self._drafter, config.vocab_size, samples=config.takes_tokens)
-        self._model = (
-            ModelDrafter(config, stats.draft_model, rescoring=options.rescoring) if options.drafter == "auto" else None
-        )
-        self._ignores_model = drafter is not None or options.drafting.ahead == 0
+        self._model: ModelDrafter | None = ModelDrafter(config, stats.draft_model, rescoring=config.options.rescoring)
+        self._drafts = config.options.drafting.ahead > 0
+        self._ignores_model = drafter is not None or not self._drafts
         self._texts: list[tuple[int, ...]] = []  # what tables would read, while a model drafts
         self._output: list[int] = []  # likewise, behind the last one
         self.is_new_round = True
         self.rounds = 0  # trees begun
         self.deadline: float | None = None  # until when the next segment waits for the draft model
         self._drafted = 0  # nodes asked for since the head moved
-        self._forwards = 0  # of the draft model, when the head left the tree, or the last tree was drafted
         self._step_size = StepSize()
         self._began: float | None = None  # the first answer of the engine
         self._tokens = 0  # decided since
@@ -358,7 +289,6 @@ class TreeGrowth:
         self._tokens += 1
         if self._model is not None:
             self._model.advance(token)
-            self._forwards = self._forwards if drafted else self._model.forwards
             self._output.append(token)
 
     def read(self, output: Iterable[int]) -> None:
@@ -385,33 +315,13 @@ class TreeGrowth:
     # ---- the draft model --------------------------------------------------------------------------------------------
     def compute(self, now: float) -> list[Effect]:
         """The draft model's next forward."""
-        if self._model is None:
-            return []
-        paths = self._deepest()[1] if self._options.expand == "layers" else ()
-        return self._model.compute(self._budget(), now, paths)
-
-    def holds(self) -> bool:
-        """Nothing is to be sent until the draft model has drafted the whole of a tree or layer."""
-        options, model = self._options, self._model
-        if model is None:
-            return False
-        match options.expand:
-            case "none":
-                return self.is_new_round and not self._is_whole(model)
-            case "layers":
-                waiting = self._tree.head.row is None or bool(self._tree.waiting)
-                return not waiting and not model.knows(self._deepest()[1])
-            case "tree":
-                return not options.by_score and not self._is_sendable() and not self._is_whole(model)
-
-    def _is_whole(self, model: ModelDrafter) -> bool:
-        return model.forwards - self._forwards >= WHOLE_LAYERS or model.complete(self._budget())
+        return [] if self._model is None else self._model.compute(self._budget(), now)
 
     def waits(self, room: int, now: float) -> bool:
         """The next segment waits for the draft model until `deadline`, because of the drafts that are expected by then.
         Call after `expand`. room: rows it may have."""
         self.deadline, model = None, self._model
-        if model is None or self._options.expand != "tree" or not self._options.by_score:
+        if model is None:
             return False
         coming, seconds = model.coming()
         if not coming:
@@ -426,48 +336,24 @@ class TreeGrowth:
         self.deadline = now + PATIENCE * seconds
         return True
 
-    def _is_sendable(self) -> bool:
-        """Drafts wait to be sent, besides the head."""
-        return any(node is not self._tree.head for node in self._tree.waiting)
-
     def _budget(self) -> int:
         """Nodes of the draft model's tree: what has been sent, and more than the next segment takes."""
-        size, tree = self._options.tree, self._tree
-        if self._options.expand == "none":
-            return size
-        if not self._options.by_score:
-            return min(self._drafted + size, MAX_GROWTH * size)
-        sent = len(tree) - len(tree.waiting)
-        return min(sent + 2 * self._options.drafting.rows, MAX_GROWTH * size)
+        sent = len(self._tree) - len(self._tree.waiting)
+        return min(sent + 2 * self._rows, MAX_GROWTH * self._nodes)
 
     # ---- drafts -----------------------------------------------------------------------------------------------------
     def expand(self, room: int) -> None:
-        """Draft, where the tree is to grow. room: rows of the next segment.
-
-        In order of score, as much is drafted as the next segment takes: the rest is while that is on its way. A tree
-        that is sent in layers is drafted whole.
-        """
-        options, tree = self._options, self._tree
-        if options.drafting.ahead == 0:
+        """Draft, where the tree is to grow: as much as the next segment takes, the rest while that is on its way.
+        room: rows of the next segment."""
+        if not self._drafts:
             return
-        match options.expand:
-            case "none" if self.is_new_round:
-                self._draft(options.tree)
-            case "tree" if self._model is not None:
-                if options.by_score or not self._is_sendable():
-                    self._draft(self._budget())
-            case "tree":
-                waiting = len(tree.waiting)
-                wanted = len(tree) - waiting + room
-                if not options.by_score:
-                    wanted = options.tree if waiting or not self._drafted else self._drafted + options.tree
-                wanted = min(wanted, MAX_GROWTH * options.tree)
-                if self._drafted == 0 or (waiting < room and self._drafted < wanted):
-                    self._draft(wanted)
-            case "layers" if tree.head.row is not None and not tree.waiting:
-                self._add_layer()
-            case _:
-                pass
+        if self._model is not None:
+            self._draft(self._budget())
+            return
+        waiting = len(self._tree.waiting)
+        wanted = min(len(self._tree) - waiting + room, MAX_GROWTH * self._nodes)
+        if self._drafted == 0 or (waiting < room and self._drafted < wanted):
+            self._draft(wanted)
 
     def _draft(self, count: int) -> None:
         """Merge a tree of the present context into the tree. Drafts that still wait are of an older one."""
@@ -478,32 +364,9 @@ class TreeGrowth:
         drafter = self._drafter
         drafted = drafter.draft(count, self._tree.head.position) if self._model is None else self._model.draft(count)
         self._tree.merge(drafted, self._admits)
-        self._drafted, self._forwards = count, self.draft_forwards
+        self._drafted = count
 
-    def _deepest(self) -> tuple[list[Node], list[Path]]:
-        """The deepest nodes, and their paths below the head."""
-        deepest = max(node.position for node in self._tree.nodes)
-        frontier = [node for node in self._tree.nodes if node.position == deepest]
-        return frontier, [tuple(self._tree.path(node)) for node in frontier]
-
-    def _add_layer(self) -> None:
-        """The best children of the deepest nodes: one layer of a segment's size (PipeDec)."""
-        self._feed.catch_up()
-        source: object = self._model or self._drafter
-        assert isinstance(source, LayerSource), "layers need a drafter that is asked for them"
-        frontier, paths = self._deepest()
-        found = source.successors(paths)
-        scored = [
-            (-node.score * prob, order, node, token)
-            for order, (node, candidates) in enumerate(zip(frontier, found, strict=True))
-            for token, prob in candidates
-            if self._admits(node, token)
-        ]
-        scored.sort(key=lambda each: each[:2])
-        for negative, _, node, token in scored[: self._options.drafting.rows]:
-            self._tree.add_child(node, token, -negative)
-
-    def _admits(self, parent: Node, token: int) -> bool:
+    def _admits(self, parent: DraftNode, token: int) -> bool:
         """A draft may be verified: the answer goes on behind it, and its context holds it."""
         position = parent.position + 1
         return position < self._config.max_tokens and self._decoder.fits(position) and token not in self._config.eos_ids

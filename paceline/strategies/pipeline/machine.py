@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from paceline.core.batching.segment import StepSize
-from paceline.core.drafting.growing_tree import GrowingTree, Node
+from paceline.core.drafting.growing_tree import DraftNode, GrowingTree
 from paceline.strategies.base import (
     Cancelled,
     DraftModelLost,
@@ -37,25 +37,38 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS
 from paceline.strategies.decoding.drafter_feed import TreeDrafter
-from paceline.strategies.pipeline.growth import PipelineOptions, TreeGrowth, options_of
+from paceline.strategies.pipeline.growth import TREE_NODES, TreeGrowth
 from paceline.strategies.pipeline.segments import Rows, SegmentDecoder
 from paceline.strategies.strategy import Strategy
 
+LEAST_GAIN: Final = 0.1  # expected tokens of a segment that is worth sending
 LEARN_DELAY_S: Final = 0.001  # before lessons compete with the engine's thread for the interpreter
 
 
 class Pipeline:
     """Needs no peer and ignores every event about one."""
 
-    def __init__(self, config: MachineConfig, *, drafter: TreeDrafter | None = None) -> None:
-        """drafter: in place of its own, which drafts from a model where there is one, else from look-up tables."""
+    def __init__(
+        self,
+        config: MachineConfig,
+        *,
+        drafter: TreeDrafter | None = None,
+        tree: type[GrowingTree] = GrowingTree,
+        growth: type[TreeGrowth] = TreeGrowth,
+        nodes: int = TREE_NODES,
+        least_gain: float = LEAST_GAIN,
+    ) -> None:
+        """drafter: in place of its own, which drafts from a model where there is one, else from look-up tables. The
+        other arguments are for baselines; nodes: of a tree."""
         self._config = config
-        self._options: PipelineOptions = options_of(config)
-        self._tree = GrowingTree(len(config.targets))
-        self._decoder = SegmentDecoder(config, self._tree, rescoring=self._options.rescoring)
-        self._growth = TreeGrowth(config, self._options, self._tree, self._decoder, drafter)
-        self._max_under_way = self._options.segments or _segments_under_way(config.depth, self._options)
-        self._max_rows = max(1, min(self._options.drafting.rows, MAX_OPEN_ROWS))
+        self._tree = tree(len(config.targets))
+        self._decoder = SegmentDecoder(config, self._tree, rescoring=config.options.rescoring)
+        self._growth = growth(config, self._tree, self._decoder, drafter, nodes=nodes)
+        # One fewer than the engine asks for, which waits at its first stage: what it would hold is better chosen when
+        # the stage is free, from what has come by then.
+        self._max_under_way = max(1, config.depth - 1)
+        self._max_rows = max(1, min(config.options.drafting.rows, MAX_OPEN_ROWS))
+        self._least_gain = least_gain
         self._started = False  # the prompts have been computed
         self._stats = {"drafted": 0.0, "accepted": 0.0, "segments": 0.0}
         self._finished = False
@@ -97,12 +110,9 @@ class Pipeline:
         if not self._decoder.answer(ticket, rows, scored):
             return []
         self._started = True
-        effects: list[Effect] = []
-        if self._options.prune or self._decoder.idle:
-            walked, reason, end = self._walk()
-            effects += walked
-            if reason is not None:
-                return [*effects, self._finish(reason, end)]
+        effects, reason, end = self._walk()
+        if reason is not None:
+            return [*effects, self._finish(reason, end)]
         effects += self._fill(now)
         return [*effects, WakeAt(now + LEARN_DELAY_S)] if self._growth.is_due else effects
 
@@ -141,8 +151,8 @@ class Pipeline:
         growth = self._growth
         growth.deadline = None
         effects = [] if now is None else growth.compute(now)
-        if not self._started or (not self._options.prune and not self._decoder.idle):
-            return effects  # naive: of one tree at a time
+        if not self._started:
+            return effects
         pruned = self._tree.commit()
         effects += [] if pruned is None else self._decoder.prune(pruned)
         while self._decoder.under_way < self._max_under_way:
@@ -156,21 +166,19 @@ class Pipeline:
         effects += [] if now is None else growth.compute(now)
         return effects if growth.deadline is None else [*effects, WakeAt(growth.deadline)]
 
-    def _next_segment(self, now: float | None) -> list[Node]:
+    def _next_segment(self, now: float | None) -> list[DraftNode]:
         """Waiting nodes, parents first: the head, or what is worth it. None while they wait for drafts; now: None if
         they shall not."""
         growth = self._growth
         room = min(self._max_rows, MAX_OPEN_ROWS - self._tree.num_open_rows)
         if room <= 0:
             return []
-        if growth.holds():
-            return []
         growth.expand(room)
         if now is not None and growth.waits(room, now):
             return []
         while True:
-            chosen = self._tree.best(room, by_score=self._options.by_score)
-            worth = self._tree.head.row is None or sum(n.score for n in chosen) >= self._options.least_gain
+            chosen = self._tree.best(room)
+            worth = self._tree.head.row is None or sum(n.score for n in chosen) >= self._least_gain
             if not chosen or not worth:
                 return []
             admitted = self._decoder.admit(chosen)
@@ -186,17 +194,10 @@ class Pipeline:
         return Finish(reason, {**self._stats, **{name: float(value) for name, value in counted.items()}}, end)
 
 
-def _segments_under_way(depth: int, options: PipelineOptions) -> int:
-    """One fewer than the engine asks for, which waits at its first stage: what it would hold is better chosen when the
-    stage is free, from what has come by then. All of a tree that is waited for as a whole."""
-    return max(1, depth - 1) if options.prune else depth
-
-
 pipeline = Strategy(
     name="pipeline",
     machine=Pipeline,
     participants="one side",
     text_of="front",
     uses_draft_model=True,
-    options=PipelineOptions,
 )

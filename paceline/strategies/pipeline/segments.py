@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.aggregation.weights import log_weight
 from paceline.core.batching.segment import Segment, SeqId
-from paceline.core.drafting.growing_tree import GrowingTree, Node, RowPrune
+from paceline.core.drafting.growing_tree import DraftNode, GrowingTree, RowPrune
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import SampledRow
 from paceline.core.sampling.sampler import filter_top, sample
@@ -27,22 +27,22 @@ Rows = Sequence[Dist] | Sequence[SampledRow]
 class _Sent:
     """A segment under way on every branch."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[DraftNode, ...]
     missing: int  # answers
-    parts: dict[int, dict[Node, Dist | SampledRow]] = field(default_factory=dict)  # by branch, what has come
+    parts: dict[int, dict[DraftNode, Dist | SampledRow]] = field(default_factory=dict)  # by branch, what has come
 
     @property
     def alive(self) -> bool:
         return any(node.alive for node in self.nodes)
 
-    def complete(self) -> dict[Node, tuple[Dist | SampledRow, ...]]:
+    def complete(self) -> dict[DraftNode, tuple[Dist | SampledRow, ...]]:
         """Every branch's row after each node; without nodes of which one of them has dropped the row."""
         parts = [self.parts[branch] for branch in sorted(self.parts)]
         return {node: tuple(part[node] for part in parts) for node in self.nodes if all(node in part for part in parts)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Row:
+class _KnownRow:
     prefix: PrefixNode
     branches: tuple[Dist | SampledRow, ...]
 
@@ -73,10 +73,10 @@ class SegmentDecoder:
         self._branches: tuple[Branch, ...] = ()
         self._output: list[int] = list(config.targets)  # decided
         self._prefixes = PrefixTree(len(config.targets))
-        self._prefix: dict[Node, PrefixNode] = {tree.head: self._prefixes.head}  # of nodes sent, and of the head
+        self._prefix: dict[DraftNode, PrefixNode] = {tree.head: self._prefixes.head}  # of nodes sent, and of the head
         self._ticket = 0
         self._under_way: dict[int, tuple[_Sent, int]] = {}  # by ticket, with the branch
-        self._rows: dict[Node, _Row] = {}  # after known nodes
+        self._rows: dict[DraftNode, _KnownRow] = {}  # after known nodes
 
     @property
     def under_way(self) -> int:
@@ -109,7 +109,7 @@ class SegmentDecoder:
         segments = prompt_segments(self._branches, prefix, self._mixer.num_prefix_rows, 0)
         return self._forwards((self._tree.head,), segments)
 
-    def admit(self, nodes: Sequence[Node]) -> list[Node]:
+    def admit(self, nodes: Sequence[DraftNode]) -> list[DraftNode]:
         """Those of the waiting nodes, parents first, that the answer's constraint allows; the rest are discarded. Call
         `send` next, for these."""
         if self._config.mask is None or not self.samples:
@@ -126,7 +126,7 @@ class SegmentDecoder:
             del self._prefix[node]
         return kept
 
-    def send(self, nodes: Sequence[Node]) -> list[Effect]:
+    def send(self, nodes: Sequence[DraftNode]) -> list[Effect]:
         """Append rows, parents first; they are scored."""
         tree = self._tree
         start = len(self._output) - 1 + tree.num_open_rows  # the head's row is open or among these
@@ -144,7 +144,7 @@ class SegmentDecoder:
     def prune(self, rows: RowPrune) -> list[Effect]:
         return [Prune(SeqId(index), rows.keep, rows.live) for index in range(len(self._branches))]
 
-    def _forwards(self, nodes: tuple[Node, ...], segments: Sequence[Segment]) -> list[Effect]:
+    def _forwards(self, nodes: tuple[DraftNode, ...], segments: Sequence[Segment]) -> list[Effect]:
         sent = _Sent(nodes, len(segments))
         effects: list[Effect] = []
         for segment in segments:
@@ -158,7 +158,7 @@ class SegmentDecoder:
             effects.append(Forward(self._ticket, segment, sampling))
         return effects
 
-    def _make_prefixes(self, nodes: Sequence[Node]) -> None:
+    def _make_prefixes(self, nodes: Sequence[DraftNode]) -> None:
         for node in nodes:
             if node not in self._prefix:
                 assert node.parent is not None
@@ -197,7 +197,7 @@ class SegmentDecoder:
         for node, row in complete.items():
             if node.alive:
                 node.known = True
-                self._rows[node] = _Row(self._prefix[node], row)
+                self._rows[node] = _KnownRow(self._prefix[node], row)
         for node in sent.nodes:
             if not node.alive:
                 self._prefix.pop(node, None)
@@ -215,7 +215,7 @@ class SegmentDecoder:
         assert prefix.own_dist is not None
         return sample(filter_top(prefix.own_dist.whole, sampling), sampling, node.position)
 
-    def advance(self, token: int) -> Node:
+    def advance(self, token: int) -> DraftNode:
         """The token is decided: the head moves on."""
         before = self._tree.head
         head = self._tree.advance(token)

@@ -8,6 +8,8 @@ raises `STAGE_VERSION`.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import reduce
 from itertools import pairwise
 from operator import or_
@@ -17,10 +19,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.batching.block_manager import CARRIERS, KvPrefix
 from paceline.core.batching.segment import ROOT, Batch, LogitsMode, Segment, SeqId
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.messages import Count, Frame, Hash, Name, Nonce, Part, PublicKey, Signature, Token
+from paceline.wire.messages import Count, Frame, Hash, Name, Nonce, PublicKey, SentPart, Signature, Token
 
 # Rows of numbers to bytes and back: hidden rows between stages, scores on their way to the head.
 #
@@ -51,8 +54,7 @@ def pack_rows(rows: HiddenArray, format: RowFormat) -> bytes:
 def unpack_rows(data: bytes | bytearray | memoryview, format: RowFormat, num_rows: int, width: int) -> HiddenArray:
     """(num_rows, width). Raises RemoteProtocolError if these are not as many bytes as the shape takes."""
     if len(data) != num_rows * width * ITEM_BYTES[format]:
-        what = f"{len(data)} bytes for {num_rows} rows of {width} numbers in {format}"
-        raise RemoteProtocolError(what, close_code=CloseCode.BAD_FRAME)
+        raise bad_frame(f"{len(data)} bytes for {num_rows} rows of {width} numbers in {format}")
     if format == "bfloat16":
         found: HiddenArray = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
     else:
@@ -79,7 +81,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 _ALL = -1  # `SegmentRows.logits`: of all rows
 
 
-# ---- handshake, see `wire.stages.handshake` -------------------------------------------------------------------------
+# ---- handshake, see `wire.stages.pipe` ------------------------------------------------------------------------------
 class StageHello(Frame, frozen=True, tag="hello"):
     """First message, of who dialled: the head, or the stage before."""
 
@@ -119,14 +121,14 @@ class Describe(Frame, frozen=True, tag="describe"):
 
 
 class LoadSpan(Frame, frozen=True, tag="load"):
-    """Load these layers in place of any others. Answered by `About`, or by `Failed` of this request."""
+    """Load these layers in place of any others. Answered by `About`, or by `RequestFailed` of this request."""
 
     request: Number
     first: Count
     stop: Count
 
 
-class StageCost(Part, frozen=True):
+class StageCost(SentPart, frozen=True):
     """What a stage has measured and found in its model's files, for the plan of spans."""
 
     layer_s: Seconds  # one layer's forward of one row
@@ -156,7 +158,7 @@ class About(Frame, frozen=True, tag="about"):
 
 
 class Assign(Frame, frozen=True, tag="assign"):
-    """A place in a pipeline: release everything, and link to the neighbours. Answered by `Answered`, or `Failed`.
+    """A place in a pipeline: release everything, link to the neighbours. Answered by `RequestDone` or `RequestFailed`.
 
     epoch: of the pipeline; rises with each `Assign`. What comes of another one is dropped.
     """
@@ -170,7 +172,7 @@ class Assign(Frame, frozen=True, tag="assign"):
 
 
 # ---- commands, in order ---------------------------------------------------------------------------------------------
-class SegmentRows(Part, frozen=True):
+class SegmentRows(SentPart, frozen=True):
     """`core.batching.segment.Segment`."""
 
     seq: SequenceNumber
@@ -211,8 +213,12 @@ class ReleaseRows(Frame, frozen=True, tag="release"):
     seq: SequenceNumber
 
 
+Change: TypeAlias = PruneRows | TruncateRows | ForkRows | ReleaseRows
+"""Of a sequence's rows, without an answer."""
+
+
 class ExportRows(Frame, frozen=True, tag="export"):
-    """Answered by a bulk message of this request with the header `KvRows`, or `Failed`."""
+    """Answered by a bulk message of this request with the header `KvRows`, or `RequestFailed`."""
 
     request: Number
     seq: SequenceNumber
@@ -220,7 +226,7 @@ class ExportRows(Frame, frozen=True, tag="export"):
 
 
 class ImportRows(Frame, frozen=True, tag="import"):
-    """Start a sequence with the rows of the bulk message of this request. Answered by `Answered` or `Failed`."""
+    """Start a sequence with the rows of this request's bulk message. Answered by `RequestDone` or `RequestFailed`."""
 
     request: Number
     seq: SequenceNumber
@@ -228,17 +234,17 @@ class ImportRows(Frame, frozen=True, tag="import"):
 
 
 class CheckRows(Frame, frozen=True, tag="check"):
-    """Check the invariants, behind everything sent before. Answered by `StageHave` or `Failed`."""
+    """Check the invariants, behind everything sent before. Answered by `StageHave` or `RequestFailed`."""
 
     request: Number
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
-class Answered(Frame, frozen=True, tag="answered"):
+class RequestDone(Frame, frozen=True, tag="answered"):
     request: Number
 
 
-class Failed(Frame, frozen=True, tag="failed"):
+class RequestFailed(Frame, frozen=True, tag="failed"):
     request: Number
     reason: Sentence
 
@@ -264,7 +270,7 @@ class Forget(Frame, frozen=True, tag="forget"):
 
 
 class FetchScores(Frame, frozen=True, tag="fetch"):
-    """Send the scores of these rows: answered by a bulk message with the header `ScoreRows`, or `Failed`."""
+    """Send the scores of these rows: answered by a bulk message with the header `ScoreRows`, or `RequestFailed`."""
 
     request: Number
     ticket: Number
@@ -304,9 +310,6 @@ class ScoreRows(Frame, frozen=True, tag="scores"):
     vocab_size: Count
 
 
-BulkHeader: TypeAlias = HiddenRows | KvRows | ScoreRows
-HEADERS: tuple[type[Frame], ...] = (HiddenRows, KvRows, ScoreRows)
-
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -332,7 +335,7 @@ class Codec:
         try:
             return self._decoder.decode(data)
         except (msgspec.ValidationError, msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise _bad(str(error)) from error
+            raise bad_frame(str(error)) from error
 
 
 def batch_to_wire(ticket: int, batch: Batch) -> RunBatch:
@@ -344,10 +347,31 @@ def batch_from_wire(message: RunBatch) -> Batch:
     try:
         batch = Batch(tuple(_segment_from_wire(segment) for segment in message.segments))
     except ValueError as error:
-        raise _bad(str(error)) from error
+        raise bad_frame(str(error)) from error
     if batch.num_rows > MAX_ROWS:
-        raise _bad(f"a batch of {batch.num_rows} rows")
+        raise bad_frame(f"a batch of {batch.num_rows} rows")
     return batch
+
+
+def kv_to_wire(request: int, rows: KvPrefix) -> tuple[KvRows, bytes]:
+    """Header and payload of the bulk message."""
+    shapes = [tuple(map(int, array.shape)) for array in (rows.keys, rows.values)]
+    header = KvRows(request, rows.dtype, shapes[0], shapes[1])  # type: ignore[arg-type]  # `KvPrefix` has checked them
+    return header, rows.keys.tobytes() + rows.values.tobytes()
+
+
+def kv_from_wire(header: KvRows, payload: bytes | bytearray, model: str, tokens: Sequence[int]) -> KvPrefix:
+    """Raises RemoteProtocolError for bytes that are not of these shapes."""
+    carrier = CARRIERS.get(header.dtype)
+    sizes = [math.prod(shape) for shape in (header.key_shape, header.value_shape)]
+    if carrier is None or len(payload) != sum(sizes) * carrier.itemsize:
+        raise bad_frame(f"{len(payload)} bytes for {header.key_shape} and {header.value_shape} of {header.dtype}")
+    both = np.frombuffer(payload, carrier)
+    keys, values = both[: sizes[0]].reshape(header.key_shape), both[sizes[0] :].reshape(header.value_shape)
+    try:
+        return KvPrefix(model, header.dtype, tuple(tokens), keys, values)
+    except ValueError as error:
+        raise bad_frame(str(error)) from error
 
 
 def kept_of(asked: Batch, left: Batch) -> list[list[int] | None]:
@@ -367,7 +391,7 @@ def kept_of(asked: Batch, left: Batch) -> list[list[int] | None]:
 def without_others(asked: Batch, kept: list[list[int] | None]) -> Batch:
     """`asked` with these rows of each segment alone. Raises RemoteProtocolError for rows that it has not."""
     if len(kept) != len(asked.segments):
-        raise _bad(f"rows of {len(kept)} segments for {len(asked.segments)}")
+        raise bad_frame(f"rows of {len(kept)} segments for {len(asked.segments)}")
     left = [_only(segment, rows) for segment, rows in zip(asked.segments, kept, strict=True)]
     return Batch(tuple(segment for segment in left if segment is not None))
 
@@ -379,7 +403,7 @@ def _only(segment: Segment, rows: list[int] | None) -> Segment | None:
         return None
     rising = all(a < b for a, b in pairwise(rows))
     if segment.parents is None or not rising or rows[-1] >= len(segment.tokens):
-        raise _bad(f"rows {rows[:8]} of a segment with {len(segment.tokens)}")
+        raise bad_frame(f"rows {rows[:8]} of a segment with {len(segment.tokens)}")
     wanted = set(segment.logits_rows())
     ids, parents = segment.node_ids, segment.parents
     return Segment(
@@ -415,5 +439,6 @@ def _segment_from_wire(rows: SegmentRows) -> Segment:
     )
 
 
-def _bad(what: str) -> RemoteProtocolError:
-    return RemoteProtocolError(what, close_code=CloseCode.BAD_FRAME)
+def bad_frame(what: str, code: CloseCode = CloseCode.BAD_FRAME) -> RemoteProtocolError:
+    """What the other end has sent cannot be."""
+    return RemoteProtocolError(what, close_code=code)

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.errors import LocalProtocolError, RemoteProtocolError
+from paceline.errors import LocalProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim, Signer, Verify, signed_bytes
 from paceline.wire.messages import Frame
@@ -23,6 +23,7 @@ from paceline.wire.stages.messages import (
     StageChallenge,
     StageHello,
     StageProof,
+    bad_frame,
 )
 
 WINDOW_BYTES = 1 << 22
@@ -125,7 +126,7 @@ class Pipe:
         while len(self._buffer) - start >= LENGTH_BYTES:
             size = int.from_bytes(self._buffer[start : start + LENGTH_BYTES], "big")
             if not 1 <= size <= self._max_message + _SIZE_BYTES + 1:
-                raise _bad(f"a frame of {size} bytes", CloseCode.TOO_LARGE)
+                raise bad_frame(f"a frame of {size} bytes", CloseCode.TOO_LARGE)
             stop = start + LENGTH_BYTES + size
             if len(self._buffer) < stop:
                 break
@@ -159,29 +160,29 @@ class Pipe:
         if kind == _CREDIT and len(content) == _SIZE_BYTES:
             self._credit += int.from_bytes(content, "big")
             if self._credit > self._window:
-                raise _bad("more credit than one window")
+                raise bad_frame("more credit than one window")
             return []
-        raise _bad(f"a frame of kind {kind} with {len(content)} bytes")
+        raise bad_frame(f"a frame of kind {kind} with {len(content)} bytes")
 
     def _begin(self, content: bytes) -> list[Frame | Bulk]:
         if self._headers is None or len(content) < _SIZE_BYTES:
-            raise _bad("a bulk message where none may come")
+            raise bad_frame("a bulk message where none may come")
         size = int.from_bytes(content[:_SIZE_BYTES], "big")
         if size > self._max_bulk:
-            raise _bad(f"a bulk message of {size} bytes", CloseCode.TOO_LARGE)
+            raise bad_frame(f"a bulk message of {size} bytes", CloseCode.TOO_LARGE)
         if self._open() is not None:
-            raise _bad("a bulk message within another")
+            raise bad_frame("a bulk message within another")
         if len(self._incoming) >= MAX_WAITING:
-            raise _bad("too many bulk messages that nobody has taken", CloseCode.TOO_LARGE)
+            raise bad_frame("too many bulk messages that nobody has taken", CloseCode.TOO_LARGE)
         self._incoming.append(_Incoming(self._headers.decode(content[_SIZE_BYTES:]), size, bytearray()))
         return self._whole()
 
     def _chunk(self, content: bytes) -> list[Frame | Bulk]:
         message = self._open()
         if message is None or len(message.payload) + len(content) > message.size:
-            raise _bad("a chunk of no bulk message")
+            raise bad_frame("a chunk of no bulk message")
         if len(content) > self._granted:
-            raise _bad("a bulk message beyond its credit")
+            raise bad_frame("a bulk message beyond its credit")
         self._granted -= len(content)
         message.payload += content
         if message is self._incoming[0]:  # it is waited for
@@ -216,10 +217,6 @@ def _frame(kind: int, content: bytes | memoryview) -> bytes:
     return b"".join(((len(content) + 1).to_bytes(LENGTH_BYTES, "big"), bytes((kind,)), content))
 
 
-def _bad(what: str, code: CloseCode = CloseCode.BAD_FRAME) -> RemoteProtocolError:
-    return RemoteProtocolError(what, close_code=code)
-
-
 # Handshake of a connection to a stage: each end proves its Ed25519 key over both nonces. Pure; signing is passed in.
 #
 #     dialler: head, or stage before          listening stage
@@ -252,7 +249,7 @@ class DiallerHandshake:
         """The stage's claim to its name, to be checked before `prove`. Raises RemoteProtocolError."""
         if challenge.version != STAGE_VERSION:
             what = f"this end speaks {STAGE_VERSION}, the stage {challenge.version}"
-            raise RemoteProtocolError(what, close_code=CloseCode.VERSION_MISMATCH)
+            raise bad_frame(what, CloseCode.VERSION_MISMATCH)
         signed = _challenge_bytes(self._binding, self.hello, challenge.name, challenge.nonce)
         return Claim(challenge.name, (challenge.signature,), signed, self._verify)
 
@@ -274,7 +271,7 @@ class ListenerHandshake:
         """Raises RemoteProtocolError for another version."""
         if hello.version != STAGE_VERSION:
             what = f"this stage speaks {STAGE_VERSION}, the other end {hello.version}"
-            raise RemoteProtocolError(what, close_code=CloseCode.VERSION_MISMATCH)
+            raise bad_frame(what, CloseCode.VERSION_MISMATCH)
         signature = self._key.sign(_challenge_bytes(self._binding, hello, self._name, self._nonce))
         self._hello = hello
         self._challenge = StageChallenge(STAGE_VERSION, self._name, self._nonce, signature)

@@ -10,16 +10,15 @@ import numpy as np
 from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.row import RowHead, RowSampling, SampledRow
-from paceline.errors import RemoteProtocolError
-from paceline.wire.close_codes import CloseCode
-from paceline.wire.messages import Count, Frame, Part, Sampling, Token
-from paceline.wire.stages.messages import MAX_ROWS, Number, RowIndices, Sentence
+from paceline.wire.codec import sampling_from_wire, sampling_to_wire
+from paceline.wire.messages import Count, Frame, Sampling, SentPart, Token
+from paceline.wire.stages.messages import MAX_ROWS, Number, RowIndices, Sentence, bad_frame
 
 MAX_BRANCHES = 256
 Bytes = Annotated[bytes, msgspec.Meta(max_length=1 << 23)]
 
 
-class SparseDist(Part, frozen=True):
+class SparseDist(SentPart, frozen=True):
     """`Dist`: ids as int32, probabilities as float64, little-endian."""
 
     ids: Bytes
@@ -28,7 +27,7 @@ class SparseDist(Part, frozen=True):
     log_norm: float
 
 
-class WantedRow(Part, frozen=True):
+class WantedRow(SentPart, frozen=True):
     """`RowSampling`."""
 
     params: Sampling
@@ -41,7 +40,7 @@ class WantedRow(Part, frozen=True):
     num_top: Count
 
 
-class HeadRow(Part, frozen=True):
+class HeadRow(SentPart, frozen=True):
     """`RowHead`."""
 
     dist: SparseDist
@@ -51,7 +50,7 @@ class HeadRow(Part, frozen=True):
     max_prob: float
 
 
-class SampledToken(Part, frozen=True):
+class SampledToken(SentPart, frozen=True):
     """`SampledRow`. has_dists: the branches' distributions may be asked for."""
 
     token: Token
@@ -61,7 +60,7 @@ class SampledToken(Part, frozen=True):
     branch_heads: Annotated[list[SparseDist], msgspec.Meta(max_length=MAX_BRANCHES)]
 
 
-class Mixture(Part, frozen=True):
+class MixtureRows(SentPart, frozen=True):
     """`BranchMixture`."""
 
     log_weights: Annotated[list[float], msgspec.Meta(max_length=MAX_BRANCHES)]
@@ -73,18 +72,18 @@ class Mixture(Part, frozen=True):
     heads: bool
 
 
-Part_ = tuple[Number, Count]  # ticket, number of the segment in it
+SegmentOf = tuple[Number, Count]  # ticket, number of the segment in it
 WantedRows = Annotated[list[WantedRow], msgspec.Meta(max_length=MAX_ROWS)]
 
 
-class Wanted(Part, frozen=True):
+class Wanted(SentPart, frozen=True):
     """`SampleRequest`: of each branch its parts."""
 
     branches: Annotated[
-        list[Annotated[list[Part_], msgspec.Meta(max_length=MAX_ROWS)]], msgspec.Meta(max_length=MAX_BRANCHES)
+        list[Annotated[list[SegmentOf], msgspec.Meta(max_length=MAX_ROWS)]], msgspec.Meta(max_length=MAX_BRANCHES)
     ]
     rows: WantedRows
-    mixture: Mixture | None
+    mixture: MixtureRows | None
 
 
 class SampleAhead(Frame, frozen=True, tag="ahead"):
@@ -95,13 +94,13 @@ class SampleAhead(Frame, frozen=True, tag="ahead"):
 
 
 class SampleRows(Frame, frozen=True, tag="sample"):
-    """Sample rows that have been computed. Answered by `Sampled`, or `Failed`."""
+    """Sample rows that have been computed. Answered by `SampledRows`, or `RequestFailed`."""
 
     request: Number
     wanted: Annotated[list[Wanted], msgspec.Meta(max_length=MAX_ROWS)]
 
 
-class Sampled(Frame, frozen=True, tag="sampled"):
+class SampledRows(Frame, frozen=True, tag="sampled"):
     request: Number
     rows: Annotated[list[list[SampledToken]], msgspec.Meta(max_length=MAX_ROWS)]
 
@@ -118,21 +117,9 @@ class BatchDone(Frame, frozen=True, tag="done"):
 
 
 def row_to_wire(row: RowSampling) -> WantedRow:
-    params = row.params
-    sampling = Sampling(
-        params.temperature,
-        params.top_p,
-        params.top_k,
-        params.min_p,
-        params.presence_penalty,
-        params.frequency_penalty,
-        list(params.logit_bias.items()),
-        params.seed,
-        params.repetition_penalty,
-    )
-    looks_back = params.looks_back  # else the counts are never read
+    looks_back = row.params.looks_back  # else the counts are never read
     return WantedRow(
-        sampling,
+        sampling_to_wire(row.params),
         row.position,
         row.vocab_size,
         [(int(token), int(count)) for token, count in row.counts.items()] if looks_back else [],
@@ -145,16 +132,14 @@ def row_to_wire(row: RowSampling) -> WantedRow:
 
 def row_from_wire(row: WantedRow) -> RowSampling:
     """Raises RemoteProtocolError."""
-    from paceline.wire.codec import sampling_from_wire
-
     allowed = None
     if row.allowed is not None:
         if len(row.allowed) != -(-row.num_allowed // 8):
-            raise _bad("a mask of another length")
+            raise bad_frame("a mask of another length")
         bits = np.unpackbits(np.frombuffer(row.allowed, np.uint8), count=row.num_allowed, bitorder="little")
         allowed = bits.astype(np.bool_)
         if not allowed.any():
-            raise _bad("a mask that allows nothing")
+            raise bad_frame("a mask that allows nothing")
     prompt = None if row.prompt is None else _ids_from_bytes(row.prompt)
     params = sampling_from_wire(row.params)
     return RowSampling(params, row.position, row.vocab_size, dict(row.counts), prompt, allowed, row.num_top)
@@ -181,8 +166,8 @@ def sampled_from_wire(row: SampledToken) -> SampledRow:
     )
 
 
-def mixture_to_wire(mixture: BranchMixture) -> Mixture:
-    return Mixture(
+def mixture_to_wire(mixture: BranchMixture) -> MixtureRows:
+    return MixtureRows(
         list(mixture.log_weights),
         [list(each) for each in mixture.evidence],
         mixture.rescoring,
@@ -193,7 +178,7 @@ def mixture_to_wire(mixture: BranchMixture) -> Mixture:
     )
 
 
-def mixture_from_wire(mixture: Mixture) -> BranchMixture:
+def mixture_from_wire(mixture: MixtureRows) -> BranchMixture:
     return BranchMixture(
         tuple(mixture.log_weights),
         tuple(tuple(each) for each in mixture.evidence),
@@ -219,7 +204,7 @@ def _head_from_wire(head: HeadRow) -> RowHead:
     best, scores = _ids_from_bytes(head.best).astype(np.intp), _floats(head.scores)
     dist = _dist_from_wire(head.dist)
     if len(best) != len(scores) or (len(best) and not 0 <= int(best.min()) <= int(best.max()) < len(dist.ids)):
-        raise _bad("a head with places outside its ids")
+        raise bad_frame("a head with places outside its ids")
     return RowHead(dist, best, scores, head.max_score, head.max_prob)
 
 
@@ -230,7 +215,7 @@ def _dist_to_wire(dist: Dist) -> SparseDist:
 def _dist_from_wire(dist: SparseDist) -> Dist:
     ids, probs = _ids_from_bytes(dist.ids), _floats(dist.probs)
     if len(ids) != len(probs) or (len(ids) > 1 and not (np.diff(ids) > 0).all()):
-        raise _bad("a distribution whose ids do not rise, or not as many as its probabilities")
+        raise bad_frame("a distribution whose ids do not rise, or not as many as its probabilities")
     return Dist(ids, probs, dist.tail, dist.log_norm)
 
 
@@ -240,15 +225,11 @@ def _ids_to_bytes(ids: np.ndarray[tuple[int], np.dtype[np.integer]] | IdArray) -
 
 def _ids_from_bytes(data: bytes) -> IdArray:
     if len(data) % 4:
-        raise _bad("ids that end within a number")
+        raise bad_frame("ids that end within a number")
     return np.frombuffer(data, "<i4").astype(np.int32)
 
 
 def _floats(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     if len(data) % 8:
-        raise _bad("probabilities that end within a number")
+        raise bad_frame("probabilities that end within a number")
     return np.frombuffer(data, "<f8").astype(np.float64)
-
-
-def _bad(what: str) -> RemoteProtocolError:
-    return RemoteProtocolError(what, close_code=CloseCode.BAD_FRAME)

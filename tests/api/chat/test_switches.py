@@ -18,12 +18,12 @@ HERE = Citation("device", "notes.md", "Of the mill.", 0.5, chunk_id=7, place="Mi
 
 def test_plain_reads_no_documents_and_local_only_sends_nothing(http: httpx.Client, service: ScriptedService) -> None:
     assert post(http, model=f"{MODEL.name}:plain").json()["model"] == f"{MODEL.name}:plain"
-    assert service.requests[-1].documents == 0
+    assert service.requests[-1].sources.documents == 0
     post(http, model=f"{MODEL.name}:local-only")
-    assert (service.requests[-1].privacy, service.requests[-1].documents) == ("local-only", 2)
+    assert (service.requests[-1].joining.privacy, service.requests[-1].sources.documents) == ("local-only", 2)
     body = {"model": f"{MODEL.name}:plain", "input": "Hi"}
     assert http.post("/v1/responses", json=body).json()["status"] == "completed"
-    assert service.requests[-1].documents == 0
+    assert service.requests[-1].sources.documents == 0
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_a_conversation_without_a_system_message_gets_the_models(
 ) -> None:
     monkeypatch.setattr(service, "models", lambda: (replace(MODEL, system="Be brief."),))
     post(http, messages=[{"role": "user", "content": "Hi"}])
-    assert [message["content"] for message in service.requests[-1].messages] == ["Be brief.", "Hi"]
+    assert [message["content"] for message in service.requests[-1].prompt.messages] == ["Be brief.", "Hi"]
     post(http, messages=[{"role": "developer", "content": "Be long."}, {"role": "user", "content": "Hi"}])
-    assert [message["content"] for message in service.requests[-1].messages] == ["Be long.", "Hi"]
+    assert [message["content"] for message in service.requests[-1].prompt.messages] == ["Be long.", "Hi"]
 
 
 def test_a_passage_of_this_side_is_cited_with_its_place_and_an_address(

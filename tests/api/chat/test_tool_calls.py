@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.api.chat.tools import CLOSE, OPEN, Content, ParsedOutput, ToolCallArguments, ToolCallParser, ToolCallStart
+from paceline.api.chat.tools import (
+    CLOSE,
+    OPEN,
+    ParsedOutput,
+    TextOutput,
+    ToolCallArguments,
+    ToolCallParser,
+    ToolCallStart,
+)
 
 JSON = st.recursive(
     st.none()
@@ -34,7 +42,7 @@ def parsed(pieces: list[str], cut: bool = False) -> tuple[str, list[tuple[str, s
     outputs: list[ParsedOutput] = [one for piece in pieces for one in parser.push(piece)]
     for one in [*outputs, *parser.flush(cut)]:
         match one:
-            case Content(text):
+            case TextOutput(text):
                 assert text
                 content += text
             case ToolCallStart(index, name):

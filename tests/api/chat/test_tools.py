@@ -56,8 +56,8 @@ def asked(http: httpx.Client, service: ScriptedService, **fields: object) -> Gen
 
 
 def constraint(request: GenerateRequest) -> Any:
-    assert request.constraint is not None and request.constraint.kind == "tools"
-    return json.loads(request.constraint.text)
+    assert request.output.constraint is not None and request.output.constraint.kind == "tools"
+    return json.loads(request.output.constraint.text)
 
 
 def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 def test_tools_are_described_to_the_model_and_enforced(http: httpx.Client, service: ScriptedService) -> None:
     strict = {"type": "function", "function": {"name": "time", "description": "Tells the time.", "strict": True}}
     request = asked(http, service, tools=[WEATHER, strict])
-    system, user = request.messages
+    system, user = request.prompt.messages
     assert (system["role"], user) == ("system", {"role": "user", "content": "Hi"})
     assert f"<tools>\n{json.dumps(WEATHER)}\n" in system["content"] and "<tool_call>" in system["content"]
     nothing = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -107,7 +107,7 @@ def test_tools_are_described_to_the_model_and_enforced(http: httpx.Client, servi
 
 def test_a_system_message_is_kept_and_added_to(http: httpx.Client, service: ScriptedService) -> None:
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    system, _ = asked(http, service, messages=messages, tools=TOOLS).messages
+    system, _ = asked(http, service, messages=messages, tools=TOOLS).prompt.messages
     assert system["role"] == "system" and system["content"].startswith("Be brief.\n\n# Tools")
 
 
@@ -134,7 +134,7 @@ def test_tool_choice_limits_the_functions(
     held = constraint(request)
     assert [one["name"] for one in held["tools"]] == names
     assert (held["required"], held["parallel"]) == (required, parallel)
-    assert all(name in request.messages[0]["content"] for name in ("weather", "time")), "all are described"
+    assert all(name in request.prompt.messages[0]["content"] for name in ("weather", "time")), "all are described"
     assert (
         constraint(asked(http, service, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False))["parallel"]
         is False
@@ -144,7 +144,7 @@ def test_tool_choice_limits_the_functions(
 def test_tools_that_may_not_be_called_are_not_described(http: httpx.Client, service: ScriptedService) -> None:
     service.script = letters(CALLS)
     request = asked(http, service, tools=TOOLS, tool_choice="none")
-    assert request.constraint is None and len(request.messages) == 1
+    assert request.output.constraint is None and len(request.prompt.messages) == 1
     assert whole(http, tools=TOOLS, tool_choice="none")["choices"][0]["message"]["content"] == CALLS
 
 
@@ -202,11 +202,11 @@ def test_results_are_written_in_the_order_of_the_calls(http: httpx.Client, servi
         {"role": "tool", "tool_call_id": "a", "content": "first"},
         {"role": "user", "content": "Well?"},
     ]
-    roles = [message["role"] for message in asked(http, service, messages=messages).messages]
+    roles = [message["role"] for message in asked(http, service, messages=messages).prompt.messages]
     assert roles == ["user", "assistant", "tool", "user"]
     one, two = (f"<tool_response>\n{text}\n</tool_response>" for text in ("first", "second"))
-    assert service.requests[0].messages[2]["content"] == f"{one}\n{two}"
-    assert service.requests[0].messages[1]["content"].startswith("Wait.\n<tool_call>")
+    assert service.requests[0].prompt.messages[2]["content"] == f"{one}\n{two}"
+    assert service.requests[0].prompt.messages[1]["content"].startswith("Wait.\n<tool_call>")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_earlier_calls_of_an_assistant_are_accepted(
     http: httpx.Client, service: ScriptedService, message: Json, text: str
 ) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant"} | message, {"role": "user", "content": "So?"}]
-    assert text in asked(http, service, messages=messages).messages[1]["content"]
+    assert text in asked(http, service, messages=messages).prompt.messages[1]["content"]
 
 
 @pytest.mark.parametrize(
@@ -241,10 +241,10 @@ def test_earlier_calls_of_an_assistant_are_accepted(
 def test_a_format_is_a_constraint(
     http: httpx.Client, service: ScriptedService, wanted: Json, kind: str, text: str
 ) -> None:
-    held = asked(http, service, response_format=wanted).constraint
+    held = asked(http, service, response_format=wanted).output.constraint
     assert held is not None and (held.kind, held.text) == (kind, text)
-    assert text in service.requests[0].messages[0]["content"], "the model knows what it is held to"
-    with_tools = asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="none").constraint
+    assert text in service.requests[0].prompt.messages[0]["content"], "the model knows what it is held to"
+    with_tools = asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="none").output.constraint
     assert with_tools == held
     assert constraint(asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="required"))["required"]
 
@@ -265,17 +265,13 @@ def test_an_answer_of_a_format_may_be_a_call_instead(
     assert "content" not in constraint(
         asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="required")
     )
-    description = request.messages[0]["content"]
+    description = request.prompt.messages[0]["content"]
     assert "<tools>" in description and ("Answer with JSON" in description) is (wanted["type"] == "json_schema")
 
 
 def test_a_strict_format_is_strict_beside_tools(http: httpx.Client, service: ScriptedService) -> None:
     request = asked(http, service, response_format=schema_format(schema=CITY, strict=True), tools=TOOLS)
     assert constraint(request)["content"]["kind"] == "json_schema"
-
-
-def test_text_is_no_constraint(http: httpx.Client, service: ScriptedService) -> None:
-    assert asked(http, service, response_format={"type": "text"}).constraint is None
 
 
 # ---- the answer to the client ---------------------------------------------------------------------------------------
@@ -407,7 +403,7 @@ def test_the_official_client_streams_tools_and_parses_formats(url: str, service:
             model="scripted", messages=[{"role": "user", "content": "Hi"}], response_format=Place
         )
         assert parsed.choices[0].message.parsed == Place(city="Rome")
-    held = service.requests[-1].constraint
+    held = service.requests[-1].output.constraint
     assert held is not None and held.kind == "json_schema" and json.loads(held.text)["required"] == ["city"]
 
 
@@ -421,6 +417,6 @@ def test_an_agents_turns_go_round(url: str, service: ScriptedService) -> None:
         ]
         messages = [{"role": "user", "content": "Hi"}, first.model_dump(), *results]
         client.chat.completions.create(**BODY | {"messages": messages}, tools=TOOLS)  # type: ignore[call-overload]
-    _, _, assistant, returned = service.requests[-1].messages
+    _, _, assistant, returned = service.requests[-1].prompt.messages
     assert assistant["content"] == CALLS
     assert returned["content"].index("weather") < returned["content"].index("time")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from paceline.runtime.service import Citation, WorkflowStep
+from paceline.runtime.service import WorkflowStep
 from tests.api.chat.test_output import stream, whole
 from tests.api.generation.test_request import fault, post
 from tests.api.scripted import MODEL, Script, ScriptedService, TextDelta, done
@@ -37,13 +37,13 @@ def test_a_workflow_is_asked_for_by_field_or_name(
 ) -> None:
     answer = post(http, model=model, paceline=extension)
     assert answer.json()["model"] == model
-    assert service.requests[-1].workflow == asked
+    assert service.requests[-1].sources.workflow == asked
 
 
 def test_responses_run_workflows_too(http: httpx.Client, service: ScriptedService) -> None:
     body = {"model": f"{MODEL.name}:fast", "input": "Hi"}
     assert http.post("/v1/responses", json=body).json()["status"] == "completed"
-    assert service.requests[-1].workflow == "fast"
+    assert service.requests[-1].sources.workflow == "fast"
 
 
 def test_a_model_with_a_workflow_can_be_looked_up(http: httpx.Client) -> None:
@@ -67,16 +67,6 @@ def test_research_is_no_switch_where_it_cannot_be_done(
     monkeypatch.setattr(service, "workflows", lambda: ("fast", "advanced"))
     listed = [each["id"] for each in http.get("/v1/models").json()["data"]]
     assert f"{MODEL.name}:advanced" in listed and f"{MODEL.name}:research" not in listed
-
-
-def test_a_page_of_the_web_is_cited_by_its_own_url(http: httpx.Client, service: ScriptedService) -> None:
-    page = Citation("device", "Mills", "The mill is red.", 0.5, url="https://mills.test/red")
-    service.script = Script([TextDelta("Red", 1), done(citations=(page,))])
-    answer = whole(http, paceline={"report": True})
-    (annotation,) = answer["choices"][0]["message"]["annotations"]
-    assert annotation["url_citation"]["url"] == page.url
-    (cited,) = answer["paceline"]["citations"]
-    assert (cited["side"], cited["url"]) == ("web", page.url)
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ class CountingEngine(FakeEngine):
     [
         {"paceline": {"strategy": "aggregate"}},
         {"paceline": {"privacy": "answer-private"}},
-        {"paceline": {"aggregator": "coin"}},
+        {"paceline": {"debug": {"aggregator": "coin"}}},
         {"prompt": [PROMPT, [300]]},
     ],
 )
@@ -307,15 +307,6 @@ def test_the_alternatives_are_as_many_as_asked_for_and_hold_the_chosen(client: o
     assert none is not None and none.top_logprobs is None and none.token_logprobs
 
 
-def test_biases_and_penalties_count_for_raw_prompts_too(client: openai.OpenAI) -> None:
-    only = client.completions.create(**asked(logit_bias={str(ord("z")): 100}, max_tokens=5))
-    assert only.choices[0].text == "zzzzz"
-    both = client.completions.create(
-        **asked(logit_bias={str(ord("z")): 100, str(ord("y")): 99}, frequency_penalty=2.0, max_tokens=6)
-    )
-    assert set(both.choices[0].text) == {"y", "z"}
-
-
 def test_an_empty_prompt_is_the_beginning_of_a_text(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="fake", prompt="", max_tokens=4, temperature=0, logit_bias={"256": -100})
     assert answer.usage is not None and (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (1, 4)
@@ -330,33 +321,21 @@ def test_the_report_comes_where_it_is_requested(client: openai.OpenAI) -> None:
 
 REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"prompt": []}, "prompt", "empty list"),
-    ({"prompt": [[]]}, "prompt[0]", "empty list"),
     ({"prompt": ["a", 3]}, "prompt[1]", "must be a string"),
     ({"prompt": [1, "a"]}, "prompt[1]", "token id"),
     ({"prompt": [[1], [True]]}, "prompt[1][0]", "token id"),
     ({"prompt": [-1]}, "prompt[0]", "must be"),
     ({"prompt": [300]}, "prompt", "from 0 to 256"),
-    ({"prompt": [300], "echo": True}, "prompt", "from 0 to 256"),
     ({"prompt": {"text": "a"}}, "prompt", "a string, a list"),
-    ({"prompt": 3}, "prompt", "a string, a list"),
     ({"prompt": ["a"] * 129}, "prompt", "at most 128"),
     ({"prompt": ["a"] * 100, "n": 2}, "n", "more than 128"),
     ({"suffix": "end"}, "suffix", "suffix"),
     ({"best_of": 2}, "best_of", "equal to n"),
-    ({"n": 2, "best_of": 4}, "best_of", "equal to n"),
     ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
-    ({"logprobs": True}, "logprobs", "integer"),
-    ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
     ({"max_tokens": 0}, "max_tokens", "echo"),
-    ({"stream_options": {"include_usage": True}}, "stream_options", "stream is true"),
-    ({"temperature": 101}, "temperature", "100"),
-    ({"stop": ["a"] * 65}, "stop", "64"),
-    ({"logit_bias": {"257": 1}}, "logit_bias", "257"),
     ({"paceline": {"strategy": "aggregate"}}, "paceline.strategy", "raw tokens"),
     ({"paceline": {"documents": 1}}, "paceline.documents", "without documents"),
     ({"paceline": {"vector_stores": ["vs_1"]}}, "paceline.vector_stores", "without documents"),
-    ({"paceline": {"vector_stores": ["default"]}}, "paceline.vector_stores", "without documents"),
-    ({"paceline": {"surprise": 1}}, "paceline.surprise", "Unknown"),
 ]
 
 
@@ -386,17 +365,3 @@ def test_max_tokens_beyond_the_context_are_clamped(client: openai.OpenAI) -> Non
     answer = client.completions.create(**asked(prompt=prompt, max_tokens=10**6, logit_bias={"256": -100}))
     assert answer.usage is not None and answer.usage.completion_tokens == 10
     assert answer.choices[0].finish_reason == "length"
-
-
-def test_nulls_are_absent(http: httpx.Client) -> None:
-    fields = ("max_tokens", "echo", "logprobs", "best_of", "suffix", "stop", "seed", "n", "stream", "logit_bias")
-    answer = http.post(ROUTE, json={"model": "fake", "prompt": "a"} | dict.fromkeys(fields))
-    assert answer.status_code == 200, answer.text
-
-
-def test_a_model_of_another_kind_and_one_that_is_unknown(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="/v1/embeddings"):
-        client.completions.create(model="hash", prompt="a")
-    with pytest.raises(openai.NotFoundError) as unknown:
-        client.completions.create(model="davinci-002", prompt="a")
-    assert unknown.value.code == "model_not_found"

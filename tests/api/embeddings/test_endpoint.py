@@ -14,7 +14,7 @@ import numpy as np
 import openai
 import pytest
 
-from paceline.api.embeddings import MAX_INPUTS, EmbeddingsEndpoint, OpenAIIds
+from paceline.api.embeddings import MAX_INPUTS, OpenAIIds, texts_of
 from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.runtime import texts as embedding
@@ -165,6 +165,4 @@ def test_without_the_vocabulary_the_error_names_the_remedy(http: httpx.Client, m
 
 def test_ids_and_their_text_have_the_same_vector(tmp_path: Path) -> None:
     ids = vocabulary(tmp_path, {0: b"The", 1: b" tide"})
-    endpoint = EmbeddingsEndpoint(None, ids)  # type: ignore[arg-type]  # reading does not use the service
-    _, texts = endpoint._read({"model": "hash", "input": [[0, 1], [1]]})
-    assert texts == ["The tide", " tide"]
+    assert texts_of([(0, 1), (1,)], ids) == ["The tide", " tide"]

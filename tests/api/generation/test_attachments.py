@@ -13,7 +13,7 @@ from openai import OpenAI
 
 from paceline.api.generation import attachments
 from paceline.api.http.body import MAX_BODY
-from paceline.rag.parsing import pool
+from paceline.rag.parsing import process
 from tests.api.scripted import MODEL, Script, ScriptedService, answering, client_of, serving
 from tests.api.vector_stores.test_files import opened
 from tests.rag.parsing.made import pdf, shown, word_document
@@ -81,7 +81,7 @@ def uploaded(path: str, file_id: str) -> dict[str, object]:
 
 
 def read(service: ScriptedService) -> str:
-    return service.requests[-1].messages[-1]["content"]
+    return service.requests[-1].prompt.messages[-1]["content"]
 
 
 def refused(response: httpx.Response) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def test_a_file_in_a_message_is_read_into_it(
 def test_a_key_whose_files_took_all_its_processor_time_is_told_when_it_goes_on(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "BUDGET_S", 0.0)
+    monkeypatch.setattr(process, "BUDGET_S", 0.0)
     asked = body(PATHS[0], part_of(PATHS[0], PDF, "lease.pdf"))
     with client_of(url, "carl") as carl:
         assert carl.post(PATHS[0], json=asked).status_code == 200
@@ -159,7 +159,7 @@ def test_openais_client_sends_one(url: str, service: ScriptedService) -> None:
         first = client.responses.create(model=MODEL.name, input=given)
         assert TEXT in read(service)
         client.responses.create(model=MODEL.name, input="And then?", previous_response_id=first.id)
-    assert TEXT in service.requests[-1].messages[0]["content"], "it stays in the conversation"
+    assert TEXT in service.requests[-1].prompt.messages[0]["content"], "it stays in the conversation"
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_form_by_whatever_name_holds_the_answer(
 ) -> None:
     response = ask(http, path, **fields)
     assert response.status_code == 200, response.text
-    held = service.requests[-1].constraint
+    held = service.requests[-1].output.constraint
     assert held is not None and (held.kind, held.text) == (kind, text)
 
 
@@ -111,7 +111,7 @@ def test_two_forms_are_refused_and_empty_ones_ask_for_nothing(
         "include_stop_str_in_output": False,
     }
     assert ask(http, path, **empty, guided_json=None, response_format={"type": "text"}).status_code == 200
-    assert service.requests[-1].constraint is None
+    assert service.requests[-1].output.constraint is None
 
 
 @pytest.mark.parametrize("path", [path for path in SURFACES if not path.startswith("/api/")])
@@ -139,12 +139,12 @@ def test_ends_reach_the_generation(http: httpx.Client, service: ScriptedService,
     fields = {"min_tokens": 5, "ignore_eos": True, "stop_token_ids": [9, 3, 9]}
     assert ask(http, path, **fields).status_code == 200
     asked = service.requests[-1]
-    assert asked.constraint == Constraint("text", min_tokens=5, ignore_eos=True, stop_ids=(3, 9))
-    assert asked.stop_token_ids == (9, 3, 9)
+    assert asked.output.constraint == Constraint("text", min_tokens=5, ignore_eos=True, stop_ids=(3, 9))
+    assert asked.output.stop_token_ids == (9, 3, 9)
     assert ask(http, path, stop_token_ids=[9]).status_code == 200
-    assert service.requests[-1].constraint is None and service.requests[-1].stop_token_ids == (9,)
+    assert service.requests[-1].output.constraint is None and service.requests[-1].output.stop_token_ids == (9,)
     assert ask(http, path, min_tokens=2, guided_regex="a*").status_code == 200
-    assert service.requests[-1].constraint == Constraint("regex", "a*", min_tokens=2)
+    assert service.requests[-1].output.constraint == Constraint("regex", "a*", min_tokens=2)
 
 
 def test_more_tokens_than_the_answer_may_have_cannot_be_asked_for(http: httpx.Client) -> None:
@@ -154,7 +154,7 @@ def test_more_tokens_than_the_answer_may_have_cannot_be_asked_for(http: httpx.Cl
 def test_a_form_beside_tools_is_that_of_an_answer_without_calls(http: httpx.Client, service: ScriptedService) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     post(http, tools=tools, guided_choice=["a", "b"], min_tokens=1)
-    held = service.requests[0].constraint
+    held = service.requests[0].output.constraint
     assert held is not None and (held.kind, held.min_tokens) == ("tools", 1)
     assert json.loads(held.text)["content"] == {"kind": "choice", "text": '["a", "b"]'}
     assert fault(post(http, tools=tools, guided_grammar=GBNF))["param"] == "guided_grammar"
@@ -174,7 +174,7 @@ def test_only_an_answer_that_must_have_a_form_has_a_limit_of_its_own(
     ]
     for fields, limit in cases:
         post(http, **fields)
-        assert (service.requests[-1].default_tokens, service.requests[-1].max_tokens) == (limit, None)
+        assert (service.requests[-1].output.default_tokens, service.requests[-1].output.max_tokens) == (limit, None)
 
 
 # ---- an answer that the client begins -------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_an_assistants_message_at_the_end_is_gone_on_from(
     http: httpx.Client, service: ScriptedService, path: str
 ) -> None:
     assert ask(http, path, messages=BEGUN).status_code == 200
-    assert list(service.requests[-1].messages) == BEGUN
+    assert list(service.requests[-1].prompt.messages) == BEGUN
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ def test_whether_it_is_may_be_said(
     http: httpx.Client, service: ScriptedService, messages: list[Json], fields: Json, is_begun: bool
 ) -> None:
     assert post(http, messages=messages, **fields).status_code == 200
-    last = service.requests[-1].messages[-1]
+    last = service.requests[-1].prompt.messages[-1]
     assert (last["role"], last["content"] != "") == ("assistant", is_begun)
-    assert len(service.requests[-1].messages) == len(messages) + (not is_begun)
+    assert len(service.requests[-1].prompt.messages) == len(messages) + (not is_begun)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_response_goes_on_from_its_input_only_where_that_is_said(
 ) -> None:
     for fields, last in (({}, ""), ({"continue_final_message": True}, "It is")):
         assert ask(http, "/v1/responses", input=BEGUN, **fields).status_code == 200
-        assert service.requests[-1].messages[-1] == {"role": "assistant", "content": last}
+        assert service.requests[-1].prompt.messages[-1] == {"role": "assistant", "content": last}
 
 
 # ---- what this server sends, sent back ------------------------------------------------------------------------------

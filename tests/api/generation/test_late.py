@@ -71,13 +71,6 @@ def test_what_refuses_it_then_ends_the_stream_with_a_sentence(path: str, url: st
     assert "cannot be loaded now" in "".join(lines_of(url, path, loaded))
 
 
-@pytest.mark.parametrize("path", STREAMS)
-def test_without_a_stream_it_is_refused_by_status(path: str, url: str, service: ScriptedService) -> None:
-    service.script = Script(refusal=RequestError("No memory.", status=503, code="model_unavailable"))
-    body = STREAMS[path][0] | {"model": LATE, "stream": False}
-    assert httpx.post(f"{url}{path}", json=body, timeout=WAIT, verify=False).status_code == 503
-
-
 def test_a_client_that_leaves_meanwhile_is_not_prepared_for(url: str, service: ScriptedService) -> None:
     service.script = Script(answering("Here"), hold=Signal())
     body = STREAMS["/v1/chat/completions"][0] | {"model": LATE, "stream": True, "n": 1}

@@ -11,19 +11,18 @@ from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
 import pytest
+from fastapi import APIRouter
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.requests import Request
-from starlette.responses import Response
 
-from paceline.api.app import create_app
+from paceline.api.app import create_app, include
 from paceline.api.http.admission import MAX_OPEN_PER_ADDRESS
 from paceline.api.http.auth import Keyring
-from paceline.api.http.body import within
+from paceline.api.http.body import Schema, within
 from paceline.api.http.doors import DoorLimits, Doors, Visitor, client_address, networks
 from paceline.api.http.logs import PAUSE_S, Seldom, quieten
+from paceline.api.http.routing import OpenRoute
 from paceline.api.http.server import MAX_CONNECTIONS, connections_within
-from paceline.api.routes import Route, register
 from paceline.errors import RequestError
 from tests.api.scripted import WAIT, ScriptedService, client_of, running
 
@@ -162,12 +161,14 @@ HALF = b"POST /open HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n%s\r\n{"
 def door(limits: DoorLimits | None = None) -> Iterator[str]:
     """A server with an open route that reads a body."""
 
-    async def read(request: Request) -> Response:
-        return Response(await request.body())
+    router = APIRouter(route_class=OpenRoute)
+
+    @router.post("/open")
+    async def read(asked: Schema) -> None:
+        """Read a body."""
 
     app = create_app(ScriptedService(), keyring=Keyring({"key": None}), limits=limits)
-    route = Route(method="POST", path="/open", endpoint=read, summary="Read a body.", scope=None, open=True)
-    register(app, [route])
+    include(app, router)
     with running(app) as url:
         yield url
 
@@ -194,7 +195,7 @@ def test_open_routes_have_few_places_and_keys_their_own() -> None:
             answer += part
         assert answer.startswith(b"HTTP/1.1 429 ") and b"too_many_requests" in answer and b"retry-after: 1" in answer
         assert http.get("/v1/models").status_code == 200
-        waiting[0].sendall(b"12345678")
+        waiting[0].sendall(b'"a": 12}')
         assert first_line(waiting[0], WAIT) == b"HTTP/1.1 200 OK"
         assert all((first_line(client, WAIT) or b"").startswith(b"HTTP/1.1 408 ") for client in waiting[1:])
 
@@ -206,7 +207,7 @@ def test_places_of_open_routes_are_counted_by_the_address_behind_a_trusted_proxy
             half(url, stack, FORWARDED + b": 1.1.1.1\r\n")
         assert (first_line(half(url, stack, FORWARDED + b": 1.1.1.1\r\n"), WAIT) or b"").startswith(b"HTTP/1.1 429 ")
         other = half(url, stack, FORWARDED + b": 2.2.2.2\r\n")
-        other.sendall(b"12345678")
+        other.sendall(b'"a": 12}')
         expected = b"HTTP/1.1 200 OK" if trusted else b"HTTP/1.1 429 Too Many Requests"
         assert first_line(other, WAIT) == expected
 

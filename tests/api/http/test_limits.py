@@ -10,12 +10,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from paceline.api import embeddings as embeddings
 from paceline.api.http.auth import Keyring
 from paceline.api.http.body import MAX_BODY
-from paceline.api.openapi import plain_path
-from paceline.api.routes import Route
+from paceline.api.http.routing import LargeRoute
 from server.openapi import sample
+from tests.api.declared import Declared, declared
 from tests.api.generation.test_request import told
 from tests.api.scripted import WAIT, client_of, running
 
@@ -26,13 +25,17 @@ NO_OBJECTS = [
     b"null",
     b"[]",
     b"42",
+    b'"text"',
     b"{",
+    b"{'model': 1}",
     b"\xff\xfe",
     b'{"model": NaN}',
     b'{"model": 1e999999}',
     b'{"model": "\\ud800"}',
     b'{"a":' * 60_000 + b"1" + b"}" * 60_000,
     b"[" * 60_000,
+    b'{"model": "fake", "messages": ' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+    b'{"seed": ' + b"9" * 5_000 + b"}",
     b"a=1&b=2",
 ]
 
@@ -47,12 +50,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FastAPI, 
         yield app, http
 
 
-def concrete(route: Route) -> str:
-    return plain_path(route.path).replace("{", "").replace("}", "")
-
-
-def json_routes(app: FastAPI) -> list[Route]:
-    return [route for route in app.state.routes if route.request is not None and "{" not in route.path]
+def json_routes(app: FastAPI) -> list[Declared]:
+    return [route for route in declared(app) if route.has_body and "{" not in route.path]
 
 
 @pytest.mark.parametrize("body", NO_OBJECTS, ids=lambda body: repr(body[:20]))
@@ -70,7 +69,7 @@ def test_no_route_takes_a_body_that_is_not_a_json_object(served: tuple[FastAPI, 
 def test_no_route_takes_a_json_body_beyond_the_limit(served: tuple[FastAPI, httpx.Client]) -> None:
     app, http = served
     for route in json_routes(app):
-        most = embeddings.MAX_BODY if route.path.endswith(LONG) else MAX_BODY
+        most = LargeRoute.max_body if route.path.endswith(LONG) else MAX_BODY
         body = b'{"padding": "' + b"x" * most + b'"}'
         assert "larger than" in told(http.request(route.method, route.path, content=body), route, 413)
 
@@ -78,7 +77,7 @@ def test_no_route_takes_a_json_body_beyond_the_limit(served: tuple[FastAPI, http
 def test_every_answer_of_every_route_has_an_id_a_time_and_its_origin(served: tuple[FastAPI, httpx.Client]) -> None:
     """Includes errors, unknown paths and methods."""
     app, http = served
-    asked = [(route.method, concrete(route)) for route in app.state.routes]
+    asked = [(route.method, route.concrete) for route in declared(app)]
     asked += [
         ("GET", "/nothing/here"),
         ("PATCH", "/v1/models"),
@@ -92,7 +91,7 @@ def test_every_answer_of_every_route_has_an_id_a_time_and_its_origin(served: tup
         assert answer.status_code < 500 or path == "/readyz", (method, path, answer.text)
         assert answer.headers["openai-processing-ms"].isdigit()
         assert answer.headers["access-control-allow-origin"] == ORIGIN
-        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        assert "x-request-id" in answer.headers["access-control-expose-headers"] and answer.headers["vary"] == "Origin"
         seen.add(answer.headers["x-request-id"])
     assert len(seen) == len(asked)
 
@@ -102,14 +101,14 @@ def test_a_preflight_for_any_route_needs_no_key_and_allows_what_official_clients
 ) -> None:
     app, http = served
     wanted = "authorization,content-type,x-stainless-lang,x-stainless-os,openai-beta"
-    for route in app.state.routes:
+    for route in declared(app):
         headers = {
             "origin": ORIGIN,
             "authorization": "",
             "access-control-request-method": route.method,
             "access-control-request-headers": wanted,
         }
-        answer = http.options(concrete(route), headers=headers)
+        answer = http.options(route.concrete, headers=headers)
         assert answer.status_code == 204 and answer.headers["access-control-allow-headers"] == wanted
         assert route.method in answer.headers["access-control-allow-methods"].split(", ")
 

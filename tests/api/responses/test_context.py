@@ -31,7 +31,7 @@ class Places:
         monkeypatch.setattr(service, "prepare", self.prepare)
 
     async def prepare(self, request: GenerateRequest) -> Generation:
-        if len(request.messages) > self._fit:
+        if len(request.prompt.messages) > self._fit:
             raise RequestError("Too long.", code="context_length_exceeded", param="messages")
         if self.admitted >= self.busy_after:
             raise RequestError("Too much to do.", status=429, type="rate_limit_error", code="busy")
@@ -73,8 +73,9 @@ def places(service: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> Iterato
 def test_one_place_at_a_time_is_held_while_a_conversation_is_cut(
     http: httpx.Client, service: ScriptedService, places: Places
 ) -> None:
-    assert post(http, input=LONG, truncation="auto").status_code == 200
-    assert [m["content"] for m in service.requests[-1].messages] == [str(number) for number in range(33, 40)]
+    assert post(http, input=LONG, truncation="auto", instructions="Be brief.").status_code == 200
+    kept = [message["content"] for message in service.requests[-1].prompt.messages]
+    assert kept == ["Be brief.", *map(str, range(34, 40))]
     assert (places.held, places.max_held) == (0, 1)
 
 
@@ -94,9 +95,10 @@ def test_leaving_while_a_conversation_is_cut_leaves_no_place_taken(url: str, pla
     assert places.held == 0
 
 
-def test_a_conversation_that_cannot_be_truncated_is_too_long(
+def test_a_conversation_that_cannot_or_may_not_be_truncated_is_too_long(
     http: httpx.Client, places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert error_of(post(http, input=LONG)) == (400, "input", "context_length_exceeded")
     monkeypatch.setattr(places, "_fit", 0)
     assert error_of(post(http, input=LONG, truncation="auto")) == (400, "input", "context_length_exceeded")
     assert error_of(post(http, truncation="auto")) == (400, "input", "context_length_exceeded")
@@ -113,7 +115,7 @@ def test_a_chain_of_many_items_goes_on_without_the_oldest(http: httpx.Client, se
     assert error_of(two) == (400, "input", None)
     two = post(http, input=numbered(600), previous_response_id=one, truncation="auto", instructions="Be brief.")
     assert two.status_code == 200, two.text
-    received = [message["content"] for message in service.requests[-1].messages]
+    received = [message["content"] for message in service.requests[-1].prompt.messages]
     assert len(received) == MAX_MESSAGES and received[0] == "Be brief."
     assert received[1:3] == ["202", "203"] and received[-1] == "1199" and "Hello there." in received
     full = post(
@@ -121,7 +123,7 @@ def test_a_chain_of_many_items_goes_on_without_the_oldest(http: httpx.Client, se
     )
     assert error_of(full)[1:] == ("previous_response_id", "previous_response_not_found"), "though it has no room"
     three = post(http, input="And now?", previous_response_id=two.json()["id"], truncation="auto")
-    received = [message["content"] for message in service.requests[-1].messages]
+    received = [message["content"] for message in service.requests[-1].prompt.messages]
     assert three.status_code == 200 and len(received) == MAX_MESSAGES and received[-1] == "And now?"
 
 
@@ -137,7 +139,7 @@ def test_a_chain_is_read_no_further_than_there_is_room(
     refused = post(http, previous_response_id=previous)
     assert error_of(refused) == (400, "previous_response_id", "context_length_exceeded")
     assert post(http, previous_response_id=previous, truncation="auto").status_code == 200
-    received = [message["content"] for message in service.requests[-1].messages]
+    received = [message["content"] for message in service.requests[-1].prompt.messages]
     assert received == ["2" * 1000, "Hello there.", "3" * 1000, "Hello there.", "Hi"]
 
 

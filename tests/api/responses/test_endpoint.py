@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from paceline.api.responses.event_log.store import EventStore
+from paceline.api.responses.store import EventStore
 from paceline.errors import ConfigError, LinkClosed, RequestError
 from paceline.runtime.service import TextDelta, TokenLogprob
 from tests.api.responses.test_events import CALL
@@ -83,7 +83,7 @@ def test_the_helpers_parse_and_accumulate(client: openai.OpenAI, service: Script
     service.script = Script(answering('{"name"', ': "Ulm"}'))
     parsed = client.responses.parse(model="scripted", input="Where?", text_format=City)
     assert parsed.output_parsed == City(name="Ulm")
-    constraint = service.requests[-1].constraint
+    constraint = service.requests[-1].output.constraint
     assert constraint is not None and constraint.kind == "json_schema"
     with client.responses.stream(model="scripted", input="Where?", text_format=City) as stream:
         assert [event.type for event in stream][-1] == "response.completed"
@@ -108,16 +108,16 @@ def test_a_call_goes_out_and_its_output_comes_back(client: openai.OpenAI, servic
         input=[{"type": "function_call_output", "call_id": call.call_id, "output": "Ulm"}],
     )
     assert answered.output_text == "In Ulm."
-    roles = [message["role"] for message in service.requests[-1].messages]
+    roles = [message["role"] for message in service.requests[-1].prompt.messages]
     assert roles == ["user", "assistant", "tool"]
-    assert "look_up" in service.requests[-1].messages[1]["content"]
+    assert "look_up" in service.requests[-1].prompt.messages[1]["content"]
 
 
 def test_a_conversation_goes_on_but_instructions_do_not(client: openai.OpenAI, service: ScriptedService) -> None:
     first = client.responses.create(model="scripted", input="One?", instructions="Be brief.")
     second = client.responses.create(model="scripted", input="Two?", previous_response_id=first.id)
     client.responses.create(model="scripted", input="Three?", previous_response_id=second.id, instructions="Be long.")
-    received = [(message["role"], message["content"]) for message in service.requests[-1].messages]
+    received = [(message["role"], message["content"]) for message in service.requests[-1].prompt.messages]
     answer = ("assistant", "Hello there.")
     assert received == [("system", "Be long."), ("user", "One?"), answer, ("user", "Two?"), answer, ("user", "Three?")]
     client.responses.delete(first.id)
@@ -131,7 +131,7 @@ def test_output_items_may_be_sent_back(client: openai.OpenAI, service: ScriptedS
     given = [{"role": "user", "content": "One?"}, *(item.model_dump() for item in first.output)]
     given += [{"type": "reasoning", "id": "rs_1", "summary": []}, {"role": "user", "content": "Two?"}]
     client.responses.create(model="scripted", input=given)  # type: ignore[arg-type]  # as clients do
-    assert [m["content"] for m in service.requests[-1].messages] == ["One?", "Hello there.", "Two?"]
+    assert [m["content"] for m in service.requests[-1].prompt.messages] == ["One?", "Hello there.", "Two?"]
 
 
 def test_a_background_response_runs_without_its_client_and_can_be_cancelled(
@@ -257,30 +257,17 @@ def test_fields_reach_the_generation(http: httpx.Client, service: ScriptedServic
         paceline={"strategy": "autoregressive", "documents": 1, "report": True},
     ).json()
     asked = service.requests[-1]
-    assert (asked.sampling.temperature, asked.sampling.top_p, asked.max_tokens, asked.top_logprobs) == (0.5, 0.25, 3, 1)
-    assert (asked.strategy, asked.documents) == ("autoregressive", 1)
-    assert asked.constraint is not None and asked.constraint.kind == "json_object"
+    assert (asked.sampling.temperature, asked.sampling.top_p, asked.output.max_tokens, asked.output.top_logprobs) == (
+        0.5,
+        0.25,
+        3,
+        1,
+    )
+    assert (asked.strategy.name, asked.sources.documents) == ("autoregressive", 1)
+    assert asked.output.constraint is not None and asked.output.constraint.kind == "json_object"
     assert answer["status"] == "incomplete" and answer["incomplete_details"] == {"reason": "max_output_tokens"}
     assert answer["output"][0]["content"][0]["logprobs"][0]["logprob"] == -0.5
     assert answer["paceline"]["degraded"] == "device_lost" and answer["text"]["format"] == {"type": "json_object"}
-
-
-def test_a_conversation_that_is_too_long_is_cut_only_if_that_was_asked_for(
-    http: httpx.Client, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare = service.prepare
-
-    async def narrow(request: object) -> object:
-        if len(request.messages) > 4:  # type: ignore[attr-defined]
-            raise RequestError("Too long.", code="context_length_exceeded", param="messages")
-        return await prepare(request)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(service, "prepare", narrow)
-    given = [{"role": "user", "content": str(number)} for number in range(10)]
-    assert error_of(post(http, input=given)) == (400, "input", "context_length_exceeded")
-    made = post(http, input=given, truncation="auto", instructions="Be brief.")
-    assert made.status_code == 200
-    assert [m["content"] for m in service.requests[-1].messages] == ["Be brief.", "7", "8", "9"]
 
 
 @pytest.mark.parametrize(
@@ -415,7 +402,7 @@ def test_requests_of_command_line_agents_are_served(http: httpx.Client, service:
         client_metadata={"a": "b"},
     )
     assert answer.status_code == 200 and "event: response.completed" in answer.text
-    roles = [message["role"] for message in service.requests[-1].messages]
+    roles = [message["role"] for message in service.requests[-1].prompt.messages]
     assert roles == ["system", "system", "user", "assistant", "tool", "assistant", "user"]
 
 
@@ -428,6 +415,6 @@ def test_a_call_of_another_servers_custom_tool_is_read_as_a_functions(
         {"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "Done."}]},
     ]
     assert http.post("/v1/responses", json={"model": "scripted", "input": items}).status_code == 200
-    _, call, result = service.requests[-1].messages
+    _, call, result = service.requests[-1].prompt.messages
     assert "apply_patch" in call["content"] and r'{"input": "say \"hi\""}' in call["content"]
     assert "Done." in result["content"]

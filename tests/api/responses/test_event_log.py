@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.api.responses.event_log import log as event_writer
-from paceline.api.responses.event_log.log import TAIL_ROWS, EventLog, EventReader, LiveEvents, Retention
-from paceline.api.responses.event_log.replay import close_interrupted
-from paceline.api.responses.event_log.store import FILE, EventRow, EventStore, ResponseRecord, fair_share
+from paceline.api.responses import log as event_writer
+from paceline.api.responses.log import TAIL_ROWS, EventLog, LiveEvents, Retention
+from paceline.api.responses.store import FILE, EventRow, EventStore, ResponseRecord, fair_share
 from paceline.errors import ConfigError, PacelineError
 from paceline.sealing import PLAIN, Seal, StoreSeal
 
@@ -30,11 +29,8 @@ def events(*texts: str) -> list[tuple[str, bytes]]:
     return [("delta", json.dumps(text).encode()) for text in texts]
 
 
-async def rest_of(reader: EventReader) -> list[EventRow]:
-    rows: list[EventRow] = []
-    while batch := await reader.next():
-        rows += batch
-    return rows
+async def rest_of(reader: AsyncIterator[list[EventRow]]) -> list[EventRow]:
+    return [row async for batch in reader for row in batch]
 
 
 async def written(
@@ -59,7 +55,7 @@ def seal(request: pytest.FixtureRequest) -> Seal:
 
 @pytest.fixture
 async def log(tmp_path: Path, seal: Seal) -> AsyncIterator[EventLog]:
-    made = EventLog(tmp_path, close_interrupted, seal=seal)
+    made = EventLog(tmp_path, seal=seal)
     yield made
     made.close()
 
@@ -85,10 +81,12 @@ async def test_a_running_response_is_read_from_its_beginning_in_the_file(log: Ev
     reader = log.follow("a")
     rows: list[EventRow] = []
     while len(rows) < 2 * TAIL_ROWS:
-        rows += await reader.next() or []
-    assert await reader.next(0.0) is None, "it waits for the next rows"
+        rows += await anext(reader)
+    rest = asyncio.ensure_future(rest_of(reader))
+    await asyncio.sleep(0.01)
+    assert not rest.done(), "it waits for the next rows"
     log.append_nowait(live, events("end"), last=True)
-    rows += await rest_of(reader)
+    rows += await rest
     assert [row.sequence for row in rows] == list(range(2 * TAIL_ROWS + 1))
 
 
@@ -105,7 +103,7 @@ async def test_rows_are_read_after_they_are_committed(log: EventLog, monkeypatch
     monkeypatch.setattr(EventStore, "write", noted)
     live = log.begin(record("a"), stored=True)
     await log.append(live, events("one", "two"), last=True)
-    assert len(await log.follow_live(live).next() or []) == 2
+    assert len(await anext(log.follow("a"))) == 2
     assert order == ["written 2"]
 
 
@@ -135,7 +133,7 @@ async def test_waiting_appends_are_written_in_one_transaction(log: EventLog, mon
 
 async def test_a_response_that_is_not_stored_leaves_nothing(log: EventLog, tmp_path: Path) -> None:
     live = log.begin(record("a"), stored=False)
-    reader = log.follow_live(live)
+    reader = log.follow(live.record.id)
     await log.append(live, events("secret"))
     assert await log.find("a") is None
     await log.append(live, events("secret"), last=True)
@@ -154,24 +152,16 @@ async def test_a_deleted_response_is_in_no_file(log: EventLog, seal: Seal, tmp_p
     assert all(b"very secret" not in file.read_bytes() for file in tmp_path.iterdir())
 
 
-async def test_the_oldest_are_deleted_when_there_are_too_many_bytes(tmp_path: Path) -> None:
-    log = EventLog(tmp_path, close_interrupted, Retention(max_bytes=2500))
-    for index in range(6):
-        await written(log, str(index), "x" * 1000, created=time.time() - 60 + index)
-    kept = [index for index in range(6) if await log.find(str(index)) is not None]
-    assert kept == [4, 5]
-    log.close()
-
-
 async def there(log: EventLog, *responses: str) -> set[str]:
     return {response for response in responses if await log.last(response) is not None}
 
 
-async def test_bytes_of_requests_count_like_those_of_answers(tmp_path: Path) -> None:
-    log = EventLog(tmp_path, close_interrupted, Retention(max_bytes=2500))
+@pytest.mark.parametrize(("text", "request_"), [("x" * 1000, b"{}"), ("x", b"x" * 1000)], ids=["answers", "requests"])
+async def test_the_oldest_are_deleted_when_there_are_too_many_bytes(tmp_path: Path, text: str, request_: bytes) -> None:
+    log = EventLog(tmp_path, Retention(max_bytes=2500))
     names = [str(index) for index in range(6)]
     for name in names:
-        await written(log, name, "x", created=time.time() - 60 + int(name), request=b"x" * 1000)
+        await written(log, name, text, created=time.time() - 60 + int(name), request=request_)
     assert await there(log, *names) == {"4", "5"}
     log.close()
 
@@ -187,7 +177,7 @@ async def test_shrinking_deletes_many_at_once_and_reads_an_index_only(
         shrink(rows, max_bytes)
 
     monkeypatch.setattr(EventStore, "shrink", counted)
-    log = EventLog(tmp_path, close_interrupted, Retention(max_bytes=100_000))
+    log = EventLog(tmp_path, Retention(max_bytes=100_000))
     for number in range(250):
         await written(log, f"{number:03}", "x" * 980, created=time.time() - 300 + number)
     left = [number for number in range(250) if await log.last(f"{number:03}") is not None]
@@ -210,7 +200,7 @@ async def test_an_owner_below_the_fair_share_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setattr(event_writer, "SHRINK_STEP", step)
-    log = EventLog(tmp_path, close_interrupted, Retention(max_bytes=20_000))
+    log = EventLog(tmp_path, Retention(max_bytes=20_000))
     for number in range(3):
         await written(log, f"ann{number}", "x" * 1000, created=time.time() - 600 + number, owner="ann")
     for number in range(60):
@@ -244,7 +234,7 @@ def test_a_program_that_shares_a_state_directory_says_so(tmp_path: Path, caplog:
 
 async def test_old_responses_are_deleted_from_a_busy_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_writer, "SWEEP_INTERVAL_S", 0.1)
-    log = EventLog(tmp_path, close_interrupted, Retention(max_age=0.2))
+    log = EventLog(tmp_path, Retention(max_age=0.2))
     await written(log, "old", "x")
     async with asyncio.timeout(30):
         while await there(log, "old"):  # queries without a pause
@@ -256,7 +246,7 @@ async def test_an_abandoned_response_is_deleted_and_a_running_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_writer, "SWEEP_INTERVAL_S", 0.05)
-    log = EventLog(tmp_path, close_interrupted, Retention(max_age=100))
+    log = EventLog(tmp_path, Retention(max_age=100))
     for name, age in (("lost", 101.0), ("young", 99.0), ("live", 101.0)):
         live = log.begin(record(name, time.time() - age - event_writer.ABANDONED_S), stored=True)
         await log.append(live, events("x"))
@@ -270,12 +260,12 @@ async def test_an_abandoned_response_is_deleted_and_a_running_one_is_not(
 
 
 async def test_an_old_response_is_not_found_and_is_deleted(tmp_path: Path) -> None:
-    log = EventLog(tmp_path, close_interrupted, Retention(max_age=100))
+    log = EventLog(tmp_path, Retention(max_age=100))
     await written(log, "old", "x", created=time.time() - 101)
     await written(log, "new", "x")
     assert await log.find("old") is None and await log.find("new") is not None
     log.close()
-    again = EventLog(tmp_path, close_interrupted, Retention(max_age=100))
+    again = EventLog(tmp_path, Retention(max_age=100))
     assert await again.last("old") is None and await again.last("new") is not None
     again.close()
 
@@ -290,7 +280,7 @@ async def test_a_failed_write_fails_its_responses_only(log: EventLog, monkeypatc
     monkeypatch.setattr(EventStore, "write", refusing)
     await log.append(live, events("lost"))
     with pytest.raises(PacelineError, match="could not be stored"):
-        await log.follow("a").next()
+        await anext(log.follow("a"))
     monkeypatch.setattr(EventStore, "write", write)
     with pytest.raises(PacelineError, match="could not be stored"):
         await log.append(live, events("more"))
@@ -310,25 +300,25 @@ async def test_the_same_number_is_never_written_twice(tmp_path: Path) -> None:
 
 
 async def test_files_are_private_and_of_one_format(tmp_path: Path) -> None:
-    EventLog(tmp_path / "state", close_interrupted).close()
+    EventLog(tmp_path / "state").close()
     assert [oct(file.stat().st_mode)[-3:] for file in (tmp_path / "state").iterdir()] == ["600", "600"]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / FILE).write_bytes(b"not a database at all, but a text" * 40)
     with pytest.raises(ConfigError, match="not a token log"):
-        EventLog(tmp_path / "other", close_interrupted)
+        EventLog(tmp_path / "other")
     with pytest.raises(ConfigError, match="cannot be used"):
-        EventLog(tmp_path / "other" / FILE, close_interrupted)
+        EventLog(tmp_path / "other" / FILE)
 
 
 async def test_a_second_process_does_not_end_responses_of_the_first(tmp_path: Path) -> None:
-    first = EventLog(tmp_path, close_interrupted)
+    first = EventLog(tmp_path)
     live = first.begin(record("a"), stored=True)
     await first.append(live, [("response.created", b'{"response":{"output":[]}}')])
-    await first.follow("a").next()
-    second = EventLog(tmp_path, close_interrupted)
+    await anext(first.follow("a"))
+    second = EventLog(tmp_path)
     assert len(await second.all("a")) == 1
     second.close()
     first.close()
-    third = EventLog(tmp_path, close_interrupted)
+    third = EventLog(tmp_path)
     assert [row.type for row in await third.all("a")] == ["response.created", "response.failed"]
     third.close()

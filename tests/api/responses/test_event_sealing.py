@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from paceline.api.responses.event_log.conversation_rows import RowSealing
-from paceline.api.responses.event_log.store import FILE, EventRow, EventStore, ResponseRecord
+from paceline.api.responses.store import FILE, EventRow, EventStore, ResponseRecord
 from paceline.errors import ConfigError
-from paceline.sealing import MARK, PLAIN, DamagedError, Seal, StoreSeal, answers_key, open_answers_seal
+from paceline.sealing import MARK, PLAIN, Box, DamagedError, Seal, StoreSeal, answers_key, open_answers_seal
 
 SEAL = StoreSeal.new(bytes(32))
 ASKED = b'{"input":"where does the blue boat moor"}'
@@ -72,15 +71,15 @@ def test_encryption_that_is_broken_off_leaves_every_response_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_log(tmp_path, PLAIN, "a", "b")
-    sealed = RowSealing._encrypt
+    make_key = StoreSeal.make_key
 
-    def second_fails(self: RowSealing, response: str) -> int:
-        if response == "b":
+    def second_fails(self: StoreSeal, owner: str) -> tuple[bytes, Box]:
+        if owner == "b":
             raise OSError("no room")
-        return sealed(self, response)
+        return make_key(self, owner)
 
     with monkeypatch.context() as patch, pytest.raises(ConfigError, match="no room"):
-        patch.setattr(RowSealing, "_encrypt", second_fails)
+        patch.setattr(StoreSeal, "make_key", second_fails)
         EventStore(tmp_path, SEAL)
     with closing(EventStore(tmp_path, PLAIN)) as store:
         assert is_whole(store, "a") and is_whole(store, "b")

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.api.http.errors import Failure, encode_json
-from paceline.api.responses.event_log.replay import close_interrupted, replay
-from paceline.api.responses.event_log.store import ENDS, EventRow
 from paceline.api.responses.events import Event, ResponseEvents
+from paceline.api.responses.replay import close_interrupted, replay
+from paceline.api.responses.store import ENDS, EventRow
 from paceline.runtime.service import Citation, GenerateEvent, TextDelta, TokenLogprob
 from tests.api.scripted import done
 

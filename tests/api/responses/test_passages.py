@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.api.http.errors import encode_json
-from paceline.api.responses.event_log.log import EventLog
-from paceline.api.responses.event_log.replay import close_interrupted, replay
-from paceline.api.responses.passages import stored_form
+from paceline.api.responses.log import EventLog
+from paceline.api.responses.replay import replay, stored_form
 from paceline.runtime.service import Citation
 from tests.api.responses.test_event_log import record, rest_of
 from tests.api.scripted import done
@@ -59,7 +58,7 @@ def places(data: bytes) -> list[str | None]:
 async def chunks(tmp_path: Path) -> AsyncIterator[Chunks]:
     """Chunks, to which a stored response refers."""
     known = {3: (OWN, HEADING), 4: (FILED, "")}
-    log = EventLog(tmp_path, close_interrupted)
+    log = EventLog(tmp_path)
     live = log.begin(record("a"), stored=True)
     reader = log.follow("a")
     await log.append(live, [("response.created", b'{"response": {"output": []}}')])
@@ -72,9 +71,7 @@ async def chunks(tmp_path: Path) -> AsyncIterator[Chunks]:
 
 
 async def test_passages_are_read_while_their_document_is_there(tmp_path: Path, chunks: Chunks) -> None:
-    log = EventLog(
-        tmp_path, close_interrupted, passages=lambda ids: {each: chunks[each] for each in {*ids} & {*chunks}}
-    )
+    log = EventLog(tmp_path, passages=lambda ids: {each: chunks[each] for each in {*ids} & {*chunks}})
     for removed, expected, heading in (
         (0, [FILED, OWN, FILED, ""], HEADING),
         (3, [FILED, "", FILED, ""], None),

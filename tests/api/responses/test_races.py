@@ -9,8 +9,8 @@ from typing import TypeVar
 import httpx
 import pytest
 
-from paceline.api.responses.event_log.log import EventLog, Retention
-from paceline.api.responses.event_log.store import EventStore, ResponseRecord
+from paceline.api.responses.log import EventLog, Retention
+from paceline.api.responses.store import EventStore, ResponseRecord
 from paceline.errors import ConfigError
 from paceline.runtime.service import TextDelta
 from tests.api.responses.test_endpoint import error_of, post
@@ -138,7 +138,7 @@ def test_a_response_whose_writing_failed_midway_has_an_end_for_every_reader(monk
         assert http.get(f"/v1/responses/{made}", params=query).content == b""
         service.script = Script([TextDelta("Yes.", 1), done()])
         assert post(http, previous_response_id=made).status_code == 200
-        assert service.requests[-1].messages[1]["content"] == "Hello"
+        assert service.requests[-1].prompt.messages[1]["content"] == "Hello"
 
 
 def test_an_expired_response_can_be_deleted() -> None:

@@ -179,18 +179,18 @@ def test_what_is_asked_becomes_a_chat(http: httpx.Client, service: ScriptedServi
         stop_sequences=["END"],
     )
     (asked,) = service.requests
-    assert [message["role"] for message in asked.messages] == ["system", "user", "assistant", "tool", "user"]
-    assert asked.messages[0]["content"] == "Be kind.\nBe brief."
-    assert "hm" not in asked.messages[2]["content"] and '"city": "Paris"' in asked.messages[2]["content"]
-    assert "rain" in asked.messages[3]["content"]
-    assert (asked.max_tokens, asked.stop) == (9, ("END",))
+    assert [message["role"] for message in asked.prompt.messages] == ["system", "user", "assistant", "tool", "user"]
+    assert asked.prompt.messages[0]["content"] == "Be kind.\nBe brief."
+    assert "hm" not in asked.prompt.messages[2]["content"] and '"city": "Paris"' in asked.prompt.messages[2]["content"]
+    assert "rain" in asked.prompt.messages[3]["content"]
+    assert (asked.output.max_tokens, asked.output.stop) == (9, ("END",))
     assert (asked.sampling.temperature, asked.sampling.top_k, asked.sampling.top_p) == (0.5, 7, 0.9)
 
 
 def test_a_failed_tool_is_said_to_have_failed(http: httpx.Client, service: ScriptedService) -> None:
     failed = {"type": "tool_result", "tool_use_id": "a", "content": "no such city", "is_error": True}
     whole(http, messages=[{"role": "user", "content": [failed]}])
-    assert "Error: no such city" in service.requests[0].messages[0]["content"]
+    assert "Error: no such city" in service.requests[0].prompt.messages[0]["content"]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_tool_choices_hold(
     http: httpx.Client, service: ScriptedService, choice: dict[str, object], required: bool, parallel: bool
 ) -> None:
     whole(http, tools=[TOOL], tool_choice=choice)
-    constraint = service.requests[0].constraint
+    constraint = service.requests[0].output.constraint
     assert constraint is not None
     fields = json.loads(constraint.text)
     assert (fields["required"], fields["parallel"]) == (required, parallel)
@@ -237,14 +237,14 @@ def test_tools_are_offered_from_where_a_message_says(
     http: httpx.Client, service: ScriptedService, later: list[dict[str, object]], offered: set[str]
 ) -> None:
     whole(http, messages=[USER, *later], tools=[TOOL, LATER])
-    prompt = str(service.requests[0].messages)
+    prompt = str(service.requests[0].prompt.messages)
     assert {name for name in ("weather", "later", "new") if f'"name": "{name}"' in prompt} == offered
 
 
 def test_system_messages_stand_where_they_were_sent(http: httpx.Client, service: ScriptedService) -> None:
     texts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]
     whole(http, system="First.", messages=[USER, {"role": "system", "content": texts}])
-    assert [(one["role"], one["content"]) for one in service.requests[0].messages] == [
+    assert [(one["role"], one["content"]) for one in service.requests[0].prompt.messages] == [
         ("system", "First."),
         ("user", "Hi"),
         ("system", "Be brief.\nBe kind."),
@@ -255,7 +255,7 @@ def test_a_system_message_for_one_turn_is_gone_in_the_next(http: httpx.Client, s
     once = {"role": "system", "content": "Plan only.", "clear_at": "next_user_message"}
     whole(http, messages=[USER, once])
     whole(http, messages=[USER, once, {"role": "assistant", "content": "A plan."}, USER])
-    assert ["Plan only." in str(one.messages) for one in service.requests] == [True, False]
+    assert ["Plan only." in str(one.prompt.messages) for one in service.requests] == [True, False]
 
 
 def test_blocks_of_other_servers_that_are_no_text_are_left_out(http: httpx.Client, service: ScriptedService) -> None:
@@ -266,7 +266,7 @@ def test_blocks_of_other_servers_that_are_no_text_are_left_out(http: httpx.Clien
         {"type": "text", "text": "Hello.", "citations": None},
     ]
     whole(http, messages=[USER, {"role": "assistant", "content": earlier}, USER])
-    assert service.requests[0].messages[1]["content"] == "They greeted.\nHello."
+    assert service.requests[0].prompt.messages[1]["content"] == "They greeted.\nHello."
 
 
 def test_a_count_has_the_same_roles(http: httpx.Client) -> None:
@@ -278,13 +278,13 @@ def test_a_count_has_the_same_roles(http: httpx.Client) -> None:
 def test_a_format_holds_the_answer(http: httpx.Client, service: ScriptedService, place: str) -> None:
     wanted = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
     whole(http, **{place: {"format": wanted} if place == "output_config" else wanted})
-    constraint = service.requests[0].constraint
+    constraint = service.requests[0].output.constraint
     assert constraint is not None and constraint.kind == "json_schema"
 
 
 def test_a_workflow_behind_the_models_name_is_a_switch_here_too(http: httpx.Client, service: ScriptedService) -> None:
     assert whole(http, model="scripted:advanced")["model"] == "scripted:advanced"
-    assert service.requests[0].workflow == "advanced"
+    assert service.requests[0].sources.workflow == "advanced"
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}

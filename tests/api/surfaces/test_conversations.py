@@ -11,10 +11,9 @@ import httpx
 import openai
 import pytest
 
-from paceline.api.responses.event_log.conversation_rows import MAX_BYTES
-from paceline.api.responses.event_log.conversations import Conversations
-from paceline.api.responses.event_log.log import EventLog, Retention
-from paceline.api.responses.event_log.replay import close_interrupted
+from paceline.api.responses.conversations import Conversations
+from paceline.api.responses.log import EventLog, Retention
+from paceline.api.responses.store import MAX_CONVERSATION
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import Citation
 from tests.api.generation.test_request import fault
@@ -48,7 +47,7 @@ def test_responses_add_what_was_asked_and_answered(client: openai.OpenAI, servic
     first = ask(client, "Hi", conversation=made.id)
     assert first.conversation is not None and first.conversation.id == made.id
     ask(client, "And?", conversation={"id": made.id}, stream=False)
-    assert [message["content"] for message in service.requests[1].messages] == [
+    assert [message["content"] for message in service.requests[1].prompt.messages] == [
         "I am Ann.",
         "Hi",
         "Hello there.",
@@ -163,19 +162,19 @@ def item(text: str) -> dict[str, object]:
 
 
 async def test_a_conversation_outlives_the_process_and_keeps_its_latest_items(tmp_path: Path) -> None:
-    log = EventLog(tmp_path, close_interrupted)
+    log = EventLog(tmp_path)
     await Conversations(log).create("conv_a", "ann", {}, [])
     for number in range(6):
-        await Conversations(log).add("conv_a", "ann", [item(f"{number}" * (MAX_BYTES // 4))])
+        await Conversations(log).add("conv_a", "ann", [item(f"{number}" * (MAX_CONVERSATION // 4))])
     log.close()
-    log = EventLog(tmp_path, close_interrupted)
+    log = EventLog(tmp_path)
     kept = await Conversations(log).items("conv_a", "ann")
     assert [str(each["content"])[0] for each in kept] == ["3", "4", "5"]
     log.close()
 
 
 async def test_a_deleted_item_is_in_no_file(tmp_path: Path) -> None:
-    log = EventLog(tmp_path, close_interrupted)
+    log = EventLog(tmp_path)
     conversations = Conversations(log)
     await conversations.create("conv_a", "ann", {}, [item("a"), item("a very secret text" * 500)])
     assert any(b"very secret" in file.read_bytes() for file in tmp_path.iterdir())
@@ -186,7 +185,7 @@ async def test_a_deleted_item_is_in_no_file(tmp_path: Path) -> None:
 
 
 async def test_conversations_count_in_the_room_of_responses_and_the_oldest_go(tmp_path: Path) -> None:
-    log = EventLog(tmp_path, close_interrupted, Retention(max_bytes=25_000))
+    log = EventLog(tmp_path, Retention(max_bytes=25_000))
     conversations = Conversations(log)
     for number in range(6):
         await conversations.create(f"conv_{number}", "ann", {}, [item("x" * 10_000)])
@@ -204,7 +203,7 @@ async def test_conversations_count_in_the_room_of_responses_and_the_oldest_go(tm
 async def test_one_that_did_not_change_for_too_long_is_not_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = EventLog(tmp_path, close_interrupted, Retention(max_age=1000.0))
+    log = EventLog(tmp_path, Retention(max_age=1000.0))
     conversations = Conversations(log)
     now = time.time()
     await conversations.create("conv_a", "ann", {}, [])

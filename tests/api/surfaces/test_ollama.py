@@ -115,7 +115,7 @@ def test_options_are_sampling_parameters(http: httpx.Client, service: ScriptedSe
     chat(http, options=options)
     (asked,) = service.requests
     sampling = asked.sampling
-    assert (asked.max_tokens, asked.stop, asked.seeded) == (5, ("END",), True)
+    assert (asked.output.max_tokens, asked.output.stop, asked.strategy.seeded) == (5, ("END",), True)
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.3, 4, 0.5, 0.1)
     assert (sampling.seed, sampling.repetition_penalty) == (42, 1.2)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.1, 0.2)
@@ -123,7 +123,7 @@ def test_options_are_sampling_parameters(http: httpx.Client, service: ScriptedSe
 
 def test_numbers_that_mean_no_limit_and_no_seed_are_read_so(http: httpx.Client, service: ScriptedService) -> None:
     chat(http, options={"num_predict": -1, "seed": -1})
-    assert service.requests[0].max_tokens is None and not service.requests[0].seeded
+    assert service.requests[0].output.max_tokens is None and not service.requests[0].strategy.seeded
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_format_holds_the_answer(
     http: httpx.Client, service: ScriptedService, wanted: object, kind: str | None
 ) -> None:
     generate(http, format=wanted)
-    constraint = service.requests[0].constraint
+    constraint = service.requests[0].output.constraint
     assert (None if constraint is None else constraint.kind) == kind
 
 
@@ -145,7 +145,7 @@ def test_earlier_calls_and_results_are_part_of_the_chat(http: httpx.Client, serv
         {"role": "tool", "content": "rain", "tool_name": "weather"},
     ]
     chat(http, messages=messages)
-    told = service.requests[0].messages
+    told = service.requests[0].prompt.messages
     assert '"city": "Paris"' in told[1]["content"] and "rain" in told[2]["content"]
 
 
@@ -154,7 +154,7 @@ def test_a_generation_has_a_system_message_and_names_may_have_the_tag_latest(
 ) -> None:
     body = generate(http, model="scripted:latest", system="Be kind.", keep_alive="5m", stream=False).json()
     assert body["model"] == "scripted:latest"
-    assert [message["content"] for message in service.requests[0].messages] == ["Be kind.", "Hi"]
+    assert [message["content"] for message in service.requests[0].prompt.messages] == ["Be kind.", "Hi"]
 
 
 @pytest.mark.parametrize(

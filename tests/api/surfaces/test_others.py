@@ -47,7 +47,7 @@ def test_what_cannot_be_ranked_is_refused_by_name(
 def test_a_side_without_a_reranker_says_what_to_do(tmp_path: Path) -> None:
     with serving_node(tmp_path) as (url, _), client_of(url) as http:
         refused = http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
-        assert "--reranker" in str(fault(refused, 404)["message"])
+        assert "[tuning]" in str(fault(refused, 404)["message"])
 
 
 def test_tokens_are_those_that_the_model_is_sent(tmp_path: Path) -> None:

@@ -67,11 +67,11 @@ def test_a_recorded_count_counts(http: httpx.Client) -> None:
 
 
 def roles(service: ScriptedService) -> list[str]:
-    return [message["role"] for message in service.requests[-1].messages]
+    return [message["role"] for message in service.requests[-1].prompt.messages]
 
 
 def prompt(service: ScriptedService) -> str:
-    return "\n".join(message["content"] for message in service.requests[-1].messages)
+    return "\n".join(message["content"] for message in service.requests[-1].prompt.messages)
 
 
 def test_a_system_message_stays_in_its_place(http: httpx.Client, service: ScriptedService) -> None:
@@ -81,7 +81,7 @@ def test_a_system_message_stays_in_its_place(http: httpx.Client, service: Script
 
 def test_a_pdf_that_a_tool_has_read_is_read_too(http: httpx.Client, service: ScriptedService) -> None:
     sent(http, recorded("claude_code_after_tools"))
-    (results,) = (message["content"] for message in service.requests[-1].messages if message["role"] == "tool")
+    (results,) = (message["content"] for message in service.requests[-1].prompt.messages if message["role"] == "tool")
     assert "The lease ends in May." in results
 
 

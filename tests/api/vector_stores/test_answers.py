@@ -17,6 +17,7 @@ from paceline.engine.fake import fake_model
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
+from paceline.runtime.parts import NodeParts, Offer
 from tests.api.scripted import WAIT, ScriptedService, client_of, serving
 
 MODEL = "fake"
@@ -33,7 +34,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     stop: list[tuple[asyncio.AbstractEventLoop, HttpServer]] = []
 
     async def serve(store: DocumentStore) -> None:
-        async with Node("cloud", fake_model(), store, served_name=MODEL, max_tokens_default=8) as node:
+        async with Node("cloud", fake_model(), store, NodeParts(offer=Offer(name=MODEL, max_tokens=8))) as node:
             server = HttpServer(create_app(node, keyring=Keyring({"ann": None, "bert": None})), ready.set)
             stop.append((asyncio.get_running_loop(), server))
             await server.serve([listener])

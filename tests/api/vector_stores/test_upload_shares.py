@@ -14,8 +14,9 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from paceline.api.http.auth import Identity
-from paceline.api.vector_stores.files import FilesEndpoint
+from paceline.api.vector_stores.files import UploadTurns, create_file
 from paceline.rag.store.files import MAX_ARRIVING, Arrival
+from paceline.rag.store.library import Library
 from tests.api.scripted import WAIT
 from tests.api.vector_stores.test_files import opened
 
@@ -30,13 +31,17 @@ HEAD = (
 TAIL = b"\r\n--x--\r\n"
 
 
+Uploads = tuple[Library, UploadTurns]
+
+
 @pytest.fixture
-def files(tmp_path: Path) -> Iterator[FilesEndpoint]:
+def files(tmp_path: Path) -> Iterator[Uploads]:
     for service in opened(tmp_path):
-        yield FilesEndpoint(service)
+        assert service.library is not None
+        yield service.library, UploadTurns()
 
 
-async def upload(files: FilesEndpoint, key: str) -> int:
+async def upload(files: Uploads, key: str) -> int:
     """Bytes of a file that is stored, whose parts are there whenever they are asked for."""
     parts = iter([HEAD, *[key.encode() * 100] * PARTS, TAIL])
 
@@ -50,15 +55,15 @@ async def upload(files: FilesEndpoint, key: str) -> int:
         "method": "POST",
         "path": "/v1/files",
         "headers": [(b"content-type", b"multipart/form-data; boundary=x")],
-        "state": {"identity": Identity(key=key)},
     }
-    answer = await files.create(Request(scope, receive))
+    library, turns = files
+    answer = await create_file(Request(scope, receive), library, Identity(key=key), turns)
     assert answer.status_code == 200
     return int(json.loads(bytes(answer.body))["bytes"])
 
 
 async def test_parts_of_one_key_s_many_uploads_alternate_with_those_of_another_key(
-    files: FilesEndpoint, monkeypatch: pytest.MonkeyPatch
+    files: Uploads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
     write = Arrival.write
@@ -77,7 +82,7 @@ async def test_parts_of_one_key_s_many_uploads_alternate_with_those_of_another_k
 
 
 async def test_a_key_whose_uploads_all_wait_for_the_disk_leaves_threads_to_another(
-    files: FilesEndpoint, monkeypatch: pytest.MonkeyPatch
+    files: Uploads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released, on_disk, complete = threading.Event(), threading.Event(), Arrival.complete
 
@@ -102,8 +107,8 @@ async def test_a_key_whose_uploads_all_wait_for_the_disk_leaves_threads_to_anoth
             await asyncio.gather(*anns)
 
 
-async def test_nothing_is_kept_of_owners_whose_uploads_have_ended_or_were_cancelled(files: FilesEndpoint) -> None:
-    turns = files._turns
+async def test_nothing_is_kept_of_owners_whose_uploads_have_ended_or_were_cancelled(files: Uploads) -> None:
+    _, turns = files
     waiting = [asyncio.create_task(turns.part(owner)) for owner in (ANN, ANN, BERT)]
     await asyncio.sleep(0)
     waiting[0].cancel()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench.aggregation.link_replay import Link, Replay, Result, Trace
 from bench.aggregation.placement_rules import RULES, Always, Random, Rule, Static
-from paceline.core.aggregation.placement import synchronous_seconds, token_seconds
+from lab.baselines.dragon import synchronous_seconds, token_seconds
 from paceline.core.side import Side, other
 
 acceptances = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30)

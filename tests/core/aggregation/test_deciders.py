@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from paceline.core.aggregation.deciders import deciders
+from paceline.core.aggregation.weights import deciders
 
 
 def test_a_document_with_a_large_share_of_the_tokens_probability_decided_it() -> None:

@@ -5,18 +5,27 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.core.aggregation.exactness import Ranking, greedy_is_exact, head_by_score, sample_is_exact
+from paceline.core.aggregation.exactness import Ranking, greedy_is_exact, sample_is_exact
 from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import Dist, best_indices
 from paceline.core.sampling.noise import gumbel
 from paceline.core.sampling.row import top_by_score
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
+from tests.core.dists import from_logits
 
 VOCAB = 8
 
 
+def head_by_score(dist: Dist, params: SamplingParams, position: int, k: int) -> Dist:
+    """The first k ids of `top_by_score`, on which the target at this position most likely depends.
+
+    Without top-k, top-p and min-p they include the side's draft, `sample(dist)`.
+    """
+    return dist if len(dist.ids) <= k else dist.kept_at(np.sort(top_by_score(dist, params, position, k)))
+
+
 def random_row(generator: np.random.Generator, spread: float) -> np.ndarray:
-    return Dist.from_logits(generator.normal(size=VOCAB) * spread).probs
+    return from_logits(generator.normal(size=VOCAB) * spread).probs
 
 
 def completions(generator: np.random.Generator, head: Dist, tries: int) -> list[np.ndarray]:
@@ -156,7 +165,7 @@ def test_a_small_payload_of_a_large_vocabulary_is_mostly_exact(ranking: Ranking,
     num_exact, params = 0, SamplingParams(seed=1)
     for position in range(20):
         scores = generator.normal(size=30_000)
-        ours, theirs = (Dist.from_logits((scores + generator.normal(size=30_000) * 0.3) * 6.0) for _ in range(2))
+        ours, theirs = (from_logits((scores + generator.normal(size=30_000) * 0.3) * 6.0) for _ in range(2))
         by_score = head_by_score(theirs, params, position, kept)
         head = by_score if ranking == "score" else filter_top(theirs, SamplingParams(top_k=kept))
         num_exact += sample_is_exact(ours, head, params, position, weight=0.5, ranking=ranking)
@@ -167,7 +176,7 @@ def test_a_small_payload_of_a_large_vocabulary_is_mostly_exact(ranking: Ranking,
 def test_the_ranking_of_a_large_vocabulary_is_that_of_all_scores(params: SamplingParams) -> None:
     generator = np.random.default_rng(11)
     for position, spread in enumerate([0.5, 2.0, 6.0, 40.0]):
-        dist = Dist.from_logits(generator.normal(size=20_000) * spread)
+        dist = from_logits(generator.normal(size=20_000) * spread)
         noise = gumbel(params.seed, position, dist.ids) if params.temperature else 0.0
         order = np.argsort(-(np.log(dist.probs) + noise), kind="stable")
         for k in (1, 24, 256, 2000):

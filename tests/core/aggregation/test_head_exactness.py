@@ -13,6 +13,7 @@ from paceline.core.sampling.noise import gumbel
 from paceline.core.sampling.row import HEAD_BY_PROB, RowHead, row_head
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 from paceline.wire.dist_codec import decode_head, encode_head
+from tests.core.dists import from_logits
 
 SAMPLINGS = {
     "plain": SamplingParams(seed=3),
@@ -32,7 +33,7 @@ def rows(rng: np.random.Generator, vocab: int, kind: str) -> tuple[Dist, Dist]:
     else:  # as a model's: Zipf's law with a clear winner
         base, apart = -rng.uniform(1.1, 2.5) * np.log(rng.permutation(vocab) + 1.0), 0.7
         base[int(np.argmax(base))] += rng.uniform(0.0, 4.0)
-    first, second = (Dist.from_logits(base + rng.normal(size=vocab) * apart) for _ in range(2))
+    first, second = (from_logits(base + rng.normal(size=vocab) * apart) for _ in range(2))
     return first, second
 
 
@@ -113,6 +114,6 @@ def test_a_head_bounds_all_that_it_lacks() -> None:
 
 
 def test_a_head_of_a_small_vocabulary_is_the_row() -> None:
-    dist = Dist.from_logits(np.linspace(0.0, 3.0, 100))
+    dist = from_logits(np.linspace(0.0, 3.0, 100))
     head = row_head(dist, SamplingParams(), 0)
     assert head.dist is dist and head.whole

@@ -26,11 +26,12 @@ from paceline.core.aggregation.weights import (
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams, sample
 from tests.core.chi_square import assert_drawn_from
+from tests.core.dists import from_logits
 
 LEFT, RIGHT = Dist.dense(np.array([0.8, 0.2])), Dist.dense(np.array([0.4, 0.6]))
 VOCAB = 7
 scores = st.floats(-50, 50)
-rows = st.lists(st.floats(-6, 6), min_size=VOCAB, max_size=VOCAB).map(lambda row: Dist.from_logits(np.array(row)))
+rows = st.lists(st.floats(-6, 6), min_size=VOCAB, max_size=VOCAB).map(lambda row: from_logits(np.array(row)))
 documents = st.lists(st.tuples(rows, scores), min_size=1, max_size=5)
 
 
@@ -146,7 +147,7 @@ def test_evidence_decays_and_no_token_counts_for_more_than_its_bound(before: flo
 def test_the_head_of_a_distribution_gives_the_same_evidence_as_all_of_it() -> None:
     rng = np.random.default_rng(3)
     for _ in range(50):
-        dist = Dist.from_logits(rng.normal(size=5000) * 4.0)
+        dist = from_logits(rng.normal(size=5000) * 4.0)
         head = evidence_head(dist)
         assert 0 < len(head.ids) < 300
         of_dist, of_head = (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.pace import MEMORY, SEEN, StepTimes
+from paceline.core.batching.pace import SEEN, StepTimes
 
 
 def seen(*steps: tuple[int, float], times: int = SEEN) -> StepTimes:
@@ -38,32 +38,6 @@ def test_stalls_change_nothing() -> None:
         times.record(rows, (0.01 + 0.001 * rows) * (5.0 if draw.random() < 0.1 else 1.0))
     for rows in (1, 8, 64):
         assert times.at(rows) == pytest.approx(0.01 + 0.001 * rows)
-
-
-def test_what_is_old_is_forgotten_the_sooner_the_less_it_was() -> None:
-    times = seen((64, 0.3), (1, 0.1))
-    times.record(200, 5.0)  # a stall
-    assert times.at(200) == 5.0
-    for _ in range(MEMORY // SEEN + 1):
-        times.record(1, 0.1)
-    assert times.at(200) < 1.0, "as the others let expect"
-    times.record(200, 0.7)
-    assert times.at(200) == 0.7, "what is seen again counts together"
-    assert times.knows(1)
-    for _ in range(MEMORY + 1):
-        times.record(64, 0.3)
-    assert not times.knows(1) and times.knows(32)
-
-
-def test_few_rows_are_known_once_they_were_seen_more_than_once() -> None:
-    times = StepTimes()
-    assert not times
-    times.record(0, 1.0)
-    times.record(1, 0.0)
-    assert not times
-    for known in (False, False, True):
-        times.record(4, 0.1)
-        assert times.knows(2) is known and not times.knows(1)
 
 
 @given(st.lists(st.tuples(st.integers(1, 600), st.floats(1e-6, 10.0)), min_size=1, max_size=60))

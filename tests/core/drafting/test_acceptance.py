@@ -13,17 +13,6 @@ from paceline.core.drafting.acceptance import MAX_RANKS, AcceptanceByRank, margi
 CLASSES = range(margin_class(math.inf) + 1)
 
 
-@given(st.floats(0.0, 50.0), st.floats(0.0, 50.0))
-def test_the_margin_class_rises_with_the_margin(one: float, other: float) -> None:
-    assert (margin_class(one) <= margin_class(other)) == (one <= other) or margin_class(one) == margin_class(other)
-    assert margin_class(one) in CLASSES
-
-
-def test_the_prior_rises_with_the_margin_class() -> None:
-    firsts = [AcceptanceByRank().probs(group)[0] for group in CLASSES]
-    assert firsts == sorted(firsts) and firsts[0] < firsts[-1]
-
-
 @given(st.lists(st.tuples(st.sampled_from(CLASSES), st.none() | st.integers(0, 70)), max_size=200))
 def test_the_rates_of_a_class_sum_to_at_most_one(seen: list[tuple[int, int | None]]) -> None:
     table = AcceptanceByRank()

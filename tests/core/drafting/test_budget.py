@@ -11,15 +11,8 @@ from hypothesis import strategies as st
 
 from paceline.core.batching.segment import StepSize
 from paceline.core.drafting.budget import (
-    IDLE_TREES_PER_RETRY,
-    RETRY_INTERVAL,
-    STEP_CLASSES,
-    AcceptanceCalibration,
     AdaptiveBudget,
     BudgetStats,
-    FixedBudget,
-    TimeCredit,
-    step_class,
 )
 
 StepTime = Callable[[int], float]  # rows → seconds
@@ -141,71 +134,3 @@ def test_a_stall_does_not_stop_drafting() -> None:
 
     _, _, drafts = play(stats, 40, stalls, lambda count: min(count, 2), expected=0.8)
     assert sum(count > 0 for count in drafts) > 35
-
-
-def test_steps_without_time_and_prefills_are_ignored() -> None:
-    stats, budget = BudgetStats(), AdaptiveBudget(BudgetStats(), rows=8)
-    budget.record(4, 1.0, 1, StepSize(5, 1), 0.0)  # no time has passed
-    budget.record(4, 1.0, 1, StepSize(5000, 1), 1.0)  # the step contains a prefill
-    assert budget.stats()["draft_steps"] == 0
-    stats.record_step(StepSize(5000, 1), 1.0)
-    assert not stats.times(1).measured
-
-
-def test_calibration_is_the_ratio_of_accepted_to_expected_tokens() -> None:
-    ratio = AcceptanceCalibration()
-    for _ in range(200):
-        ratio.add(2.0, 1)
-    assert ratio.calibration == pytest.approx(0.5, abs=0.02)
-    assert ratio.for_next_request().calibration == ratio.calibration
-
-
-def test_credit_is_bounded_on_both_sides() -> None:
-    credit = TimeCredit(0.0)
-    for _ in range(1000):
-        credit.drafted(1.0)
-    assert credit.credit == 16.0
-    for _ in range(1000):
-        credit.drafted(-1.0)
-    assert credit.credit == -1.0
-    credit.plain()
-    assert credit.credit > -1.0
-
-
-def test_a_fixed_budget_is_constant() -> None:
-    budget = FixedBudget(3)
-    assert budget.max_draft_tokens() == 3 and budget.choose([0.1] * 5) == 3 and budget.choose([0.1]) == 1
-    budget.record(3, 0.3, 0, StepSize(4, 1), 1.0)
-    assert budget.stats() == {}
-
-
-def test_step_classes() -> None:
-    assert [step_class(rows) for rows in (1, 5, 64, 65, 5000)] == [1, 6, 64, 80, STEP_CLASSES[-1]]
-
-
-def test_the_pause_grows_with_the_unused_trees_of_all_requests_and_of_this_one() -> None:
-    stats = BudgetStats()
-    waits: dict[int, list[int]] = {}
-    for others in (0, 2 * IDLE_TREES_PER_RETRY, 100 * IDLE_TREES_PER_RETRY):
-        stats.idle, budget = others, AdaptiveBudget(stats, rows=8)
-        waits[others] = []
-        for _ in range(5):
-            assert budget.choose((1e-6,)) == 0
-            waits[others].append(budget._pause)
-    assert waits == {
-        0: [1, 3, 7, 15, RETRY_INTERVAL],
-        2 * IDLE_TREES_PER_RETRY: [
-            2 * RETRY_INTERVAL,
-            3 * RETRY_INTERVAL,
-            3 * RETRY_INTERVAL,
-            3 * RETRY_INTERVAL,
-            3 * RETRY_INTERVAL,
-        ],
-        100 * IDLE_TREES_PER_RETRY: [
-            2 * RETRY_INTERVAL,
-            3 * RETRY_INTERVAL,
-            4 * RETRY_INTERVAL,
-            4 * RETRY_INTERVAL,
-            4 * RETRY_INTERVAL,
-        ],
-    }

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.baselines.flowspec import LayeredTree
 from paceline.core.batching.segment import ROOT, Batch, Segment, SeqId
-from paceline.core.drafting.growing_tree import GrowingTree, Node
-from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree, TokenTree
+from paceline.core.drafting.growing_tree import DraftNode, GrowingTree
+from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree
 from paceline.engine.sequence_table import SequenceTable
+from tests.core.drafting.draft_paths import text
 
 SEQ = SeqId(1)
 
@@ -29,26 +31,35 @@ def drafts(draw: st.DrawFn, most: int = 20) -> DraftTree:
     probs: list[float] = []
     for parent in parents:
         probs.append((1.0 if parent < 0 else probs[parent]) * draw(st.sampled_from((1.0, 0.9, 0.5, 0.25, 0.0))))
-    return DraftTree(TokenTree(tuple(tokens), tuple(parents)), tuple(probs), (0,) * len(tokens))
+    return DraftTree(tuple(tokens), tuple(parents), tuple(probs))
+
+
+def path(tree: GrowingTree, node: DraftNode) -> tuple[int, ...]:
+    tokens: list[int] = []
+    while node is not tree.head:
+        tokens.append(node.token)
+        assert node.parent is not None
+        node = node.parent
+    return tuple(reversed(tokens))
 
 
 def paths(tree: GrowingTree) -> set[tuple[int, ...]]:
-    return {tuple(tree.path(node)) for node in tree.nodes if node is not tree.head}
+    return {path(tree, node) for node in tree.nodes if node is not tree.head}
 
 
 def texts(drafted: DraftTree) -> set[tuple[int, ...]]:
-    return {drafted.tree.text(node) for node in range(len(drafted))}
+    return {text(drafted, node) for node in range(len(drafted))}
 
 
-def started(position: int = 0) -> GrowingTree:
+def started(*, kind: type[GrowingTree] = GrowingTree) -> GrowingTree:
     """A tree whose head is the first token after the prompt."""
-    tree = GrowingTree(position)
+    tree = kind(0)
     tree.head.known = True
     tree.advance(0)
     return tree
 
 
-def answer(nodes: Iterable[Node]) -> None:
+def answer(nodes: Iterable[DraftNode]) -> None:
     for node in nodes:
         if node.alive:
             node.known = True
@@ -69,17 +80,17 @@ def test_a_merge_holds_both_trees_once_and_the_first_one_first(first: DraftTree,
 
 @given(drafts(), st.integers(1, 8), st.booleans())
 def test_segments_hold_parents_before_children_and_the_best_nodes_first(
-    drafted: DraftTree, size: int, by_score: bool
+    drafted: DraftTree, size: int, layered: bool
 ) -> None:
-    tree = started()
+    tree = started(kind=LayeredTree if layered else GrowingTree)
     tree.merge(drafted)
-    sent: list[Node] = []
-    while nodes := tree.best(size, by_score=by_score):
+    sent: list[DraftNode] = []
+    while nodes := tree.best(size):
         tree.send(nodes)
         sent += nodes
         tree.check()
     assert sent[0] is tree.head and len(sent) == len(tree) and [node.row for node in sent] == list(range(len(sent)))
-    key = [node.score if by_score else -node.position for node in sent]
+    key = [-node.position if layered else node.score for node in sent]
     assert key == sorted(key, reverse=True)
     seen = {ROOT}
     for node in sent:
@@ -117,22 +128,22 @@ def test_two_prunes_are_one(drafted: DraftTree, data: st.DataObject) -> None:
 
 @settings(max_examples=200)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 8), st.booleans())
-def test_any_course_of_an_answer_keeps_the_invariants(seed: int, depth: int, size: int, by_score: bool) -> None:
+def test_any_course_of_an_answer_keeps_the_invariants(seed: int, depth: int, size: int, layered: bool) -> None:
     """Random drafts, tokens and answers in order, against a stage's table that learns of each prune late or early."""
     chance = random.Random(seed)
-    tree = started()
+    tree = started(kind=LayeredTree if layered else GrowingTree)
     head_side, stage = (SequenceTable(vocab_size=8, max_positions=10_000) for _ in range(2))
     for table in (head_side, stage):
         table.written(table.place(Batch((Segment(SEQ, 0, (1, 2)),))))
     committed = 2
-    under_way: list[list[Node]] = []
+    under_way: list[list[DraftNode]] = []
     news: list[tuple[str, object]] = []  # what the stage has not heard yet: segments in order, prunes at any time
     wanted: set[int] = set()  # rows whose answer was used
     for _ in range(30):
         tree.forget_waiting()
         tree.merge(_random_draft(chance))
         tree.check()
-        while len(under_way) < depth and (nodes := tree.best(size, by_score=by_score)):
+        while len(under_way) < depth and (nodes := tree.best(size)):
             start = committed + tree.num_open_rows
             tree.send(nodes)
             segment = Segment(
@@ -197,14 +208,13 @@ def _random_draft(chance: random.Random) -> DraftTree:
             parents.append(parent)
             tokens.append(token)
     probs = [chance.random() for _ in tokens]  # of a drafter that scores children above their parents
-    return DraftTree(TokenTree(tuple(tokens), tuple(parents)), tuple(probs), (0,) * len(tokens))
+    return DraftTree(tuple(tokens), tuple(parents), tuple(probs))
 
 
 def test_what_hangs_below_another_token_is_dropped_and_scores_are_given_the_new_head() -> None:
     """Figure 2 of the paper: of the rows 0 to 7, rows 0 and 1 are accepted and 3, 6 and 7 stay."""
     tree = started()
-    drafted = TokenTree((1, 2, 1, 1, 2, 1, 2), (-1, -1, 0, 1, 0, 2, 2))
-    tree.merge(DraftTree(drafted, (0.8, 0.6, 0.5, 0.4, 0.25, 0.2, 0.1), (0,) * 7))
+    tree.merge(DraftTree((1, 2, 1, 1, 2, 1, 2), (-1, -1, 0, 1, 0, 2, 2), (0.8, 0.6, 0.5, 0.4, 0.25, 0.2, 0.1)))
     tree.send(tree.best(8))
     tree.head.known = True
     tree.advance(1).known = True
@@ -219,11 +229,11 @@ def test_what_hangs_below_another_token_is_dropped_and_scores_are_given_the_new_
 
 def test_a_draft_that_may_not_be_verified_is_left_out_with_what_hangs_below_it() -> None:
     tree = started()
-    drafted = DraftTree(TokenTree((1, 2, 3), (-1, 0, -1)), (0.9, 0.8, 0.1), (0, 0, 1))
+    drafted = DraftTree((1, 2, 3), (-1, 0, -1), (0.9, 0.8, 0.1))
     tree.merge(drafted, lambda _, token: token != 1)
     assert paths(tree) == {(3,)}
     (node,) = tree.head.children.values()
-    tree.add_child(node, 5, 0.9)
+    tree.add(node, 5, 0.9)
     tree.discard(node)
     assert paths(tree) == set() and len(tree) == 1
     tree.check()

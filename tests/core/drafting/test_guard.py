@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 
@@ -12,11 +11,7 @@ from paceline.core.batching.segment import StepSize
 from paceline.core.drafting.budget import (
     FIRST_CREDIT,
     MAX_CREDIT,
-    MAX_PROMPT_ROWS,
-    NUM_FIRST_QUIET_STEPS,
-    QUIET_INTERVAL,
     StepGuard,
-    StepMedians,
 )
 
 StepTime = Callable[[int, bool], float]  # rows, awake → seconds
@@ -106,14 +101,6 @@ def test_a_stall_does_not_stop_drafts_that_pay() -> None:
     assert not guard.resting and guard.credit.credit > MAX_CREDIT / 2
 
 
-def test_a_batch_of_a_size_that_was_not_measured_is_quiet_first() -> None:
-    guard = StepGuard()
-    play(guard, lambda rows, _: 0.001 * rows, steps=NUM_FIRST_QUIET_STEPS + 1, requests=2)
-    assert guard.awake
-    play(guard, lambda rows, _: 0.001 * rows, steps=1, requests=32)
-    assert not guard.awake
-
-
 def test_prompts_in_a_step_are_no_loss_by_drafts() -> None:
     guard = StepGuard()
     play(
@@ -124,25 +111,6 @@ def test_prompts_in_a_step_are_no_loss_by_drafts() -> None:
         others=lambda number: 100 if number % 3 == 0 else 0,
     )
     assert not guard.resting and guard.credit.credit > MAX_CREDIT / 2
-
-
-def test_quiet_steps_are_frequent_while_nothing_is_saved() -> None:
-    guard = StepGuard()
-    pattern = []
-    for _ in range(60):
-        pattern.append(guard.awake)
-        guard.report(StepSize(1, 1), 0.02, drafted=0, accepted=0, awake=guard.awake)
-    quiet = [number for number, awake in enumerate(pattern) if not awake][NUM_FIRST_QUIET_STEPS + 1 :]
-    assert quiet and all(later - earlier <= QUIET_INTERVAL + 2 for earlier, later in pairwise(quiet))
-
-
-def test_of_many_prompts_at_once_the_first_are_learnt_from() -> None:
-    guard = StepGuard()
-    assert [guard.take_prompt_rows(20) for _ in range(3)] == [20, MAX_PROMPT_ROWS - 20, 0]
-    play(guard, lambda *_: 0.01, steps=9)
-    assert guard.take_prompt_rows(20) == 2
-    guard.resting = True
-    assert guard.take_prompt_rows(20) == 0
 
 
 def test_requests_that_gain_do_not_slow_down_those_that_do_not() -> None:
@@ -156,12 +124,3 @@ def test_requests_that_gain_do_not_slow_down_those_that_do_not() -> None:
             guard.report(step, seconds, drafted=drafted, accepted=float(drafted), awake=awake)
         awake_steps += awake
     assert awake_steps < 100
-
-
-def test_medians_are_those_of_about_as_many_rows() -> None:
-    medians = StepMedians()
-    assert medians.near(64) is None
-    for seconds in (1.0, 2.0, 9.0):
-        medians.add(60, seconds)
-    assert medians.near(64) == medians.near(50) == 2.0
-    assert medians.near(100) is None and medians.near(30) is None

@@ -14,10 +14,10 @@ from paceline.core.energy import (
     AnswerEnergy,
     CounterMeter,
     Energy,
+    MeterReading,
     MeterUnreadable,
     MeterWithSubstitute,
     PowerMeter,
-    Reading,
     Spent,
     WorkloadMeter,
 )
@@ -28,7 +28,7 @@ from paceline.core.offloading import ModelShape
 def test_a_counter_that_begins_anew_loses_nothing(steps: list[float], span: float) -> None:
     """However often it wraps, no more than once a step."""
     total, seen = 0.0, []
-    meter = CounterMeter("counter", lambda: [Reading(total % span, span)])
+    meter = CounterMeter("counter", lambda: [MeterReading(total % span, span)])
     meter.begin()
     for joules in steps:
         total += joules
@@ -37,8 +37,8 @@ def test_a_counter_that_begins_anew_loses_nothing(steps: list[float], span: floa
 
 
 def test_several_counters_are_added_and_what_lies_between_steps_is_nobodys() -> None:
-    shown = [[Reading(1.0), Reading(10.0)], [Reading(2.0), Reading(12.0)], [Reading(5.0), Reading(20.0)]]
-    shown.append([Reading(5.5), Reading(20.0)])
+    counters = ((1.0, 10.0), (2.0, 12.0), (5.0, 20.0), (5.5, 20.0))
+    shown = [list(map(MeterReading, values)) for values in counters]
     meter = CounterMeter("counters", lambda: shown.pop(0))
     meter.begin()
     assert meter.end(()) == Energy(3.0, measured=True)
@@ -48,9 +48,9 @@ def test_several_counters_are_added_and_what_lies_between_steps_is_nobodys() -> 
 
 def test_a_counter_that_was_set_back_has_no_value() -> None:
     with pytest.raises(MeterUnreadable, match="set back"):
-        Reading(1.0).since(Reading(2.0))
+        MeterReading(1.0).since(MeterReading(2.0))
     with pytest.raises(MeterUnreadable, match="set back"):
-        Reading(1.0, span=5.0).since(Reading(9.0, span=5.0))
+        MeterReading(1.0, span=5.0).since(MeterReading(9.0, span=5.0))
 
 
 def test_power_counts_the_time_of_steps_alone() -> None:

@@ -10,18 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.estimation import (
-    FITTED,
     PRIOR,
     WINDOW,
-    AcceptanceRate,
     DecodeSpeed,
     DecodeTime,
-    Delays,
     ForwardTime,
     Line,
     TimingModel,
     fit_line,
-    inliers,
 )
 
 
@@ -42,20 +38,6 @@ def test_a_line_is_found_in_noise_and_stalls(intercept: float, slope: float, see
         assert line.at(position) == pytest.approx(intercept + slope * position, rel=0.1)
 
 
-def test_with_outliers_the_line_would_be_far_off() -> None:
-    noisy = steps(1e-4, 0.05, 300, seed=1)
-    x, y = np.array(noisy).T
-    slope, intercept = np.polyfit(x, y, 1)
-    assert abs(intercept + slope * 150 - 0.065) > 2 * abs(fit_line(noisy).at(150) - 0.065)
-
-
-def test_inliers_are_near_the_mean_of_their_window() -> None:
-    assert inliers([1.0] * 9 + [5.0]) == list(range(9))
-    assert inliers([2.0] * 25) == list(range(25))
-    assert inliers([1.0] * 10 + [3.0] * 9 + [30.0]) == [*range(10), *range(10, 19)]
-    assert inliers([]) == []
-
-
 @given(st.lists(st.tuples(st.integers(0, 2000), st.floats(1e-4, 10.0)), min_size=1, max_size=60))
 def test_no_coefficient_of_a_line_is_ever_negative(measured: list[tuple[int, float]]) -> None:
     line = fit_line(measured)
@@ -71,17 +53,6 @@ def test_a_line_needs_steps_and_goes_through_the_origin_rather_than_below() -> N
     falling = [(position, 1.0 - seconds) for position, seconds in rising]
     assert fit_line(rising) == Line(0.0, pytest.approx(0.02, rel=0.1))
     assert fit_line(falling) == Line(pytest.approx(1.0 - 0.445), 0.0)
-
-
-def test_decode_time_is_the_prior_then_a_median_then_a_line() -> None:
-    time = DecodeTime(prior=0.5)
-    assert time.at(100) == 0.5
-    for position in range(3):
-        time.add(position, 0.1)
-    assert time.at(1000) == pytest.approx(0.1)
-    for position in range(3, 2 * FITTED):
-        time.add(position, 0.1 + 1e-3 * position)
-    assert time.at(2 * FITTED) == pytest.approx(0.1 + 2e-3 * FITTED, rel=0.05)
 
 
 def test_decode_time_follows_a_machine_that_becomes_slower_and_quicker() -> None:
@@ -133,21 +104,6 @@ def test_more_rows_never_take_less(measured: list[tuple[int, float]]) -> None:
     assert all(later >= earlier - 1e-12 for earlier, later in pairwise(found))
 
 
-def test_forward_times_are_the_prior_until_measured_then_the_means_and_lines_between() -> None:
-    forward = ForwardTime(prior=DecodeSpeed(0.1, 0.001))
-    assert forward.at(16) == pytest.approx(0.115)
-    for _ in range(20):
-        forward.add(1, 0.05)
-        forward.add(16, 0.08)
-    assert forward.at(1) == pytest.approx(0.05)
-    assert forward.at(16) == pytest.approx(0.08)
-    assert forward.at(6) == pytest.approx(0.06)
-    assert forward.at(31) == pytest.approx(0.08 * 0.13 / 0.115)  # the prior's shape beyond
-    assert forward.speed(16) == DecodeSpeed(pytest.approx(0.05), pytest.approx(0.002))
-    forward.add(512, 9.0)  # a prefill
-    assert forward.at(100) < 0.2
-
-
 def test_means_that_fall_with_rows_are_pooled() -> None:
     forward = ForwardTime()
     forward.add(1, 0.06)
@@ -173,48 +129,3 @@ def test_a_model_without_valid_measurements_has_the_speed_of_the_prior() -> None
     model.add(10, 1, 0.0)
     model.add(10, 1000, 5.0)
     assert model.speed(10, 8) == DecodeSpeed(pytest.approx(PRIOR.decode_s), pytest.approx(PRIOR.row_s))
-
-
-@given(st.lists(st.booleans(), max_size=50))
-def test_acceptance_without_a_prior_is_the_mean_so_far(accepted: list[bool]) -> None:
-    rate = AcceptanceRate(prior=0.3, memory=1.0, strength=0.0)
-    for each in accepted:
-        rate.add(each)
-    assert rate.value == pytest.approx(np.mean(accepted) if accepted else 0.3)
-
-
-def test_acceptance_begins_at_its_prior_and_decays() -> None:
-    rate = AcceptanceRate(prior=0.75, strength=4.0, memory=0.98)
-    assert rate.value == 0.75
-    rate.add(False)
-    assert 0.55 < rate.value < 0.65
-    for _ in range(400):
-        rate.add(True)
-    assert rate.value > 0.99
-    for _ in range(400):
-        rate.add(False)
-    assert rate.value < 0.01
-
-
-@given(st.floats(-1e4, 1e4), st.lists(st.tuples(st.floats(0, 0.2), st.floats(0, 0.2), st.floats(0, 0.1)), max_size=30))
-def test_delays_need_no_common_clock(offset: float, noise: list[tuple[float, float, float]]) -> None:
-    delays, now = Delays(weight=1.0), 0.0
-    delays.add(now, now + offset + 0.05, now + offset + 0.05, now + 0.1)  # as fast as the link can
-    for more_out, more_back, busy in noise:
-        now += 1.0
-        received = now + offset + 0.05 + more_out
-        back = now + 0.05 + more_out + busy + 0.05 + more_back
-        delays.add(now, received, received + busy, back)
-        assert delays.round_trip == pytest.approx(0.1 + more_out + more_back, abs=1e-6)
-        assert delays.out == pytest.approx(0.05 + more_out, abs=1e-6)
-        assert delays.back == pytest.approx(0.05 + more_back, abs=1e-6)
-
-
-def test_delays_are_unknown_at_first_and_impossible_exchanges_are_ignored() -> None:
-    delays = Delays()
-    delays.add(1.0, 5.0, 4.0, 2.0)  # answered before it was received
-    delays.add(1.0, 5.0, 9.0, 2.0)  # took less time here than there
-    assert (delays.round_trip, delays.out, delays.back) == (None, None, None)
-    delays.add(1.0, 105.0, 105.5, 1.7)
-    assert delays.round_trip == pytest.approx(0.2)
-    assert delays.out == pytest.approx(0.1)

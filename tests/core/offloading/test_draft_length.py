@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.offloading import EnergyQueue, Objective, Prediction, choose_length, utility
+from paceline.core.offloading import EnergyQueue, Prediction, choose_length, utility
 
 STEPS, SEEDS, MOST = 10_000, 4, 15  # 20 seeds: `tests/strategies/draft_verify/test_energy_bounds.py`
 BUDGET, WEIGHT = 1.2, 100.0
@@ -32,31 +32,25 @@ def steps_of(rho: float, draft_s: float, send_s: float, verify_s: float) -> Call
     return predict
 
 
-@pytest.mark.parametrize("objective", ["per_step", "renewal"])
-def test_energy_stays_within_the_budget_and_the_queue_bounded(objective: Objective) -> None:
+def test_energy_stays_within_the_budget_and_the_queue_bounded() -> None:
     """(i) on every sample path; (ii) with a step of one draft that always fits the budget; mean energy within 2 %."""
     for seed in range(SEEDS):
-        draw = random.Random(f"{objective} {seed}")
-        queue, spent, tokens, seconds = EnergyQueue(BUDGET), 0.0, 0.0, 1e-9
+        draw = random.Random(f"per_step {seed}")
+        queue, spent = EnergyQueue(BUDGET), 0.0
         largest = gains = 0.0
         excess = 0.3  # δ0: realised energy beyond the predicted one, at most
         for step in range(1, STEPS + 1):
             predict = steps_of(draw.uniform(0.5, 0.95), draw.uniform(0.01, 0.03), draw.uniform(0.0, 0.05), 0.1)
-            rate = tokens / seconds if objective == "renewal" else 0.0
-            worth = partial(utility, backlog=queue.backlog, weight=WEIGHT, objective=objective, rate=rate)
+            worth = partial(utility, backlog=queue.backlog, weight=WEIGHT)
             drafts = choose_length(predict, worth, least=1, most=MOST)
             expected = predict(drafts)
             joules = expected.joules + draw.uniform(-excess, excess)
             queue.add(joules)
             spent += joules
-            tokens, seconds = tokens + expected.tokens, seconds + expected.seconds
             assert spent - step * BUDGET <= queue.backlog + 1e-6
             largest = max(largest, abs(joules - BUDGET))
             every = [predict(count) for count in range(1, MOST + 1)]
-            values = [
-                each.tokens / each.seconds if objective == "per_step" else each.tokens - rate * each.seconds
-                for each in every
-            ]
+            values = [each.tokens / each.seconds for each in every]
             gains = max(gains, max(values) - min(values))
             slack = BUDGET - every[0].joules
             assert slack > excess
@@ -77,20 +71,15 @@ def test_more_energy_spent_never_drafts_more(
     assert lengths[1] <= lengths[0]
 
 
-@given(
-    shares, st.floats(0.001, 0.1), st.floats(0.0, 0.5), st.floats(0.0, 5.0), st.sampled_from(["per_step", "renewal"])
-)
-def test_no_other_number_of_drafts_has_more_utility(
-    rho: float, draft_s: float, send_s: float, backlog: float, objective: Objective
-) -> None:
+@given(shares, st.floats(0.001, 0.1), st.floats(0.0, 0.5), st.floats(0.0, 5.0))
+def test_no_other_number_of_drafts_has_more_utility(rho: float, draft_s: float, send_s: float, backlog: float) -> None:
     predict = steps_of(rho, draft_s, send_s, 0.1)
 
     def worth(drafts: int) -> float:
         step = predict(drafts)
-        gain = step.tokens / step.seconds if objective == "per_step" else step.tokens - 8.0 * step.seconds
-        return 10.0 * gain - backlog * step.joules
+        return 10.0 * (step.tokens / step.seconds) - backlog * step.joules
 
-    same = partial(utility, backlog=backlog, weight=10.0, objective=objective, rate=8.0)
+    same = partial(utility, backlog=backlog, weight=10.0)
     chosen = choose_length(predict, same, least=1, most=MOST)
     assert all(worth(chosen) > worth(less) for less in range(1, chosen))
     assert all(worth(chosen) >= worth(more) for more in range(chosen, MOST + 1))
@@ -104,20 +93,6 @@ def test_equal_utility_takes_the_fewest_drafts_and_none_may_be_best() -> None:
     assert choose_length(useless, worth, least=0, most=9) == 0
     with pytest.raises(ValueError, match="drafts from 3 to 2"):
         choose_length(lambda _: same, worth, least=3, most=2)
-
-
-def test_the_renewal_objective_gives_more_tokens_a_second_than_the_papers() -> None:
-    """The mean of the steps' rates is not the rate of the whole: a fast step counts as much as a slow one."""
-    rates = {}
-    for objective in ("per_step", "renewal"):
-        draw, tokens, seconds = random.Random(0), 0.0, 1e-9
-        for _ in range(4_000):
-            predict = steps_of(draw.choice([0.3, 0.95]), 0.02, draw.choice([0.0, 0.2]), draw.choice([0.02, 0.4]))
-            worth = partial(utility, backlog=0.0, weight=1.0, objective=objective, rate=tokens / seconds)
-            drafts = choose_length(predict, worth, least=0, most=MOST)
-            tokens, seconds = tokens + predict(drafts).tokens, seconds + predict(drafts).seconds
-        rates[objective] = tokens / seconds
-    assert rates["renewal"] > rates["per_step"]
 
 
 def test_a_budget_below_zero_is_refused() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from paceline.core.offloading import (
     AcceptanceByEntropy,
-    Device,
     EntropyGate,
     GateLimits,
     ModelShape,
@@ -42,12 +41,9 @@ def test_entropy_of_dense_and_sparse_distributions() -> None:
 
 
 def test_operations_of_the_papers_draft_model() -> None:
-    """Specs 2.1, by hand: about 615 MFLOP a token behind 500 rows, so 15.4 ms and 0.185 J."""
+    """Specs 2.1, by hand: about 615 MFLOP a token behind 500 rows."""
     flops = QWEN.flops(1, 500)
     assert flops == pytest.approx(615e6, rel=0.01)
-    device = Device(40e9, 12.0, 0.2)
-    assert device.draft_s(QWEN, 1, 500) == pytest.approx(0.0154, rel=0.01)
-    assert device.joules(device.draft_s(QWEN, 1, 500), 0.0) == pytest.approx(0.185, rel=0.01)
     with_head = ModelShape(24, 896, 4864, vocab=151_936)
     assert with_head.flops(1, 500) - flops == pytest.approx(272e6, rel=0.01)
 
@@ -72,12 +68,6 @@ def test_acceptance_by_entropy_is_learnt(true_slope: float) -> None:
     assert learnt.at(0.0) == 1.0
 
 
-def test_a_certain_draft_says_nothing_about_the_slope() -> None:
-    learnt = AcceptanceByEntropy()
-    learnt.add(0.0, accepted=False)
-    assert learnt.slope == 0.35
-
-
 def test_predictions_without_early_ends_are_equation_6() -> None:
     estimates = StepEstimates(acceptance=0.8, verify_s=0.1)
     step = estimates.predict(5, draft_s=0.02, draft_j=0.2, send_s=0.01, send_j=0.002)
@@ -95,23 +85,3 @@ def test_chains_that_end_early_are_expected_to() -> None:
     assert [round(estimates.reach(place), 3) for place in range(4)] == [1.0, 1.0, 0.0, 0.0]
     longer = estimates.predict(9, draft_s=1.0, draft_j=1.0, send_s=0.0, send_j=0.0)
     assert longer.joules == pytest.approx(2.0)
-
-
-def test_acceptance_counts_examined_drafts_alone() -> None:
-    estimates = StepEstimates()
-    for _ in range(400):
-        estimates.add_examined(accepted=True)
-        estimates.add_examined(accepted=False)
-    assert estimates.rho == pytest.approx(0.5, abs=0.02)
-
-
-def test_payload_and_verification_are_means_of_what_was_measured() -> None:
-    estimates = StepEstimates(verify_s=0.5)
-    assert estimates.bits_per_draft(32.0) == 32.0
-    estimates.add_payload([10.0, 10.0])
-    assert estimates.bits_per_draft(32.0) == pytest.approx(10.0)
-    estimates.add_verification(0.0)
-    assert 0.0 < estimates.verification_s < 1e-3, "a clock may tell none, and a rate is per second"
-    estimates = StepEstimates()
-    estimates.add_verification(0.1)
-    assert estimates.predict(0, draft_s=0, draft_j=0, send_s=0, send_j=0).seconds == pytest.approx(0.1)

@@ -22,6 +22,7 @@ from paceline.core.sampling.sampler import (
     sample,
 )
 from tests.core.chi_square import assert_drawn_from
+from tests.core.dists import from_logits
 
 VOCAB = 12
 rows = st.lists(st.floats(-15, 15, width=32), min_size=VOCAB, max_size=VOCAB).map(
@@ -57,7 +58,7 @@ def test_the_repetition_penalty_is_hugging_face_s_and_applies_first(
         processor = RepetitionPenaltyLogitsProcessor(penalty)
         expected = processor(torch.tensor([context]), expected)  # type: ignore[arg-type]  # it takes float64 as well
     params = SamplingParams(temperature=temperature, repetition_penalty=penalty, logit_bias=bias, presence_penalty=0.5)
-    processed = process_logits(Dist.from_logits(row), params, seen, np.array(prompt, dtype=np.int32))
+    processed = process_logits(from_logits(row), params, seen, np.array(prompt, dtype=np.int32))
     assert np.allclose(
         processed.probs, reference_process_logits(expected[0].numpy(), params, seen), rtol=1e-9, atol=1e-15
     )
@@ -70,10 +71,10 @@ def test_a_mask_and_a_smaller_vocabulary_keep_the_scores_that_a_penalty_needs(
     which = np.isin(np.arange(VOCAB), list(allowed))
     params, prompt = SamplingParams(repetition_penalty=penalty), np.arange(0, VOCAB, 2, dtype=np.int32)
     penalised = np.where(np.isin(np.arange(VOCAB), prompt), np.where(row > 0, row / penalty, row * penalty), row)
-    held = process_logits(apply_mask(Dist.from_logits(row), which), params, {}, prompt)
-    assert np.allclose(held.probs[which], Dist.from_logits(penalised[which]).probs, rtol=1e-6, atol=1e-12)
-    padded = Dist.from_logits(np.concatenate((row, row)))
-    assert np.allclose(padded.within(VOCAB).log_norm, Dist.from_logits(row).log_norm, atol=1e-9)
+    held = process_logits(apply_mask(from_logits(row), which), params, {}, prompt)
+    assert np.allclose(held.probs[which], from_logits(penalised[which]).probs, rtol=1e-6, atol=1e-12)
+    padded = from_logits(np.concatenate((row, row)))
+    assert np.allclose(padded.within(VOCAB).log_norm, from_logits(row).log_norm, atol=1e-9)
 
 
 def test_defaults_give_way_in_turn() -> None:
@@ -105,7 +106,7 @@ def test_process_logits_equals_the_formula_on_logits(
     params = SamplingParams(
         temperature=temperature, presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias
     )
-    processed = process_logits(Dist.from_logits(row), params, seen)
+    processed = process_logits(from_logits(row), params, seen)
     assert np.allclose(processed.probs, reference_process_logits(row, params, seen), rtol=1e-9, atol=1e-15)
     assert processed.tail == 0.0
 
@@ -137,7 +138,7 @@ def test_process_logits_leaves_its_argument_unchanged() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_bias_of_100_forces_and_of_minus_100_forbids(temperature: float) -> None:
-    dist = Dist.from_logits(np.linspace(0, 12, 50, dtype=np.float32))
+    dist = from_logits(np.linspace(0, 12, 50, dtype=np.float32))
     forced = SamplingParams(temperature=temperature, logit_bias={3: 100.0})
     banned = SamplingParams(temperature=temperature, logit_bias={49: -100.0, 48: -100.0})
     for position in range(200):
@@ -146,7 +147,7 @@ def test_bias_of_100_forces_and_of_minus_100_forbids(temperature: float) -> None
 
 
 def test_when_all_likely_tokens_are_forbidden_the_rest_keep_their_proportions() -> None:
-    dist = Dist.from_logits(np.array([0, -350, -351, -np.inf], dtype=np.float32))
+    dist = from_logits(np.array([0, -350, -351, -np.inf], dtype=np.float32))
     processed = process_logits(dist, SamplingParams(frequency_penalty=2.0), {0: 400})
     assert processed.probs[1] / processed.probs[2] == pytest.approx(math.e)
     assert processed.probs[3] == 0.0
@@ -163,7 +164,7 @@ def test_presence_counts_once_and_frequency_each_time() -> None:
 
 
 def test_processing_a_sparse_distribution_keeps_the_tail_unbiased() -> None:
-    dense = Dist.from_logits(np.array([3, 2, 1, 0, -1], dtype=np.float32))
+    dense = from_logits(np.array([3, 2, 1, 0, -1], dtype=np.float32))
     params = SamplingParams(logit_bias={0: -1.0, 2: 2.0})
     few = dense.kept(np.array([0, 1, 2]))
     whole, part = process_logits(dense, params, {}), process_logits(few, params, {})
@@ -184,7 +185,7 @@ def test_processing_a_distribution_without_mass_on_ids_does_not_fail() -> None:
 
 @given(st.one_of(rows, tied_rows), st.integers(0, VOCAB + 1), st.floats(0, 1), st.floats(0, 1))
 def test_filter_top_keeps_what_a_full_sort_keeps(row: np.ndarray, top_k: int, top_p: float, min_p: float) -> None:
-    dist = Dist.from_logits(row)
+    dist = from_logits(row)
     params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
     cut = filter_top(dist, params)
     kept = reference_filter_top(dist.probs, params)
@@ -204,7 +205,7 @@ def _on_the_border(probs: np.ndarray, ids: np.ndarray, kept: list[int], params: 
 
 @given(tied_rows, st.floats(0.01, 0.999))
 def test_top_p_keeps_the_smallest_set_that_reaches_it(row: np.ndarray, top_p: float) -> None:
-    cut = filter_top(Dist.from_logits(row), SamplingParams(top_p=top_p))
+    cut = filter_top(from_logits(row), SamplingParams(top_p=top_p))
     mass = float(cut.probs.sum())
     assert mass >= top_p - 1e-12
     assert mass - float(cut.probs.min()) < top_p + 1e-12
@@ -213,7 +214,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(row: np.ndarray, top_p: fl
 @given(rows, st.integers(1, 5), st.floats(0.1, 0.99))
 def test_filtering_twice_by_rank_changes_nothing(row: np.ndarray, top_k: int, min_p: float) -> None:
     params = SamplingParams(top_k=top_k, min_p=min_p)
-    once = filter_top(Dist.from_logits(row), params)
+    once = filter_top(from_logits(row), params)
     assert filter_top(once, params).ids.tolist() == once.ids.tolist()
 
 
@@ -243,7 +244,7 @@ def test_sample_is_the_argmax_over_all_ids_with_noise(
     row: np.ndarray, temperature: float, seed: int, position: int
 ) -> None:
     params = SamplingParams(temperature=temperature, seed=seed)
-    dist = process_logits(Dist.from_logits(row), params, {})
+    dist = process_logits(from_logits(row), params, {})
     noise = gumbel(seed, position, dist.ids) if temperature else np.zeros(VOCAB)
     with np.errstate(divide="ignore"):
         best = int(np.argmax(np.log(dist.probs) + noise))
@@ -254,7 +255,7 @@ def test_sample_is_the_argmax_over_all_ids_with_noise(
 def test_the_shortcut_of_sample_equals_the_full_computation_on_a_large_vocabulary(spread: float) -> None:
     generator = np.random.default_rng(1)
     for position in range(10):
-        dist = Dist.from_logits((generator.normal(size=50_000) * spread).astype(np.float32))
+        dist = from_logits((generator.normal(size=50_000) * spread).astype(np.float32))
         with np.errstate(divide="ignore"):
             full = np.log(dist.probs) + gumbel(77, position, dist.ids)
         assert sample(dist, SamplingParams(seed=77), position) == int(np.argmax(full))
@@ -279,7 +280,7 @@ def test_sample_after_top_k_draws_from_the_kept_tokens() -> None:
 
 
 def test_top_p_never_changes_a_sample_that_it_keeps() -> None:
-    dist = Dist.from_logits(np.linspace(0, 4, 30, dtype=np.float32))
+    dist = from_logits(np.linspace(0, 4, 30, dtype=np.float32))
     params = SamplingParams(top_p=0.8, seed=5)
     cut = filter_top(dist, params)
     for position in range(300):

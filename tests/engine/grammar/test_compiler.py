@@ -354,12 +354,6 @@ def test_one_tool_that_cannot_be_kept_loosens_no_other() -> None:
     assert not written(mask, call % ("f", "y"))
 
 
-def test_a_schema_that_can_be_kept_is_kept_strict_or_not() -> None:
-    value = {"type": "string", "pattern": "^[a-c]{2}$"}
-    loose = BYTES.mask(Constraint("loose_schema", json.dumps(value)))
-    assert written(loose, '"ab"') and not written(loose, '"ad"')
-
-
 @pytest.mark.parametrize(
     "text", ["{}", '{"tools": []}', '{"tools": [{"name": "f"}]}', '{"tools": [5], "required": true}']
 )
@@ -497,14 +491,6 @@ def test_what_cannot_be_kept_to_is_refused_under_the_name_of_its_field(
         with pytest.raises(RequestError, match=re.escape(words)) as refused:
             BYTES.mask(Constraint(kind, text, param=param))
         assert (refused.value.param, refused.value.code) == (param, f"invalid_{kind}")
-
-
-def test_an_answer_of_a_pattern_may_be_a_call_instead() -> None:
-    content = {"kind": "regex", "text": "[a-c]+"}
-    options = {"tools": TOOLS, "required": False, "parallel": False, "content": content}
-    mask = BYTES.mask(Constraint("tools", json.dumps(options)))
-    assert written(mask, "abc") and written(mask, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
-    assert not written(mask, "abcd")
 
 
 # ---- values that would not end --------------------------------------------------------------------------------------

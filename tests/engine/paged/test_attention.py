@@ -10,7 +10,8 @@ import random
 import pytest
 import torch
 
-from paceline.engine.paged.attention.backends import AttentionName, ModelAttention, Tiled, make_attention
+from lab.torch_kernels import TorchKernels
+from paceline.engine.paged.attention.backends import Attention, ModelAttention, Tiled, make_attention
 from paceline.engine.paged.attention.tile_plan import StepShape
 from tests.engine.conftest import DEVICE
 from tests.engine.paged.attention_cases import Case, Kind, case
@@ -28,20 +29,17 @@ SHAPES = {
 }
 
 
-def available(name: AttentionName) -> AttentionName:
+@pytest.fixture(params=["gathered", "twin", "triton"])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def attend(name: str, given: Case, *, padded_to: int | None = None) -> torch.Tensor:
+    model = ModelAttention([given.params], given.query.shape[1])
     if name == "triton":
         pytest.importorskip("triton", reason="triton is not installed: its kernels run neither here nor interpreted")
-    return name
-
-
-@pytest.fixture(params=["gathered", "twin", "triton"])
-def name(request: pytest.FixtureRequest) -> AttentionName:
-    return available(request.param)
-
-
-def attend(name: AttentionName, given: Case, *, padded_to: int | None = None) -> torch.Tensor:
-    model = ModelAttention([given.params], given.query.shape[1])
-    backend = make_attention(name, given.storage, model)
+    chosen: Attention = TorchKernels() if name == "twin" else "triton" if name == "triton" else "gathered"
+    backend = make_attention(chosen, given.storage, model)
     query, key, value = given.query, given.key, given.value
     if padded_to is None:
         step = backend.prepare(given.flat)
@@ -57,19 +55,19 @@ def attend(name: AttentionName, given: Case, *, padded_to: int | None = None) ->
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_attend_to_what_they_see_and_nothing_else(name: AttentionName, shape: str, seed: int) -> None:
+def test_rows_attend_to_what_they_see_and_nothing_else(name: str, shape: str, seed: int) -> None:
     given = case(MIXED, seed, device=DEVICE, **SHAPES[shape])  # type: ignore[arg-type]
     torch.testing.assert_close(attend(name, given), given.expected(), atol=2e-5, rtol=2e-4)
 
 
 @pytest.mark.parametrize("kinds", [["decode"], ["decode"] * 5, ["part", "tree"], ["prompt"]], ids=str)
-def test_tiles_of_long_sequences_are_split_and_combined(name: AttentionName, kinds: list[Kind]) -> None:
+def test_tiles_of_long_sequences_are_split_and_combined(name: str, kinds: list[Kind]) -> None:
     given = case(kinds, 7, longest=900, device=DEVICE)
     torch.testing.assert_close(attend(name, given), given.expected(), atol=2e-5, rtol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_as_near_as_its_rounding(name: AttentionName, dtype: torch.dtype) -> None:
+def test_half_precision_is_as_near_as_its_rounding(name: str, dtype: torch.dtype) -> None:
     if name == "triton" and DEVICE.type == "cpu" and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter cannot multiply bfloat16; float16 takes the same path")
     given = case(MIXED, 2, heads=14, dim=64, dtype=dtype, device=DEVICE)
@@ -78,14 +76,14 @@ def test_half_precision_is_as_near_as_its_rounding(name: AttentionName, dtype: t
 
 @pytest.mark.parametrize("name", ["twin", "triton"])
 @pytest.mark.parametrize("window", [None, 30])
-def test_padding_changes_no_row(name: AttentionName, window: int | None) -> None:
+def test_padding_changes_no_row(name: str, window: int | None) -> None:
     given = case(["decode", "part", "decode", "chain"], 5, window=window, longest=500, device=DEVICE)
-    found = attend(available(name), given, padded_to=96)
+    found = attend(name, given, padded_to=96)
     torch.testing.assert_close(found, given.expected(), atol=2e-5, rtol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["gathered", "twin"])
-def test_steps_of_many_answers_keep_their_rows_apart(name: AttentionName) -> None:
+def test_steps_of_many_answers_keep_their_rows_apart(name: str) -> None:
     """Answers with drafts beside answers without: segments of few sizes, in any order."""
     draw = random.Random(0)
     for seed in range(150):

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from lab.torch_kernels import TorchKernels
 from paceline.engine.loader import load_engine
 from paceline.engine.paged import engine as paged
-from paceline.engine.paged.attention.backends import ModelAttention, TorchKernels, choose_attention, make_attention
+from paceline.engine.paged.attention.backends import ModelAttention, choose_attention, make_attention
 from paceline.engine.paged.attention.tile_plan import LayerAttention, Operands
 from paceline.engine.paged.engine import PagedEngine, Run
 from paceline.engine.paged.kv_cache import KvStorage
@@ -59,7 +60,7 @@ def test_kernels_that_fail_the_test_at_load_are_replaced_with_one_warning(
             raise ValueError("out of resources: shared memory")
         operands.output.fill_(torch.nan)  # which reaches K and V of the next layer
 
-    monkeypatch.setattr(paged, "best_attention", lambda *_: "twin")
+    monkeypatch.setattr(paged, "best_attention", lambda *_: TorchKernels())
     monkeypatch.setattr(TorchKernels, "attend", attend)
     engine = load_engine(checkpoint("llama"), HERE._replace(backend="paged", kv_rows=256), name="llama")
     assert isinstance(engine, PagedEngine) and engine.attention == "gathered"
@@ -78,7 +79,7 @@ def test_graphs_that_fail_the_test_at_load_are_left_out_and_the_kernels_stay(
     def capture(run: Run) -> Run:
         return lambda: run() * 0.0
 
-    monkeypatch.setattr(paged, "best_attention", lambda *_: "twin")
+    monkeypatch.setattr(paged, "best_attention", lambda *_: TorchKernels())
     monkeypatch.setattr(paged, "capture_of", lambda *_: capture)
     engine = load_engine(checkpoint("llama"), HERE._replace(backend="paged", kv_rows=256), name="llama")
     assert isinstance(engine, PagedEngine) and engine.attention == "twin" and engine.graphs is None
@@ -93,7 +94,7 @@ def test_layers_that_differ_in_their_query_heads_are_gathered_alone() -> None:
         model = ModelAttention([LayerAttention(1.0)], query_heads)
         assert paged.best_attention(storage, model) == make_attention("gathered", storage, model).name == "gathered"
         with pytest.raises(ValueError, match="query heads"):
-            make_attention("twin", storage, model)
+            make_attention(TorchKernels(), storage, model)
 
 
 def test_a_plan_reads_as_far_back_as_the_longest_window() -> None:

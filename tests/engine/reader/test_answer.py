@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.aggregation.weights import mix
 from paceline.core.sampling.dist import Dist
-from paceline.engine.reader.answer import Answer, Ids, Part, Wording, part_of
+from paceline.engine.reader.answer import AnswerDists, Ids, PartTexts, Wording, part_of
 
 END, STOP, FIRST, JOINT, NOTHING = 1, 2, (7, 8), (3, 4), (5, 6)
 A, B, C = (10, 11), (10, 12), (13,)
@@ -26,11 +26,11 @@ WORDING = Wording(
 )
 
 
-def part(spans: Sequence[tuple[Ids, float]], answered: float) -> Part:
+def part(spans: Sequence[tuple[Ids, float]], answered: float) -> PartTexts:
     return part_of(spans, answered, NOTHING, alone=False)
 
 
-def written(*answers: Answer, limit: int = 20) -> Ids:
+def written(*answers: AnswerDists, limit: int = 20) -> Ids:
     """The greedy answer of the mixture of these documents, with even weights."""
     said: Ids = ()
     while len(said) < limit and (not said or said[-1] != END):
@@ -38,8 +38,8 @@ def written(*answers: Answer, limit: int = 20) -> Ids:
     return said
 
 
-KNOWS_A = Answer([part([(A, 0.7), (B, 0.3)], 0.95)], WORDING)
-IGNORANT = Answer([part([(C, 1.0)], 0.02)], WORDING)
+KNOWS_A = AnswerDists([part([(A, 0.7), (B, 0.3)], 0.95)], WORDING)
+IGNORANT = AnswerDists([part([(C, 1.0)], 0.02)], WORDING)
 
 
 def test_a_document_that_knows_says_its_best_text_and_ends() -> None:
@@ -61,13 +61,13 @@ def test_documents_that_do_not_know_do_not_silence_one_that_does(others: int) ->
 
 
 def test_two_documents_each_say_their_part() -> None:
-    first = Answer([part([(A, 1.0)], 0.9), part([(C, 1.0)], 0.03)], WORDING)
-    second = Answer([part([(B, 1.0)], 0.04), part([(C, 1.0)], 0.9)], WORDING)
+    first = AnswerDists([part([(A, 1.0)], 0.9), part([(C, 1.0)], 0.03)], WORDING)
+    second = AnswerDists([part([(B, 1.0)], 0.04), part([(C, 1.0)], 0.9)], WORDING)
     assert written(first, second) == (*FIRST, *A, *JOINT, *C, STOP, END)
 
 
 def test_a_part_that_nobody_knows_is_said_to_be_missing() -> None:
-    answer = Answer([part([(A, 1.0)], 0.9), part([(C, 1.0)], 0.03)], WORDING)
+    answer = AnswerDists([part([(A, 1.0)], 0.9), part([(C, 1.0)], 0.03)], WORDING)
     assert written(answer) == (*FIRST, *A, *JOINT, *NOTHING, STOP, END)
 
 
@@ -80,6 +80,6 @@ def test_an_answer_that_the_document_does_not_know_is_brought_to_its_end() -> No
     "said", [(), (10,), (10, 11), (10, 11, 2), (17,), (*A, 3), (*FIRST, *A, *JOINT), (7,), (0,), (1, 1)]
 )
 def test_every_row_is_a_distribution(said: Ids) -> None:
-    for answer in (KNOWS_A, Answer([part([(A, 1.0)], 0.9), part([], 0.0)], WORDING)):
+    for answer in (KNOWS_A, AnswerDists([part([(A, 1.0)], 0.9), part([], 0.0)], WORDING)):
         found: Dist = answer.next(said)
         assert found.probs.min() >= 0.0 and found.probs.sum() == pytest.approx(1.0)

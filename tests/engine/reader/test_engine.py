@@ -12,7 +12,7 @@ from paceline.engine.base import LoadedModel, TextModel
 from paceline.engine.loader import load_model
 from paceline.engine.reader.answer import NOTHING
 from paceline.engine.reader.engine import PromptReader
-from paceline.engine.reader.pointer import Pointer, Reading
+from paceline.engine.reader.pointer import Pointer, SpanReading
 from paceline.engine.reader.question import ABILITIES, ENGLISH_ONLY
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import DEVICE, READER
@@ -99,7 +99,7 @@ def test_what_another_owner_has_had_read_is_read_anew(model: LoadedModel, monkey
     """Else the time of an answer tells which passages others have asked about."""
     readings: list[str] = []
 
-    def counted(pointer: Pointer, question: str, document: str) -> Reading:
+    def counted(pointer: Pointer, question: str, document: str) -> SpanReading:
         readings.append(document)
         return read(pointer, question, document)
 

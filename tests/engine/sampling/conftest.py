@@ -1,4 +1,4 @@
-"""The three ways to sample on a machine without a GPU."""
+"""The ways to sample on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def built_kernel(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     return module
 
 
-@pytest.fixture(params=["kernel", "host", "device"])
+@pytest.fixture(params=["kernel", "torch", "device"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, built_kernel: ModuleType) -> None:
     """Rows are sampled on a CPU by the kernel and without it, and as on a device of which every look is a wait."""
     monkeypatch.setattr(row_kernel, "kernel", lambda: built_kernel if request.param == "kernel" else None)

@@ -18,9 +18,9 @@ from paceline.core.sampling.row import HEAD_ERROR, RowSampling, sample_row
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import SampleRequest
 from paceline.engine.sampling.batch_sampler import BatchSampler
-from paceline.engine.sampling.device_logits import DeviceLogits, DeviceSampler
+from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
 from paceline.engine.tensors import dists
-from tests.engine.sampling.test_batch_sampler import masked, peaked, tied
+from tests.engine.sampling.test_batch_sampler import peaked, tied
 
 Shape = tuple[int, int]
 Rng = np.random.Generator
@@ -55,8 +55,7 @@ def coarse(rng: Rng, shape: Shape) -> np.ndarray:
 
 
 LOGITS: dict[str, Callable[[Rng, Shape], np.ndarray]] = {
-    each.__name__: each
-    for each in (nearly_tied, all_equal, of_one_or_two_ids, far_apart, huge, coarse, tied, masked, peaked)
+    each.__name__: each for each in (nearly_tied, all_equal, of_one_or_two_ids, far_apart, huge, coarse)
 }
 
 

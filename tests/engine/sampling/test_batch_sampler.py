@@ -15,7 +15,7 @@ from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.sampling import noise
 from paceline.engine.sampling.batch_sampler import BatchSampler
-from paceline.engine.sampling.workspace import GroupReader, group_maxima
+from paceline.engine.sampling.workspace import group_maxima
 from paceline.engine.tensors import dists
 
 ROWS = 10_000  # of the law, over all kinds of logits and options
@@ -203,17 +203,6 @@ def test_group_maxima_in_bfloat16(seed: int, vocab: int, mean: float) -> None:
     found, expected = group_maxima(logits), group_maxima(logits.float())
     assert found[wrong].isnan().any(1).all()
     assert torch.equal(found[~wrong], expected[~wrong])
-
-
-@given(st.integers(0, 2**32), st.sampled_from([70, 128, 500]), st.sampled_from([0, 3, 64]), st.booleans())
-def test_groups_are_read_as_they_are(seed: int, vocab: int, padding: int, is_half: bool) -> None:
-    rng = np.random.default_rng(seed)
-    tensor = torch.from_numpy(rng.normal(size=(5, vocab + padding))).to(torch.bfloat16 if is_half else torch.float32)
-    groups = rng.integers(0, -(-vocab // 64), size=20)
-    rows = rng.integers(0, 4, size=20)
-    found = GroupReader(tensor[1:, :vocab]).read(rows, groups)
-    padded = torch.nn.functional.pad(tensor[1:, :vocab].float(), (0, 64), value=-torch.inf).numpy()
-    assert np.array_equal(found, np.stack([padded[r, g * 64 : g * 64 + 64] for r, g in zip(rows, groups, strict=True)]))
 
 
 def test_the_noise_is_that_of_the_core() -> None:

@@ -88,17 +88,6 @@ def test_a_question_that_no_document_answers_finds_none(question: str, store: Do
     assert store.search(question, 3) == []
 
 
-def test_a_restart_finds_the_same(store: DocumentStore, tmp_path: Path, minilm: MiniLMEmbedder) -> None:
-    for name, (text, _) in reversed(CORPUS.items()):
-        with DocumentStore.open(tmp_path / "again", minilm) as again:
-            again.add_text(name, text, zone="device")
-    with DocumentStore.open(tmp_path / "again", minilm) as again:
-        for _, question in CORPUS.values():
-            one, other = store.search(question, 2), again.search(question, 2)
-            assert [passage.document for passage in one] == [passage.document for passage in other]
-            assert [passage.score for passage in one] == pytest.approx([passage.score for passage in other], abs=1e-5)
-
-
 PARTS = [1000 + 37 * i for i in range(40)]
 PHRASES = [
     "{x}",

@@ -15,6 +15,8 @@ from paceline.rag.parsing.kinds import MAX_FILE_BYTES, Limits
 from paceline.rag.parsing.process import ParserProcess
 from tests.rag.parsing.made import CONTAINER, archive, book, pdf, shown, workbook
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 LAUGHS = b"<!DOCTYPE x [<!ENTITY a0 'ha'>%s]>" % b"".join(
     b"<!ENTITY a%d '%s'>" % (i, b"&a%d;" % (i - 1) * 10) for i in range(1, 12)

@@ -11,9 +11,8 @@ from pypdf import PdfWriter
 from paceline.errors import DocumentError
 from paceline.rag.chunk import split
 from paceline.rag.parsing.kinds import MAX_TEXT_BYTES, MAX_TITLE
-from paceline.rag.parsing.parsed import check_name
+from paceline.rag.parsing.parsed import check_name, parsed_text
 from paceline.rag.parsing.process import ParserProcess
-from paceline.rag.parsing.text import parsed_text
 from tests.rag.parsing.made import archive, book, pdf, presentation, shown, word_document
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from paceline.rag.parsing import landlock, sandbox
 from paceline.rag.parsing import process as process_module
+from paceline.rag.parsing import sandbox
 from paceline.rag.parsing.process import ParserProcess
 
 HOSTILE = """
-import ctypes, os, resource, socket, sys, types
+import ctypes, os, resource, socket, sys
 from paceline.rag.parsing.readers.content import Content
 
 CALLS = {}  # by number, on the architecture that has these
@@ -66,10 +66,8 @@ def read(data, name):
     }
     return Content("", ";".join(f"{what}={how}" for what, how in done.items()))
 
-hostile = types.ModuleType("hostile")
-hostile.read = read
 from paceline.rag.parsing import worker
-sys.modules["paceline.rag.parsing.readers." + worker.MODULES["text"]] = hostile
+worker.reader = lambda kind: read
 worker.main()
 """
 
@@ -77,7 +75,7 @@ worker.main()
 @pytest.fixture(params=["with Landlock", "without Landlock"])
 def hostile(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool:
     """Parser processes whose reader of text has been taken over; whether files are hidden from them."""
-    without = "worker.landlock.hide_files = lambda: False\n" if request.param == "without Landlock" else ""
+    without = "worker.sandbox.hide_files = lambda: False\n" if request.param == "without Landlock" else ""
     script = HOSTILE.replace("worker.main()", f"{without}worker.main()")
     start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
 
@@ -86,7 +84,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
         return start([sys.executable, "-P", "-c", script], **options)
 
     monkeypatch.setattr(process_module.subprocess, "Popen", popen)
-    return not without and landlock.version() >= 1
+    return not without and sandbox.version() >= 1
 
 
 def test_a_parser_that_is_taken_over_reaches_no_file_and_no_process(tmp_path: Path, hostile: bool) -> None:
@@ -115,8 +113,8 @@ def test_what_a_parser_may_read_holds_no_folder_of_the_users(tmp_path: Path) -> 
     script = """
         import sys
         sys.path.insert(0, sys.argv[1])
-        from paceline.rag.parsing import landlock
-        print(*landlock.readable(), sep="\\n")
+        from paceline.rag.parsing import sandbox
+        print(*sandbox.readable(), sep="\\n")
     """
     said = subprocess.run(
         [sys.executable, "-P", "-c", textwrap.dedent(script), str(tmp_path)],
@@ -130,6 +128,6 @@ def test_what_a_parser_may_read_holds_no_folder_of_the_users(tmp_path: Path) -> 
 
 
 def test_a_kernel_without_landlock_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landlock, "version", lambda: 0)
-    assert not landlock.hide_files()
+    monkeypatch.setattr(sandbox, "version", lambda: 0)
+    assert not sandbox.hide_files()
     assert Path("/etc/passwd").read_text(), "nothing was taken from this process"

@@ -16,14 +16,12 @@ import psutil
 import pytest
 
 from paceline.errors import DocumentError, ParserLost, RequestError
-from paceline.rag.parsing import pool as pool_module
 from paceline.rag.parsing import process as process_module
 from paceline.rag.parsing import sandbox
 from paceline.rag.parsing.folders import FoundFile, read_files
 from paceline.rag.parsing.kinds import MAX_REASON, SUFFIXES, Limits
-from paceline.rag.parsing.pool import BUDGET_S, WINDOW_S, ParserBudget, ParserPool
-from paceline.rag.parsing.process import ParserProcess
-from paceline.rag.parsing.readers import MODULES
+from paceline.rag.parsing.process import BUDGET_S, WINDOW_S, ParserBudget, ParserPool, ParserProcess
+from paceline.rag.parsing.readers import READERS, content, reader
 from tests.rag.parsing.made import ENDLESS
 
 
@@ -88,17 +86,33 @@ def endless(tmp_path: Path) -> Path:
 
 def test_a_parser_loads_neither_models_nor_arrays() -> None:
     """Every reader imported, as in a process that has met every kind."""
-    readers = sorted({f"paceline.rag.parsing.readers.{module}" for module in MODULES.values()})
-    loaded = confined(f"""
-        import importlib, paceline.rag.parsing.worker
-        for reader in {readers!r}:
-            importlib.import_module(reader)
-        print(sorted({{name.partition(".")[0] for name in sys.modules}}))
+    loaded = confined("""
+        import paceline.rag.parsing.worker, python_calamine
+        for kind in paceline.rag.parsing.readers.READERS:
+            paceline.rag.parsing.readers.reader(kind)
+        print(sorted({name.partition(".")[0] for name in sys.modules}))
     """)
     names = set(ast.literal_eval(loaded))
     assert {"pypdfium2", "python_calamine", "lxml"} <= names
-    assert not names & {"torch", "numpy", "transformers", "faiss", "fastapi", "sqlite3", "asyncio"}
-    assert set(SUFFIXES.values()) == set(MODULES)
+    assert not names & {"torch", "numpy", "transformers", "fastapi", "sqlite3", "asyncio"}
+    assert set(SUFFIXES.values()) == set(READERS)
+
+
+LIBRARIES = {"lxml": ("html", "docx", "pptx", "odt", "epub"), "pypdfium2": ("pdf",)}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_kind_whose_library_is_not_installed_names_the_extra(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("paceline.rag.parsing.readers.")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("lxml", "lxml.etree", "pypdfium2", "pypdfium2.raw"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "paceline.rag.parsing.readers.content", content)
+    for kind in LIBRARIES[library]:
+        with pytest.raises(content.UnreadableError, match=rf"{library}, .* pip install 'paceline\[documents\]'"):
+            reader(kind)  # type: ignore[arg-type]
+    for kind in ("text", "markdown", "code", "csv", "json", "ipynb", "rtf", "eml"):
+        reader(kind)  # type: ignore[arg-type]
 
 
 def test_a_parser_has_no_network_starts_no_program_and_writes_no_file(tmp_path: Path) -> None:
@@ -229,7 +243,7 @@ def test_a_key_whose_documents_took_its_seconds_is_refused_until_its_hour_is_ove
 def test_what_a_refused_document_took_counts_and_the_operator_has_no_limit(
     endless: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "BUDGET_S", 0.5)
+    monkeypatch.setattr(process_module, "BUDGET_S", 0.5)
     with closing(ParserPool(1, Limits(cpu_s=1))) as pool:
         for owner, refusal in [("ann", DocumentError), ("ann", RequestError), ("", DocumentError), ("", DocumentError)]:
             parsed = pool.submit("endless.rtf", lambda: endless.open("rb"), owner=owner)

@@ -43,7 +43,6 @@ def filled(folder: Path, source: Path, *, encrypt: bool) -> tuple[str, str]:
                 time.sleep(0.01)
         finally:
             library.close()
-        store.recover()
         for passage in store.passages(0, 100):
             put_kv(folder, store, passage)
     return file, made

@@ -11,9 +11,8 @@ import pytest
 from paceline.rag.chunk import Chunk
 from paceline.rag.database import Database
 from paceline.rag.embedder import HashEmbedder
-from paceline.rag.index import faiss_index as index_module
 from paceline.rag.records import Document, Selection
-from paceline.rag.store.document_rows import insert_document
+from paceline.rag.rows import insert_document
 from paceline.rag.store.documents import DocumentStore
 
 BOAT = "The red boat belongs to Ann Bell.\n"
@@ -64,14 +63,3 @@ def test_other_collections_do_not_affect_ranks_and_scores(store: DocumentStore, 
     before = [(p.text, p.score) for p in store.search("red boat of Ann", 12)]
     put(tmp_path, "other", "file-1", *(f"A boat of Ann, {i}" for i in range(60)))
     assert [(p.text, p.score) for p in store.search("red boat of Ann", 12)] == before
-
-
-def test_a_small_collection_in_an_inverted_file_is_searched_completely(
-    store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index_module, "IVF_ROWS", 400)
-    put(tmp_path, "large", "file-1", *(f"word{i} of{i * 7} many{i * 13}" for i in range(900)))
-    texts = {f"The red boat and thing{i}." for i in range(7)}
-    put(tmp_path, "small", "file-2", *sorted(texts))
-    found = store.search("unlike all of them", 20, Selection(("small",)), min_score=-1.0)
-    assert {passage.text for passage in found} == texts

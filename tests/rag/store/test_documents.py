@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from paceline.core.side import Side, other
 from paceline.errors import ConfigError
 from paceline.rag.embedder import HashEmbedder
-from paceline.rag.index import faiss_index as index_module
-from paceline.rag.index.hybrid import FILE, HybridIndex
-from paceline.rag.records import EXACT_SCORE, LEADING_COSINE, MIN_SCORE, Progress, Vectors, Zone
+from paceline.rag.index.hybrid import HybridIndex
+from paceline.rag.records import EXACT_SCORE, LEADING_COSINE, MIN_SCORE, FilesProgress, Vectors, Zone
 from paceline.rag.store.documents import DocumentStore
 
 BOAT = "The red boat belongs to Ann Bell.\n"
@@ -111,7 +108,7 @@ def test_a_folder_is_added_with_a_result_for_every_entry(store: DocumentStore, t
     (notes / "blank.txt").write_text(" \n\t\r\n", "utf-16")
     (notes / "latin.txt").write_bytes("Grüße".encode("latin-1"))
     (notes / "picture.png").write_bytes(b"\x89PNG")
-    steps: list[Progress] = []
+    steps: list[FilesProgress] = []
     results = {item.name: item for item in store.add(notes, zone="device", progress=steps.append)}
     assert {name: item.status for name, item in results.items()} == {
         "boat.txt": "added", "sub/train.md": "added", "empty.md": "skipped", "blank.txt": "skipped",
@@ -306,51 +303,6 @@ def test_removed_and_replaced_text_is_in_no_file_while_others_have_the_store_ope
         assert in_files(b"kept plan")
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "other"])
-def test_a_missing_stale_or_damaged_index_file_is_built_again(folder: Path, damage: str) -> None:
-    path = folder / FILE
-    with DocumentStore.open(folder, HashEmbedder()) as store:
-        store.add_text("boat.txt", BOAT, zone="device")
-        stale = path.read_bytes()
-        store.add_text("train.txt", TRAIN, zone="device")
-    whole = path.read_bytes()
-    if damage == "missing":
-        path.unlink()
-    else:
-        flipped = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
-        path.write_bytes({"cut": whole[:-5], "flipped": flipped, "other": stale}[damage])
-    with DocumentStore.open(folder, HashEmbedder()) as store:
-        assert names(store, "night train to Lisbon") == ["train.txt"]
-        assert names(store, "red boat") == ["boat.txt"]
-    assert path.read_bytes() == whole
-
-
-def test_a_large_store_uses_an_inverted_file_and_still_adds_removes_and_reloads(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index_module, "IVF_ROWS", 400)
-    rng = np.random.default_rng(0)
-    vectors = rng.standard_normal((1000, 32)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    ids = np.arange(1000) * 3
-    index = index_module.VectorIndex(ids[:900], vectors[:900])
-    index.add(ids[900:], vectors[900:])
-    index.remove([0, 3, 2700])
-    folder.mkdir()
-    index.save(folder / "index", "one")
-    assert index_module.VectorIndex.load(folder / "index", "two") is None
-    loaded = index_module.VectorIndex.load(folder / "index", "one")
-    assert loaded is not None
-    for each in (index, loaded):
-        assert each.fits
-        assert each.ids == set(ids.tolist()) - {0, 3, 2700}
-        found = [each.search(vectors[i], 1)[0][0] == ids[i] for i in range(5, 1000, 7)]
-        assert all(found)
-        assert all(hit[0] != 0 for hit in each.search(vectors[0], 20))
-    loaded.remove(ids[2:850].tolist())
-    assert not loaded.fits
-
-
 def test_a_folder_that_is_not_a_store_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="Choose another"):
@@ -372,7 +324,7 @@ def test_a_folder_that_is_not_a_store_is_a_config_error(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_a_config_error_and_leaves_the_store_unchanged(store: DocumentStore) -> None:
     store.add_text("boat.txt", BOAT, zone="device")
-    with store._connection.reading() as database:
+    with store._database.reading() as database:
         pages = database.execute("PRAGMA page_count").fetchone()[0]
         database.execute(f"PRAGMA max_page_count = {pages + 2}")  # SQLite reports a full disk beyond that
     with pytest.raises(ConfigError, match="make room"):
@@ -402,24 +354,6 @@ def test_threads_may_search_while_others_add_and_remove(store: DocumentStore) ->
     for thread in searchers:
         thread.join()
     assert not failures
-
-
-def test_a_failure_to_write_the_index_file_stops_nothing(
-    store: DocumentStore, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    real = os.open
-
-    def refuse(path: str | Path, flags: int, mode: int = 0o777) -> int:
-        if str(path).endswith(".new"):
-            raise OSError(28, "No space left on device")
-        return real(path, flags, mode)
-
-    monkeypatch.setattr(os, "open", refuse)
-    store.add_text("boat.txt", BOAT, zone="device")
-    assert "will be built again" in caplog.text
-    assert names(store, "red boat") == ["boat.txt"]
-    with DocumentStore.open(folder, HashEmbedder()) as again:
-        assert names(again, "red boat") == ["boat.txt"]
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import random
-import re
 import signal
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 
-# Changes the store in a loop and sends itself SIGKILL just before its n-th step. A step is an SQL statement or one of
-# the calls that write the index file.
+pytestmark = pytest.mark.slow
+
+# Changes the store in a loop and sends itself SIGKILL just before its n-th SQL statement. Run by
+# tests/reliability/test_r09_power_cut.py.
 CHANGER = """
 import os, signal, sqlite3, sys
 from pathlib import Path
@@ -30,12 +30,6 @@ def step(*_):
     if steps == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
-def stepping(function):
-    def call(*arguments, **options):
-        step()
-        return function(*arguments, **options)
-    return call
-
 connect = sqlite3.connect
 def traced(*arguments, **options):
     connection = connect(*arguments, **options)
@@ -43,8 +37,6 @@ def traced(*arguments, **options):
     return connection
 
 sqlite3.connect = traced
-os.open, os.fdopen, os.replace = stepping(os.open), stepping(os.fdopen), stepping(os.replace)
-Path.replace = stepping(Path.replace)
 store = DocumentStore.open(
     Path(sys.argv[1]), HashEmbedder(), chunk_tokens=16, overlap=4, encrypt=sys.argv[3:] == ["encrypt"]
 )
@@ -71,44 +63,6 @@ with DocumentStore.open(Path(sys.argv[1]), HashEmbedder()) as store:
         store.add_text(f"{who}{i}.txt", f"Fact {i} that {who} wrote.", zone="device")
         store.add_text("shared.txt", f"Version {i} by {who}.", zone="device")
 """
-
-
-def check(folder: Path) -> int:
-    """Assert that every document is whole and the index matches the rows. Returns the number of documents."""
-    with closing(sqlite3.connect(folder / "documents.sqlite")) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-    with (
-        DocumentStore.open(folder, HashEmbedder()) as store,  # creates the tables if the process was killed before that
-        closing(sqlite3.connect(folder / "documents.sqlite")) as connection,
-    ):
-        ids = {row[0] for row in connection.execute("SELECT id FROM chunks")}
-        assert store._search._index._vector_index.ids == ids
-        documents = connection.execute("SELECT id, num_chunks FROM documents").fetchall()
-        assert bool(ids) == bool(documents)
-        for document, num_chunks in documents:
-            rows = connection.execute(
-                "SELECT position, text FROM chunks WHERE document = ? ORDER BY position", (document,)
-            ).fetchall()
-            assert [row[0] for row in rows] == list(range(num_chunks))
-            text = " ".join(row[1] for row in rows)
-            assert len(set(re.findall(r"version (v\d+)", text))) == 1
-            assert set(re.findall(r"Sentence (\d+) ", text)) == {str(n) for n in range(20)}
-        assert len(store.search("sentence of version", 100, min_score=-1.0)) == len(ids)
-    return len(documents)
-
-
-def test_a_killed_process_leaves_each_document_whole_or_absent(tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    seen = set()
-    rng = random.Random(4)
-    for steps in [7, *(rng.randrange(10, 160) for _ in range(9))]:
-        done = subprocess.run(
-            [sys.executable, "-c", CHANGER, str(folder), str(steps)], capture_output=True, timeout=60, text=True
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        seen.add(check(folder))
-    assert len(seen) > 1, "the kills hit nothing"
 
 
 def test_text_of_a_killed_removal_is_erased_when_the_store_is_opened_again(tmp_path: Path) -> None:

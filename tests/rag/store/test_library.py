@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -17,10 +15,7 @@ from paceline.errors import RequestError
 from paceline.rag.document_kv import FOLDER as KV_FOLDER
 from paceline.rag.document_kv import text_hash
 from paceline.rag.embedder import HashEmbedder
-from paceline.rag.index.faiss_index import IndexImage, VectorIndex
-from paceline.rag.index.hybrid import FILE
 from paceline.rag.records import Selection, Vectors
-from paceline.rag.store import files as arrivals_module
 from paceline.rag.store import files as uploads_module
 from paceline.rag.store import library as ingest_module
 from paceline.rag.store import vector_stores as vector_stores_module
@@ -28,7 +23,6 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.files import Paging, harmless
 from paceline.rag.store.library import Library
 from paceline.rag.store.vector_stores import Comparison, Counts, FileSpec
-from paceline.sealing import Box
 
 BOAT = "The red boat belongs to Ann Bell."
 TRAIN = "The night train to Lisbon leaves at nine."
@@ -348,7 +342,7 @@ def test_an_upload_that_others_have_overtaken_meets_the_limit_too(
 def test_an_owner_has_a_few_uploads_arrive_at_once(library: Library) -> None:
     receive = library.uploads.receive
     with ExitStack() as arriving:
-        for _ in range(arrivals_module.MAX_ARRIVING):
+        for _ in range(uploads_module.MAX_ARRIVING):
             arriving.enter_context(closing(receive(ANN)))
         with pytest.raises(RequestError) as refused:
             receive(ANN)
@@ -463,142 +457,3 @@ def test_owners_are_served_in_turn(documents: DocumentStore, monkeypatch: pytest
     assert order[:2] == [ann[0], bert[0]]
     assert [file for file in order if file in ann] == ann
     assert [file for file in order if file in bert] == bert
-
-
-# ---- the index file -------------------------------------------------------------------------------------------------
-def stored_ids(documents: DocumentStore) -> tuple[set[int], set[int]]:
-    """Chunk ids in the rows, and in the index file if it matches the rows."""
-    with closing(sqlite3.connect(documents.directory / "documents.sqlite")) as rows:
-        ids = {row[0] for row in rows.execute("SELECT id FROM chunks")}
-    loaded = VectorIndex.load(documents.directory / FILE, documents.generation())
-    return ids, set() if loaded is None else loaded.ids
-
-
-def filled(library: Library, *bodies: str) -> tuple[str, list[str]]:
-    """A store of these texts after reading them: (store, its files)."""
-    files = [upload(library, body, f"{i}.txt") for i, body in enumerate(bodies)]
-    store = library.create_store(ANN, "", {}, [FileSpec(file) for file in files]).id
-    settled(library, store)
-    return store, files
-
-
-def test_a_removal_drops_the_index_file_and_leaves_writing_it_to_the_ingester(
-    library: Library, documents: DocumentStore, embedder: Gated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, (boat, _) = filled(library, BOAT, TRAIN)
-    documents.save_index()
-    vector = embedder.embed([BOAT])[0].tobytes()
-    assert vector in (documents.directory / FILE).read_bytes()
-    writers: list[str] = []
-    monkeypatch.setattr(IndexImage, "write", lambda *_: bool(writers.append(threading.current_thread().name)))
-    library.detach(ANN, store, boat)
-    assert threading.current_thread().name not in writers, "a removal does not wait for the index file"
-    assert not (documents.directory / FILE).exists()
-    assert texts(library, store) == [TRAIN]
-    assert all(vector not in path.read_bytes() for path in documents.directory.glob("*.*"))
-
-
-def test_several_changes_share_one_write_of_the_index_file(
-    documents: DocumentStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ingest_module, "SAVE_S", 0.2)
-    written: list[str] = []
-    write = IndexImage.write
-
-    def noted(self: IndexImage, path: Path, box: Box) -> bool:
-        written.append(threading.current_thread().name)
-        return write(self, path, box)
-
-    library = Library(documents, "cloud")
-    library.start()
-    _, files = filled(library, *(f"{BOAT} {i}" for i in range(6)))
-    while not (documents.directory / FILE).exists() or not stored_ids(documents)[1]:
-        pass
-    monkeypatch.setattr(IndexImage, "write", noted)
-    for file in files[:5]:
-        library.delete_file(ANN, file)
-    while not written:
-        pass
-    library.close()
-    assert written == ["paceline-ingest"]
-    ids, in_file = stored_ids(documents)
-    assert ids == in_file and len(ids) == 1
-
-
-def test_a_due_index_file_does_not_shorten_the_retry_delay(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest_module, "SAVE_S", 0.0)
-    tries: list[float] = []
-
-    def failing(_: object) -> None:
-        tries.append(time.monotonic())
-        raise OSError("no room")
-
-    store, (boat, _) = filled(library, BOAT, TRAIN)
-    monkeypatch.setattr(ingest_module.Ingester, "_next", failing)
-    library.detach(ANN, store, boat)
-    time.sleep(0.2)
-    assert 1 <= len(tries) <= 3
-
-
-def test_an_index_file_written_during_a_removal_is_discarded(
-    library: Library, documents: DocumentStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, (boat, _) = filled(library, BOAT, TRAIN)
-    write = IndexImage.write
-
-    def late(self: IndexImage, path: Path, box: Box) -> bool:
-        done = write(self, path, box)
-        library.detach(ANN, store, boat)
-        return done
-
-    monkeypatch.setattr(IndexImage, "write", late)
-    documents.drop_index_file()
-    assert not documents.save_index()
-    assert [path for path in documents.directory.iterdir() if path.stem == Path(FILE).stem] == []
-    monkeypatch.setattr(IndexImage, "write", write)
-    assert documents.save_index()
-    ids, in_file = stored_ids(documents)
-    assert ids == in_file and len(ids) == 1
-
-
-def test_searches_go_on_while_the_index_file_is_written(
-    library: Library, documents: DocumentStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, _ = filled(library, BOAT, TRAIN)
-    writing, go = threading.Event(), threading.Event()
-
-    def slow(*_: object) -> bool:
-        writing.set()
-        return go.wait(60)
-
-    monkeypatch.setattr(IndexImage, "write", slow)
-    documents.drop_index_file()
-    saver = threading.Thread(target=documents.save_index)
-    saver.start()
-    assert writing.wait(60)
-    assert set(texts(library, store)) == {BOAT, TRAIN}
-    library.delete_store(ANN, store)
-    go.set()
-    saver.join(60)
-    assert not saver.is_alive()
-
-
-def test_an_index_file_from_before_a_removal_restores_nothing(documents: DocumentStore, tmp_path: Path) -> None:
-    library = Library(documents, "cloud")
-    library.start()
-    store, (boat, _) = filled(library, BOAT, TRAIN)
-    library.close()
-    path = documents.directory / FILE
-    before = path.read_bytes()
-    library = Library(documents, "cloud")  # not started, so no thread writes another index file: as if the process died
-    library.detach(ANN, store, boat)
-    library.close()
-    for left in (None, before):
-        path.unlink(missing_ok=True)
-        if left is not None:
-            path.write_bytes(left)
-        with DocumentStore.open(tmp_path / "docs", HashEmbedder()) as again:
-            found = again.search("the red boat", 5, Selection((store,)), min_score=-1.0)
-            assert [passage.text for passage in found] == [TRAIN]
-            ids, in_file = stored_ids(again)
-            assert ids == in_file and len(ids) == 1

@@ -23,6 +23,8 @@ from paceline.rag.store.files import Paging
 from paceline.rag.store.library import MAX_STARTS, Library
 from paceline.rag.store.vector_stores import FileSpec
 
+pytestmark = pytest.mark.slow
+
 OWNER = "ann"
 PAGING = Paging(100)
 SENTENCES = 40

@@ -8,8 +8,8 @@ import pytest
 
 from paceline.errors import WebError
 from paceline.rag.embedder import HashEmbedder
-from paceline.rag.parsing.pool import ParserPool
-from paceline.rag.web.fetch import PageReader, WebPage
+from paceline.rag.parsing.process import ParserPool
+from paceline.rag.web.fetch import WebPage, read_page
 from tests.rag.parsing.made import pdf, shown
 from tests.rag.web.site import Site, fetcher, reply, serving
 
@@ -31,14 +31,14 @@ async def site() -> AsyncIterator[Site]:
 
 async def read(site: Site, parsers: ParserPool, body: bytes, content_type: str, *, max_passages: int = 9) -> WebPage:
     site.pages["/"] = reply(body, content_type)
-    reader = PageReader(fetcher(site), parsers, HashEmbedder().count, max_passages=max_passages)
-    return await reader.read(f"http://pages.test:{site.port}/")
+    url = f"http://pages.test:{site.port}/"
+    return await read_page(url, fetcher(site), parsers, HashEmbedder().count, most=max_passages)
 
 
 async def test_a_page_gives_titled_passages_of_what_it_shows(site: Site, parsers: ParserPool) -> None:
     html = b"<title>Mills</title><script>no()</script><h1>Red</h1><p>The mill is red.<img src='http://127.0.0.1/'>"
     page = await read(site, parsers, html, "text/html")
-    assert (page.url, page.title, page.is_cut) == (f"http://pages.test:{site.port}/", "Mills", False)
+    assert (page.url, page.title) == (f"http://pages.test:{site.port}/", "Mills")
     assert [passage.titled for passage in page.passages] == ["Mills\n# Red\n\nThe mill is red."]
     assert len(site.requests) == 1
 
@@ -69,11 +69,10 @@ async def test_other_kinds_of_documents_are_read_as_uploads_are(site: Site, pars
     assert (await read(site, parsers, b"# Mills\n\nRed.", "text/markdown; charset=utf-8")).title == "Mills"
 
 
-async def test_a_long_page_is_cut_and_says_so(site: Site, parsers: ParserPool) -> None:
+async def test_a_long_page_is_cut(site: Site, parsers: ParserPool) -> None:
     text = "\n\n".join(f"Paragraph {i}. " + "word " * 150 for i in range(5)).encode()
     page = await read(site, parsers, text, "text/plain", max_passages=3)
-    assert (len(page.passages), page.is_cut) == (3, True)
-    assert not (await read(site, parsers, text, "text/plain", max_passages=50)).is_cut
+    assert len(page.passages) == 3
 
 
 @pytest.mark.parametrize(

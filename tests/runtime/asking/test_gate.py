@@ -22,8 +22,8 @@ from paceline.runtime.asking import (
     AskCounter,
     AskLimits,
     CloudAsks,
+    CloudQuestion,
     EnrolmentAnswers,
-    Question,
     Refusal,
     permission,
 )
@@ -266,7 +266,7 @@ async def test_a_session_that_ends_before_its_entry_is_written_is_completed_all_
 
 def test_an_entry_that_a_crash_left_under_way_says_so(tmp_path: Path) -> None:
     with closing(ActivityLog(tmp_path)) as log:
-        log.begin(Question("", "x", "document-private"))
+        log.begin(CloudQuestion("", "x", "document-private"))
     CloudAsks(EVERYBODY, None, log := ActivityLog(tmp_path))
     (entry,) = log.recent(5)
     assert entry.outcome == "the program ended"
@@ -298,11 +298,11 @@ def test_the_log_is_bounded_and_refusals_push_out_no_reading(tmp_path: Path, mon
     monkeypatch.setattr(activity_module, "_TRIM_EVERY", 4)
     clock = Clock()
     with closing(ActivityLog(tmp_path, now=clock)) as log:
-        read = Question("", "a" * 5000, "document-private")
+        read = CloudQuestion("", "a" * 5000, "document-private")
         for _ in range(3):
             log.begin(read)
         for number in range(40):
-            log.refuse([Refusal(Question("", str(number), "open"), "no", 2)])
+            log.refuse([Refusal(CloudQuestion("", str(number), "open"), "no", 2)])
         kept = log.recent(100)
         assert sum(not entry.refused for entry in kept) == 3 and sum(entry.refused for entry in kept) <= 8
         assert kept[-1].question == "39" and max(len(entry.question) for entry in kept) == 1000

@@ -12,7 +12,7 @@ import pytest
 from paceline.core.energy import CounterMeter, Energy, MeterUnreadable
 from paceline.core.offloading import ModelShape
 from paceline.errors import ConfigError
-from paceline.runtime.energy import LOOK_S, Battery, Machine, Nvml, Powers, Rapl, choose_meter
+from paceline.runtime.energy import LOOK_S, Battery, MeterSources, Nvml, Powers, Rapl, choose_meter
 
 RANGE = 262_143_328_850  # µJ, of a real package
 
@@ -64,7 +64,7 @@ def test_counters_of_root_alone_are_named_in_a_sentence(tmp_path: Path, monkeypa
         Rapl(tmp_path)
     chosen = choose_meter("auto", Powers(), machine(rapl=lambda: Rapl(tmp_path)))
     assert "modelled: 12 W" in chosen.text and "root alone" in chosen.text
-    with pytest.raises(ConfigError, match=r"energy_meter = rapl cannot be used.*root alone"):
+    with pytest.raises(ConfigError, match=r"energy\.meter = rapl cannot be used.*root alone"):
         choose_meter("rapl", Powers(), machine(rapl=lambda: Rapl(tmp_path)))
 
 
@@ -193,11 +193,11 @@ def test_a_machine_without_a_battery_or_a_telling_one_says_so(tmp_path: Path) ->
 
 
 # ---- the choice -----------------------------------------------------------------------------------------------------
-def machine(*, gpu: bool = False, shape: ModelShape | None = None, clock: Any = None, **found: Any) -> Machine:
+def machine(*, gpu: bool = False, shape: ModelShape | None = None, clock: Any = None, **found: Any) -> MeterSources:
     """A machine without any meter but those given."""
     nowhere = Path("/nonexistent")
     folder = found.get("battery", nowhere)
-    return Machine(
+    return MeterSources(
         gpu=gpu,
         shape=shape,
         rapl=found.get("rapl", lambda: Rapl(nowhere)),

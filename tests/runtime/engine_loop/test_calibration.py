@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
+from lab.engines import WrappedEngine
 from paceline.core.batching.segment import Batch
 from paceline.core.drafting.budget import OnlineStats
-from paceline.engine.base import Engine, Output, WrappedEngine
+from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.document_prefill import PREFIX, REPEATS, ROWS, Timed, forward_times

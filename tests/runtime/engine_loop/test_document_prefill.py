@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,24 +30,26 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
-from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.parts import Company, Kept, NodeParts
+from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.settings import AgentSettings
 from paceline.settings_sources import resolve
 from paceline.strategies.base import SIDES, Side
 from paceline.strategies.registry import STRATEGIES
 from tests.engine.checkpoints import save
+from tests.requests import a_request, changed
 from tests.runtime.link.test_connection import pipes
 from tests.runtime.test_node import open_gate
 from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 MIB = 1 << 20
 NOTES = {
     "cloud": ("public.md", "The harbour museum opens at nine and shows the old red boat."),
     "device": ("private.md", "My key to the old red boat lies under the flat stone."),
 }
-REQUEST = GenerateRequest(
+REQUEST = a_request(
     messages=({"role": "user", "content": "Where is the key to the old red boat?"},),
     sampling=SamplingParams(temperature=0.8, seed=5),
     max_tokens=24,
@@ -100,7 +101,7 @@ class Pair:
 
     async def text(self, strategy: str) -> str:
         text = ""
-        session = await self.nodes["device"].prepare(replace(REQUEST, strategy=strategy))
+        session = await self.nodes["device"].prepare(changed(REQUEST, strategy=strategy))
         async for event in session.run():
             assert isinstance(event, TextDelta | GenerationResult)
             text += event.text if isinstance(event, TextDelta) else ""
@@ -125,9 +126,13 @@ async def pair(folder: Path, make: Callable[[Side], Engine], *, keep_kv: bool = 
                 side,
                 LoadedModel(make(side), tokenizer),
                 stores[side],
-                kv=files[side] if keep_kv else None,
-                tables=TableStore(folder / side / TABLES, tokenizer.fingerprint, tokenizer.vocab_size),
-                asks=open_gate(),
+                NodeParts(
+                    kept=Kept(
+                        kv=files[side] if keep_kv else None,
+                        tables=TableStore(folder / side / TABLES, tokenizer.fingerprint, tokenizer.vocab_size),
+                    ),
+                    company=Company(asks=open_gate()),
+                ),
             )
             for side in SIDES
         }
@@ -213,7 +218,7 @@ async def test_documents_leave_room_for_an_answer_whose_request_sets_no_limit(tm
             model = LoadedModel(FakeEngine(3, spread=0.3, max_positions=positions), ByteTokenizer())
             async with asyncio.timeout(60), Node("device", model, store) as node:
                 sampling = SamplingParams(seed=5, logit_bias={256: -100.0})
-                request = replace(REQUEST, max_tokens=None, strategy="autoregressive", sampling=sampling)
+                request = changed(REQUEST, max_tokens=None, strategy="autoregressive", sampling=sampling)
                 done = [event async for event in (await node.prepare(request)).run()][-1]
         assert isinstance(done, GenerationResult) and done.reason == "length" and done.completion_tokens >= least
         cited += len(done.citations)
@@ -297,7 +302,7 @@ async def test_kv_of_documents_removed_meanwhile_is_deleted_at_the_next_start(
         ran = asyncio.Event()
         alone.worker.forward(Segment(seq, 0, (*late.tokens, 1)), lambda _: ran.set(), late)
         await ran.wait()
-        alone.worker.control(SequenceOp.release(seq))
+        alone.worker.submit(SequenceOp.release(seq))
     assert len(alone.files.groups()) == 2
 
 
@@ -361,7 +366,7 @@ def test_a_prompt_with_stored_rows_gives_the_same_dists_as_one_without(budget: i
 
 
 def test_rows_the_engine_refuses_are_computed(caplog: pytest.LogCaptureFixture) -> None:
-    for rows in (replace(rows_of(BEGIN), model="another"), rows_of(BEGIN)):
+    for rows in (changed(rows_of(BEGIN), model="another"), rows_of(BEGIN)):
         results: list[object] = []
         steps = StepExecutor(FakeEngine())
         if rows.model != "another":  # a sequence that the engine already has
@@ -418,7 +423,7 @@ def test_a_cancelled_request_imports_and_exports_no_rows() -> None:
 def test_a_program_stores_kv_beside_its_documents_by_default(tmp_path: Path) -> None:
     flags = {"state_dir": tmp_path, "model": "fake"}
     settings, _ = resolve(AgentSettings, flags, {})
-    assert settings.document_kv_mib > 0
+    assert settings.tuning.document_kv_mib > 0
     with open_store(settings) as store:
         store.add_text("a.md", "A text.", zone="device")
         rows = rows_of(BEGIN)
@@ -430,5 +435,5 @@ def test_a_program_stores_kv_beside_its_documents_by_default(tmp_path: Path) -> 
         assert file.suffix == ".aes" and b"A text." not in file.read_bytes(), "a device encrypts it"
         store.remove("a.md")
         assert files.get(key) is None
-        without, _ = resolve(AgentSettings, flags | {"document_kv_mib": 0}, {})
+        without, _ = resolve(AgentSettings, flags, {"PACELINE_TUNING_DOCUMENT_KV_MIB": "0"})
         assert open_kv(without, store) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,18 +17,20 @@ from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.strategies.base import SIDES, Side
+from tests.requests import a_request, changed
 from tests.runtime.test_node import Bench, collect, open_gate
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 QUESTION = "Where is the key of the mill?"
 TEXTS = ("The key of the mill is red.", "The key of the mill is lost.")
 
 
 def request_of(number: int, tokens: int | None = 60) -> GenerateRequest:
-    return GenerateRequest(
+    return a_request(
         messages=({"role": "user", "content": QUESTION},),
         sampling=SamplingParams(temperature=1.0, seed=number),
         max_tokens=tokens,
@@ -63,7 +64,7 @@ async def answers(
     async with serving(folder, rows) as (node, _):
 
         async def one(number: int) -> tuple[str, str]:
-            session = await node.prepare(replace(request_of(number, tokens), strategy=strategy))
+            session = await node.prepare(changed(request_of(number, tokens), strategy=strategy))
             assert len(session.prepared.prompts.branches) == 2
             text, done = await collect(session)
             return text, done.reason
@@ -91,7 +92,7 @@ async def test_a_request_that_can_never_fit_is_refused_at_once_and_others_are_se
         with pytest.raises(RequestError, match="memory") as refused:
             await node.prepare(request_of(1))
         assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
-        text, done = await collect(await node.prepare(replace(request_of(1), documents=0)))
+        text, done = await collect(await node.prepare(changed(request_of(1), documents=0)))
         assert text and done.reason in ("stop", "length")
 
 
@@ -126,14 +127,14 @@ async def joint_answers(folder: Path, short: Collection[Side], count: int) -> li
     }
     with store_in(folder / "cloud", "cloud") as public, store_in(folder / "device", "device") as private:
         cloud = Node("cloud", models["cloud"], public)
-        device = Node("device", models["device"], private, asks=open_gate())
+        device = Node("device", models["device"], private, NodeParts(company=Company(asks=open_gate())))
         async with asyncio.timeout(100), cloud, device, asyncio.TaskGroup() as tasks:
             bench = Bench(cloud, device, {})
             await bench.link(tasks)
 
             async def one(number: int) -> tuple[str, str, str | None]:
                 node = (cloud, device)[number % 2]
-                text, done = await collect(await node.prepare(replace(request_of(number, 40), strategy="aggregate")))
+                text, done = await collect(await node.prepare(changed(request_of(number, 40), strategy="aggregate")))
                 return text, done.reason, done.degraded
 
             results = await asyncio.gather(*(one(number) for number in range(count)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from paceline.core.batching.segment import Segment, SeqId
@@ -14,10 +12,11 @@ from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
 from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult
+from tests.requests import a_request, changed
 from tests.runtime.test_node import collect, nodes
 
 PROMPT = tuple(b"The key of the mill is under the stone.")
-REQUEST = GenerateRequest(
+REQUEST = a_request(
     messages=({"role": "user", "content": "Where is the key?"},),
     sampling=SamplingParams(temperature=0.0),
     max_tokens=12,
@@ -81,7 +80,7 @@ def test_a_prompt_that_waits_for_an_equal_one_is_computed_where_that_is_cancelle
 async def test_a_peer_shares_nothing_between_answers_whose_clients_it_cannot_tell_apart() -> None:
     async with nodes() as (bench, _):
         for _ in range(2):
-            _, done = await collect(await bench.cloud.prepare(replace(REQUEST, strategy="aggregate")))
+            _, done = await collect(await bench.cloud.prepare(changed(REQUEST, strategy="aggregate")))
             assert done.strategy == "aggregate"
         assert bench.cloud.worker.steps.adopted > 0 and bench.device.worker.steps.adopted == 0
 
@@ -95,16 +94,16 @@ async def test_turns_of_a_conversation_compute_only_what_is_new() -> None:
     """And the text is that of a node which has cached nothing."""
     engine = FakeEngine(1, spread=0.3)
     async with Node("cloud", LoadedModel(engine, ByteTokenizer()), None) as node:
-        messages, before = REQUEST.messages, 0
+        messages, before = REQUEST.prompt.messages, 0
         for turn in range(5):
-            text, done = await answer(node, replace(REQUEST, messages=messages))
+            text, done = await answer(node, changed(REQUEST, messages=messages))
             async with Node("cloud", LoadedModel(FakeEngine(1, spread=0.3), ByteTokenizer()), None) as fresh:
-                expected, _ = await answer(fresh, replace(REQUEST, messages=messages))
+                expected, _ = await answer(fresh, changed(REQUEST, messages=messages))
             assert text == expected
             cached = int(done.stats["cached_tokens"])
             assert cached >= before if turn else cached == 0, "all of the turn before"
             before = done.prompt_tokens
             following = {"role": "user", "content": f"And the {turn}. one?"}
             messages = (*messages, {"role": "assistant", "content": text}, following)
-        _, other = await answer(node, replace(REQUEST, messages=messages, owner="bob"))
+        _, other = await answer(node, changed(REQUEST, messages=messages, owner="bob"))
         assert other.stats["cached_tokens"] == 0

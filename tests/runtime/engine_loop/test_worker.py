@@ -9,8 +9,9 @@ from functools import partial
 
 import pytest
 
+from lab.engines import WrappedEngine
 from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
-from paceline.engine.base import Engine, Output, WrappedEngine
+from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
 from paceline.runtime.engine_loop.executor import Answers
 from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, SequenceOp
@@ -154,9 +155,9 @@ async def _stop_while_an_operation_runs() -> None:
         entered.set()
         assert leave.wait(WAIT_S)
 
-    worker.control(SequenceOp(seq, None, hold))
+    worker.submit(SequenceOp(seq, None, hold))
     assert await asyncio.to_thread(entered.wait, WAIT_S)
-    worker.control(SequenceOp.release(seq))
+    worker.submit(SequenceOp.release(seq))
     stopping = asyncio.ensure_future(worker.stop())
     await until(lambda: worker._stopping)
     leave.set()
@@ -181,7 +182,7 @@ async def _take_memory_of_idle() -> None:
             assert worker.steps.preemptions == 1
             (after,) = await worker.compute(Segment(first, 6, (7,)), older)
             assert worker.steps.preemptions == 2
-            worker.control(SequenceOp.release(second))
+            worker.submit(SequenceOp.release(second))
             (whole,) = await worker.compute(Segment(worker.allocate(), 0, (1, 2, 3)), worker.group(3))
     finally:
         await worker.stop()

@@ -19,7 +19,8 @@ from paceline.errors import ConfigError
 from paceline.runtime.lookup_tables.store import TableStore, mark_erased, table_files
 from paceline.runtime.lookup_tables.warmup import read_dialogues, warm
 from paceline.runtime.node import Node
-from paceline.runtime.service import GenerateRequest
+from paceline.runtime.parts import Kept, NodeParts
+from tests.requests import a_request
 
 VOCAB = 300
 SUCCESSORS = ([5, 6], [0.5, 0.25])
@@ -153,9 +154,9 @@ async def test_a_table_erased_while_it_is_written_to_its_file_is_gone(tmp_path: 
 async def test_a_node_writes_tables_to_their_files_while_it_answers(tmp_path: Path) -> None:
     model = load_model("fake")
     tables = TableStore(tmp_path, model.tokenizer.fingerprint, model.tokenizer.vocab_size, owners=1)
-    async with asyncio.timeout(30), Node("cloud", model, None, tables=tables) as node:
+    async with asyncio.timeout(30), Node("cloud", model, None, NodeParts(kept=Kept(tables=tables))) as node:
         for owner in ("anna", "ben", "cleo"):
-            asked = GenerateRequest(({"role": "user", "content": "hi"},), SamplingParams(), 4, owner=owner)
+            asked = a_request(({"role": "user", "content": "hi"},), SamplingParams(), 4, owner=owner)
             session = await node.prepare(asked)
             # what an answer teaches depends on how fast steps are: an answer whose drafts do not pay teaches nothing
             tables.table(owner).record(2, *SUCCESSORS, overwrite=True)

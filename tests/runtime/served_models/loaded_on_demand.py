@@ -11,6 +11,7 @@ from paceline.engine.base import LoadedModel
 from paceline.engine.fake import FakeEngine, fake_model
 from paceline.errors import PacelineError
 from paceline.runtime.node import Node
+from paceline.runtime.parts import NodeParts, Offer
 from paceline.runtime.served_models import ModelSlot
 
 
@@ -42,4 +43,6 @@ class OnDemand:
             raise self.failure
         engine = FakeEngine(self.seed)
         self.engines.add(engine)
-        return Node("cloud", LoadedModel(engine, fake_model().tokenizer), None, served_name=slot.info.name)
+        return Node(
+            "cloud", LoadedModel(engine, fake_model().tokenizer), None, NodeParts(offer=Offer(name=slot.info.name))
+        )

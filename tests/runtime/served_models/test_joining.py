@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from paceline.engine.fake import fake_model
 from paceline.errors import RequestError
 from paceline.runtime.node import Node
+from paceline.runtime.parts import Company, NodeParts
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 
 pytestmark = pytest.mark.anyio
@@ -42,10 +42,12 @@ async def test_a_model_that_has_gone_is_told_of_no_link_any_more() -> None:
 async def test_a_model_with_another_tokenizer_writes_alone_and_says_why() -> None:
     async with nodes() as (bench, _):
         beside = bench.device.beside(joins=False, alone=lambda: "it has another tokenizer")
-        async with Node("device", fake_model(7), None, beside=beside, expects_peer=lambda: True) as further:
+        async with Node(
+            "device", fake_model(7), None, NodeParts(company=Company(expects_peer=lambda: True)), beside=beside
+        ) as further:
             _, done = await collect(await further.prepare(REQUEST))
             assert done.strategy_reason == "the cloud is not asked: it has another tokenizer"
             assert done.degraded == "cloud_refused"
             with pytest.raises(RequestError, match="The cloud takes no part: it has another tokenizer") as refused:
-                await further.prepare(replace(REQUEST, on_loss="fail"))
+                await further.prepare(changed(REQUEST, on_loss="fail"))
             assert refused.value.code == "model_writes_alone"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 
@@ -12,12 +11,13 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import fake_model
 from paceline.runtime.node import Node
 from paceline.runtime.served_models import ModelMemory, ServedModels
-from paceline.runtime.service import GenerateRequest, Generation, GenerationResult
+from paceline.runtime.service import Generation, GenerationResult
+from tests.requests import a_request, changed
 from tests.runtime.served_models.loaded_on_demand import OnDemand
 
 pytestmark = pytest.mark.anyio
 
-REQUEST = GenerateRequest(
+REQUEST = a_request(
     messages=({"role": "user", "content": "Where is the key?"},),
     sampling=SamplingParams(temperature=0.0, seed=5),
     max_tokens=12,
@@ -44,7 +44,7 @@ async def test_each_request_is_answered_by_the_model_it_names() -> None:
     async with served(second) as service:
         assert [model.name for model in service.models()] == ["fake", "second"]
         assert service.model_status("second").state == "unloaded"
-        texts = [await text_of(await service.prepare(replace(REQUEST, model=name))) for name in ("", "fake", "second")]
+        texts = [await text_of(await service.prepare(changed(REQUEST, model=name))) for name in ("", "fake", "second")]
         assert texts[0] == texts[1] != texts[2]
         assert service.model_status("second").state == "loaded"
         assert service.readiness().detail["also_loaded"] == "second"
@@ -53,7 +53,7 @@ async def test_each_request_is_answered_by_the_model_it_names() -> None:
 async def test_a_model_stays_until_its_answer_has_ended_however_it_ends() -> None:
     second = OnDemand()
     async with served(second) as service:
-        closed, left, finished = [await service.prepare(replace(REQUEST, model="second")) for _ in range(3)]
+        closed, left, finished = [await service.prepare(changed(REQUEST, model="second")) for _ in range(3)]
         assert second.slot.idle_s is None
         await closed.aclose()
         events = left.run()
@@ -69,7 +69,7 @@ async def test_tokens_and_scores_are_of_the_model_that_is_named() -> None:
     async with served(second) as service:
         prompt = await service.tokenize("abc", "second")
         assert await service.token_bytes(prompt, "second") == await service.token_bytes(prompt, "")
-        await service.check(replace(REQUEST, messages=(), prompt=prompt, model="second"), room=1)
+        await service.check(changed(REQUEST, messages=(), tokens=prompt, model="second"), room=1)
         scores = [await service.score(prompt, 0, name) for name in ("", "second")]
         assert scores[0] != scores[1]
         assert second.slot.idle_s == 0.0
@@ -78,12 +78,12 @@ async def test_tokens_and_scores_are_of_the_model_that_is_named() -> None:
 async def test_what_was_counted_of_a_model_stays_counted_when_it_is_unloaded() -> None:
     second = OnDemand()
     async with served(second) as service:
-        await text_of(await service.prepare(replace(REQUEST, model="second")))
+        await text_of(await service.prepare(changed(REQUEST, model="second")))
         before = service.load()
         assert before.steps > 0
         assert await second.slot.unload()
         assert service.load().steps == before.steps
-        await text_of(await service.prepare(replace(REQUEST, model="second")))
+        await text_of(await service.prepare(changed(REQUEST, model="second")))
         assert service.load().steps > before.steps
 
 
@@ -91,5 +91,5 @@ async def test_a_request_that_is_refused_leaves_the_model_idle() -> None:
     second = OnDemand()
     async with served(second) as service:
         with pytest.raises(Exception, match="strategy"):
-            await service.prepare(replace(REQUEST, model="second", strategy="no-such"))
+            await service.prepare(changed(REQUEST, model="second", strategy="no-such"))
         assert second.slot.idle_s == 0.0

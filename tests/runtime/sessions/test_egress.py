@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 
 import pytest
 
 from paceline.runtime.sessions.driver import Egress
 from paceline.wire.codec import encode
 from paceline.wire.messages import CloseSession, Targets
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 from tests.runtime.test_node_faults import ENDLESS, give_documents
 
@@ -34,7 +34,7 @@ async def test_each_side_reports_the_bytes_it_has_sent(
 ) -> None:
     async with nodes() as (bench, _):
         give_documents(bench)
-        request = replace(REQUEST, max_tokens=12, sampling=ENDLESS, options={"aggregator": "mixture"}, privacy=privacy)
+        request = changed(REQUEST, max_tokens=12, sampling=ENDLESS, options={"aggregator": "mixture"}, privacy=privacy)
         with caplog.at_level(logging.INFO, "paceline.session"):
             _, done = await collect(await bench.device.prepare(request))
             while sum("sent to the other side" in message for message in caplog.messages) < 2:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.mask_threads import MOST_OF_ONE, THREADS, MaskBesideLoop, MaskThreads, run_apart
 from paceline.strategies.registry import STRATEGIES
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, Bench, collect, nodes
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +29,7 @@ SCHEMA = {
     "required": ["city", "rooms"],
     "additionalProperties": False,
 }
-HELD = replace(REQUEST, constraint=Constraint("json_schema", json.dumps(SCHEMA)))
+HELD = changed(REQUEST, constraint=Constraint("json_schema", json.dumps(SCHEMA)))
 
 
 @dataclass
@@ -80,7 +81,7 @@ async def test_no_mask_of_any_strategy_is_computed_on_the_loop(
     async with nodes() as (bench, _):
         watched = watch(bench, monkeypatch)
         for node in (bench.cloud, bench.device) if top_logprobs is None else (bench.device,):
-            asked = replace(HELD, strategy=strategy, top_logprobs=top_logprobs)
+            asked = changed(HELD, strategy=strategy, top_logprobs=top_logprobs)
             text, done = await collect(await node.prepare(asked))
             assert set(json.loads(text)) == {"city", "rooms"} and done.reason == "stop"
         threads = set[int]().union(*(each.threads for each in watched))
@@ -92,17 +93,17 @@ async def text_of(bench: Bench, request: GenerateRequest) -> str:
 
 
 async def test_other_answers_are_written_while_a_mask_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = replace(REQUEST, strategy="autoregressive")
+    alone = changed(REQUEST, strategy="autoregressive")
     async with nodes(linked=False) as (bench, _):
         watched = watch(bench, monkeypatch)
-        expected, held = await text_of(bench, alone), await text_of(bench, replace(HELD, owner="honest"))
-        stuck = await bench.device.prepare(replace(HELD, strategy="autoregressive", owner="hostile"))
+        expected, held = await text_of(bench, alone), await text_of(bench, changed(HELD, owner="honest"))
+        stuck = await bench.device.prepare(changed(HELD, strategy="autoregressive", owner="hostile"))
         mask = watched[-1]
         mask.gate.clear()
         answer = asyncio.create_task(collect(stuck))
         await asyncio.to_thread(mask.begun.wait)
         assert await text_of(bench, alone) == expected
-        assert await text_of(bench, replace(HELD, owner="honest")) == held
+        assert await text_of(bench, changed(HELD, owner="honest")) == held
         assert not answer.done()
         mask.gate.set()
         assert json.loads((await answer)[0])["city"] in ("Bari", "Oslo")

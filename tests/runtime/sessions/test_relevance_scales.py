@@ -9,8 +9,8 @@ import pytest
 from paceline.core.aggregation.weights import log_weight
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.records import Passage
-from paceline.runtime.sessions.prompts import PromptSet, difference, scale_of
-from paceline.settings import NodeSettings
+from paceline.runtime.sessions.prompts import PeerScales, PromptSet, difference, scale_of
+from paceline.settings import ServerTuning
 from paceline.strategies.base import Branch
 from paceline.wire.messages import RelevanceScale
 
@@ -29,7 +29,14 @@ def test_the_same_scale_and_a_side_without_documents_differ_in_nothing() -> None
 
 def test_what_differs_is_named() -> None:
     assert difference(MINILM, RelevanceScale("hash", 0.8)).endswith("since their embedders differ")
-    assert difference(MINILM, RelevanceScale("a" * 64, 0.5)).endswith("temperatures differ (0.8 and 0.5)")
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_device_follows_the_temperature_that_its_cloud_tells(follows: bool) -> None:
+    scales = PeerScales(MINILM, follows=follows)
+    scales.told("cloud", None)
+    scales.told("cloud", RelevanceScale("a" * 64, 0.5))
+    assert (scales.temperature, scales.difference("cloud")) == (0.5 if follows else 0.8, "")
 
 
 def test_documents_of_both_origins_weigh_the_same_and_keep_their_own_order() -> None:
@@ -52,4 +59,4 @@ def test_a_prompt_without_a_document_stays_as_it_is() -> None:
 
 
 def test_the_setting_has_the_measured_temperature() -> None:
-    assert NodeSettings.model_fields["relevance_temperature"].default == RELEVANCE_TEMPERATURE
+    assert ServerTuning.model_fields["relevance_temperature"].default == RELEVANCE_TEMPERATURE

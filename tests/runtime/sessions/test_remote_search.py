@@ -17,11 +17,12 @@ from paceline.runtime.sessions import remote as search_module
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import MAX_BYTES, RemoteSearch, SearchServer, to_wire
 from paceline.wire.messages import CloseSession, OpenSession, RetrievedPassages
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, Bench, collect, nodes
 
 pytestmark = pytest.mark.anyio
 
-PRIVATE = replace(REQUEST, strategy="auto", privacy="answer-private")
+PRIVATE = changed(REQUEST, strategy="auto", privacy="answer-private")
 HARBOUR = Passage("harbour.md", 1, "", "The harbour opens at eight.", 0.6)
 LANDLORD = Passage("notes.md", 1, "", "My landlord is called Velda.", 0.5)
 
@@ -81,7 +82,7 @@ async def test_only_the_query_is_sent_and_the_answer_equals_that_of_one_side_wit
         openings = opened(bench)
         text, done = await collect(await bench.device.prepare(PRIVATE))
         (opening,) = openings
-        question = PRIVATE.messages[-1]["content"]
+        question = PRIVATE.prompt.messages[-1]["content"]
         assert (opening.messages, opening.query, opening.targets) == ([], question, [])
         assert opening.constraint is None and cloud.queries == [question]
         assert (done.strategy, done.degraded) == ("lookup_tree", None)
@@ -94,21 +95,21 @@ async def test_only_the_query_is_sent_and_the_answer_equals_that_of_one_side_wit
         assert len(question) < done.stats["sent_open_bytes"] < len(question) + 120
 
         set_stores(bench, Passages(LANDLORD, HARBOUR), Passages())
-        alone, _ = await collect(await bench.device.prepare(replace(PRIVATE, privacy="local-only")))
+        alone, _ = await collect(await bench.device.prepare(changed(PRIVATE, privacy="local-only")))
         assert text == alone and len(openings) == 1
 
 
 async def test_the_clouds_passages_are_used_where_the_device_has_no_documents() -> None:
     async with nodes() as (bench, _):
         bench.cloud._resources.store = cast(DocumentStore, Passages(HARBOUR))
-        _, done = await collect(await bench.device.prepare(replace(PRIVATE, strategy="autoregressive")))
+        _, done = await collect(await bench.device.prepare(changed(PRIVATE, strategy="autoregressive")))
         assert [of.side for of in done.found] == ["cloud"] and done.strategy == "autoregressive"
 
 
 async def test_a_request_without_documents_opens_no_session() -> None:
     async with nodes() as (bench, _):
         openings = opened(bench)
-        await collect(await bench.device.prepare(replace(PRIVATE, documents=0)))
+        await collect(await bench.device.prepare(changed(PRIVATE, documents=0)))
         assert not openings
 
 
@@ -130,7 +131,7 @@ async def test_a_failed_search_marks_the_answer_as_degraded(fault: str, monkeypa
         _, done = await collect(session)
         assert done.degraded == "cloud_missing" and [of.side for of in done.found] == ["device"]
         with pytest.raises(RequestError) as refused:
-            await bench.device.prepare(replace(PRIVATE, on_loss="fail"))
+            await bench.device.prepare(changed(PRIVATE, on_loss="fail"))
         assert refused.value.status == 503
 
 
@@ -149,14 +150,14 @@ async def test_what_another_owner_has_searched_for_is_searched_anew() -> None:
         cloud = Passages(HARBOUR)
         set_stores(bench, Passages(LANDLORD), cloud)
         for owner in ("ann", "bert", "ann"):
-            await collect(await bench.device.prepare(replace(PRIVATE, owner=owner)))
+            await collect(await bench.device.prepare(changed(PRIVATE, owner=owner)))
         assert len(cloud.queries) == 2
 
 
 async def test_no_query_is_sent_for_a_refused_request() -> None:
     async with nodes(max_positions=64) as (bench, _):
         openings = opened(bench)
-        long = replace(PRIVATE, messages=({"role": "user", "content": "Where is the harbour? " * 40},))
+        long = changed(PRIVATE, messages=({"role": "user", "content": "Where is the harbour? " * 40},))
         with pytest.raises(RequestError, match="maximum context length"):
             await bench.device.prepare(long)
         assert not openings
@@ -174,7 +175,7 @@ async def test_neither_side_sends_or_accepts_more_passages_than_requested() -> N
             link.send(CloseSession(opening.session, "stop"))
 
         link.on_open = flood
-        _, done = await collect(await bench.device.prepare(replace(PRIVATE, documents=2)))
+        _, done = await collect(await bench.device.prepare(changed(PRIVATE, documents=2)))
         assert [of.side for of in done.found] == ["device", "cloud", "cloud"]
     wide = [replace(HARBOUR, text="\u0e01" * 16_000)] * 40
     assert 0 < len(to_wire(wide)) < 40 and sum(len(of.text.encode()) for of in to_wire(wide)) <= MAX_BYTES
@@ -187,7 +188,7 @@ async def test_searches_beyond_the_limit_are_refused() -> None:
         _, done = await collect(await bench.device.prepare(PRIVATE))
         assert done.degraded == "cloud_missing"
         bench.cloud._peers._searches = SearchServer()
-        _, done = await collect(await bench.device.prepare(replace(PRIVATE, documents=1)))
+        _, done = await collect(await bench.device.prepare(changed(PRIVATE, documents=1)))
         assert done.degraded is None
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from msgspec.structs import replace as replace_struct
 
@@ -11,19 +9,20 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
 from paceline.runtime.sessions.routing import ALONE, AUTO_RULES, StrategyChoice, candidates, choose
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import RoutingContext
+from paceline.strategies.strategy import RoutingContext, Wish
 from paceline.wire.options import AggregateOptions, DraftLimits
+from tests.requests import routed
 
 COMMON = ("autoregressive", "lookup_tree", "aggregate")
-LINKED = RoutingContext(
-    "device", "auto", SamplingParams(), expected=True, linked=True, common=COMMON, own_documents=2, peer_documents=3
+ALONE_CLOUD = routed(RoutingContext("cloud", Wish("auto", SamplingParams())), own_documents=3)
+LINKED = routed(
+    ALONE_CLOUD, side="device", expected=True, linked=True, common=COMMON, own_documents=2, peer_documents=3
 )
-ALONE_CLOUD = RoutingContext("cloud", "auto", SamplingParams(), own_documents=3)
 
 
 def chosen(context: RoutingContext, **changes: object) -> StrategyChoice:
-    context = replace(context, **changes)  # type: ignore[arg-type]  # any of its fields
-    return choose(candidates(context), replace(context, passages=1))
+    context = routed(context, **changes)
+    return choose(candidates(context), routed(context, passages=1))
 
 
 def test_auto_uses_both_sides_where_there_are_documents() -> None:
@@ -32,24 +31,24 @@ def test_auto_uses_both_sides_where_there_are_documents() -> None:
     assert choice.reason == "the cloud is linked and the two sides hold 5 documents"
 
 
-LARGER = replace(
+LARGER = routed(
     LINKED, common=(*COMMON, "draft_verify"), num_weights=5, peer_weights=70, decode_s=0.03, peer_decode_s=0.03
 )
 
 
 @pytest.mark.parametrize("changes", [{}, {"documents": 0}, {"own_documents": 0}, {"logprobs": True}])
 def test_auto_has_a_larger_cloud_verify_where_nothing_private_was_found(changes: dict[str, object]) -> None:
-    context = replace(LARGER, **changes)  # type: ignore[arg-type]  # any of its fields
-    choice = choose(candidates(context), replace(context, passages=0))
+    context = routed(LARGER, **changes)
+    choice = choose(candidates(context), routed(context, passages=0))
     assert choice.strategy == "draft_verify"
     assert choice.reason == "nothing private is in the context, and the cloud's model is larger and no slower"
 
 
 def test_auto_takes_what_keeps_a_budget_where_nothing_private_was_found() -> None:
-    slow = replace(LARGER, peer_decode_s=1.0, options={"joules_per_token": 0.5})
+    slow = routed(LARGER, peer_decode_s=1.0, options={"joules_per_token": 0.5})
     for side in ("device", "cloud"):
-        context = replace(slow, side=side)
-        assert choose(candidates(context), replace(context, passages=0)).strategy == "draft_verify"
+        context = routed(slow, side=side)
+        assert choose(candidates(context), routed(context, passages=0)).strategy == "draft_verify"
     assert chosen(slow).strategy == "aggregate", "which has the request refused, with the reason"
     assert chosen(slow, common=COMMON).strategy == "aggregate"
 
@@ -64,8 +63,8 @@ def test_auto_keeps_what_is_private_and_what_verifying_would_not_gain() -> None:
         {"decode_s": None},
         {"common": COMMON},
     ):
-        context = replace(LARGER, documents=0, **change)  # type: ignore[arg-type]  # any of its fields
-        assert choose(candidates(context), replace(context, passages=0)).strategy == "lookup_tree"
+        context = routed(LARGER, documents=0, **change)
+        assert choose(candidates(context), routed(context, passages=0)).strategy == "lookup_tree"
     assert chosen(LARGER, side="cloud").strategy == "aggregate"
     for privacy in ("answer-private", "local-only"):
         assert chosen(LARGER, documents=0, privacy=privacy).strategy == "lookup_tree"
@@ -74,8 +73,8 @@ def test_auto_keeps_what_is_private_and_what_verifying_would_not_gain() -> None:
 @pytest.mark.parametrize(
     ("context", "reason"),
     [
-        (replace(LINKED, own_documents=0, peer_documents=0), "neither side has documents"),
-        (replace(LINKED, documents=0), "the request wants no documents"),
+        (routed(LINKED, own_documents=0, peer_documents=0), "neither side has documents"),
+        (routed(LINKED, documents=0), "the request wants no documents"),
         (ALONE_CLOUD, "no device takes part"),
     ],
 )
@@ -100,7 +99,7 @@ def test_local_only_never_takes_a_peer() -> None:
 
 
 def test_a_private_answer_is_written_by_the_device_alone() -> None:
-    device = replace(LINKED, privacy="answer-private")
+    device = routed(LINKED, privacy="answer-private")
     for strategy, written in (("auto", "lookup_tree"), ("autoregressive", "autoregressive")):
         for linked in (True, False):
             choice = chosen(device, strategy=strategy, linked=linked)
@@ -130,11 +129,11 @@ def test_an_aggregator_without_distributions_gives_no_logprobs() -> None:
     for strategy in ("auto", "lookup_tree"):
         with pytest.raises(RequestError, match="no logprobs") as refused:
             chosen(LINKED, logprobs=True, strategy=strategy, options={"aggregator": "coin"})
-        assert refused.value.param == "paceline.aggregator"
+        assert refused.value.param == "paceline.debug.aggregator"
 
 
 def test_raw_tokens_are_continued_by_one_side_and_report_no_missing_peer() -> None:
-    for context in (LINKED, replace(LINKED, linked=False, common=())):
+    for context in (LINKED, routed(LINKED, linked=False, common=())):
         choice = chosen(context, raw_prompt=True)
         assert (choice.strategy, choice.missing) == (ALONE, False)
     with pytest.raises(RequestError, match="raw tokens") as refused:
@@ -163,15 +162,15 @@ def test_where_neither_side_finds_anything_the_larger_model_writes(own: int, pee
 
 def test_auto_has_a_larger_cloud_verify_however_slow_where_the_device_has_found_nothing_of_its_own() -> None:
     """The text is the cloud's, whether that finds something or not."""
-    slow = replace(LARGER, peer_decode_s=3.0)
-    for context in (slow, replace(slow, decode_s=None)):
-        choice = choose(candidates(context), replace(context, passages=0))
+    slow = routed(LARGER, peer_decode_s=3.0)
+    for context in (slow, routed(slow, decode_s=None)):
+        choice = choose(candidates(context), routed(context, passages=0))
         assert choice.strategy == "draft_verify"
         assert choice.reason == "nothing private is in the context, and the cloud's model is larger"
     assert chosen(slow).strategy == "aggregate", "a passage of its own was found"
     for change in ({"peer_weights": 5}, {"options": {"search_every": 16}}, {"side": "cloud"}):
-        context = replace(slow, **change)  # type: ignore[arg-type]  # any of its fields
-        assert choose(candidates(context), replace(context, passages=0)).strategy == "aggregate"
+        context = routed(slow, **change)
+        assert choose(candidates(context), routed(context, passages=0)).strategy == "aggregate"
 
 
 def test_the_next_candidate_is_chosen_when_a_strategy_declines_after_retrieval(
@@ -180,7 +179,7 @@ def test_the_next_candidate_is_chosen_when_a_strategy_declines_after_retrieval(
     def declines(context: RoutingContext) -> None:
         assert context.passages == 1, "asked before retrieval"
 
-    monkeypatch.setitem(STRATEGIES, "aggregate", replace(STRATEGIES["aggregate"], choose=declines))
+    monkeypatch.setitem(STRATEGIES, "aggregate", routed(STRATEGIES["aggregate"], choose=declines))
     assert chosen(LINKED).reason == AUTO_RULES[-1].reason
     assert chosen(LINKED, strategy="aggregate").reason == "'aggregate' does not take what was retrieved"
 

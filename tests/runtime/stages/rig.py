@@ -11,11 +11,13 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import paceline.models
+from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.sampler import NO_DEFAULTS
 from paceline.engine.loader import EngineOptions, fingerprint
-from paceline.engine.stages.stage import load_stage, num_layers
+from paceline.engine.stage import load_stage, num_layers
 from paceline.runtime.identity import PrivateKey
-from paceline.runtime.stages.members import FixedPlace, Members, Place, Standing
+from paceline.runtime.stages.members import Members, Place, Standing
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.runtime.stages.stage_server import StageServer
 from paceline.runtime.stages.stage_worker import StageWorker
@@ -23,7 +25,12 @@ from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
 
 Span = tuple[int, int]
+DEMO = Path(paceline.models.__file__).parent / "device"  # of six layers
 FLOAT32 = EngineOptions(dtype="float32")
+
+
+def chain(seq: int, start: int, tokens: tuple[int, ...]) -> Batch:
+    return Batch((Segment(SeqId(seq), start, tokens, logits="all"),))
 
 
 @dataclass
@@ -127,7 +134,7 @@ def rig(
     ]
     keys = {stage.name: stage.key.public_key for stage in stages}
     try:
-        pipeline = open_pipeline(directory, [FixedPlace(stage.address) for stage in stages], head, keys)
+        pipeline = open_pipeline(directory, [Place(stage.address) for stage in stages], head, keys)
         try:
             yield Rig(head, stages, pipeline, keys)
         finally:

@@ -7,24 +7,21 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
 
-import paceline.models
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.loader import EngineOptions
 from paceline.errors import ConfigError
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.runtime.stages import stage_server
 from paceline.runtime.stages.connecting import dialling_context
-from paceline.runtime.stages.members import FixedPlace
+from paceline.runtime.stages.members import Place
 from paceline.wire.stages.messages import Codec, StageChallenge
 from paceline.wire.stages.pipe import DiallerHandshake, Pipe
-from tests.runtime.stages.rig import Rig, even_spans, open_pipeline, rig
+from tests.runtime.stages.rig import DEMO, Rig, even_spans, open_pipeline, rig
 
-DEMO = Path(paceline.models.__file__).parent / "device"  # of six layers
 OPTIONS = EngineOptions(dtype="float32", kv_rows=512)
 GARBAGE = b"\x00\x00\x00\x05\x00hello" + bytes(range(256))
 
@@ -64,7 +61,7 @@ def test_a_crowd_of_strangers_is_cut_and_the_pipeline_goes_on(made: Rig) -> None
         assert len(made.stages[0].server.strangers) <= 8
         still_runs(made)
         with pytest.raises(ConfigError, match="not let in"):  # an honest end is heard in the crowd
-            open_pipeline(DEMO, [FixedPlace(made.stages[0].address)], PrivateKey.generate(), {})
+            open_pipeline(DEMO, [Place(made.stages[0].address)], PrivateKey.generate(), {})
     finally:
         for each in crowd:
             each.close()
@@ -109,7 +106,7 @@ def test_garbage_closes_its_own_connection_alone(made: Rig, point: str) -> None:
 def test_a_stage_is_not_taken_from_a_pipeline_that_runs(made: Rig) -> None:
     """By another server with the same key, which would take it back for ever."""
     with pytest.raises(ConfigError, match="belongs to a pipeline that runs already"):
-        open_pipeline(DEMO, [FixedPlace(stage.address) for stage in made.stages], made.head, made.keys)
+        open_pipeline(DEMO, [Place(stage.address) for stage in made.stages], made.head, made.keys)
     still_runs(made)
 
 

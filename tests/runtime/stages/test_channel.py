@@ -12,7 +12,7 @@ import pytest
 
 from paceline.runtime.stages.connecting import Channel
 from paceline.wire.messages import Frame
-from paceline.wire.stages.messages import Answered, Codec, HiddenRows, StagePing
+from paceline.wire.stages.messages import Codec, HiddenRows, RequestDone, StagePing
 from paceline.wire.stages.pipe import Bulk, Pipe
 
 pytestmark = pytest.mark.anyio
@@ -48,7 +48,7 @@ class End:
 async def ends() -> AsyncIterator[tuple[End, End]]:
     async def end(half: socket.socket) -> End:
         reader, writer = await asyncio.open_connection(sock=half)
-        return End(Channel(reader, writer, Pipe(Codec(StagePing, Answered), Codec(HiddenRows), window=WINDOW)))
+        return End(Channel(reader, writer, Pipe(Codec(StagePing, RequestDone), Codec(HiddenRows), window=WINDOW)))
 
     one, other = [await end(half) for half in socket.socketpair()]
     jobs = [asyncio.create_task(each.run()) for each in (one, other)]
@@ -66,8 +66,8 @@ async def test_who_fills_a_pipe_waits_while_messages_go_past_and_the_link_stays(
         waiting = asyncio.create_task(asyncio.to_thread(sender.channel.wait_room, 0))
         await receiver.until(1)  # nobody takes it, so the second one stops after one window
         for number in range(50):
-            sender.channel.send(Answered(number))
-            receiver.channel.send(Answered(number))
+            sender.channel.send(RequestDone(number))
+            receiver.channel.send(RequestDone(number))
         await receiver.until(51)
         await sender.until(50)
         assert [type(each) for each in receiver.found].count(Bulk) == 1
@@ -96,6 +96,6 @@ async def test_a_message_that_cannot_be_taken_ends_the_link_with_a_reason() -> N
             raise KeyError("no such thing")
 
         receiver.heard_by = heard
-        sender.channel.send(Answered(1))
+        sender.channel.send(RequestDone(1))
         await receiver.ended.wait()
         assert "could not be taken" in receiver.channel.reason

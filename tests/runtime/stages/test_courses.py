@@ -5,34 +5,27 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
-import torch
 
-import paceline.models
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.engine.base import Engine, Output, Ticket
-from paceline.engine.loader import EngineOptions, load_engine
-from paceline.engine.stages.stage import HiddenArray, Stage, StageOutput
+from paceline.core.sampling.row import RowSampling
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import Engine, Output, SampleRequest, Ticket
+from paceline.engine.loader import EngineOptions
+from paceline.engine.stage import Stage, StageOutput
 from paceline.errors import EngineError
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.wire.messages import Frame
-from paceline.wire.stages.messages import PruneRows
+from paceline.wire.stages.messages import HiddenArray, PruneRows
 from tests.engine.late_segments import Sender
 from tests.engine.trials import assert_same, scratch
-from tests.runtime.stages.rig import Rig, even_spans, rig
+from tests.runtime.stages.rig import DEMO, Rig, chain, even_spans, rig
 
-DEMO = Path(paceline.models.__file__).parent / "device"  # of six layers
 OPTIONS = EngineOptions(dtype="float32", kv_rows=512)
 WAIT_S = 60
-
-
-@pytest.fixture(scope="module")
-def whole() -> Engine:
-    torch.set_num_threads(1)
-    return load_engine(DEMO, OPTIONS._replace(backend="paged"), name="whole")
 
 
 @pytest.fixture
@@ -66,10 +59,6 @@ class Gate:
         before = self._forward(batch, hidden)
         self.rows.append(before.batch.num_rows)
         return before
-
-
-def chain(seq: int, start: int, tokens: tuple[int, ...]) -> Batch:
-    return Batch((Segment(SeqId(seq), start, tokens, logits="all"),))
 
 
 def test_batches_run_beside_each_other_and_their_results_come_in_order(
@@ -214,3 +203,26 @@ def test_memory_is_counted_as_sent_and_a_batch_beyond_it_is_refused(made: Rig, p
     pipeline.release(SeqId(1))
     pipeline.check()
     assert {stage.free_rows() for stage in spans(made)} == {512}
+
+
+def test_tokens_are_sampled_at_the_last_stage_with_the_batch_or_behind_it(
+    pipeline: RemotePipeline, whole: Engine
+) -> None:
+    prompt = (5, 6, 7)
+    rows = tuple(
+        RowSampling(SamplingParams(temperature=1.0, seed=3, top_p=0.9), position, 2048, num_top=3)
+        for position in range(3)
+    )
+    expected = whole.sample([SampleRequest((whole.forward(chain(9, 0, prompt)).logits,), rows)])[0]
+    whole.release(SeqId(9))
+    for seq, ahead in ((1, True), (2, False)):
+        ticket = pipeline.submit(chain(seq, 0, prompt))
+        if ahead:
+            pipeline.sample_ahead(ticket, [rows])
+        output = pipeline.collect(ticket)
+        (found,) = pipeline.sample([SampleRequest((output.logits,), rows)])
+        assert [row.token for row in found] == [row.token for row in expected]
+        for one, other in zip(found, expected, strict=True):
+            assert one.top is not None and other.top is not None
+            assert np.array_equal(one.top.ids, other.top.ids)
+            assert np.allclose(one.top.probs, other.top.probs, atol=1e-4)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 import torch
 
-import paceline.models
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel, ServedModel
 from paceline.engine.loader import EngineOptions, load_model
@@ -16,11 +14,11 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.strategies.registry import STRATEGIES
+from tests.requests import a_request
 from tests.runtime.link.test_connection import pipes
-from tests.runtime.stages.rig import even_spans, rig
+from tests.runtime.stages.rig import DEMO, even_spans, rig
 from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
 
-DEMO = Path(paceline.models.__file__).parent / "device"  # of six layers
 QUESTION = ({"role": "user", "content": "What is the capital of France?"},)
 
 
@@ -32,7 +30,7 @@ def whole() -> LoadedModel:
 
 def requests() -> list[GenerateRequest]:
     return [
-        GenerateRequest(QUESTION, SamplingParams(temperature=warmth, seed=7), 10, strategy=strategy, owner="anna")
+        a_request(QUESTION, SamplingParams(temperature=warmth, seed=7), 10, strategy=strategy, owner="anna")
         for strategy in ("aggregate", "draft_verify", "lookup_tree", "pipeline", "autoregressive")
         for warmth in (0.0, 0.9)
     ]

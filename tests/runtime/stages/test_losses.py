@@ -10,41 +10,28 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-import torch
 
-import paceline.models
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.row import RowSampling
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, SampleRequest
-from paceline.engine.loader import EngineOptions, load_engine
+from paceline.engine.loader import EngineOptions
 from paceline.errors import ConfigError, EngineError, LinkClosed
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages import connecting, members, stage_head, stage_worker
 from paceline.runtime.stages.connecting import Channel, dial_stage
 from paceline.runtime.stages.local import LocalPlace
-from paceline.runtime.stages.members import FixedPlace, Member, Members
+from paceline.runtime.stages.members import Member, Members, Place
 from paceline.runtime.stages.stage_server import failure_of
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
-from paceline.wire.stages.messages import About, Answered, Codec, Describe, Failed, NeighbourLost, StagePing
+from paceline.wire.stages.messages import About, Codec, Describe, NeighbourLost, RequestDone, RequestFailed, StagePing
 from paceline.wire.stages.pipe import Pipe
 from paceline.wire.stages.sampling import BatchDone
 from tests.engine.trials import assert_same, scratch
-from tests.runtime.stages.rig import Rig, Stage, even_spans, open_pipeline, rig
+from tests.runtime.stages.rig import DEMO, Rig, Stage, chain, even_spans, open_pipeline, rig
 
-DEMO = Path(paceline.models.__file__).parent / "device"
 OPTIONS = EngineOptions(dtype="float32", kv_rows=2048)
-
-
-@pytest.fixture(scope="module")
-def whole() -> Engine:
-    torch.set_num_threads(1)
-    return load_engine(DEMO, OPTIONS._replace(backend="paged"), name="whole")
-
-
-def chain(seq: int, start: int, tokens: tuple[int, ...]) -> Batch:
-    return Batch((Segment(SeqId(seq), start, tokens, logits="all"),))
 
 
 def begin(made: Rig) -> None:
@@ -134,7 +121,7 @@ def test_a_stage_whose_key_is_not_known_is_not_let_in() -> None:
     stage = Stage(DEMO, (0, 6), key.public_key, OPTIONS, name="s0")
     try:
         with pytest.raises(ConfigError, match="not let in"):
-            open_pipeline(DEMO, [FixedPlace(stage.address)], key, {"s0": PrivateKey.generate().public_key})
+            open_pipeline(DEMO, [Place(stage.address)], key, {"s0": PrivateKey.generate().public_key})
     finally:
         stage.break_off()
 
@@ -156,27 +143,17 @@ def test_a_stranger_is_refused_by_a_stage(purpose: str) -> None:
         stage.break_off()
 
 
-class NeverAgain:
+class NeverAgain(Place):
     """A place whose stage can be reached once; starting it again takes for ever."""
 
     is_started_here = True
-    has_failed = False
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-        self.asked = 0
+    asked = 0
 
     async def address(self) -> str:
         self.asked += 1
         if self.asked > 1:
             await asyncio.Event().wait()
-        return self.where
-
-    async def stop(self) -> None:
-        return
-
-    async def kill(self) -> None:
-        return
+        return await super().address()
 
 
 def test_a_pipeline_ends_while_a_stage_is_being_started_again() -> None:
@@ -197,13 +174,13 @@ def test_a_pipeline_ends_while_a_stage_is_being_started_again() -> None:
 
 @pytest.mark.anyio
 async def test_a_stage_that_answers_something_else_counts_as_lost() -> None:
-    member = Member(FixedPlace("127.0.0.1:1"))
+    member = Member(Place("127.0.0.1:1"))
 
     class Confused:
         closed = False
 
         def send(self, message: Describe) -> None:
-            assert member.heard(Answered(message.request))
+            assert member.heard(RequestDone(message.request))
 
     member.channel = cast(Channel, Confused())
     with pytest.raises(LinkClosed, match="answered something else"):
@@ -230,7 +207,7 @@ def test_rows_that_one_stage_has_imported_are_imported_again_when_another_is_los
         made.stages[1].server.worker.call(lambda: cast(None, held.wait(60)))
         importing = threading.Thread(target=pipeline.import_kv, args=(SeqId(2), rows))
         importing.start()
-        asked = pipeline._head.under_way.requests
+        asked = pipeline._head.requests
         with pipeline._head.changed:
             while not any(request.answer is not None for request in asked.values()):
                 pipeline._head.changed.wait()
@@ -291,7 +268,7 @@ class CannotStart(NeverAgain):
         self.asked += 1
         if self.asked > 1:
             raise LinkClosed("local stage 2 could not be started: there is no model any more")
-        return self.where
+        return await Place.address(self)
 
 
 def test_answers_do_not_wait_for_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +305,7 @@ async def test_a_process_that_ends_at_once_has_failed() -> None:
 
 
 def test_what_is_too_large_to_be_sent_is_answered_by_a_failure() -> None:
-    assert failure_of(Answered(3), "too large") == Failed(3, "too large")
+    assert failure_of(RequestDone(3), "too large") == RequestFailed(3, "too large")
     done = failure_of(BatchDone(1, 2, [None], [1], [None], None), "too large")
     assert done == BatchDone(1, 2, [], [], [], "too large")
 
@@ -337,7 +314,7 @@ def test_a_stage_answers_a_request_that_it_cannot_carry_out(monkeypatch: pytest.
     def broken(*_: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(stage_worker, "export_rows", broken)
+    monkeypatch.setattr(stage_worker, "kv_to_wire", broken)
     with rig(DEMO, [(0, 6)], options=OPTIONS) as made:
         pipeline = made.pipeline
         pipeline.collect(pipeline.submit(chain(1, 0, (5, 6))))
@@ -358,7 +335,7 @@ def test_a_stage_whose_key_is_revoked_is_cut_off(monkeypatch: pytest.MonkeyPatch
     stage = Stage(DEMO, (0, 6), key.public_key, OPTIONS, name="s0")
     try:
         keys["s0"] = stage.key.public_key
-        pipeline = open_pipeline(DEMO, [FixedPlace(stage.address)], key, keys, standing)
+        pipeline = open_pipeline(DEMO, [Place(stage.address)], key, keys, standing)
         pipeline.collect(pipeline.submit(chain(1, 0, (5, 6))))
         del keys["s0"]
         with pipeline._head.changed:
@@ -374,11 +351,11 @@ def test_a_stage_whose_key_is_revoked_is_cut_off(monkeypatch: pytest.MonkeyPatch
 def test_an_end_is_no_loss(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Also where it waits for processes to end, while the closed connections are noticed."""
 
-    async def stop(_: FixedPlace) -> None:
+    async def stop(_: Place) -> None:
         for _turn in range(200):
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(FixedPlace, "stop", stop)
+    monkeypatch.setattr(Place, "stop", stop)
     with rig(DEMO, even_spans(6, 2), options=OPTIONS) as made:
         made.pipeline.collect(made.pipeline.submit(chain(1, 0, (5, 6))))
     assert made.pipeline.losses == 0 and not caplog.records

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,14 +18,16 @@ from paceline.runtime.sessions import remote
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import MAX_TEXTS_OF_ONE, RemoteText, TextServer
 from paceline.runtime.units import CLOUD, ENGINE, UnitRegistry
-from paceline.runtime.workflows.agent_text import AgentText, CloudUnits, cloud_texts
+from paceline.runtime.workflows.agent_text import AgentText, CloudUnits
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.lookup import Found, Refining
 from paceline.runtime.workflows.run import WorkflowRun
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import WRITE, OpenSession, WrittenText
-from paceline.workflow.graph import Launch, SubStageId
-from paceline.workflow.profiling import OperationProfile, ProfileStore, ShapePoint
+from paceline.workflow.flows import FLOWS, WorkflowSizes, WorkflowStages
+from paceline.workflow.graph import Launch
+from paceline.workflow.profiles import WINDOW, Profiles
+from tests.requests import changed
 from tests.runtime.test_node import Bench, nodes
 from tests.runtime.workflows.test_research import RESEARCH, ScriptedWeb
 from tests.runtime.workflows.test_run import ASKED, KEY, MAP, Models, ScriptedPlaces, _all
@@ -35,16 +38,14 @@ SECRET = Found(Passage("diary.md", 1, "", "The key is with XYZZYVELDA.", 0.6), "
 EARLIER = ({"role": "user", "content": "What does my diary say?"}, {"role": "assistant", "content": "It says PLUGHED."})
 
 
-def eager() -> ProfileStore:
+def eager() -> Profiles:
     """The cloud writes a hundred times as fast."""
-    seconds = {CLOUD: 0.01, ENGINE: 1.0}
-    return ProfileStore(
-        {
-            (f"agent/{phase}", kind): OperationProfile([ShapePoint(4, each, 0.0)])
-            for phase in ("prefill", "decode")
-            for kind, each in seconds.items()
-        }
-    )
+    known = Profiles()
+    for phase in ("prefill", "decode"):
+        for _ in range(WINDOW):
+            known.learn(f"agent/{phase}", CLOUD, 4, 0.01)
+            known.learn(f"agent/{phase}", ENGINE, 4, 1.0)
+    return known
 
 
 @dataclass
@@ -76,7 +77,7 @@ class Device:
 
     def run(self, request: GenerateRequest, places: ScriptedPlaces, web: ScriptedWeb | None = None) -> WorkflowRun:
         link = None if self.bench.links is None else self.bench.links[0]
-        cloud = cloud_texts(self.units, link, request.privacy, lambda: b"0" * 16)
+        cloud = self.units.texts(link, request.joining.privacy, lambda: b"0" * 16)
         return WorkflowRun(request, "device", places, self.driver, self.here.admit, web=web, cloud=cloud)
 
     async def answer(
@@ -130,15 +131,15 @@ async def test_what_reads_nothing_private_is_written_by_the_cloud_and_the_answer
         assert done.stats["sent_open_bytes"] > 500.0
         (away,) = made.here.of("answer")
     async with device() as made:
-        await made.answer(replace(RESEARCH, privacy="answer-private"), places, ScriptedWeb())
+        await made.answer(changed(RESEARCH, privacy="answer-private"), places, ScriptedWeb())
         (alone,) = made.here.of("answer")
-    assert sorted(away.passages or (), key=str) == sorted(alone.passages or (), key=str)
+    assert sorted(away.sources.passages or (), key=str) == sorted(alone.sources.passages or (), key=str)
 
 
 async def test_no_frame_has_a_word_of_a_private_document_or_of_an_earlier_answer() -> None:
     places = ScriptedPlaces({"key": SECRET, "broom": SECRET}, {"broom": MAP})
     async with device() as made:
-        asked = replace(RESEARCH, messages=(*EARLIER, *RESEARCH.messages))
+        asked = changed(RESEARCH, messages=(*EARLIER, *RESEARCH.prompt.messages))
         await made.answer(asked, places, ScriptedWeb())
         assert made.here.of("refine") and "XYZZYVELDA" in str(made.here.of("refine"))
         assert len(made.openings()) >= 4 and all(opening.strategy == WRITE for opening in made.openings())
@@ -160,7 +161,7 @@ BETTER = [HERE_TOO, replace(HERE_TOO, passage=Passage("diary.md", 3, "", f"{HERE
 def texts_read(made: Device) -> list[str]:
     """Of the passages of the answer."""
     (asked,) = made.here.of("answer")
-    return sorted(passage.text for passage in (*(asked.passages or ()), *asked.other_passages))
+    return sorted(passage.text for passage in (*(asked.sources.passages or ()), *asked.sources.other_passages))
 
 
 async def test_each_zone_is_refined_in_a_text_of_its_own_and_the_answer_reads_the_best_of_both() -> None:
@@ -172,10 +173,14 @@ async def test_each_zone_is_refined_in_a_text_of_its_own_and_the_answer_reads_th
         assert (units(done, "refine"), units(done, "refine public")) == ({ENGINE}, {CLOUD})
         assert texts_read(made) == ["The hall is in the east.", "The key lies below the broom."]
         (private,), (public,) = here.of("refine"), there.of("refine")
-        assert HERE_TOO.passage.text in str(private.messages) and LONG.passage.text not in str(private.messages)
-        assert LONG.passage.text in str(public.messages) and HERE_TOO.passage.text not in str(public.messages)
-        assert private.max_tokens is not None and public.max_tokens is not None
-        assert private.max_tokens < public.max_tokens  # it reads one passage, the other two
+        assert HERE_TOO.passage.text in str(private.prompt.messages) and LONG.passage.text not in str(
+            private.prompt.messages
+        )
+        assert LONG.passage.text in str(public.prompt.messages) and HERE_TOO.passage.text not in str(
+            public.prompt.messages
+        )
+        assert private.output.max_tokens is not None and public.output.max_tokens is not None
+        assert private.output.max_tokens < public.output.max_tokens  # it reads one passage, the other two
 
 
 @pytest.mark.parametrize("near", [[], [SECRET], BETTER])
@@ -211,24 +216,28 @@ async def test_a_public_text_that_the_cloud_does_not_write_is_written_here_if_it
 
 async def test_a_device_alone_refines_the_passages_of_both_sides_in_one_text() -> None:
     async with device(here=Models(rewrite=("NONE",))) as made:
-        await made.answer(replace(ASKED, privacy="answer-private"), FarAndNear([HERE_TOO], [LONG]))
+        await made.answer(changed(ASKED, privacy="answer-private"), FarAndNear([HERE_TOO], [LONG]))
         (refined,) = made.here.of("refine")
-        assert LONG.passage.text in str(refined.messages) and HERE_TOO.passage.text in str(refined.messages)
+        assert LONG.passage.text in str(refined.prompt.messages) and HERE_TOO.passage.text in str(
+            refined.prompt.messages
+        )
 
 
 @pytest.mark.parametrize("privacy", ["answer-private", "local-only"])
 async def test_levels_that_keep_texts_here_keep_them_here(privacy: Any) -> None:
     async with device() as made:
-        done = await made.answer(replace(ASKED, privacy=privacy))
+        done = await made.answer(changed(ASKED, privacy=privacy))
         assert not made.openings() and not made.there.asked
         assert units(done, "rewrite") == {ENGINE}
 
 
 async def test_a_prompt_with_private_text_is_not_sent_even_where_a_launch_says_so() -> None:
-    class Written:
-        """A unit elsewhere that must not be asked."""
+    rested: list[str] = []
 
-        rested = ""
+    class Written:
+        """The cloud, which must not be asked."""
+
+        units = SimpleNamespace(rest=rested.append)
 
         def has(self, unit: str) -> bool:  # noqa: ARG002
             return True
@@ -236,14 +245,15 @@ async def test_a_prompt_with_private_text_is_not_sent_even_where_a_launch_says_s
         def write(self, *_: object) -> Any:
             raise AssertionError("it was sent")
 
-        def rest(self, reason: str) -> None:
-            self.rested = reason
-
-    refining, elsewhere = Refining("Where?"), Written()
+    refining = Refining("Where?")
     refining.begin([SECRET])
-    text = AgentText("refine", refining.messages, 8, refining, None, None, 5.0, elsewhere)  # type: ignore[arg-type]
-    await text.prefill(Launch(1, SubStageId(1), "cloud 0", 1, 0, 1))
-    assert "private" in elsewhere.rested
+    flow = WorkflowStages(FLOWS["advanced"], WorkflowSizes(question=4, chunks=4))
+    flow.begin()
+    stages = flow.rewrite
+    assert stages is not None
+    AgentText(stages, refining, None, None, 5.0, Written())  # type: ignore[arg-type]
+    await stages.read.run(Launch(1, stages.read, "cloud 0", 1, 0, 1))
+    assert len(rested) == 1 and "private" in rested[0]
 
 
 @pytest.mark.parametrize("fault", ["refused", "mute", "lost", "nonsense"])
@@ -315,8 +325,8 @@ async def test_a_real_cloud_writes_a_text_as_it_would_for_its_own_client() -> No
         egress = Egress()
         text = RemoteText(bench.links[0], messages, 12, "document-private", b"", egress)
         written = await _all(text)
-        plain = replace(ASKED, workflow=None, strategy="autoregressive", documents=0, max_tokens=12, steps=False)
-        own = await _all(await bench.cloud.prepare(replace(plain, sampling=replace(plain.sampling, temperature=0.0))))
+        plain = changed(ASKED, workflow=None, strategy="autoregressive", documents=0, max_tokens=12, steps=False)
+        own = await _all(await bench.cloud.prepare(changed(plain, sampling=replace(plain.sampling, temperature=0.0))))
         assert "".join(getattr(each, "text", "") for each in written) == "".join(
             getattr(each, "text", "") for each in own
         )

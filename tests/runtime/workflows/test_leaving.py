@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +11,11 @@ from paceline.errors import PacelineError, RequestError
 from paceline.runtime import admission
 from paceline.runtime.service import GenerationResult
 from paceline.runtime.units import UnitRegistry
-from paceline.runtime.workflows.driver import Outcome, WorkflowDriver
+from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.run import WorkflowRun
-from paceline.workflow.builder import WorkflowBuilder, WorkflowSizes
-from paceline.workflow.graph import Launch
+from paceline.workflow.flows import FLOWS, WorkflowSizes, WorkflowStages
+from paceline.workflow.graph import Launch, Outcome, Stage
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, nodes
 from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces, _all, _text
 
@@ -44,16 +44,20 @@ async def test_a_launch_that_is_cancelled_before_its_first_step_gives_its_unit_b
         launched.append(launch.id)
         return Outcome(finished=True)
 
+    def begun() -> list[Stage]:
+        stages = WorkflowStages(FLOWS["advanced"], WorkflowSizes(question=4, chunks=4)).begin()
+        for stage in stages:
+            stage.run = work
+        return stages
+
     for _ in range(2):
-        number = driver.begin(lambda _: None)
-        builder = WorkflowBuilder("advanced", WorkflowSizes(question=4, chunks=4), request=number, ids=driver.ids)
-        driver.add([(node, work) for node in builder.begin()])
-        driver.cancel(number)
+        stages = begun()
+        driver.begin(stages[0].request, stages, lambda _: None)
+        driver.cancel(stages[0].request)
     assert not launched
     ended = asyncio.Event()
-    number = driver.begin(lambda _: ended.set())
-    builder = WorkflowBuilder("advanced", WorkflowSizes(question=4, chunks=4), request=number, ids=driver.ids)
-    driver.add([(node, work) for node in builder.begin()])
+    stages = begun()
+    driver.begin(stages[0].request, stages, lambda _: ended.set())
     async with asyncio.timeout(30):
         await ended.wait()
     await driver.close()
@@ -62,7 +66,7 @@ async def test_a_launch_that_is_cancelled_before_its_first_step_gives_its_unit_b
 @pytest.mark.parametrize("change", [{"documents": 0}, {"messages": ({"role": "system", "content": "Be brief."},)}])
 async def test_without_documents_or_a_question_the_cloud_is_not_searched(change: dict[str, Any]) -> None:
     async with nodes() as (bench, _):
-        asked = replace(REQUEST, workflow="fast", privacy="answer-private", strategy="auto", **change)
+        asked = changed(REQUEST, workflow="fast", privacy="answer-private", strategy="auto", **change)
         _, done = await _text(await bench.device.prepare(asked))
         assert not done.stats.get("sent_open_bytes")
         assert not done.found
@@ -82,13 +86,13 @@ async def test_a_conversation_that_is_too_long_is_refused_before_anything_runs()
     long = ({"role": "user", "content": "word " * 5000},)
     async with nodes() as (bench, _):
         with pytest.raises(RequestError, match="maximum context"):
-            await bench.device.prepare(replace(REQUEST, workflow="advanced", messages=long))
+            await bench.device.prepare(changed(REQUEST, workflow="advanced", messages=long))
 
 
 async def test_a_workflow_that_waits_takes_a_place_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MAX_ANSWERS", 1)
     async with nodes(linked=False) as (bench, _):
-        asked = replace(REQUEST, workflow="fast", strategy="auto")
+        asked = changed(REQUEST, workflow="fast", strategy="auto")
         waiting = await bench.device.prepare(asked)
         with pytest.raises(RequestError, match="of 1 at most"):
             await bench.device.prepare(asked)

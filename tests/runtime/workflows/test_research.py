@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -19,11 +19,12 @@ from paceline.runtime.units import UnitRegistry
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.run import WorkflowRun
 from paceline.runtime.workflows.web import WebLimits
+from tests.requests import changed
 from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces, _all
 
 pytestmark = pytest.mark.anyio
 
-RESEARCH = replace(ASKED, workflow="research")
+RESEARCH = changed(ASKED, workflow="research")
 HALL = WebResult("Halls", "http://halls.test/", "A snippet of the hall.")
 BROOM = WebResult("Brooms", "http://brooms.test/", "A snippet of brooms.")
 
@@ -55,7 +56,7 @@ class ScriptedWeb:
         self.read_urls.append(url)
         await self._pass(url)
         texts = self.pages[url]
-        return WebPage(url, "", tuple(Chunk(0, len(text), text, "") for text in texts), is_cut=False)
+        return WebPage(url, "", tuple(Chunk(0, len(text), text, "") for text in texts))
 
     def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:  # noqa: ARG002
         if self.broken:
@@ -89,7 +90,7 @@ async def researched(
 def read(models: Models) -> list[tuple[str, str]]:
     """Texts of the answer's own passages, with their URLs."""
     (asked,) = models.of("answer")
-    return sorted((passage.text, passage.url) for passage in asked.passages or ())
+    return sorted((passage.text, passage.url) for passage in asked.sources.passages or ())
 
 
 async def test_pages_of_a_planned_search_are_read_beside_the_documents() -> None:
@@ -109,7 +110,8 @@ async def test_a_second_look_asks_for_what_is_missing_and_is_read_too() -> None:
     await researched(web, models)
     assert web.queries == ["key in the hall", "red broom of the hall"]
     (looked,) = models.of("look")
-    assert "A red hall." in looked.messages[-1]["content"] and "under the broom" not in str(looked.messages)
+    messages = looked.prompt.messages
+    assert "A red hall." in messages[-1]["content"] and "under the broom" not in str(messages)
     assert [url for _, url in read(models)] == [BROOM.url, HALL.url, ""]
 
 
@@ -127,7 +129,7 @@ async def test_a_page_is_read_while_another_search_is_under_way() -> None:
     admit = models.admit
 
     async def listening(request: GenerateRequest) -> Any:
-        if "The key of the hall" in request.messages[-1]["content"]:
+        if "The key of the hall" in request.prompt.messages[-1]["content"]:
             refined.set()  # otherwise the late search never ends
         return await admit(request)
 
@@ -185,7 +187,9 @@ async def test_results_without_pages_are_read_as_they_are() -> None:
     web, models = ScriptedWeb({"key": found}, side="cloud"), Models()
     await researched(web, models)
     (asked,) = models.of("answer")
-    assert [(passage.document, passage.text) for passage in asked.other_passages] == [("Hall", "The key is red.")]
+    assert [(passage.document, passage.text) for passage in asked.sources.other_passages] == [
+        ("Hall", "The key is red.")
+    ]
     assert not web.read_urls
 
 
@@ -209,10 +213,10 @@ async def test_private_words_are_in_no_request_to_the_web() -> None:
     earlier = ({"role": "user", "content": "What does my diary say?"}, {"role": "assistant", "content": "A SECRET."})
     web = ScriptedWeb()
     models = Models()
-    await researched(web, models, replace(RESEARCH, messages=(*earlier, *RESEARCH.messages)))
+    await researched(web, models, changed(RESEARCH, messages=(*earlier, *RESEARCH.prompt.messages)))
     for kind in ("plan", "look"):
         (asked,) = models.of(kind)
-        assert "SECRET" not in str(asked.messages) and "under the broom" not in str(asked.messages)
+        assert "SECRET" not in str(asked.prompt.messages) and "under the broom" not in str(asked.prompt.messages)
 
 
 @pytest.mark.parametrize("hold", ["search", "page", "plan", "look"])
@@ -262,4 +266,4 @@ async def test_a_local_stage_that_never_ends_is_given_up(stage: str, monkeypatch
 async def test_a_lost_search_of_the_other_side_is_an_error_where_the_request_says_so() -> None:
     places = ScriptedPlaces({"key": KEY}, faults=frozenset({"search_far"}))
     with pytest.raises(RequestError, match="not want an answer without it"):
-        await researched(ScriptedWeb(), Models(), replace(RESEARCH, on_loss="fail"), places)
+        await researched(ScriptedWeb(), Models(), changed(RESEARCH, on_loss="fail"), places)

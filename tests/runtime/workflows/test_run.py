@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from paceline.runtime.units import LANES, HostUnit, UnitRegistry
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.lookup import Found
 from paceline.runtime.workflows.run import WorkflowRun
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST, nodes
 
 pytestmark = pytest.mark.anyio
 
-ASKED = replace(REQUEST, workflow="advanced", steps=True, strategy="auto")
+ASKED = changed(REQUEST, workflow="advanced", steps=True, strategy="auto")
 BROOM = Found(Passage("rooms.md", 1, "", "The broom is in the hall.", 0.5), "device", private=True)
 KEY = Found(Passage("keys.md", 2, "", "The key is under the broom.", 0.6), "device", private=True)
 MAP = Found(Passage("map.md", -1, "", "The hall is in the east.", 0.4), "cloud", private=False)
@@ -116,9 +117,9 @@ class Models:
     texts: list[ScriptedText] = field(default_factory=list)
 
     async def admit(self, request: GenerateRequest) -> Generation:
-        system = request.messages[0]["content"]
+        system = request.prompt.messages[0]["content"]
         kind = next((kind for words, kind in INSTRUCTIONS.items() if words in system), "answer")
-        kind = "read" if kind == "answer" and request.max_tokens == 1 else kind
+        kind = "read" if kind == "answer" and request.output.max_tokens == 1 else kind
         self.asked.append((kind, request))
         if kind == self.fault:
             raise RequestError("There is no room for it.", status=429)
@@ -154,10 +155,14 @@ async def test_a_sub_question_finds_what_the_question_does_not() -> None:
     text, done = await answered(places, models)
     assert text == "In the hall."
     (asked,) = models.of("answer")
-    assert asked.passages is not None
-    assert sorted(found.document for found in asked.passages) == ["keys.md", "rooms.md"]
-    assert [found.document for found in asked.other_passages] == ["map.md"]
-    assert (asked.messages, asked.sampling, asked.workflow) == (ASKED.messages, ASKED.sampling, None)
+    assert asked.sources.passages is not None
+    assert sorted(found.document for found in asked.sources.passages) == ["keys.md", "rooms.md"]
+    assert [found.document for found in asked.sources.other_passages] == ["map.md"]
+    assert (asked.prompt.messages, asked.sampling, asked.sources.workflow) == (
+        ASKED.prompt.messages,
+        ASKED.sampling,
+        None,
+    )
     assert {step.stage for step in done.steps} >= {"rewrite", "search", "search far", "rerank", "refine"}
     assert done.degraded is None
     assert (done.stats["lookups"], done.stats["sent_open_bytes"]) == (2, 7.0)
@@ -167,18 +172,20 @@ async def test_the_other_side_hears_the_question_and_what_was_made_of_it_alone()
     private = ({"role": "user", "content": "What does my diary say?"}, {"role": "assistant", "content": "A SECRET."})
     places = ScriptedPlaces({"key": KEY})
     models = Models()
-    await answered(places, models, replace(ASKED, messages=(*private, *ASKED.messages)))
+    await answered(places, models, changed(ASKED, messages=(*private, *ASKED.prompt.messages)))
     assert sorted(places.told_far) == ["Where is the key?", "Which broom hides the key?"]
     (asked,) = models.of("rewrite")
-    assert not any("SECRET" in message["content"] for message in asked.messages)
+    assert not any("SECRET" in message["content"] for message in asked.prompt.messages)
 
 
 async def test_statements_take_the_place_of_the_passages_that_they_cite() -> None:
     models = Models(rewrite=("NONE",), refine=("The key is under a broom [1].",))
     await answered(ScriptedPlaces({"key": KEY}), models)
     (asked,) = models.of("answer")
-    assert asked.passages is not None
-    assert [(found.text, found.document) for found in asked.passages] == [("The key is under a broom.", "keys.md")]
+    assert asked.sources.passages is not None
+    assert [(found.text, found.document) for found in asked.sources.passages] == [
+        ("The key is under a broom.", "keys.md")
+    ]
 
 
 async def test_what_is_learnt_of_a_prompt_is_of_all_of_it() -> None:
@@ -197,7 +204,7 @@ async def test_passages_are_read_while_the_workflow_goes_on_and_the_last_ones_wi
     admit, read = models.admit, asyncio.Event()
 
     async def listening(request: GenerateRequest) -> Any:
-        if "Split the question" in request.messages[0]["content"]:
+        if "Split the question" in request.prompt.messages[0]["content"]:
             await read.wait()
         text = await admit(request)
         if models.of("read"):
@@ -207,10 +214,11 @@ async def test_passages_are_read_while_the_workflow_goes_on_and_the_last_ones_wi
     models.admit = listening  # type: ignore[method-assign]
     await answered(places, models)
     (first,) = models.of("read")
-    assert first.passages is not None
-    assert [found.document for found in (*first.passages, *first.other_passages)] == ["keys.md", "map.md"]
+    assert first.sources.passages is not None
+    passages = (*first.sources.passages, *first.sources.other_passages)
+    assert [found.document for found in passages] == ["keys.md", "map.md"]
     (asked,) = models.of("answer")
-    assert {found.document for found in asked.passages or ()} == {"keys.md", "rooms.md"}
+    assert {found.document for found in asked.sources.passages or ()} == {"keys.md", "rooms.md"}
 
 
 @pytest.mark.parametrize("stage", ["embed", "search", "search_far", "rerank"])
@@ -229,7 +237,7 @@ async def test_an_agent_that_cannot_write_is_left_out_and_named(agent: str) -> N
     assert text == "In the hall."
     assert f"left out: {agent}" in done.strategy_reason
     (asked,) = models.of("answer")
-    assert [found.text for found in asked.passages or ()] == [KEY.passage.text]
+    assert [found.text for found in asked.sources.passages or ()] == [KEY.passage.text]
 
 
 async def test_an_agent_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +304,7 @@ async def test_answers_that_stand_still_keep_nobody_else_waiting(monkeypatch: py
 async def test_a_node_writes_its_usual_answer_after_a_workflow_that_finds_nothing(workflow: Any) -> None:
     async with nodes() as (bench, _):
         plain, _ = await _text(await bench.cloud.prepare(REQUEST))
-        text, done = await _text(await bench.cloud.prepare(replace(REQUEST, workflow=workflow)))
+        text, done = await _text(await bench.cloud.prepare(changed(REQUEST, workflow=workflow)))
         assert text == plain
         assert done.strategy == "aggregate" and f"workflow {workflow}" in done.strategy_reason
 
@@ -304,7 +312,7 @@ async def test_a_node_writes_its_usual_answer_after_a_workflow_that_finds_nothin
 @pytest.mark.parametrize(("privacy", "is_asked"), [("local-only", False), ("answer-private", True)])
 async def test_a_device_asks_its_cloud_as_the_level_allows(privacy: Any, is_asked: bool) -> None:
     async with nodes() as (bench, _):
-        asked = replace(REQUEST, workflow="fast", privacy=privacy, strategy="auto")
+        asked = changed(REQUEST, workflow="fast", privacy=privacy, strategy="auto")
         _, done = await _text(await bench.device.prepare(asked))
         assert ("search far" in {step.stage for step in done.steps}) == is_asked
         assert (done.stats.get("sent_open_bytes", 0.0) > 0) == is_asked
@@ -313,13 +321,13 @@ async def test_a_device_asks_its_cloud_as_the_level_allows(privacy: Any, is_aske
 async def test_research_without_a_provider_is_refused() -> None:
     async with nodes(linked=False) as (bench, _):
         with pytest.raises(RequestError, match="no provider"):
-            await bench.device.prepare(replace(REQUEST, workflow="research"))
+            await bench.device.prepare(changed(REQUEST, workflow="research"))
 
 
 async def test_leaving_a_node_s_workflow_leaves_no_rows() -> None:
     """`nodes` asserts that no sequence has rows at the end."""
     async with nodes() as (bench, _):
-        generation = await bench.device.prepare(replace(REQUEST, workflow="advanced", steps=True))
+        generation = await bench.device.prepare(changed(REQUEST, workflow="advanced", steps=True))
         events: Any = generation.run()
         await anext(events)
         await events.aclose()
@@ -344,10 +352,10 @@ async def test_the_engine_is_told_how_much_of_a_workflow_waits_for_each_text() -
         node._workflows._admit = listening
         for _ in range(2):  # in the second one, the seconds of every stage are known
             asked.clear()
-            generation = await node.prepare(replace(ASKED, privacy="answer-private"))  # no text goes to the cloud
+            generation = await node.prepare(changed(ASKED, privacy="answer-private"))  # no text goes to the cloud
             async with aclosing(generation.run()) as events:  # type: ignore[type-var]
                 _ = [event async for event in events]
-    assert len(asked) >= 2 and asked[0].criticality > asked[-1].criticality > 0.0
+    assert len(asked) >= 2 and asked[0].account.criticality > asked[-1].account.criticality > 0.0
 
 
 async def _all(generation: Generation) -> list[GenerateEvent]:

@@ -22,14 +22,16 @@ from paceline.rag.web.fetch import FetchLimits
 from paceline.rag.web.search import SearxngSearch
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult
+from paceline.runtime.workflows.run import Tools
 from paceline.runtime.workflows.web import WebAccess, WebLimits
 from tests.rag.web.site import PRIVATE, PUBLIC, Names, Site, fetcher, leading_to, reply, serving, usual_tls
+from tests.requests import changed
 from tests.runtime.test_node import REQUEST
 from tests.runtime.workflows.test_run import INSTRUCTIONS, Models
 
 pytestmark = pytest.mark.anyio
 
-ASKED = replace(
+ASKED = changed(
     REQUEST,
     messages=({"role": "user", "content": "Where is the red key of the mill?"},),
     workflow="research",
@@ -80,7 +82,7 @@ async def web(folder: Path, *, limits: FetchLimits = LIMITS, search_s: float = 1
         with DocumentStore.open(folder, HashEmbedder(), side="device") as store:
             store.add_text("home.md", SECRET, zone="device")
             model = LoadedModel(FakeEngine(seed=1, spread=0.3, max_positions=16_384), ByteTokenizer())
-            async with Node("device", model, store, web=access) as node:
+            async with Node("device", model, store, tools=Tools(web=access)) as node:
                 yield Web(site, node)
 
 
@@ -124,7 +126,7 @@ async def test_a_question_of_two_hops_is_searched_for_in_two(tmp_path: Path) -> 
         workflows, admit = made.node._workflows, made.node._workflows._admit
 
         async def admitted(request: GenerateRequest) -> Any:
-            system = request.messages[0]["content"]
+            system = request.prompt.messages[0]["content"]
             is_agent = any(words in system for words in INSTRUCTIONS)
             return await (agents.admit(request) if is_agent else admit(request))
 
@@ -137,7 +139,7 @@ async def test_a_question_of_two_hops_is_searched_for_in_two(tmp_path: Path) -> 
 async def test_the_level_local_only_sends_nothing(tmp_path: Path) -> None:
     async with web(tmp_path) as made:
         made.finds(made.page("/mill"))
-        done = await made.asked(replace(ASKED, privacy="local-only"))
+        done = await made.asked(changed(ASKED, privacy="local-only"))
         assert not made.site.requests and urls(done) == {""}
         assert done.degraded == "workflow_incomplete"
         assert not [name for name in done.stats if name.startswith("sent_")]
@@ -150,7 +152,7 @@ async def test_nothing_of_a_document_is_in_any_request(tmp_path: Path) -> None:
     async with web(tmp_path) as made:
         made.finds(made.page("/lure"))
         made.site.pages["/lure"] = reply(lure)
-        done = await made.asked(replace(ASKED, messages=(*before, *ASKED.messages)))
+        done = await made.asked(changed(ASKED, messages=(*before, *ASKED.prompt.messages)))
         assert urls(done) == {"", made.page("/lure")}
         assert made.site.requests and not any("velda" in request.lower() for request in made.site.requests)
 
@@ -254,21 +256,21 @@ async def test_the_cloud_s_documents_may_stand_for_the_web(tmp_path: Path) -> No
     with DocumentStore.open(tmp_path, HashEmbedder(), side="cloud") as store:
         store.add_text("mill.md", "The red key of the mill is in the hall.", zone="cloud")
         model = LoadedModel(FakeEngine(seed=1, spread=0.3, max_positions=16_384), ByteTokenizer())
-        async with Node("cloud", model, store, web=WebAccess(None)) as node:
+        async with Node("cloud", model, store, tools=Tools(web=WebAccess(None))) as node:
             assert "research" in node.workflows()
             events: Any = (await node.prepare(ASKED)).run()
             async with aclosing(events):
                 done = [event async for event in events][-1]
             assert _texts(done.found) == ["The red key of the mill is in the hall."]
             assert done.degraded is None and not done.stats.get("sent_web_query_bytes")
-            only_web = [event async for event in (await node.prepare(replace(ASKED, documents=0))).run()][-1]
+            only_web = [event async for event in (await node.prepare(changed(ASKED, documents=0))).run()][-1]
             assert _texts(only_web.found) == ["The red key of the mill is in the hall."]
 
 
 async def test_a_device_without_its_cloud_cannot_search_the_cloud_s_documents(tmp_path: Path) -> None:
     with DocumentStore.open(tmp_path, HashEmbedder(), side="device") as store:
         model = LoadedModel(FakeEngine(seed=1, spread=0.3, max_positions=16_384), ByteTokenizer())
-        async with Node("device", model, store, web=WebAccess(None)) as node:
+        async with Node("device", model, store, tools=Tools(web=WebAccess(None))) as node:
             events: Any = (await node.prepare(ASKED)).run()
             async with aclosing(events):
                 done = [event async for event in events][-1]

@@ -14,15 +14,12 @@ from paceline.core.aggregation.aggregators import AggregatorName
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import (
     SIDES,
-    Cancelled,
     Effect,
-    Finish,
     Forward,
     LinkBack,
     LinkLost,
     OpenPeer,
     Received,
-    Scored,
     Side,
     Started,
     TimerFired,
@@ -151,22 +148,6 @@ def test_where_neither_side_has_documents_the_writers_text_is_written(
 
 
 # ---- a peer that leaves ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("lost", [False, True], ids=["together", "alone"])
-def test_after_finish_comes_nothing(lost: bool) -> None:
-    hand = device(max_tokens=2)
-    hand.begin()
-    if lost:
-        hand.on(LinkLost())
-    else:
-        hand.on(*heard(0, 65, 65))
-    hand.answer()
-    assert hand.finish.reason == "length"
-    assert sum(isinstance(effect, Finish) for effect in hand.effects) == 1
-    more = (*heard(2, 65), decided(2, 65), handed(1, 2), has(0), Scored(9, (point(65),)))
-    assert not hand.on(LinkLost(), LinkBack(), found(), *more, Started(9.0), Cancelled())
-    assert not hand.wake()
-
-
 @EVERY_FRONT
 @pytest.mark.parametrize("rule", ["mixture", "coin"])
 def test_a_peer_whose_context_ends_leaves_and_the_front_goes_on_alone(front: Side, rule: AggregatorName) -> None:
@@ -188,38 +169,6 @@ def test_a_peer_whose_context_ends_leaves_and_the_front_goes_on_alone(front: Sid
 
 
 # ---- a link that breaks and heals -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("late", [False, True], ids=["held", "on its way"])
-def test_drafts_from_before_a_loss_count_no_more_when_the_peer_is_back(late: bool) -> None:
-    hand = device()
-    old = heard(0, 66, 66, log_weight=5.0)
-    hand.on(Started(0.0), *([] if late else old), LinkLost(), LinkBack())
-    (again,) = [effect for effect in hand.effects[1:] if isinstance(effect, OpenPeer) and effect.epoch > 0]
-    hand.on(*(old if late else []), *heard(0, 65, epoch=again.epoch, log_weight=5.0), found())
-    hand.answer()
-    assert hand.tokens == [65]
-
-
-@pytest.mark.parametrize("late", [False, True], ids=["held", "on its way"])
-def test_targets_from_before_a_loss_count_no_more_when_the_peer_is_back(late: bool) -> None:
-    hand = cloud()
-    old = decided(1, 70, 70)
-    hand.on(Started(0.0), *([] if late else [old]), LinkLost(), LinkBack())
-    (again,) = [effect for effect in hand.effects[1:] if isinstance(effect, OpenPeer) and effect.epoch > 0]
-    hand.on(*([old] if late else []), decided(0, 65, epoch=again.epoch))
-    assert hand.tokens == [65]
-
-
-def test_the_epoch_says_how_often_the_answer_was_opened() -> None:
-    hand = cloud(max_tokens=100, drafting=TOKEN_BY_TOKEN)
-    hand.begin()
-    for times in range(1, 4):
-        hand.on(LinkLost())
-        hand.answer_one()  # one more token alone
-        (again,) = [effect for effect in hand.on(LinkBack()) if isinstance(effect, OpenPeer)]
-        assert again == OpenPeer(tuple(hand.tokens), times)
-    assert {message.epoch for message in hand.sent} == {0, 1, 2, 3}
-
-
 @EVERY_FRONT
 def test_after_a_return_the_device_decides_again_and_the_cloud_sends_all_drafts(front: Side) -> None:
     """Whichever side decided before: the peer's new machine begins where every machine begins."""
@@ -243,15 +192,6 @@ def test_after_a_return_the_device_decides_again_and_the_cloud_sends_all_drafts(
         known = len(hand.tokens)
         hand.on(*heard(known, 65, epoch=1))
         assert len(hand.tokens) == known + 1
-
-
-def test_what_it_has_computed_serves_when_it_is_alone() -> None:
-    hand = device(max_tokens=9, drafting=CHAIN)
-    hand.begin()
-    rows = len(hand.rows)
-    hand.on(LinkLost())
-    assert hand.tokens == [65] * 9 and rows == 9 + len(PROMPT) - 1  # all of it computed before
-    assert hand.finish.reason == "length"
 
 
 def test_what_is_missing_is_asked_for_and_sent_again() -> None:

@@ -11,6 +11,8 @@ from tests.strategies.cases import SAMPLINGS, Manner
 from tests.strategies.conformance.laws import check_loss, every_manner, front_and_network
 from tests.strategies.conformance.worlds import IN_ORDER, REORDERING
 
+pytestmark = pytest.mark.slow
+
 GREEDY_AND_SAMPLED = pytest.mark.parametrize(
     "sampling", [SAMPLINGS["greedy"], SAMPLINGS["sampled"]], ids=["greedy", "sampled"]
 )

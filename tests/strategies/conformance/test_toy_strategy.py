@@ -15,7 +15,7 @@ import pytest
 from lab.simulation import Simulation
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RemoteProtocolError, RequestError
-from paceline.runtime.sessions.routing import candidates, choose, routing_context
+from paceline.runtime.sessions.routing import candidates, choose, wish_of
 from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import (
     SIDES,
@@ -36,10 +36,11 @@ from paceline.strategies.base import (
     other,
 )
 from paceline.strategies.registry import register, unregister
-from paceline.strategies.strategy import JOINT_LEVELS, RoutingContext, Strategy, asked_options
+from paceline.strategies.strategy import JOINT_LEVELS, PeerPresence, RoutingContext, Strategy, asked_options
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import Count, OpenSession, SessionMessage
 from paceline.wire.options import Options
+from tests.requests import changed, routed
 from tests.runtime.test_node import REQUEST, collect, nodes
 from tests.strategies.cases import SAMPLINGS, Manner, engines, job, manners
 from tests.strategies.conformance.laws import (
@@ -165,7 +166,7 @@ def choose_options(context: RoutingContext) -> SaltOptions | None:
 
 
 def check(context: RoutingContext) -> None:
-    if context.strategy == "salted" and context.logprobs:
+    if context.wish.strategy == "salted" and context.wish.logprobs:
         raise RequestError("The strategy 'salted' gives no logprobs.", param="logprobs")
 
 
@@ -282,21 +283,22 @@ def test_its_message_is_decoded_and_checked_as_any_other() -> None:
 
 
 # ---- routing --------------------------------------------------------------------------------------------------------
-ASKED = replace(REQUEST, strategy="salted", options={"period": 7})
+ASKED = changed(REQUEST, strategy="salted", options={"period": 7})
 
 
 def test_it_is_routed_where_a_request_names_it() -> None:
-    known = routing_context(ASKED, "device", expected=True, linked=True, common=("salted",))
+    presence = PeerPresence(expected=True, linked=True, common=("salted",))
+    known = RoutingContext("device", wish_of(ASKED), presence)
     choice = choose(candidates(known), known)
     assert (choice.strategy, choice.options, choice.missing) == ("salted", SaltOptions(period=7), False)
-    declined = replace(known, passages=3)
+    declined = routed(known, passages=3)
     assert choose(candidates(declined), declined).strategy == "lookup_tree"
-    unknown = replace(known, common=("aggregate",))
+    unknown = routed(known, common=("aggregate",))
     assert candidates(unknown)[0].missing and candidates(unknown)[0].strategy == "lookup_tree"
     with pytest.raises(RequestError, match="forbids"):
-        candidates(replace(known, privacy="local-only"))
+        candidates(routed(known, privacy="local-only"))
     with pytest.raises(RequestError, match="no logprobs"):
-        candidates(replace(known, logprobs=True))
+        candidates(routed(known, logprobs=True))
 
 
 # ---- two nodes ------------------------------------------------------------------------------------------------------
@@ -306,11 +308,11 @@ async def test_two_nodes_write_with_it_over_a_link(side: Side) -> None:
     """Also where the peer refuses: the front's own text, and the answer says that the peer was lost."""
     async with nodes() as (bench, _):
         node = bench.cloud if side == "cloud" else bench.device
-        plain, _ = await collect(await node.prepare(replace(REQUEST, strategy="autoregressive")))
-        asked = replace(REQUEST, strategy="salted", options={"period": 2})
+        plain, _ = await collect(await node.prepare(changed(REQUEST, strategy="autoregressive")))
+        asked = changed(REQUEST, strategy="salted", options={"period": 2})
         text, done = await collect(await node.prepare(asked))
         assert text == plain and (done.strategy, done.degraded) == ("salted", None)
         assert done.stats["echoes"] > 0 and done.stats["sent_salt_bytes"] > 0
-        refused, done = await collect(await node.prepare(replace(asked, options={"period": 40})))
+        refused, done = await collect(await node.prepare(changed(asked, options={"period": 40})))
         assert refused == plain and (done.strategy, done.degraded) == ("salted", f"{other(side)}_refused")
         assert done.stats["echoes"] == 0

@@ -14,7 +14,7 @@ import pytest
 from lab.simulation import Network, SimulatedRequest, Simulation, Watts
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.energy import Spent
-from paceline.core.offloading import EnergyQueue, Objective, OffloadStats, Unit
+from paceline.core.offloading import EnergyQueue, OffloadStats, Unit
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Branch, Finish, MachineConfig
@@ -89,10 +89,9 @@ def test_the_joules_a_token_stay_within_the_budget_in_the_long_run(how: VerifyOp
     assert 0.5 * budget <= rest.joules / rest.tokens <= 1.02 * budget, "and a budget is there to be used"
 
 
-@pytest.mark.parametrize("objective", ["per_step", "renewal"])
-def test_the_joules_a_step_stay_within_the_papers_budget(objective: Objective) -> None:
+def test_the_joules_a_step_stay_within_the_papers_budget() -> None:
     queue = Steps(0.6, weight=0.05)
-    how = replace_options(IN_STEPS, objective=objective)
+    how = IN_STEPS
     stats = OnlineStats(offload=OffloadStats(queue=queue))
     write(how, queue, answers=3, stats=stats)
     queue.count, queue.sum = 0, 0.0
@@ -112,14 +111,10 @@ class Steps(EnergyQueue):
         self.count, self.sum = self.count + 1, self.sum + joules
 
 
-def replace_options(options: VerifyOptions, **fields: object) -> VerifyOptions:
-    return VerifyOptions(**({name: getattr(options, name) for name in options.__struct_fields__} | fields))  # type: ignore[arg-type]
-
-
 def test_no_budget_changes_the_text() -> None:
     plain = write(VerifyOptions(rescoring=False), None, answers=2, tokens=60).texts
     for budget in (0.0, 0.1):
-        for how in (IN_STEPS, VerifyOptions(rescoring=False, objective="renewal")):
+        for how in (IN_STEPS, VerifyOptions(rescoring=False)):
             queue = EnergyQueue(budget, backlog=1.0, per="token", weight=0.05)
             assert write(how, queue, answers=2, tokens=60).texts == plain
 
@@ -162,8 +157,7 @@ def begun(pace: Pace) -> int:
 
 
 @pytest.mark.parametrize("per", ["step", "token"])
-@pytest.mark.parametrize("objective", ["per_step", "renewal"])
-def test_a_higher_debt_never_drafts_more_and_a_higher_weight_never_less(per: Unit, objective: Objective) -> None:
+def test_a_higher_debt_never_drafts_more_and_a_higher_weight_never_less(per: Unit) -> None:
     """The choice depends on debt ÷ weight alone."""
     lengths = {}
     for ratio in (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e4):
@@ -171,8 +165,8 @@ def test_a_higher_debt_never_drafts_more_and_a_higher_weight_never_less(per: Uni
         for weight in (1.0, 10.0, 100.0):
             queue = EnergyQueue(0.2, ratio * weight, per=per, weight=weight)
             stats = OffloadStats(steps=1, examined=1000, queue=queue)
-            stats.throughput.add(3, 0.3)
-            pace = Pace(replace_options(IN_STEPS, objective=objective), stats)
+            stats.rounds.add(0.3)
+            pace = Pace(IN_STEPS, stats)
             pace.tell(Spent(0.185, 0.0, 0))
             pace.computed(0.0154)
             found.add(begun(pace))
@@ -236,12 +230,3 @@ def test_what_is_computed_between_two_steps_is_part_of_the_next() -> None:
     pace.computed(1.0)
     pace.end(0, None)
     assert stats.joules == pytest.approx(20.0)
-
-
-def test_the_live_rate_is_tokens_over_seconds_of_verdicts() -> None:
-    stats = OffloadStats()
-    pace = Pace(VerifyOptions(), stats)
-    assert stats.throughput.rate == 0.0 and stats.throughput.round_s == 1.0
-    for number in range(1, 2_001):
-        pace.came(0.1 * number, 1 + number % 2)
-    assert stats.throughput.rate == pytest.approx(15.0, rel=0.02) and stats.throughput.round_s == pytest.approx(0.1)

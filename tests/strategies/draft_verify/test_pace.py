@@ -68,10 +68,6 @@ def test_drafting_takes_no_time_of_a_verifier_that_does_not_wait() -> None:
     assert drafted(Pace(VerifyOptions(), experienced()), draft_s=10.0) == VerifyOptions().most
 
 
-def test_a_fixed_step_ignores_both_loops() -> None:
-    assert drafted(Pace(VerifyOptions(fixed=True, most=7), OffloadStats()), UNSURE) == 7
-
-
 def test_drafts_that_are_never_accepted_are_tried_now_and_then_alone() -> None:
     stats = OffloadStats(queue=EnergyQueue(1.2), compute_w=12.0)
     pace = Pace(VerifyOptions(), stats)
@@ -98,14 +94,6 @@ def test_a_cloud_that_waits_decodes_alone_where_that_is_faster_than_drafts_and_i
         steps = [(drafted(pace, draft_s=0.005, rtt=rtt), pace.looks) for _ in range(2 * PROBE_STEPS)]
         assert all((count == 0) is streams for count, _ in steps)
         assert sum(looks for _, looks in steps) == (2 if streams else 0)
-
-
-def test_what_a_token_takes_without_drafts_is_measured_between_such_tokens_alone() -> None:
-    stats = experienced()
-    pace = Pace(VerifyOptions(waits=True), stats)
-    for now, tokens, streamed in ((0.0, 1, False), (0.5, 1, True), (0.9, 4, True), (1.0, 1, True), (3.0, 5, False)):
-        pace.came(now, tokens, streamed=streamed)
-    assert stats.estimates.streamed_s(None) == pytest.approx(0.1)
 
 
 def test_a_spent_budget_drafts_less() -> None:

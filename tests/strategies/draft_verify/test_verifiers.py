@@ -16,23 +16,24 @@ from paceline.core.verification import VerifierName
 from paceline.errors import RequestError
 from paceline.strategies.base import Finish, Received, Side
 from paceline.strategies.draft_verify.options import check, options_of
-from paceline.strategies.draft_verify.verifiers import Agreement, Rejection, Truncated, Verifier, verifier_of
+from paceline.strategies.draft_verify.verifiers import Agreement, Rejection, Truncation, Verifier, verifier_of
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import RoutingContext
+from paceline.strategies.strategy import RoutingContext, Wish
 from paceline.wire.codec import encode
 from paceline.wire.messages import DistPayload, SessionMessage
 from paceline.wire.payloads import encode_places, encode_tokens
 from paceline.wire.verify_messages import DraftChain, DraftsWithDists, Rejected, Verdict, VerdictRequest, VerifyOptions
+from tests.requests import routed
 from tests.strategies.cases import Manner, engines, job
 
 
 def test_a_device_draws_tokens_only_of_its_own_clients_answers() -> None:
-    asked = RoutingContext("cloud", "draft_verify", SamplingParams(), options={"verifier": "rejection"})
+    asked = RoutingContext("cloud", Wish("draft_verify", SamplingParams(), options={"verifier": "rejection"}))
     with pytest.raises(RequestError, match="ask the device"):
         check(asked)
     check(replace(asked, side="device"))
-    check(replace(asked, strategy="lookup_tree"))
-    check(replace(asked, options={"verifier": "truncated"}))
+    check(routed(asked, strategy="lookup_tree"))
+    check(routed(asked, options={"verifier": "truncated"}))
 
 
 @pytest.mark.parametrize("front", ["cloud", "device"])
@@ -46,7 +47,7 @@ def test_both_sides_choose_the_same_verifier(front: Side) -> None:
             kinds = {type(verifier_of(each)) for each in both}
             assert len(kinds) == 1
             if verifier == "rejection" and front == "cloud" and temperature:
-                assert kinds == {Truncated}
+                assert kinds == {Truncation}
             assert options_of(both[0]).waits == (verifier != "agreement" and temperature > 0.0)
 
 
@@ -104,7 +105,7 @@ def test_a_probability_costs_two_bytes_and_a_truncated_distribution_about_two_an
     verifiers: tuple[Verifier, ...] = (
         Agreement(sampling),
         Rejection(sampling, precise=False),
-        Truncated(sampling, mass=0.99995, vocab_size=152_000),
+        Truncation(sampling, mass=0.99995, vocab_size=152_000),
     )
     plain, with_prob, with_dist = (
         len(

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from lab.baselines.flowspec import WAYS, strategy_of
+from lab.engines import Arbitrary
 from lab.simulation import SimulatedSession, Simulation, StageTimes
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.fake import FakeEngine, arbitrary
+from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Branch, Cancelled, Emit, Forward, MachineConfig, Retrieved, Scored, Started
-from paceline.strategies.pipeline.growth import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions
 from paceline.strategies.pipeline.machine import Pipeline
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.options import DraftLimits
+from paceline.wire.options import DraftLimits, Options
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, PROMPT, SAMPLINGS, VOCAB, Manner, engines, job, point
 from tests.strategies.conformance.laws import alone
 from tests.strategies.pipeline.worlds import Knowing, Random, Silent, Wrong, simulated, strategy_with
 
 PLAIN = STRATEGIES["autoregressive"]
 OURS = STRATEGIES["pipeline"]
-FULL = PipelineOptions(rescoring=False)
-WAYS = {"naive": NAIVE, "pruned": PRUNED, "unsorted": UNSORTED, "full": FULL}
+FULL = Options(rescoring=False)
 NO_END = frozenset[int]()
 ROWS = 16
 
@@ -44,40 +45,33 @@ def turns(world: Simulation) -> tuple[float, SimulatedSession]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "PipeDec"])
 def test_text_is_the_target_s_for_any_number_of_stages_segment_size_and_drafter(count: int, way: str) -> None:
     """With jitter between stages, so that prunes come early and late."""
     chance = random.Random(f"{count} {way}")
     for sampling in SAMPLINGS.values():
         expected = simulated(PLAIN, sampling=sampling, stages=stages(1)).run().tokens
         for seed in range(3):
-            options = replace_rows(WAYS[way], chance.choice((1, 2, 5, 16)))
+            options = Options(False, DraftLimits(rows=chance.choice((1, 2, 5, 16))))
             times = StageTimes(count, lambda n, c=chance: 1.0 + 0.1 * n * c.random(), chance.choice((0.0, 0.3, 2.0)))
-            strategy = strategy_with(lambda s=seed, e=expected: Random(e, random.Random(s)))
+            strategy = strategy_with(lambda s=seed, e=expected: Random(e, random.Random(s)), WAYS[way])
             world = simulated(strategy, options, stages=times, sampling=sampling, needs_dists=seed == 2)
             assert world.run().tokens == expected, (sampling, seed)
-    assert simulated(OURS, WAYS[way], stages=stages(count), sampling=sampling).run().tokens == expected
-
-
-def replace_rows(options: PipelineOptions, rows: int) -> PipelineOptions:
-    limits = DraftLimits(rows=rows)
-    return PipelineOptions(
-        False, limits, options.tree, options.segments, options.by_score, options.prune, options.expand, 0.0
-    )
+    assert simulated(strategy_of(way), FULL, stages=stages(count), sampling=sampling).run().tokens == expected
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_layers_of_any_drafts_leave_the_text(seed: int) -> None:
     expected = simulated(PLAIN, sampling=SAMPLINGS["sampled"]).run().tokens
-    strategy = strategy_with(lambda: Random(expected, random.Random(seed)))
-    assert simulated(strategy, PIPEDEC, sampling=SAMPLINGS["sampled"]).run().tokens == expected
+    strategy = strategy_with(lambda: Random(expected, random.Random(seed)), WAYS["PipeDec"])
+    assert simulated(strategy, FULL, sampling=SAMPLINGS["sampled"]).run().tokens == expected
 
 
 def test_models_that_say_anything_at_all_change_nothing() -> None:
     sampling = SamplingParams(temperature=1.0, seed=11)
-    expected = simulated(PLAIN, engine=arbitrary(FakeEngine(seed=3)), sampling=sampling).run().tokens
+    expected = simulated(PLAIN, engine=Arbitrary(FakeEngine(seed=3)), sampling=sampling).run().tokens
     for drafter in (None, lambda: Random(expected, random.Random(5))):
-        world = simulated(strategy_with(drafter), FULL, engine=arbitrary(FakeEngine(seed=3)), sampling=sampling)
+        world = simulated(strategy_with(drafter), FULL, engine=Arbitrary(FakeEngine(seed=3)), sampling=sampling)
         assert world.run().tokens == expected
 
 
@@ -112,18 +106,12 @@ def test_where_no_draft_is_right_a_token_takes_as_many_turns_as_without_drafts(c
     N + 1 turns."""
     tokens = 8
     tree = ROWS * (count + 1)
-    expected = {"plain": count, "naive": 2 * count, "pruned": count, "unsorted": count, "full": count}
+    expected = {"plain": count, "naive": 2 * count, "pruned": count, "without score order": count, "full": count}
     for way, each in expected.items():
-        strategy = PLAIN if way == "plain" else strategy_with(Wrong)
-        options = None if way == "plain" else sized(WAYS[way], tree)
+        strategy = PLAIN if way == "plain" else strategy_with(Wrong, partial(WAYS[way], nodes=tree))
         # More tokens are allowed than are counted, so that no tree is cut short by the end of the answer.
-        took = time_of_tokens(simulated(strategy, options, stages=stages(count), tokens=200, eos_ids=NO_END), tokens)
+        took = time_of_tokens(simulated(strategy, FULL, stages=stages(count), tokens=200, eos_ids=NO_END), tokens)
         assert took == each * tokens, way
-
-
-def sized(options: PipelineOptions, tree: int) -> PipelineOptions:
-    limits = DraftLimits(rows=ROWS)
-    return PipelineOptions(False, limits, tree, 0, options.by_score, options.prune, options.expand, 0.0)
 
 
 def time_of_tokens(world: Simulation, tokens: int) -> float:
@@ -140,7 +128,7 @@ def time_of_tokens(world: Simulation, tokens: int) -> float:
 
 
 def test_nothing_is_drafted_where_nothing_may_be() -> None:
-    options = PipelineOptions(False, DraftLimits(1, 1, 0))
+    options = Options(False, DraftLimits(1, 1, 0))
     world = simulated(strategy_with(Wrong), options, tokens=10, eos_ids=NO_END)
     took, answer = turns(world)
     assert took == 9 * 4 and answer.finished is not None and answer.finished.stats["drafted"] == 9
@@ -151,17 +139,15 @@ def test_a_chain_that_is_always_right_gives_a_segment_s_rows_in_every_turn(count
     tokens = 1 + 10 * ROWS
     reference = simulated(PLAIN, tokens=tokens, eos_ids=NO_END)
     text = reference.run().tokens
-    took, answer = turns(
-        simulated(strategy_with(lambda: Knowing(text)), FULL, tokens=tokens, eos_ids=NO_END, stages=stages(count))
-    )
+
+    def timed(way: str) -> tuple[float, SimulatedSession]:
+        strategy = strategy_with(lambda: Knowing(text), WAYS[way])
+        return turns(simulated(strategy, FULL, tokens=tokens, eos_ids=NO_END, stages=stages(count)))
+
+    took, answer = timed("full")
     assert answer.tokens == text
     assert took == count - 1 + 10, "the pipe fills once; from then on each turn has a segment's tokens"
-    once, _ = turns(
-        simulated(strategy_with(lambda: Knowing(text)), PRUNED, tokens=tokens, eos_ids=NO_END, stages=stages(count))
-    )
-    naive, _ = turns(
-        simulated(strategy_with(lambda: Knowing(text)), NAIVE, tokens=tokens, eos_ids=NO_END, stages=stages(count))
-    )
+    once, naive = timed("pruned")[0], timed("naive")[0]
     assert took < once <= naive
 
 

@@ -6,21 +6,22 @@ from dataclasses import replace
 
 import pytest
 
+from lab.baselines.flowspec import WAYS, strategy_of
+from lab.engines import Arbitrary, Noisy, WrappedEngine
 from lab.simulation import SimulatedSession, Simulation, StageTimes
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.base import Engine, Output, WrappedEngine
-from paceline.engine.fake import FakeEngine, arbitrary, noisy
+from paceline.engine.base import Engine, Output
+from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
 from paceline.strategies.base import Cancelled
-from paceline.strategies.pipeline.growth import NAIVE, PIPEDEC, PRUNED, UNSORTED, PipelineOptions
 from paceline.strategies.registry import STRATEGIES
+from paceline.wire.options import Options
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, SAMPLINGS, Manner, engines, job
 from tests.strategies.conformance.laws import alone
 from tests.strategies.pipeline.worlds import ALONE, simulated
 
-FULL = PipelineOptions(rescoring=False)
-WAYS = {"naive": NAIVE, "pruned": PRUNED, "PipeDec": PIPEDEC, "unsorted": UNSORTED, "full": FULL}
+FULL = Options(rescoring=False)
 NO_END = frozenset[int]()
 
 
@@ -46,15 +47,15 @@ class Counting(WrappedEngine):
 
 DRAFTS = {
     "the target itself": target,
-    "often wrong": lambda: noisy(target(), 0.3),
+    "often wrong": lambda: Noisy(target(), 0.3),
     "another": lambda: FakeEngine(seed=9, spread=0.5),
-    "anything at all": lambda: arbitrary(FakeEngine(seed=3)),
+    "anything at all": lambda: Arbitrary(FakeEngine(seed=3)),
 }
 
 
 def drafted(
     draft: Engine,
-    options: PipelineOptions = FULL,
+    way: str = "full",
     sampling: SamplingParams | None = None,
     *,
     stages: int = 3,
@@ -64,14 +65,14 @@ def drafted(
 ) -> Simulation:
     """One answer of `target` in stages that take 1 s, with a hop of 0.1 s."""
     request = job(
-        STRATEGIES["pipeline"],
+        strategy_of(way),
         "cloud",
         sampling or SAMPLINGS["greedy"],
         branches=ALONE,
         max_tokens=tokens,
         eos_ids=eos_ids,
     )
-    config = replace(request.config, options=options, needs_dists=False)
+    config = replace(request.config, options=FULL, needs_dists=False)
     return Simulation(
         replace(request, config=config),
         {"cloud": target()},
@@ -95,7 +96,7 @@ def test_text_is_the_target_s_for_any_draft_model(draft: str, way: str) -> None:
     for (name, sampling), draft_s in zip(SAMPLINGS.items(), (0.1, 0.02, 1.7), strict=True):
         expected = simulated(STRATEGIES["autoregressive"], sampling=sampling, tokens=SHORT).run(checks=False).tokens
         stages = 1 if name == "filtered" else 3
-        world = drafted(DRAFTS[draft](), WAYS[way], sampling, draft_s=draft_s, stages=stages, tokens=SHORT)
+        world = drafted(DRAFTS[draft](), way, sampling, draft_s=draft_s, stages=stages, tokens=SHORT)
         assert world.run(checks=False).tokens == expected, name
 
 
@@ -120,7 +121,7 @@ def test_a_model_that_is_always_right_fills_the_pipe() -> None:
 
 
 def test_only_new_nodes_are_computed() -> None:
-    draft = Counting(noisy(target(), 0.2))
+    draft = Counting(Noisy(target(), 0.2))
     answer = drafted(draft, eos_ids=NO_END).run(checks=False)
     assert stats(answer)["draft_forwards"] == draft.forwards
     computed = draft.rows - len(ALONE["cloud"][0].prompt)
@@ -131,7 +132,7 @@ def test_only_new_nodes_are_computed() -> None:
 @pytest.mark.parametrize("fails_at", [1, 2, 9])
 def test_a_draft_model_that_fails_leaves_the_answer_to_the_tables(fails_at: int) -> None:
     expected = simulated(STRATEGIES["autoregressive"]).run(checks=False).tokens
-    draft = Counting(noisy(target(), 0.2), fails_at)
+    draft = Counting(Noisy(target(), 0.2), fails_at)
     answer = drafted(draft).run(checks=False)
     assert answer.tokens == expected and draft.forwards == fails_at
 
@@ -145,12 +146,6 @@ def test_a_prompt_or_an_answer_longer_than_the_draft_model_s_context() -> None:
         assert bool(draft.forwards) == (positions > prompt)
 
 
-def test_tables_are_used_where_they_are_asked_for() -> None:
-    draft = Counting(target())
-    drafted(draft, PipelineOptions(rescoring=False, drafter="tables")).run(checks=False)
-    assert draft.forwards == 0
-
-
 def test_cancelled_at_any_step_both_engines_are_released() -> None:
     for step in range(3, 90, 11):
 
@@ -158,4 +153,4 @@ def test_cancelled_at_any_step_both_engines_are_released() -> None:
             if world.events == step:
                 world.front.deliver_later(Cancelled())
 
-        drafted(noisy(target(), 0.2)).run(cancel, checks=False)  # asserts that no sequence is left
+        drafted(Noisy(target(), 0.2)).run(cancel, checks=False)  # asserts that no sequence is left

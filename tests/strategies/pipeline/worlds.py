@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 
 from lab.simulation import Simulation, StageTimes
 from paceline.core.drafting.growing_tree import Candidates
-from paceline.core.drafting.tree_search import DraftTree, TokenTree
+from paceline.core.drafting.tree_search import DraftTree
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Branch, Machine, MachineConfig
 from paceline.strategies.decoding.drafter_feed import TreeDrafter
-from paceline.strategies.pipeline.growth import PipelineOptions
 from paceline.strategies.pipeline.machine import Pipeline
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.strategy import Strategy
+from paceline.wire.options import Options
 from tests.strategies.cases import EOS, QUESTION, VOCAB, job
 
 TURN = StageTimes(4, lambda _: 1.0)  # four stages in lockstep, whatever they are sent
@@ -36,7 +36,11 @@ class Silent:
     def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None: ...
 
     def draft(self, budget: int, position: int) -> DraftTree:  # noqa: ARG002  # interface of `TreeDrafter`
-        return DraftTree(TokenTree((), ()))
+        return DraftTree()
+
+
+def chain(tokens: Sequence[int]) -> DraftTree:
+    return DraftTree(tuple(tokens), tuple(range(-1, len(tokens) - 1)), (1.0,) * len(tokens))
 
 
 @dataclass(slots=True)
@@ -46,7 +50,7 @@ class Wrong(Silent):
     token: int = 1
 
     def draft(self, budget: int, position: int) -> DraftTree:  # noqa: ARG002  # interface of `TreeDrafter`
-        return DraftTree(TokenTree.chain((self.token,) * budget), (1.0,) * budget, (0,) * budget)
+        return chain((self.token,) * budget)
 
     def successors(self, paths: Sequence[tuple[int, ...]]) -> list[Candidates]:
         return [[(self.token, 1.0)] for _ in paths]
@@ -60,7 +64,7 @@ class Knowing(Silent):
 
     def draft(self, budget: int, position: int) -> DraftTree:
         rest = tuple(self.text[position : position + budget])
-        return DraftTree(TokenTree.chain(rest), (1.0,) * len(rest), (0,) * len(rest))
+        return chain(rest)
 
 
 @dataclass(slots=True)
@@ -91,13 +95,13 @@ class Random(Silent):
         probs: list[float] = []
         for parent in parents:
             probs.append((1.0 if parent < 0 else probs[parent]) * chance.choice((1.0, 0.9, 0.5, 0.0)))
-        return DraftTree(TokenTree(tuple(tokens), tuple(parents)), tuple(probs), (0,) * len(tokens))
+        return DraftTree(tuple(tokens), tuple(parents), tuple(probs))
 
     def successors(self, paths: Sequence[tuple[int, ...]]) -> list[Candidates]:
         return [[(token, 0.5) for token in self.chance.sample(range(VOCAB), self.chance.randrange(4))] for _ in paths]
 
 
-def strategy_with(drafter: Callable[[], TreeDrafter] | None, machine: type[Pipeline] = Pipeline) -> Strategy:
+def strategy_with(drafter: Callable[[], TreeDrafter] | None, machine: Callable[..., Pipeline] = Pipeline) -> Strategy:
     def make(config: MachineConfig) -> Machine:
         return machine(config, drafter=None if drafter is None else drafter())
 
@@ -106,7 +110,7 @@ def strategy_with(drafter: Callable[[], TreeDrafter] | None, machine: type[Pipel
 
 def simulated(
     strategy: Strategy,
-    options: PipelineOptions | None = None,
+    options: Options | None = None,
     *,
     stages: StageTimes = TURN,
     tokens: int = 24,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.workflow.agents.records import Evidence
-from paceline.workflow.agents.roles import MAX_PASSAGES, REFINE, Refined, RefineInputs
+from paceline.workflow.agents import MAX_PASSAGES, Evidence, Refined, refine
 from tests.workflow.agents.texts import MILLS, QUESTION, passage, read
 
 RED, BLUE = "The red mill was built in 1820.", "The blue mill was built in 1650."
@@ -13,7 +12,7 @@ ORIGINAL = tuple(Evidence.of(each) for each in MILLS)
 
 
 def refined(text: str) -> Refined:
-    return read(REFINE.parser(RefineInputs(QUESTION, MILLS)), [text])[1]
+    return read(refine(QUESTION, MILLS).parser(), [text])[1]
 
 
 def cited(result: Refined) -> list[tuple[str, list[int]]]:
@@ -48,17 +47,15 @@ def test_statements_carry_the_passages_they_cite(text: str, statements: list[tup
 
 
 def test_a_statement_is_there_as_soon_as_its_line_ends() -> None:
-    parser = REFINE.parser(RefineInputs(QUESTION, MILLS))
+    parser = refine(QUESTION, MILLS).parser()
     assert parser.feed(f"{RED} [") == parser.feed("1]") == []
     assert [each.sources for each in parser.feed("\n")] == [MILLS[:1]]
 
 
 def test_a_text_of_one_passage_has_fewer_statements() -> None:
-    inputs = RefineInputs(QUESTION, MILLS[:1])
-    parser = REFINE.parser(inputs)
-    assert "at most 2 short" in str(REFINE.messages(inputs)) and "at most 4 short" in str(
-        REFINE.messages(RefineInputs(QUESTION, MILLS))
-    )
+    inputs = refine(QUESTION, MILLS[:1])
+    parser = inputs.parser()
+    assert "at most 2 short" in str(inputs.messages) and "at most 4 short" in str(refine(QUESTION, MILLS).messages)
     assert len(parser.feed(f"{RED} [1]\nThe mill was built in 1820 [1].\n")) == 2 and parser.done
 
 
@@ -80,26 +77,26 @@ def test_privacy_and_origin_are_those_of_all_that_was_read() -> None:
     """A statement may repeat a passage that it does not cite."""
     private = passage("The red mill of Brill is ours.", "device", private=True)
     for text in (f"{BLUE} [1]\nThe red mill is ours", "NOTHING"):
-        inputs = RefineInputs(QUESTION, (MILLS[1], private))
-        evidence = read(REFINE.parser(inputs), [text])[1].evidence
+        inputs = refine(QUESTION, (MILLS[1], private))
+        evidence = read(inputs.parser(), [text])[1].evidence
         assert len(evidence) == 2
         if text != "NOTHING":
             assert all(each.private and each.origins == {"web", "device"} for each in evidence)
-            assert [each.is_cited for each in evidence] == [True, False]
+            assert [bool(each.sources) for each in evidence] == [True, False]
         else:
             assert [(each.private, each.origins) for each in evidence] == [(False, {"web"}), (True, {"device"})]
 
 
 def test_passages_that_were_not_shown_are_not_cited_and_not_lost() -> None:
     passages = tuple(passage(f"The mill {number} is red.", title=str(number)) for number in range(MAX_PASSAGES + 2))
-    inputs = RefineInputs(QUESTION, passages)
-    assert f"[{MAX_PASSAGES}]" in (prompt := str(REFINE.messages(inputs)[1]["content"]))
+    inputs = refine(QUESTION, passages)
+    assert f"[{MAX_PASSAGES}]" in (prompt := str(inputs.messages[1]["content"]))
     assert f"[{MAX_PASSAGES + 1}]" not in prompt
-    (statement,) = read(REFINE.parser(inputs), [f"The mill is red [{MAX_PASSAGES + 1}]"])[1].evidence
-    assert not statement.is_cited
-    assert len(read(REFINE.parser(inputs), [""])[1].evidence) == len(passages)
+    (statement,) = read(inputs.parser(), [f"The mill is red [{MAX_PASSAGES + 1}]"])[1].evidence
+    assert not statement.sources
+    assert len(read(inputs.parser(), [""])[1].evidence) == len(passages)
 
 
 def test_without_passages_there_is_no_evidence() -> None:
-    result = read(REFINE.parser(RefineInputs(QUESTION, ())), [f"{RED} [1]"])[1]
+    result = read(refine(QUESTION, ()).parser(), [f"{RED} [1]"])[1]
     assert result == Refined((), fallback=True, declined=False, dropped=1)

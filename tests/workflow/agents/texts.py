@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from paceline.workflow.agents.records import AgentParser, Origin, SourcePassage
+from paceline.workflow.agents import AgentParser, Origin, SourcePassage
 
 Decision = TypeVar("Decision")
 Result = TypeVar("Result")

@@ -1,10 +1,9 @@
-"""The one place that chooses how a model attends: `gathered`, or `tiled` with Triton's kernels or their torch twin."""
+"""The one place that chooses how a model attends: `gathered`, or tiled with kernels."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -15,13 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.engine.paged.attention.tile_plan import (
-    COLUMNS,
-    WORD,
     Attending,
-    Item,
     Kernels,
     LayerAttention,
-    Operands,
     Staging,
     StepShape,
     StepTensors,
@@ -182,77 +177,10 @@ def _group_neighbours(segments: Sequence[SegmentSlots]) -> list[list[SegmentSlot
     return parts
 
 
-# The twin of `triton_kernels` in torch: the same plan, read tile by tile, for the CPU and for tests. Slow.
-#
-# It follows the kernels in what they read and what they hide; sums are not in their order.
-
-
-class TorchKernels:
-    def attend(self, operands: Operands, step: StepTensors, items: Tensor, height: int, params: LayerAttention) -> None:
-        for item in items.tolist():
-            if item[Item.NUM_ROWS]:
-                _attend_item(operands, step, item, height, params)
-
-    def combine(self, operands: Operands, step: StepTensors) -> None:
-        for row, (first, stride, count) in enumerate(step.splits.tolist()):
-            if not count:
-                continue
-            slots = torch.arange(count, device=operands.norms.device) * stride + first
-            norms = operands.norms[slots]  # (parts, heads)
-            weights = torch.exp2(norms - norms.amax(0))
-            mixed = (operands.partial[slots] * weights[:, :, None]).sum(0) / weights.sum(0)[:, None]
-            operands.output[row] = mixed.to(operands.output.dtype)
-
-
-def _attend_item(operands: Operands, step: StepTensors, item: list[int], height: int, params: LayerAttention) -> None:
-    kv_heads, dim = operands.keys.shape[1:]
-    group, rows = operands.query.shape[1] // kv_heads, item[Item.NUM_ROWS]
-    assert rows <= height // group, "the tile holds all query heads of its rows"
-    first, begin = item[Item.ROW], item[Item.BEGIN]
-    if params.window is not None:
-        begin = max(begin, (item[Item.LEAST] - params.window + 1) // COLUMNS * COLUMNS)
-    columns = torch.arange(begin, max(begin, item[Item.END]), device=step.pool.device)
-    blocks = step.pool[item[Item.TABLE] + columns // operands.block_size]
-    slots = blocks * operands.block_size + columns % operands.block_size
-    query = operands.query[first : first + rows].view(rows, kv_heads, group, dim).float()
-    scores = torch.einsum("rhgd,chd->rhgc", query, operands.keys[slots].float()) * params.scale
-    if params.softcap is not None:
-        scores = torch.tanh(scores / params.softcap) * params.softcap
-    hidden = ~_visible(step, item, columns, params.window)
-    scores = (scores * math.log2(math.e)).masked_fill(hidden[:, None, None], -torch.inf)
-    best = scores.amax(3) if len(columns) else scores.new_full(scores.shape[:3], -torch.inf)
-    weights = torch.exp2(scores - best.clamp(min=torch.finfo(torch.float32).min)[..., None])
-    total = weights.sum(3)
-    mixed = torch.einsum("rhgc,chd->rhgd", weights, operands.values[slots].float())
-    mixed = (mixed / total.clamp(min=1.0)[..., None]).flatten(1, 2)  # a sum is 0, or at least 1: the best's own weight
-    if item[Item.SLOT] < 0:
-        operands.output[first : first + rows] = mixed.to(operands.output.dtype)
-    else:
-        own = slice(item[Item.SLOT], item[Item.SLOT] + rows)
-        operands.partial[own] = mixed
-        operands.norms[own] = (best + torch.log2(total)).flatten(1, 2)
-
-
-def _visible(step: StepTensors, item: list[int], columns: Tensor, window: int | None) -> Tensor:
-    """(rows, columns)"""
-    rows, words = item[Item.NUM_ROWS], item[Item.WORDS]
-    positions = step.positions[0, item[Item.ROW] : item[Item.ROW] + rows, None]
-    column_positions = columns
-    if words:
-        own = columns - item[Item.OWN]
-        is_own, own = own >= 0, own.clamp(min=0)
-        at = item[Item.MASK] + torch.arange(rows, device=columns.device)[:, None] * words + own // WORD
-        visible = ~is_own | ((step.pool[at] >> (own % WORD)) & 1 == 1)
-        column_positions = torch.where(is_own, step.pool[item[Item.POSITIONS] + own], columns)
-    else:
-        visible = columns <= positions
-    assert visible[:, columns < item[Item.FULL]].all(), "the kernel does not look at masks of these columns"
-    return visible if window is None else visible & (positions - column_positions < window)
-
-
 log = logging.getLogger("paceline.engine")
 
-AttentionName = Literal["gathered", "triton", "twin"]
+AttentionName = Literal["gathered", "triton"]
+Attention = AttentionName | Kernels
 
 _TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MAX_DIM = 256  # of K and V: more would not fit in a multiprocessor's memory
@@ -289,13 +217,14 @@ class DeviceStep:
 
 
 class AttentionBackend(Protocol):
-    name: AttentionName
+    @property
+    def name(self) -> str: ...
 
     def prepare(self, flat: FlatBatch) -> DeviceStep: ...
 
 
 class Gathered:
-    name: AttentionName = "gathered"
+    name = "gathered"
 
     def __init__(self, storage: KvStorage) -> None:
         self._storage = storage
@@ -311,8 +240,8 @@ class Gathered:
 class Tiled:
     """`plan`, `send` and `attending` are the steps of `prepare`, for who sends to memory of its own."""
 
-    def __init__(self, name: AttentionName, storage: KvStorage, kernels: Kernels, tiles: TileShape) -> None:
-        self.name, self.tiles = name, tiles
+    def __init__(self, storage: KvStorage, kernels: Kernels, tiles: TileShape) -> None:
+        self.name, self.tiles = kernels.name, tiles
         self._storage, self._kernels = storage, kernels
         self.staging = Staging(storage.keys.device)
 
@@ -347,24 +276,19 @@ def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int) ->
     return "gathered"
 
 
-def make_attention(name: AttentionName, storage: KvStorage, model: ModelAttention) -> AttentionBackend:
-    """Raises ValueError where the model's attention is not of a kind that `name` computes."""
-    if name == "gathered":
+def make_attention(chosen: Attention, storage: KvStorage, model: ModelAttention) -> AttentionBackend:
+    """chosen: a way by its name, or kernels for tiles. Raises ValueError where the model's attention is of no kind that
+    they compute."""
+    if chosen == "gathered":
         return Gathered(storage)
-    kv_heads = storage.keys.shape[2]
+    device, kv_heads = storage.keys.device, storage.keys.shape[2]
     if model.query_heads is None or not model.is_grouped(kv_heads):
         raise ValueError("its layers differ in their query heads")
-    kernels, spread = _kernels(name, storage.keys.device, kv_heads)
-    return Tiled(name, storage, kernels, TileShape(model.query_heads // kv_heads, spread, model.window))
+    if isinstance(chosen, str):
+        from paceline.engine.paged.attention.triton_kernels import TritonKernels  # only CUDA's builds of torch bring it
 
-
-def _kernels(name: AttentionName, device: torch.device, kv_heads: int) -> tuple[Kernels, int]:
-    """The kernels, and how many items occupy the device."""
-    if name == "twin":
-        return TorchKernels(), _CPU_SPREAD
-    from paceline.engine.paged.attention.triton_kernels import TritonKernels  # only CUDA's builds of torch bring it
-
-    if device.type != "cuda":  # Triton's interpreter
-        return TritonKernels(), _CPU_SPREAD
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return TritonKernels(), -(-_PROGRAMS * processors // kv_heads)
+        chosen = TritonKernels()
+    spread = _CPU_SPREAD
+    if device.type == "cuda":
+        spread = -(-_PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count // kv_heads)
+    return Tiled(storage, chosen, TileShape(model.query_heads // kv_heads, spread, model.window))

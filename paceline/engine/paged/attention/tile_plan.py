@@ -441,7 +441,7 @@ def views(buffer: Tensor, shape: StepShape) -> StepTensors:
 # and columns.
 #
 # One launch for each height of tile, and one that combines the parts of split tiles. The kernels are Triton's on a
-# GPU; their torch twin has the same arguments.
+# GPU.
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,6 +458,9 @@ class Operands:
 
 
 class Kernels(Protocol):
+    @property
+    def name(self) -> str: ...
+
     def attend(self, operands: Operands, step: StepTensors, items: Tensor, height: int, params: LayerAttention) -> None:
         """Write the output of the items' rows, or their parts. height: rows of a tile, query heads of a K/V head
         counted one by one."""

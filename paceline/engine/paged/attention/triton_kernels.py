@@ -173,6 +173,8 @@ def combine_kernel(
 
 
 class TritonKernels:
+    name = "triton"
+
     def attend(self, operands: Operands, step: StepTensors, items: Tensor, height: int, params: LayerAttention) -> None:
         query, keys, values, output = operands.query, operands.keys, operands.values, operands.output
         heads, key_dim = query.shape[1:]

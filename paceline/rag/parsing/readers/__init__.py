@@ -1,33 +1,50 @@
-"""Readers: the bytes of one kind of document to a `Content`, in the parser process.
+"""Readers: the bytes of one kind of document to a `ReadText`, in the parser process.
 
-Each module has `read(data, name) -> Content`, and raises `UnreadableError` with a sentence for the user; any other
+A reader is a function `(data, name) -> Content`, and raises `UnreadableError` with a sentence for the user; any other
 error means that the document is damaged. They trust the process around them to end what takes too long or too much.
 
-`content`: the result, and the text under construction. `decoding`: character sets. `sniffing`: kinds by content.
-`archive`: zip containers. `plain`: text, Markdown and code. `table`: CSV. `records`: JSON and notebooks. `markup`:
-HTML, and the trees of `office`: DOCX, PPTX, ODT. `sheets`: spreadsheets. `mail`, `pdf`, `rtf`, `epub`.
+`content`: the result, the text under construction, character sets. `sniffing`: kinds by content, zip containers.
+`text`: text, Markdown, code, CSV, JSON and notebooks. `markup`: HTML and EPUB, and the trees of `office`: DOCX, PPTX,
+ODT, and spreadsheets. `mail`, `pdf`, `rtf`. Libraries beyond Python's own are those of the extra `documents`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import cast
 
 from paceline.rag.parsing.kinds import Kind
+from paceline.rag.parsing.readers.content import ReadText, UnreadableError
 
-MODULES: Mapping[Kind, str] = {
-    "text": "plain",
-    "markdown": "plain",
-    "code": "plain",
-    "csv": "table",
-    "json": "records",
-    "html": "markup",
-    "pdf": "pdf",
-    "docx": "office",
-    "pptx": "office",
-    "epub": "epub",
-    "xlsx": "sheets",
-    "odt": "office",
-    "rtf": "rtf",
-    "eml": "mail",
-    "ipynb": "records",
+READERS: Mapping[Kind, tuple[str, str]] = {  # module and function
+    "text": ("text", "read_text"),
+    "markdown": ("text", "read_text"),
+    "code": ("text", "read_text"),
+    "csv": ("text", "read_table"),
+    "json": ("text", "read_records"),
+    "html": ("markup", "read_html"),
+    "pdf": ("pdf", "read_pdf"),
+    "docx": ("office", "read_office"),
+    "pptx": ("office", "read_office"),
+    "epub": ("markup", "read_book"),
+    "xlsx": ("office", "read_sheets"),
+    "odt": ("office", "read_office"),
+    "rtf": ("rtf", "read_rtf"),
+    "eml": ("mail", "read_mail"),
+    "ipynb": ("text", "read_records"),
 }
+
+
+def reader(kind: Kind) -> Callable[[bytes, str], ReadText]:
+    """The reader of a kind. Raises UnreadableError where its library is not installed."""
+    module, function = READERS[kind]
+    try:
+        return cast(Callable[[bytes, str], ReadText], getattr(import_module(f"{__name__}.{module}"), function))
+    except ImportError as error:
+        raise missing_library(error) from None
+
+
+def missing_library(error: ImportError) -> UnreadableError:
+    library = (error.name or "a library").partition(".")[0]
+    return UnreadableError(f"is read with {library}, which is not installed: pip install 'paceline[documents]'")

@@ -6,30 +6,26 @@ Not handled: signatures and encrypted bodies, which are named as what is attache
 
 from __future__ import annotations
 
-import importlib
 from email import message_from_bytes
 from email.message import Message
 from email.policy import default
 
 from paceline.rag.parsing.kinds import kind_of
-from paceline.rag.parsing.readers import MODULES
-from paceline.rag.parsing.readers.content import Content, TextBuilder, UnreadableError, one_line
-from paceline.rag.parsing.readers.decoding import decode
-from paceline.rag.parsing.readers.markup import write_markup
+from paceline.rag.parsing.readers import reader
+from paceline.rag.parsing.readers.content import ReadText, TextBuilder, UnreadableError, decode, one_line
 from paceline.rag.parsing.readers.sniffing import kind_by_content
 
 _HEADERS = ("From", "To", "Cc", "Date")
 _MAX_DEPTH = 8  # of messages in messages
 
 
-def read(data: bytes, name: str) -> Content:
-    del name
+def read_mail(data: bytes, _name: str) -> ReadText:
     message = message_from_bytes(data, policy=default)
     if not any(message.get(header) for header in (*_HEADERS, "Subject")):
         raise UnreadableError("is named as an e-mail and is none; export it again, or name it .txt", "invalid_file")
     out = TextBuilder()
     _write(message, out, 0)
-    return Content(one_line(message.get("Subject") or ""), out.build())
+    return ReadText(one_line(message.get("Subject") or ""), out.build())
 
 
 def _write(message: Message, out: TextBuilder, depth: int) -> None:
@@ -69,10 +65,12 @@ def _write_data(part: Message, data: bytes, out: TextBuilder) -> None:
             out.text(f"Attachment: {name or part.get_content_type()}")
             kind = kind_by_content(data, kind_of(name))
             if kind_of(name) is not None:
-                read_file = importlib.import_module(f"paceline.rag.parsing.readers.{MODULES[kind]}").read
+                text = reader(kind)(data, name).text.strip()
                 out.paragraph()
-                out.verbatim(read_file(data, name).text.strip())
+                out.verbatim(text)
         elif part.get_content_subtype() == "html":
+            from paceline.rag.parsing.readers.markup import write_markup
+
             write_markup(data, out)
         else:
             out.verbatim(decode(data, part.get_content_charset() or "").strip())

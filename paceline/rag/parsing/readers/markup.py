@@ -1,18 +1,22 @@
-"""HTML to text: headings, lists and tables as Markdown, everything that is not shown left out.
+"""HTML to text: headings, lists and tables as Markdown, everything that is not shown left out; and EPUB, the chapters
+in reading order, each as the HTML that it is (EPUB 3.3, sections 4 and 5).
 
 libxml2 reads it, without network, DTDs or entities of the document's own. Other kinds are made into such a tree and
 written here too. Not handled: style sheets in other files and rules for some media, frames, values of form fields, and
-what scripts would write or reveal.
+what scripts would write or reveal; books of images, audio.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
+from urllib.parse import unquote
+from zipfile import ZipFile
 
 from lxml import etree
 
-from paceline.rag.parsing.readers.content import Content, TextBuilder, UnreadableError, one_line
-from paceline.rag.parsing.readers.decoding import decode
+from paceline.rag.parsing.readers.content import ReadText, TextBuilder, UnreadableError, decode, one_line
+from paceline.rag.parsing.readers.sniffing import member, open_archive
 
 _HIDDEN = frozenset({
     "annotation", "annotation-xml", "audio", "canvas", "datalist", "defs", "desc", "head", "iframe", "metadata",
@@ -31,13 +35,12 @@ _NOTHING = re.compile(r"(?:0+(?:\.0*)?|\.0+)(?:[a-z]+|%)?")  # a size or an opac
 _SELECTOR = re.compile(r"[a-z0-9]*[.#][\w-]+")  # the selectors of a style sheet that are looked at
 
 
-def read(data: bytes, name: str) -> Content:
-    del name
+def read_html(data: bytes, _name: str) -> ReadText:
     out = TextBuilder()
     title = write_markup(data, out)
     if not out.num_characters:
         raise UnreadableError("shows no text; if scripts write its text, save it from a browser as PDF")
-    return Content(title, out.build())
+    return ReadText(title, out.build())
 
 
 def write_markup(data: bytes, out: TextBuilder) -> str:
@@ -181,3 +184,74 @@ def _hiding_rules(root: etree._Element) -> frozenset[str]:
                     hiding -= found
             depth = max(0, depth + block.count("{") - 1)
     return frozenset(hiding)
+
+
+def xml_member(archive: ZipFile, name: str) -> etree._Element:
+    """A member as XML: no entities, no DTD, no network."""
+    parser = etree.XMLParser(
+        resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False, remove_comments=True, remove_pis=True
+    )
+    root = etree.fromstring(member(archive, name), parser)
+    if root.getroottree().docinfo.internalDTD is not None:
+        raise UnreadableError("defines XML entities, which no such file needs; export it again", "invalid_file")
+    return root
+
+
+# ---- EPUB -----------------------------------------------------------------------------------------------------------
+_CONTAINER = "META-INF/container.xml"
+_ENCRYPTION = "META-INF/encryption.xml"
+
+
+def read_book(data: bytes, _name: str) -> ReadText:
+    archive = open_archive(data)
+    names = set(archive.namelist())
+    package_path = _attribute(xml_member(archive, _CONTAINER), "{*}rootfiles/{*}rootfile", "full-path")
+    if package_path not in names:
+        raise UnreadableError("is damaged: it names no package; download or export it again", "invalid_file")
+    package = xml_member(archive, package_path)
+    hidden = _encrypted(archive) if _ENCRYPTION in names else frozenset()
+    out, title, num_chapters, num_hidden = TextBuilder(), "", 0, 0
+    for chapter in _reading_order(package, posixpath.dirname(package_path)):
+        if chapter not in names:
+            continue
+        num_chapters += 1
+        if chapter in hidden:
+            num_hidden += 1
+            continue
+        out.paragraph()
+        try:
+            heading = write_markup(member(archive, chapter), out)
+            title = title or heading
+        except UnreadableError as error:
+            if "empty" not in error.reason:  # an empty page between chapters
+                raise
+    if num_hidden == num_chapters > 0:
+        raise UnreadableError(
+            "is protected by its publisher (DRM), so its text cannot be read; use an unprotected copy"
+        )
+    if not out.num_characters:
+        raise UnreadableError("has no text; if its pages are images, recognise their text first and save that as PDF")
+    return ReadText(one_line(package.findtext("{*}metadata/{*}title") or "") or title, out.build())
+
+
+def _reading_order(package: etree._Element, folder: str) -> list[str]:
+    """Paths of the chapters in the archive, each once; last those that no order names, such as notes."""
+    paths: dict[str, str] = {}
+    contents = ""  # the table of contents
+    for item in package.iterfind("{*}manifest/{*}item"):
+        if "html" in item.get("media-type", ""):
+            paths[item.get("id", "")] = posixpath.normpath(posixpath.join(folder, unquote(item.get("href", ""))))
+            contents = item.get("id", "") if "nav" in item.get("properties", "").split() else contents
+    order = [item.get("idref", "") for item in package.iterfind("{*}spine/{*}itemref")]
+    order += [chapter for chapter in paths if chapter != contents]
+    return list(dict.fromkeys(paths[chapter] for chapter in order if chapter in paths))
+
+
+def _encrypted(archive: ZipFile) -> frozenset[str]:
+    references = xml_member(archive, _ENCRYPTION).iter("{*}CipherReference")
+    return frozenset(unquote(reference.get("URI", "")) for reference in references)
+
+
+def _attribute(root: etree._Element, path: str, attribute: str) -> str:
+    element = root.find(path)
+    return "" if element is None else element.get(attribute, "")

@@ -1,4 +1,4 @@
-"""DOCX, PPTX and ODT: what their XML amounts to as HTML, written as HTML is.
+"""DOCX, PPTX and ODT: what their XML amounts to as HTML, written as HTML is; and spreadsheets, by calamine.
 
 Whatever stands in a document and is not deleted is text, wherever it is wrapped: insertions, controls, fields, text
 boxes, tables in tables, notes, comments, headers, charts, diagrams. Not handled: characters of symbol fonts, the
@@ -7,10 +7,11 @@ numbers that programs compute for lists and headings, masters of slides, text in
 
 from __future__ import annotations
 
-import importlib
+import io
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
+from datetime import datetime
 from email import message_from_bytes
 from email.policy import default
 from typing import NamedTuple
@@ -18,12 +19,13 @@ from zipfile import ZipFile
 
 from lxml import etree
 
-from paceline.rag.parsing.kinds import MAX_PAGES, kind_of
-from paceline.rag.parsing.readers import MODULES
-from paceline.rag.parsing.readers.archive import member, open_archive, xml_member
-from paceline.rag.parsing.readers.content import Content, TextBuilder, UnreadableError, one_line
-from paceline.rag.parsing.readers.markup import write_tree
-from paceline.rag.parsing.readers.sniffing import kind_by_content
+from paceline.rag.parsing.kinds import MAX_PAGES, MAX_TEXT_BYTES, kind_of
+from paceline.rag.parsing.readers import reader
+from paceline.rag.parsing.readers.content import ReadText, TextBuilder, UnreadableError, one_line, too_long
+from paceline.rag.parsing.readers.mail import write_part
+from paceline.rag.parsing.readers.markup import write_tree, xml_member
+from paceline.rag.parsing.readers.sniffing import kind_by_content, member, open_archive
+from paceline.rag.parsing.readers.text import named_rows
 
 _MADE_UP = "powerpoint presentation"  # a title of programs
 _OFF = ("0", "false", "off", "none")
@@ -52,8 +54,7 @@ _NOTES: Mapping[str, tuple[str, str]] = {  # of references: the notes' element, 
 }
 
 
-def read(data: bytes, name: str) -> Content:
-    del name
+def read_office(data: bytes, _name: str) -> ReadText:
     archive = open_archive(data)
     if "content.xml" in archive.namelist():
         return _open_document(archive)
@@ -74,7 +75,7 @@ def read(data: bytes, name: str) -> Content:
     if not out.num_characters:
         raise UnreadableError(_NO_TEXT)
     whole = out.build()
-    return Content(title, whole, tuple(min(start, len(whole)) for start in starts))
+    return ReadText(title, whole, tuple(min(start, len(whole)) for start in starts))
 
 
 class _Package:
@@ -92,16 +93,14 @@ class _Package:
         data = member(self._archive, part)
         if part.lower().endswith((".mht", ".mhtml")):
             out = TextBuilder()
-            mail = importlib.import_module("paceline.rag.parsing.readers.mail")
-            mail.write_part(message_from_bytes(data, policy=default), out)
+            write_part(message_from_bytes(data, policy=default), out)
             return out.build()
         name = posixpath.basename(part)
         try:
             kind = kind_by_content(data, kind_of(part))
-            text: str = importlib.import_module(f"paceline.rag.parsing.readers.{MODULES[kind]}").read(data, name).text
+            return reader(kind)(data, name).text
         except UnreadableError as error:
             return f"({name} {error.reason})"
-        return text
 
     def related(self, part: str) -> Iterator[tuple[str, str, str]]:
         """(id, kind, path) of the parts that a part refers to."""
@@ -379,7 +378,7 @@ _OPEN_FOREIGN = (  # of a picture, a comment's author and date
 )
 
 
-def _open_document(archive: ZipFile) -> Content:
+def _open_document(archive: ZipFile) -> ReadText:
     names = archive.namelist()
     if "META-INF/manifest.xml" in names and b"encryption-data" in archive.read("META-INF/manifest.xml"):
         raise UnreadableError("is protected by a password; save a copy without one")
@@ -404,7 +403,7 @@ def _open_document(archive: ZipFile) -> Content:
             _write_open(part, hidden, out)
     if not out.num_characters:
         raise UnreadableError(_NO_TEXT)
-    return Content(one_line(title or ""), out.build())
+    return ReadText(one_line(title or ""), out.build())
 
 
 def _write_open(root: etree._Element, hidden: set[str], out: TextBuilder) -> None:
@@ -438,3 +437,41 @@ def _write_open(root: etree._Element, hidden: set[str], out: TextBuilder) -> Non
         heading = f"h{min(int(level), 6)}" if level.isdecimal() and level != "0" else "h1"
         element.tag = heading if name == "h" else _OPEN_TAGS.get(name, "span")
     write_tree(root, out)
+
+
+# ---- spreadsheets ---------------------------------------------------------------------------------------------------
+def read_sheets(data: bytes, _name: str) -> ReadText:
+    """Each visible sheet under its name, a line for each of its rows: row n is line n after the heading, empty ones
+    included. Not handled: hidden rows and columns, formats of numbers, notes of cells, charts."""
+    from python_calamine import CalamineError, CalamineWorkbook, PasswordError, SheetTypeEnum, SheetVisibleEnum
+
+    if data.startswith(b"PK"):
+        open_archive(data)  # it is judged before calamine unpacks it
+    try:
+        workbook = CalamineWorkbook.from_filelike(io.BytesIO(data))
+    except PasswordError:
+        raise UnreadableError("is protected by a password; save a copy without one") from None
+    except CalamineError:
+        raise UnreadableError("is a damaged spreadsheet; save or download it again", "invalid_file") from None
+    lines: list[str] = []
+    size = 0
+    for sheet in workbook.sheets_metadata:
+        if sheet.typ is not SheetTypeEnum.WorkSheet or sheet.visible is not SheetVisibleEnum.Visible:
+            continue
+        rows = workbook.get_sheet_by_name(sheet.name).iter_rows()
+        before = ["", f"# {' '.join(sheet.name.split())}"]
+        for line in named_rows(([_shown(cell) for cell in row] for row in rows), with_names=True):
+            lines += [*before, line]
+            size += len(line) + 1
+            before = []
+            if size > MAX_TEXT_BYTES:
+                raise too_long()
+    if not any(line and not line.startswith("# ") for line in lines):
+        raise UnreadableError("has no text in its sheets; if it holds images or charts, save it as PDF")
+    return ReadText("", "\n".join(lines).strip("\n"))
+
+
+def _shown(cell: object) -> str:
+    if isinstance(cell, float):
+        return f"{cell:.15g}"  # as spreadsheets show what is no fraction exactly
+    return cell.isoformat(" ", "seconds") if isinstance(cell, datetime) else str(cell)

@@ -16,7 +16,7 @@ import pypdfium2
 import pypdfium2.raw as pdfium
 
 from paceline.rag.parsing.kinds import MAX_PAGES, MAX_TEXT_BYTES
-from paceline.rag.parsing.readers.content import LIGATURES, Content, UnreadableError, one_line, too_long
+from paceline.rag.parsing.readers.content import LIGATURES, ReadText, UnreadableError, one_line, too_long
 
 _JUNK = ("untitled", "microsoft word", "microsoft powerpoint", "about:blank")  # titles that programs make up
 _BREAK = "\x02"  # what PDFium makes of a hyphen at a line's end, with the line end
@@ -28,8 +28,7 @@ _HIDDEN = 0b10  # flag of an annotation
 _ON_PAGE = (pdfium.FPDF_ANNOT_FREETEXT, pdfium.FPDF_ANNOT_TEXT, pdfium.FPDF_ANNOT_WIDGET)
 
 
-def read(data: bytes, name: str) -> Content:
-    del name
+def read_pdf(data: bytes, _name: str) -> ReadText:
     try:
         document = pypdfium2.PdfDocument(data)
     except pypdfium2.PdfiumError as error:
@@ -54,7 +53,7 @@ def read(data: bytes, name: str) -> Content:
         starts.append(min(position, len(whole)))  # a page without text begins where the next one does
         position += len(text) + 2 if text else 0
     title = one_line(document.get_metadata_value("Title"))
-    return Content("" if title.lower().startswith(_JUNK) else title, whole, tuple(starts))
+    return ReadText("" if title.lower().startswith(_JUNK) else title, whole, tuple(starts))
 
 
 def _pages(document: pypdfium2.PdfDocument) -> tuple[list[str], int]:

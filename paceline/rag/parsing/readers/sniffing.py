@@ -1,13 +1,54 @@
-"""The kind of a document by its first bytes, whatever its name claims, and advice for kinds that are not read."""
+"""The kind of a document by its first bytes, whatever its name claims, and advice for kinds that are not read; and zip
+containers, judged by their table of contents before anything in them is unpacked.
+
+Sizes that the table understates do no harm: a member is never unpacked beyond the size it declares.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
+from zipfile import BadZipFile, ZipFile
 
 from paceline.rag.parsing.kinds import EMPTY, Kind
-from paceline.rag.parsing.readers.archive import member, open_archive
 from paceline.rag.parsing.readers.content import UnreadableError
 
+# ---- zip containers -------------------------------------------------------------------------------------------------
+MAX_MEMBERS = 10_000
+MAX_UNPACKED = 256 * 2**20  # bytes, of all members together
+MAX_RATIO = 200  # unpacked to packed, of all members together; XML of office programs is packed 5 to 50 times
+_SMALL = 16 * 2**20  # bytes unpacked that are allowed at any ratio
+_ENCRYPTED = 0x1  # in a member's flags
+
+
+def open_archive(data: bytes) -> ZipFile:
+    """Raises UnreadableError for a damaged or protected archive, and for one that would unpack to too much."""
+    try:
+        archive = ZipFile(io.BytesIO(data))
+    except (BadZipFile, ValueError, NotImplementedError, OSError):
+        raise UnreadableError("is a damaged archive; save or download it again", "invalid_file") from None
+    members = archive.infolist()
+    unpacked = sum(member.file_size for member in members)
+    if len(members) > MAX_MEMBERS or unpacked > MAX_UNPACKED or unpacked > max(_SMALL, MAX_RATIO * len(data)):
+        raise UnreadableError(
+            f"would unpack to {unpacked >> 20} MiB in {len(members)} parts, too much for a document; remove what it "
+            "embeds, or split it",
+            "invalid_file",
+        )
+    if any(member.flag_bits & _ENCRYPTED for member in members):
+        raise UnreadableError("is protected by a password; save a copy without one")
+    return archive
+
+
+def member(archive: ZipFile, name: str) -> bytes:
+    """A member's bytes. Raises UnreadableError when it is missing or damaged."""
+    try:
+        return archive.read(name)
+    except (KeyError, BadZipFile, EOFError, NotImplementedError, ValueError, OSError):
+        raise UnreadableError(f"is damaged: its part {name[:80]!r} cannot be unpacked", "invalid_file") from None
+
+
+# ---- kinds ----------------------------------------------------------------------------------------------------------
 _ZIP = b"PK\x03\x04"
 _OTHERS: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG", "is an image; recognise its text first and save that as PDF or text"),

@@ -1,0 +1,144 @@
+"""docs/figures.md and its plots, printed from the benches' own JSON: `python -m bench.figures` (`--check`: compare).
+
+A result is a file of `results/`, written by `paceline bench NAME --json bench/results/NAME.json`. `figures.toml` says
+what each bench did and what each claim means; no claimed value stands there. Plots need matplotlib (`paceline[bench]`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs"
+PAGE = DOCS / "figures.md"
+PLOTS = DOCS / "figures"
+
+Json = Mapping[str, Any]
+Measured = tuple[Json, Json]  # a claim, and the conditions of its run
+
+
+def page() -> str:
+    """The page as Markdown. Raises KeyError for a claim without a wording, so that none is left out."""
+    words = tomllib.loads((HERE / "figures.toml").read_text("utf-8"))
+    parts = ["# Figures", words["page"]["top"].strip()]
+    for section in words["section"]:
+        parts += [f"## {section['title']}", section["text"].strip(), "\n".join(_claims(section)), _image(section)]
+        for table in section.get("table", []):
+            rows = [dict(row) for row in _result(table["result"])["rows"]]
+            chosen = [row for row in rows if row.pop("part", None) == table.get("part")]
+            parts.append("\n".join(_table(chosen)))
+    return "\n\n".join([*parts, words["page"]["end"].strip()]) + "\n"
+
+
+def _result(name: str) -> Json:
+    result: Json = json.loads((HERE / "results" / f"{name}.json").read_text("utf-8"))
+    return result
+
+
+def _measured(section: Json) -> dict[str, list[Measured]]:
+    """By claim, in the order of the wordings: each run's value, with its conditions."""
+    found: dict[str, list[Measured]] = {name: [] for name in section["says"]}
+    for result in map(_result, section["results"]):
+        for claim in result["claims"]:
+            found[claim["name"]].append((claim, result["conditions"]))
+    return found
+
+
+def _claims(section: Json) -> Iterator[str]:
+    yield "| | measured | aim | on |"
+    yield "|---|--:|--:|---|"
+    for name, runs in _measured(section).items():
+        aim = runs[0][0]["target"]
+        target = "none" if aim is None else f"{'at most ' if runs[0][0]['better'] == 'lower' else ''}{aim:g}"
+        missed = sum(not claim["holds"] for claim, _ in runs)
+        verdict = "" if aim is None or not missed else ", **missed**" if missed == len(runs) else ", **missed** in part"
+        yield f"| {section['says'][name]} | {'; '.join(map(_value, runs))} | {target}{verdict} | {_on(runs)} |"
+
+
+def _value(run: Measured) -> str:
+    claim, _ = run
+    interval = f" ({claim['interval'][0]:g} to {claim['interval'][1]:g})" if claim["interval"] else ""
+    return f"{claim['value']:g}{interval}"
+
+
+def _on(runs: Sequence[Measured]) -> str:
+    """Processor and day of each run, with what its conditions say besides of the machine."""
+    return "; ".join(dict.fromkeys(f"{_processor(conditions)}, {conditions['date']}" for _, conditions in runs))
+
+
+def _processor(conditions: Json) -> str:
+    extra = [name for name in ("amx_bf16", "avx512_bf16") if name in conditions["instructions"]]
+    copies = [f"copies {conditions['copy_gb_s']} GB/s"] if "copy_gb_s" in conditions else []
+    cloud = [f"cloud {conditions['cloud']}"] if "cloud" in conditions else []
+    return " ".join([conditions["cpu"], *extra[:1], *copies, *cloud])
+
+
+def _table(rows: Sequence[Json]) -> Iterator[str]:
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    yield f"| {' | '.join(columns)} |"
+    yield f"|---|{'--:|' * (len(columns) - 1)}"
+    for row in rows:
+        yield f"| {' | '.join(str(row.get(column, '')) for column in columns)} |"
+
+
+def _file(section: Json) -> str:
+    title: str = section["title"]
+    return f"{title.lower().replace(' ', '_').replace(',', '')}.svg"
+
+
+def _image(section: Json) -> str:
+    return f"![{section['title']}: each claim as a multiple of its aim](figures/{_file(section)})"
+
+
+def plot(section: Json, file: Path) -> None:
+    """Plot each claim with an aim as a multiple of that aim, better to the right, with its interval."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    rows = [
+        (section["says"][name], *_reached(claim))
+        for name, runs in _measured(section).items()
+        for claim, _ in runs
+        if claim["target"] is not None
+    ]
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "paceline", "font.size": 9}):
+        figure = Figure(figsize=(9, 0.6 + 0.28 * len(rows)), layout="constrained")
+        axes = figure.subplots()
+        for at, (_, low, value, high) in enumerate(rows):
+            colour = "tab:green" if low >= 1 else "tab:red"
+            axes.plot([low, high], [at, at], color=colour, linewidth=2)
+            axes.plot([value], [at], marker="o", color=colour)
+        axes.axvline(1, color="gray", linewidth=1)
+        axes.set(xscale="log", xlabel="multiple of the aim; right of 1 is better")
+        axes.set_yticks(range(len(rows)), [says for says, *_ in rows])
+        axes.invert_yaxis()
+        figure.savefig(file, metadata={"Date": None, "Creator": None})
+
+
+def _reached(claim: Json) -> tuple[float, float, float]:
+    """(worse end, value, better end) as multiples of the aim."""
+    ends = sorted(claim["interval"] or [claim["value"]] * 2)
+    values = (ends[0], claim["value"], ends[1])
+    if claim["better"] == "higher":
+        return values[0] / claim["target"], values[1] / claim["target"], values[2] / claim["target"]
+    return claim["target"] / values[2], claim["target"] / values[1], claim["target"] / values[0]
+
+
+def main() -> int:
+    """Write the page and the plots, or say with `--check` whether the page is what the results give."""
+    if "--check" in sys.argv[1:]:
+        return 0 if PAGE.read_text("utf-8") == page() else 1
+    PAGE.write_text(page(), "utf-8")
+    PLOTS.mkdir(exist_ok=True)
+    for section in tomllib.loads((HERE / "figures.toml").read_text("utf-8"))["section"]:
+        plot(section, PLOTS / _file(section))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,248 @@
+"""Pipelined tree speculation as FlowSpec's evaluation compares it with `pipeline`: naive, pruned, PipeDec, unsorted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, Protocol, cast
+
+from paceline.core.drafting.budget import OnlineStats
+from paceline.core.drafting.growing_tree import Candidates, DraftNode, GrowingTree
+from paceline.strategies.base import Effect, Emit, FinishReason, MachineConfig
+from paceline.strategies.decoding.drafter_feed import TreeDrafter
+from paceline.strategies.decoding.prefix_tree import PrefixNode
+from paceline.strategies.pipeline.growth import MAX_GROWTH, TREE_NODES, ModelDrafter, TreeGrowth
+from paceline.strategies.pipeline.machine import Pipeline, pipeline
+from paceline.strategies.pipeline.segments import SegmentDecoder
+from paceline.strategies.strategy import Strategy
+
+WHOLE_LAYERS: Final = 7  # forwards of the draft model for a tree that is drafted whole at most: FlowSpec's d0 + 1
+
+Path = tuple[int, ...]
+
+
+class LayerDrafter(Protocol):
+    """A drafter that is asked for many nodes at once."""
+
+    def successors(self, paths: Sequence[Path]) -> Sequence[Candidates]:
+        """Candidates after each path of tokens below the present context; the empty path is the context itself."""
+        ...
+
+
+class LayeredTree(GrowingTree):
+    """Nodes are sent in layers."""
+
+    def best(self, count: int) -> list[DraftNode]:
+        return sorted(self.waiting, key=lambda node: (node.position, node.number))[:count]
+
+
+class WholeModel(ModelDrafter):
+    """A draft model that says when it has drafted all that was asked for."""
+
+    paths: Sequence[Path] = ()  # in place of a tree: candidates after these are wanted
+
+    def complete(self, budget: int) -> bool:
+        """More forwards would add nothing to the tree of so many nodes."""
+        return self._decoder.idle and not (self._has_room and self._missing(budget))
+
+    def knows(self, paths: Sequence[Path]) -> bool:
+        """More forwards would add nothing to what is drafted after these paths below the head."""
+        missing = any(node.own_drafts is None and self._may_follow(node) for node in map(self._node, paths))
+        return not missing or (self._decoder.idle and not self._has_room)
+
+    def successors(self, paths: Sequence[Path]) -> list[Candidates]:
+        return [self.children(self._node(path)) for path in paths]
+
+    def _missing(self, budget: int) -> list[PrefixNode]:
+        if not self.paths:
+            return super()._missing(budget)
+        rows = [node for path in self.paths for node in self._up(self._node(path)) if self._lacks(node)]
+        return list(dict.fromkeys(rows))
+
+    @property
+    def _has_room(self) -> bool:
+        return self._decoder.spare_rows(()) > 0
+
+    def _node(self, path: Path) -> PrefixNode:
+        node = self._tree.head
+        for token in path:
+            node = node.child(token)
+        return node
+
+
+class WholeTrees(TreeGrowth):
+    """A tree is drafted as a whole, once a round; nothing is sent until then."""
+
+    def __init__(
+        self,
+        config: MachineConfig,
+        tree: GrowingTree,
+        decoder: SegmentDecoder,
+        drafter: TreeDrafter | None,
+        *,
+        nodes: int = TREE_NODES,
+    ) -> None:
+        super().__init__(config, tree, decoder, drafter, nodes=nodes)
+        stats = config.stats or OnlineStats()
+        self._model = WholeModel(config, stats.draft_model, rescoring=config.options.rescoring)
+        self._forwards = 0  # of the draft model, when the head left the tree, or the last tree was drafted
+
+    def advance(self, token: int, *, drafted: bool) -> None:
+        super().advance(token, drafted=drafted)
+        if not drafted:
+            self._forwards = self.draft_forwards
+
+    def holds(self) -> bool:
+        """Nothing is to be sent until the draft model has drafted the whole of a tree or layer."""
+        return self.is_new_round and not self._is_whole()
+
+    def waits(self, room: int, now: float) -> bool:  # noqa: ARG002  # no segment waits for a better one
+        self.deadline = None
+        return False
+
+    def expand(self, room: int) -> None:  # noqa: ARG002  # the tree is of one size
+        if self._drafts and self.is_new_round:
+            self._draft(self._nodes)
+
+    def _budget(self) -> int:
+        return self._nodes
+
+    def _draft(self, count: int) -> None:
+        super()._draft(count)
+        self._forwards = self.draft_forwards
+
+    def _is_whole(self) -> bool:
+        """There is no draft model that would add anything to the tree."""
+        model = cast("WholeModel | None", self._model)
+        if model is None:
+            return True
+        return model.forwards - self._forwards >= WHOLE_LAYERS or model.complete(self._budget())
+
+
+class WholeContexts(WholeTrees):
+    """A tree grows with every context, by whole trees."""
+
+    def holds(self) -> bool:
+        return not self._is_sendable() and not self._is_whole()
+
+    def expand(self, room: int) -> None:
+        if not self._drafts:
+            return
+        if self._model is not None:
+            if not self._is_sendable():
+                self._draft(self._budget())
+            return
+        waiting = len(self._tree.waiting)
+        wanted = self._nodes if waiting or not self._drafted else self._drafted + self._nodes
+        wanted = min(wanted, MAX_GROWTH * self._nodes)
+        if self._drafted == 0 or (waiting < room and self._drafted < wanted):
+            self._draft(wanted)
+
+    def _budget(self) -> int:
+        return min(self._drafted + self._nodes, MAX_GROWTH * self._nodes)
+
+    def _is_sendable(self) -> bool:
+        """Drafts wait to be sent, besides the head."""
+        return any(node is not self._tree.head for node in self._tree.waiting)
+
+
+class Layers(WholeTrees):
+    """One layer of a segment's size is added below the deepest (PipeDec)."""
+
+    def compute(self, now: float) -> list[Effect]:
+        if (model := cast("WholeModel | None", self._model)) is not None:
+            model.paths = self._deepest()[1]
+        return super().compute(now)
+
+    def holds(self) -> bool:
+        model = cast("WholeModel | None", self._model)
+        waiting = self._tree.head.row is None or bool(self._tree.waiting)
+        return model is not None and not waiting and not model.knows(self._deepest()[1])
+
+    def expand(self, room: int) -> None:  # noqa: ARG002  # a layer is of one size
+        tree = self._tree
+        if not self._drafts or tree.head.row is None or tree.waiting:
+            return
+        self._feed.catch_up()
+        source = cast("LayerDrafter", self._model or self._drafter)
+        frontier, paths = self._deepest()
+        scored = [
+            (-node.score * prob, order, node, token)
+            for order, (node, candidates) in enumerate(zip(frontier, source.successors(paths), strict=True))
+            for token, prob in candidates
+            if self._admits(node, token)
+        ]
+        scored.sort(key=lambda each: each[:2])
+        for negative, _, node, token in scored[: self._rows]:
+            tree.add(node, token, -negative)
+
+    def _budget(self) -> int:
+        return TreeGrowth._budget(self)
+
+    def _deepest(self) -> tuple[list[DraftNode], list[Path]]:
+        """The deepest nodes, and their paths below the head."""
+        deepest = max(node.position for node in self._tree.nodes)
+        frontier = [node for node in self._tree.nodes if node.position == deepest]
+        return frontier, [self._path(node) for node in frontier]
+
+    def _path(self, node: DraftNode) -> Path:
+        tokens: list[int] = []
+        while node is not self._tree.head:
+            tokens.append(node.token)
+            assert node.parent is not None
+            node = node.parent
+        return tuple(reversed(tokens))
+
+
+class Pruned(Pipeline):
+    """Whole trees in layers, verified and pruned at every segment."""
+
+    def __init__(
+        self,
+        config: MachineConfig,
+        *,
+        drafter: TreeDrafter | None = None,
+        tree: type[GrowingTree] = LayeredTree,
+        growth: type[WholeTrees] = WholeTrees,
+        nodes: int = TREE_NODES,
+        least_gain: float = 0.0,
+    ) -> None:
+        super().__init__(config, drafter=drafter, tree=tree, growth=growth, nodes=nodes, least_gain=least_gain)
+
+    def _next_segment(self, now: float | None) -> list[DraftNode]:
+        return [] if cast("WholeTrees", self._growth).holds() else super()._next_segment(now)
+
+
+class Naive(Pruned):
+    """Verified once all segments of a tree have come."""
+
+    def __init__(self, config: MachineConfig, *, drafter: TreeDrafter | None = None, nodes: int = TREE_NODES) -> None:
+        super().__init__(config, drafter=drafter, nodes=nodes)
+        self._max_under_way = config.depth
+
+    def _walk(self) -> tuple[list[Effect], FinishReason | None, Emit | None]:
+        return super()._walk() if self._decoder.idle else ([], None, None)
+
+    def _fill(self, now: float | None, *, waits: bool = True) -> list[Effect]:
+        if self._decoder.idle:
+            return super()._fill(now, waits=waits)
+        return [] if now is None else self._growth.compute(now)
+
+
+Way = Callable[..., Pipeline]
+
+UNSORTED: Final[Way] = partial(Pruned, growth=WholeContexts, least_gain=0.1)  # grows, and is sent in layers
+PIPEDEC: Final[Way] = partial(Pruned, tree=GrowingTree, growth=Layers)
+WAYS: Final[Mapping[str, Way]] = {
+    "naive": Naive,
+    "pruned": Pruned,
+    "PipeDec": PIPEDEC,
+    "without score order": UNSORTED,
+    "full": Pipeline,
+}
+
+
+def strategy_of(way: str) -> Strategy:
+    """The record of a way, by a name of its own."""
+    return replace(pipeline, name=f"pipeline, {way}", machine=WAYS[way])

@@ -1,0 +1,133 @@
+"""FastAPI's routes behind keys: the scope is checked, and the body read within its limits, before anything else.
+
+FastAPI reads a body before it solves the dependencies of its route, so that a key without the scope could send one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.params import Security as SecurityParam
+from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope as AsgiScope
+
+from paceline.api.http.auth import Identity
+from paceline.api.http.body import MAX_BODY, read_body, refusal
+from paceline.api.http.errors import ScopeError, decode_object, failure_of, http_failure
+from paceline.errors import PacelineError
+
+_bearer = HTTPBearer(scheme_name="bearer", auto_error=False)
+_key = APIKeyHeader(name="x-api-key", scheme_name="key", auto_error=False)
+
+
+async def key(
+    request: Request,
+    needed: SecurityScopes,
+    _: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+    __: Annotated[str | None, Security(_key)],
+) -> None:
+    """Dependency of every router that is not open: `Security(key, scopes=["chat"])`, or without a scope for any key.
+    The middleware has found the key by then, whose scopes are checked here."""
+    _require(request, needed.scopes)
+
+
+def _require(request: Request, scopes: Iterable[Any]) -> None:
+    identity: Identity = request.state.identity
+    for scope in scopes:
+        if not identity.may(scope):
+            raise ScopeError(scope)
+
+
+class Route(APIRoute):
+    """A route whose body, if it has one, is a JSON object. A sent content type is not looked at: curl's is that of
+    forms."""
+
+    needs_key = True
+    max_body = MAX_BODY  # bytes
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        answer = super().get_route_handler()
+        scopes = [each for door in self.dependencies if isinstance(door, SecurityParam) for each in door.scopes or ()]
+        has_body = self.body_field is not None
+
+        async def handle(request: Request) -> Response:
+            _require(request, scopes)
+            return await answer(_Read(request, await self.read(request)) if has_body else request)
+
+        return handle
+
+    async def read(self, request: Request) -> Mapping[str, object]:
+        """The body as its models are to see it. Raises RequestError."""
+        return decode_object(await read_body(request, self.max_body))
+
+
+class LargeRoute(Route):
+    """A route whose body may have 8 MiB, which are decoded on a thread: many texts come at once."""
+
+    max_body = 8 << 20
+
+    async def read(self, request: Request) -> Mapping[str, object]:
+        return await asyncio.to_thread(decode_object, await read_body(request, self.max_body))
+
+
+class OpenRoute(Route):
+    """A route that needs no key."""
+
+    needs_key = False
+
+
+class _Read(Request):
+    """A request whose body has been read and decoded."""
+
+    def __init__(self, request: Request, value: Mapping[str, object]) -> None:
+        others = [header for header in request.scope["headers"] if header[0] != b"content-type"]
+        request.scope["headers"] = [*others, (b"content-type", b"application/json")]
+        super().__init__(request.scope, request.receive)
+        self._value = value
+
+    async def body(self) -> bytes:
+        return b"{}"  # that there is one is all that is asked for
+
+    async def json(self) -> Mapping[str, object]:
+        return self._value
+
+
+def routes_of(app: FastAPI) -> list[RouteContext]:
+    """All routes of the application and of the routers in it."""
+    return list(iter_route_contexts(app.routes))
+
+
+def allowed(app: FastAPI, scope: AsgiScope) -> str:
+    """The methods of a path, for the header `Allow`; empty for an unknown path."""
+    methods: dict[str, None] = {}
+    for route in routes_of(app):
+        if route.methods and route.path_regex.match(scope["path"]):
+            named = {*route.methods, "HEAD"} if "GET" in route.methods else route.methods
+            methods |= dict.fromkeys(sorted(named))
+    return ", ".join(methods)
+
+
+# ---- exceptions -----------------------------------------------------------------------------------------------------
+async def report(request: Request, error: Exception) -> Response:
+    """The answer to an exception, in the error envelope of the path's API. FastAPI's handler of all of these."""
+    match error:
+        case RequestValidationError():
+            fault = error.errors()[0]
+            failure = failure_of(refusal(fault["loc"][1:], fault["type"], fault["msg"]))  # after `body` or `query`
+        case HTTPException():  # an unknown path or method
+            allow = allowed(request.app, request.scope) if error.status_code == 405 else None
+            failure = http_failure(error.status_code, request.method, request.url.path[:256], allow)
+        case _:
+            failure = failure_of(error)
+    return failure.response(request.app.state.admission.error_shape(request.scope["path"]))
+
+
+HANDLERS: dict[Any, Any] = dict.fromkeys((HTTPException, RequestValidationError, PacelineError), report)

@@ -1,0 +1,471 @@
+"""The append-only log of each response's events: events are committed before they are sent, and sent from the log.
+
+A live stream, a resumed one and a retrieval read the same rows, so that each event reaches a reader exactly once and in
+order, however often its connection broke. Writing is done by one thread, with the events of many responses in one
+transaction. A response that is not to be stored has the same log in memory, for its only reader. Passages of documents
+are stored as references (`replay.stored_form`) and filled in when rows are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paceline.api.responses.replay import Passages, close_interrupted, filled
+from paceline.api.responses.store import ENDS, EventRow, EventStore, ResponseRecord, StoredEvent, Turn
+from paceline.errors import PacelineError, StorageError
+from paceline.sealing import PLAIN, Seal
+
+# The events of a response that is still being written, as its readers on the event loop see them.
+
+
+TAIL_ROWS = 256  # committed rows of a running response kept in memory; a reader further behind reads the file
+
+
+class LiveEvents:
+    """Progress of one running response, and its last committed rows. Used on the event loop, except `lost`."""
+
+    def __init__(self, record: ResponseRecord, *, stored: bool) -> None:
+        self.record = record
+        self.stored = stored
+        self.length = 0  # rows appended so far: the next sequence number
+        self.size = 0  # bytes of these rows
+        self.committed = 0  # rows that may be read
+        self.closed = False  # the last row has been appended
+        self.ended = False  # the last row has been committed
+        self.failure: PacelineError | None = None  # set when rows could not be written
+        self.lost = False  # the same, set and read by the writer thread: it writes no later row
+        self._tail: deque[EventRow] = deque()
+        self._changed = asyncio.Event()
+
+    def publish(self, rows: Sequence[EventRow], *, last: bool) -> None:
+        """Make committed rows readable."""
+        self._tail.extend(rows)
+        self.committed += len(rows)
+        self.ended |= last
+        if self.stored:
+            while len(self._tail) > TAIL_ROWS:
+                self._tail.popleft()
+        self.wake()
+
+    def fail(self, failure: PacelineError) -> None:
+        self.failure = failure
+        self.wake()
+
+    def wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self) -> None:
+        await self._changed.wait()
+
+    def after(self, sequence: int) -> list[EventRow] | None:
+        """Committed rows above `sequence`; None when some of them have left memory."""
+        oldest = self.committed - len(self._tail)
+        if sequence + 1 < oldest:
+            return None
+        rows = list(islice(self._tail, min(sequence + 1 - oldest, len(self._tail)), None))
+        if not self.stored:
+            self._tail.clear()  # its only reader has them
+        return rows
+
+
+# The writer thread of the event log: group commit, queries, and removal of old responses.
+#
+# Jobs run in the order in which they were submitted. Appends that queue up during one transaction are committed
+# together in the next. Between jobs the thread deletes what exceeds the retention, in steps of some 40 ms, since
+# appends wait meanwhile. Knows nothing of readers: committed rows go to `deliver`.
+
+
+SWEEP_INTERVAL_S = 3600.0  # between two deletions of responses that are too old
+ABANDONED_S = 86_400.0  # beyond `max_age`, s: until then another process may still be writing an unfinished response
+SHRINK_SLACK = 0.1  # of `max_bytes`: freed beyond the limit, so that not every response that ends has to shrink
+SHRINK_STEP = 1 << 20  # bytes deleted between two looks at the queue: some 40 ms
+
+T = TypeVar("T")
+
+_log = logging.getLogger("paceline.api")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Limits on responses that have ended; the oldest are deleted first."""
+
+    max_bytes: int = 256 << 20  # of events and requests
+    max_age: float = 30 * 86_400.0  # s; OpenAI keeps responses as long
+
+
+DEFAULT_RETENTION = Retention()
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """A job: rows of one response to be written."""
+
+    live: LiveEvents
+    rows: Sequence[EventRow]
+    ends: bool  # the last row of all is among them
+    stored: Sequence[EventRow] = ()  # the rows as they are stored
+    turn: Turn | None = None  # of a conversation, committed with them
+
+
+Query = tuple[Callable[[], Any], Future[Any]]  # a job whose result a caller awaits
+
+
+class EventWriter:
+    """Owns the only thread that uses `store` after start-up.
+
+    `live_ids`: the responses being written here. `deliver`: receives appends once they are committed, or with the
+    failure that prevented it. Both are called on the thread.
+    """
+
+    def __init__(
+        self,
+        store: EventStore,
+        retention: Retention,
+        *,
+        live_ids: Callable[[], set[str]],
+        deliver: Callable[[Sequence[Append], PacelineError | None], None],
+    ) -> None:
+        self._store = store
+        self._retention = retention
+        self._live_ids = live_ids
+        self._deliver = deliver
+        self.closed = False
+        self._jobs: queue.SimpleQueue[Append | Query | None] = queue.SimpleQueue()
+        # Used by the thread alone:
+        self._total_bytes = 0  # of responses that have ended
+        self._shrink_target: int | None = None  # bytes to shrink to, while that is going on
+        self._swept_at = 0.0  # monotonic s
+        self._thread = threading.Thread(target=self._run, name="event-writer", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Finish all jobs that were submitted, end the thread and close the store. May be called twice."""
+        if not self.closed:
+            self.closed = True
+            self._jobs.put(None)
+            self._thread.join()
+            self._store.close()
+
+    def append(self, job: Append) -> None:
+        self._jobs.put(job)
+
+    async def query(self, run: Callable[[], T]) -> T:
+        """The result of `run`, called on the thread after everything that was appended before."""
+        if self.closed:
+            raise PacelineError("The server is shutting down.")
+        result: Future[T] = Future()
+        self._jobs.put((run, result))
+        return await asyncio.wrap_future(result)
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+    def grown(self, num_bytes: int) -> None:
+        """What is stored has grown: called within a query."""
+        self._total_bytes += num_bytes
+        if self._total_bytes > self._retention.max_bytes:
+            self._shrink_target = int(self._retention.max_bytes * (1 - SHRINK_SLACK))
+
+    def _run(self) -> None:
+        self._sweep()
+        running = True
+        while running:
+            appends: list[Append] = []
+            for job in self._take():
+                if isinstance(job, Append):
+                    appends.append(job)
+                    continue
+                self._write(appends)
+                appends = []
+                if job is None:
+                    running = False
+                else:
+                    self._answer(*job)
+            self._write(appends)
+            if time.monotonic() - self._swept_at >= SWEEP_INTERVAL_S:
+                self._sweep()
+            if self._shrink_target is not None:
+                self._shrink(self._shrink_target)
+
+    def _take(self) -> list[Append | Query | None]:
+        """All queued jobs; none when the next sweep is due or shrinking goes on."""
+        timeout = 0.0 if self._shrink_target is not None else self._swept_at + SWEEP_INTERVAL_S - time.monotonic()
+        try:
+            jobs = [self._jobs.get(timeout=max(0.0, timeout))]
+        except queue.Empty:
+            return []
+        with suppress(queue.Empty):
+            while True:
+                jobs.append(self._jobs.get_nowait())
+        return jobs
+
+    def _write(self, appends: Sequence[Append]) -> None:
+        """Commit appends in one transaction, and deliver them."""
+        if not appends:
+            return
+        begun: list[ResponseRecord] = []
+        events: list[StoredEvent] = []
+        ended: list[tuple[str, int]] = []
+        turns: list[Turn] = []
+        ended_bytes = 0
+        for append in appends:
+            live = append.live
+            if live.lost:
+                continue
+            if not append.rows[0].sequence:
+                begun.append(live.record)
+            events += [(live.record.id, *row) for row in append.stored]
+            if append.ends:
+                ended.append((live.record.id, live.size))
+                ended_bytes += live.size + len(live.record.request)
+            if append.turn is not None:
+                turns.append(append.turn)
+                ended_bytes += sum(map(len, append.turn.items))
+        failure: PacelineError | None = None
+        try:
+            self._store.write(begun, events, ended, turns)
+        except Exception as error:  # of any kind: the thread goes on, and the readers get the failure
+            _log.error("the log of responses cannot be written: %s", error)
+            full = isinstance(error, StorageError) and error.full
+            failure = StorageError("The answer could not be stored, so it was not sent.", full=full)
+            for append in appends:
+                append.live.lost = True
+        self._deliver(appends, failure)
+        if failure is None:
+            self.grown(ended_bytes)
+
+    def _sweep(self) -> None:
+        """Delete responses that are too old, and unfinished ones that no process writes any more."""
+        self._swept_at = time.monotonic()
+        before = time.time() - self._retention.max_age
+        try:
+            abandoned = set(self._store.unfinished(before - ABANDONED_S)) - self._live_ids()
+            self._store.sweep(before=before, abandoned=sorted(abandoned))
+            self._total_bytes = self._store.total()
+        except Exception as error:
+            _log.error("old responses could not be removed: %s", error)
+        self.grown(0)
+
+    def _shrink(self, target: int) -> None:
+        """Delete one step's worth of old responses: appends wait for this thread."""
+        try:
+            self._store.shrink(max(target, self._total_bytes - SHRINK_STEP))
+            self._total_bytes = self._store.total()
+        except Exception as error:
+            _log.error("old responses could not be removed: %s", error)
+            self._shrink_target = None
+        else:
+            self._shrink_target = target if self._total_bytes > target else None
+
+    @staticmethod
+    def _answer(run: Callable[[], object], result: Future[Any]) -> None:
+        if not result.set_running_or_notify_cancel():
+            return
+        try:
+            result.set_result(run())
+        except BaseException as error:  # of any kind: it belongs to the caller
+            result.set_exception(error)
+
+
+MAX_UNCOMMITTED = 1024  # rows of one response that may wait for the disk before `append` waits
+PAGE_ROWS = 256  # read from the file at a time
+
+
+class EventLog:
+    """The log of all responses. Every method is called on one event loop, except `__init__` and `close`."""
+
+    def __init__(
+        self,
+        directory: Path | None,
+        retention: Retention = DEFAULT_RETENTION,
+        *,
+        passages: Passages = lambda _: {},
+        seal: Seal = PLAIN,
+    ) -> None:
+        """`directory` None: in memory. `seal`: see `EventStore`.
+        `passages`: those that stored rows refer to; called on any thread.
+
+        Raises ConfigError when the folder cannot be used.
+        """
+        self._store = EventStore(directory, seal)
+        self._passages = passages
+        self._retention = retention
+        self.conversations = self._store.conversations  # to be used within `query` and `change` only
+        interrupted = self._store.repair(close_interrupted)
+        if interrupted:
+            _log.warning("%d responses were cut when the server last ended; they are marked as failed", interrupted)
+        self._store.allow_others()
+        self._live: dict[str, LiveEvents] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._writer = EventWriter(
+            self._store, retention, live_ids=lambda: set(self._live.copy()), deliver=self._deliver
+        )
+
+    def close(self) -> None:
+        """Write what was appended, and end. May be called twice."""
+        self._writer.close()
+
+    # ---- writing ----------------------------------------------------------------------------------------------------
+    def begin(self, record: ResponseRecord, *, stored: bool) -> LiveEvents:
+        """Register a response of which nothing is written yet."""
+        self._loop = asyncio.get_running_loop()
+        assert record.id not in self._live, "ids are never used twice"
+        live = self._live[record.id] = LiveEvents(record, stored=stored)
+        return live
+
+    async def append(self, live: LiveEvents, events: Sequence[tuple[str, bytes]], *, last: bool = False) -> None:
+        """Write events, each its type and JSON. Returns before they are committed, unless too many wait.
+
+        Raises PacelineError when earlier ones could not be written.
+        """
+        while live.length - live.committed > MAX_UNCOMMITTED and live.failure is None:
+            await live.changed()
+        if live.failure is not None:
+            raise live.failure
+        self.append_nowait(live, events, last=last)
+
+    def append_nowait(
+        self,
+        live: LiveEvents,
+        events: Sequence[tuple[str, bytes]],
+        *,
+        last: bool = False,
+        stored_last: bytes | None = None,
+        turn: Turn | None = None,
+    ) -> None:
+        """`append` without waiting and without raising: for the events that end a response.
+
+        `stored_last`: the JSON of the last event as it is stored, see `replay.stored_form`; None: as it is.
+        `turn`: committed with them, for a response that is stored.
+        """
+        assert not live.closed, "nothing follows the last event"
+        rows = [EventRow(live.length + index, *event) for index, event in enumerate(events)]
+        live.length += len(rows)
+        stored = rows if stored_last is None else [*rows[:-1], rows[-1]._replace(data=stored_last)]
+        live.size += sum(len(row.data) for row in stored)
+        live.closed |= last
+        if not live.stored:
+            self._publish([Append(live, rows, ends=last)], None)
+        elif live.failure is not None:
+            self._live.pop(live.record.id, None)
+        elif self._writer.closed:
+            live.fail(PacelineError("The server is shutting down."))
+        else:
+            self._writer.append(Append(live, rows, ends=last, stored=stored, turn=turn))
+
+    def _deliver(self, appends: Sequence[Append], failure: PacelineError | None) -> None:
+        """Publish on the event loop. Called on the writer thread."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has been closed, and its readers with it
+                self._loop.call_soon_threadsafe(self._publish, appends, failure)
+
+    def _publish(self, appends: Sequence[Append], failure: PacelineError | None) -> None:
+        for append in appends:
+            live = append.live
+            if failure is not None:
+                live.fail(failure)
+            elif live.failure is None:
+                live.publish(append.rows, last=append.ends)
+            if append.ends:
+                self._live.pop(live.record.id, None)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+    async def find(self, response: str, *, expired: bool = False) -> ResponseRecord | None:
+        """The record of a stored response; with `expired` also of one beyond `max_age` whose rows still exist."""
+        live = self._live.get(response)
+        if live is not None:
+            return live.record if live.stored else None
+        record = await self.query(lambda: self._store.find(response))
+        old = record is not None and record.created < time.time() - self._retention.max_age
+        return None if old and not expired else record
+
+    def running(self, response: str) -> LiveEvents | None:
+        return self._live.get(response)
+
+    def follow(self, response: str, after: int = -1) -> AsyncIterator[list[EventRow]]:
+        """The events above sequence number `after`, present and future, of a response that `find` found or that `begin`
+        has just begun. Raises PacelineError when they could not be written.
+
+        One that this process is not writing failed to be written midway, or another process is still writing it: where
+        it has no end, it is read with the rows that end it.
+        """
+        return self._follow(response, self._live.get(response), after)  # looked up now: it may have ended by the first
+
+    async def _follow(self, response: str, live: LiveEvents | None, after: int) -> AsyncIterator[list[EventRow]]:
+        while True:
+            rows = None if live is None else live.after(after)
+            if rows is None:
+                read = self._stored if live is None else self._page
+                rows = await self._filled(await self.query(partial(read, response, after)))
+                if not rows:
+                    return
+            if rows:
+                yield rows
+                after = rows[-1].sequence
+                continue
+            assert live is not None, "its rows are in memory"
+            if live.failure is not None:
+                raise live.failure
+            if live.ended:
+                return
+            await live.changed()
+
+    def _page(self, response: str, after: int) -> list[EventRow]:
+        return self._store.read(response, after, PAGE_ROWS)
+
+    def _stored(self, response: str, after: int) -> list[EventRow]:
+        rows = self._page(response, after)
+        if rows or not self._store.is_unfinished(response):
+            return rows
+        written = self._store.read(response, -1, -1)
+        return [row for row in (close_interrupted(written) if written else []) if row.sequence > after]
+
+    async def all(self, response: str) -> list[EventRow]:
+        return await self._filled(await self.query(lambda: self._store.read(response, -1, -1)))
+
+    async def wait_committed(self, live: LiveEvents) -> None:
+        """Wait until its last row is committed. Raises PacelineError when it could not be."""
+        while not live.ended:
+            if live.failure is not None:
+                raise live.failure
+            await live.changed()
+
+    async def last(self, response: str) -> EventRow | None:
+        row = await self.query(lambda: self._store.last(response))
+        return None if row is None else (await self._filled([row]))[0]
+
+    async def output(self, response: str) -> tuple[str, str] | None:
+        """The type of the last row, and the JSON of the output, without passages, if the response has ended."""
+        return await self.query(lambda: self._store.output(response))
+
+    async def delete(self, response: str) -> None:
+        """Delete a response that is not running. When this returns, no row and no page of the file holds it."""
+        assert response not in self._live, "it is stopped first"
+        await self.query(lambda: self._store.delete(response))
+
+    async def _filled(self, rows: list[EventRow]) -> list[EventRow]:
+        """Stored rows with their passages."""
+        if not rows or rows[-1].type not in ENDS:
+            return rows
+        data = await asyncio.to_thread(filled, rows[-1].data, self._passages)  # not on the writer thread: appends wait
+        return [*rows[:-1], rows[-1]._replace(data=data)]
+
+    async def query(self, run: Callable[[], T]) -> T:
+        """The result of `run`, called on the writer thread after everything that was appended before."""
+        return await self._writer.query(run)
+
+    async def change(self, run: Callable[[], int]) -> None:
+        """`query` for a change of `conversations`, which returns by how many bytes they have grown."""
+        await self.query(lambda: self._writer.grown(run()))

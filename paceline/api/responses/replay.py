@@ -1,0 +1,132 @@
+"""From stored events back to the response they describe, with the passages of documents that it refers to. Pure.
+
+The log keeps no text of documents, so that removing a document, by whatever program, removes it from stored responses
+too. A passage of this side is stored as the id of its chunk, its place in the document likewise, since that may be a
+heading; one of the other side, whose removals are not known here, is not stored. What cannot be found any more is "",
+without a place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from paceline.api.http.errors import Failure, encode_json
+from paceline.api.responses.events import failed
+from paceline.api.responses.store import ENDS, EventRow
+from paceline.runtime.service import GenerationResult
+
+RESTARTED = Failure(500, "The server was restarted before this response was finished.", "server_error")
+
+
+def replay(rows: Sequence[EventRow]) -> dict[str, Any]:
+    """The response after these events. `rows`: all of one response from the first on, or the last one alone."""
+    response: dict[str, Any] = {}
+    output: list[dict[str, Any]] = []
+    for row in rows:
+        body = json.loads(row.data)
+        if "response" in body:
+            response = body["response"]
+            if row.type in ENDS:
+                return response
+            output = []
+            continue
+        index = body["output_index"]
+        match row.type:
+            case "response.output_item.added":
+                output.append(body["item"])
+            case "response.output_item.done":
+                output[index] = body["item"]
+            case "response.content_part.added":
+                output[index]["content"].append(body["part"])
+            case "response.output_text.delta":
+                part = output[index]["content"][body["content_index"]]
+                part["text"] += body["delta"]
+                part["logprobs"] += body["logprobs"]
+            case "response.output_text.annotation.added":
+                output[index]["content"][body["content_index"]]["annotations"].append(body["annotation"])
+            case "response.reasoning_summary_part.added":
+                output[index]["summary"].append(body["part"])
+            case "response.reasoning_summary_text.delta":
+                part = output[index]["summary"][body["summary_index"]]
+                part["text"] += body["delta"]
+            case "response.function_call_arguments.delta":
+                output[index]["arguments"] += body["delta"]
+            case _:
+                pass  # events that end a part repeat its deltas
+    return response | {"output": output}
+
+
+def close_interrupted(rows: list[EventRow]) -> list[EventRow]:
+    """The row that ends a response whose process died: failed, with the text written so far. See `EventLog`."""
+    last = rows[-1]
+    if last.type in ENDS:
+        return []
+    response = replay(rows)
+    items = [one | ({"status": "incomplete"} if one["status"] == "in_progress" else {}) for one in response["output"]]
+    kind, sequence = "response.failed", last.sequence + 1
+    response = failed(response | {"output": items}, RESTARTED)
+    return [EventRow(sequence, kind, encode_json({"type": kind, "sequence_number": sequence, "response": response}))]
+
+
+# ---- passages --------------------------------------------------------------------------------------------------------
+_CHUNK = "chunk"  # key of a reference
+_PLACE = "place"
+
+Passages = Callable[[Collection[int]], Mapping[int, tuple[str, str]]]  # chunk ids → (text, place) of those that exist
+
+
+def stored_form(last: Mapping[str, Any], done: GenerationResult) -> bytes | None:
+    """The JSON of the last event as it is stored; None if it holds no passage. `last`: its body, made from `done`."""
+    if not any(_holders(last)):
+        return None
+    body = json.loads(encode_json(last))
+    cited = [citation.chunk_id for citation in done.citations]
+    found = [citation.chunk_id for citation in done.found if citation.file_id]
+    for chunk_ids, holders in ((cited, _cited(body)), (found, _results(body))):
+        for chunk_id, (holder, key) in zip(chunk_ids if holders else (), holders, strict=True):
+            holder[key] = "" if chunk_id is None else {_CHUNK: chunk_id}
+            if holder.pop(_PLACE, None) is not None and chunk_id is not None:
+                holder[_PLACE] = holder[key]
+    return encode_json(body)
+
+
+def filled(data: bytes, passages: Passages) -> bytes:
+    """The JSON of a stored last event with its passages and their places."""
+    body = json.loads(data)
+    references = [(holder, key) for holder, key in _holders(body) if isinstance(holder[key], dict)]
+    if not references:
+        return data
+    known = passages({holder[key][_CHUNK] for holder, key in references})
+    for holder, key in references:
+        holder[key], place = known.get(holder[key][_CHUNK], ("", ""))
+        if holder.pop(_PLACE, None) is not None and place:
+            holder[_PLACE] = place
+    return encode_json(body)
+
+
+def kept_items(last: Mapping[str, Any]) -> list[bytes]:
+    """The JSON of the output's items, without passages, which no conversation keeps. `last`: the last event's body."""
+    items: list[bytes] = []
+    for item in last["response"]["output"]:
+        results = item.get("results")
+        shown = item | {"results": [one | {"text": ""} for one in results]} if results else item
+        items.append(encode_json(shown))
+    return items
+
+
+def _holders(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The objects that hold passages, each with the key."""
+    yield from _cited(body)
+    yield from _results(body)
+
+
+def _cited(body: Mapping[str, Any]) -> Sequence[tuple[dict[str, Any], str]]:
+    report = body["response"].get("paceline") or {}
+    return [(citation, "passage") for citation in report.get("citations", ())]
+
+
+def _results(body: Mapping[str, Any]) -> Sequence[tuple[dict[str, Any], str]]:
+    searches = [item for item in body["response"]["output"] if item["type"] == "file_search_call"]
+    return [(result, "text") for search in searches for result in search.get("results") or ()]

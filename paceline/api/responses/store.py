@@ -1,0 +1,487 @@
+"""Responses and conversations in SQLite: the schema and all statements. Synchronous; one thread at a time.
+
+The primary key of an event is (response, sequence), so no number is written twice; no statement changes an event of a
+response. (Only encryption at start-up does.) `synchronous = NORMAL`: a commit survives the death of the process; a
+power cut may lose the last commits.
+
+A conversation is a row among the responses, whose request is its description, and its items lie among the events. So
+it has what responses have: an owner, encryption, retention, a share of the room. It counts as ended, and as made when
+it last changed.
+
+Each response has a data key of its own in the table `keys`, which goes with it; one without is in plain text. Requests
+and events are sealed; ids, owners, times, sizes and types of events are not.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import math
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from paceline import sqlite
+from paceline.errors import ConfigError
+from paceline.sealing import PLAIN, PLAIN_BOX, Box, DamagedError, Seal
+
+FILE = "responses.sqlite"
+VERSION = 1  # PRAGMA user_version
+ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})  # types of last events
+MAX_CONVERSATION = 4 << 20  # bytes of the items of one, the latest: as many as a request may continue
+ROWS_PER_STATEMENT = 500  # one statement is one turn at the interpreter's lock; SQLite takes 32,766 parameters
+_ITEM = "conversation.item"  # type of an event
+_REQUEST = "request"  # place of a sealed value
+_SCHEMA = (
+    """CREATE TABLE responses (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,  -- the key that made it
+        created REAL NOT NULL,  -- s since 1970
+        previous TEXT,  -- the response it continues
+        request BLOB NOT NULL,  -- JSON
+        ended INTEGER NOT NULL DEFAULT 0,
+        bytes INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID""",
+    """CREATE TABLE events (
+        response TEXT NOT NULL REFERENCES responses (id) ON DELETE CASCADE,
+        sequence INTEGER NOT NULL,
+        type TEXT NOT NULL,
+        data BLOB NOT NULL,  -- JSON
+        PRIMARY KEY (response, sequence)) WITHOUT ROWID""",
+    # A table of its own: in `responses` the key would come after the request, which may have many pages.
+    """CREATE TABLE keys (
+        response TEXT PRIMARY KEY REFERENCES responses (id) ON DELETE CASCADE,
+        key BLOB NOT NULL) WITHOUT ROWID""",
+    # Covering indexes for sweeps: in the table `ended` and `bytes` come after the request, so that reading them there
+    # reads the whole file. (SQLite needs `ended` among the columns even of an index that is limited by it.)
+    "CREATE INDEX responses_ended ON responses (created, id, owner, bytes, ended) WHERE ended",
+    "CREATE INDEX responses_unfinished ON responses (created, id, ended) WHERE NOT ended",
+)
+
+
+class EventRow(NamedTuple):
+    """One event, or one item of a conversation."""
+
+    sequence: int  # from 0
+    type: str
+    data: bytes  # JSON, as it is sent
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRecord:
+    """A response without its events, or a conversation without its items."""
+
+    id: str
+    owner: str
+    created: float  # s since 1970
+    previous: str | None
+    request: bytes  # JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Items that a response adds to its conversation, in the transaction that ends it."""
+
+    conversation: str
+    items: tuple[bytes, ...]  # JSON
+
+
+class _Output(msgspec.Struct):
+    output: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Last(msgspec.Struct):
+    """The part of an event that `EventStore.output` reads."""
+
+    response: _Output = msgspec.field(default_factory=_Output)
+
+
+StoredEvent = tuple[str, int, str, bytes]  # response, sequence, type, data
+
+_decode_last = msgspec.json.Decoder(_Last).decode
+_log = logging.getLogger("paceline.api")
+
+
+def _readable_errors(file: Path | None) -> AbstractContextManager[None]:
+    """Raise SQLite's errors as sentences that name the file."""
+    return nullcontext() if file is None else sqlite.speaking(file, "a token log")
+
+
+def _place(sequence: int) -> str:
+    return f"event {sequence}"
+
+
+class SealedRows:
+    """Rows of responses and their events over one connection: sealed when they are written, opened when read."""
+
+    def __init__(self, connection: sqlite3.Connection, seal: Seal, file: Path | None) -> None:
+        self.connection = connection
+        self.seal = seal
+        self._file = file
+
+    def readable_errors(self) -> AbstractContextManager[None]:
+        return _readable_errors(self._file)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """One transaction."""
+        with self.readable_errors(), sqlite.transaction(self.connection):
+            yield
+
+    def begin(self, record: ResponseRecord, *, ended: bool = False) -> None:
+        """Insert a response under a key of its own, in the caller's transaction, as the next two do."""
+        key, box = self.seal.make_key(record.id)
+        self.connection.execute(
+            "INSERT INTO responses (id, owner, created, previous, request, ended) VALUES (?, ?, ?, ?, ?, ?)",
+            (record.id, record.owner, record.created, record.previous, box.seal(record.request, _REQUEST), ended),
+        )
+        self._keep(record.id, key)
+
+    def replace_request(self, response: str, request: bytes) -> None:
+        sealed = self.box(response).seal(request, _REQUEST)
+        self.connection.execute("UPDATE responses SET request = ? WHERE id = ?", (sealed, response))
+
+    def add(self, events: Sequence[StoredEvent]) -> None:
+        boxes = {response: self.box(response) for response in {event[0] for event in events}}
+        for start in range(0, len(events), ROWS_PER_STATEMENT):
+            part = events[start : start + ROWS_PER_STATEMENT]
+            values = ",".join(["(?,?,?,?)"] * len(part))
+            parameters = [
+                value
+                for response, sequence, kind, data in part
+                for value in (response, sequence, kind, boxes[response].seal(data, _place(sequence)))
+            ]
+            self.connection.execute(f"INSERT INTO events VALUES {values}", parameters)
+
+    def find(self, response: str) -> ResponseRecord | None:
+        """Raises DamagedError, as the next two."""
+        with self.readable_errors():
+            found = self.connection.execute(
+                "SELECT id, owner, created, previous, request FROM responses WHERE id = ?", (response,)
+            ).fetchone()
+            if found is None:
+                return None
+            record = ResponseRecord(*found)
+            return replace(record, request=self.box(response).open(record.request, _REQUEST))
+
+    def read(self, response: str, after: int, limit: int, order: str = "ASC") -> list[EventRow]:
+        """The first `limit` events whose sequence number is above `after`."""
+        with self.readable_errors():
+            rows = self.connection.execute(
+                "SELECT sequence, type, data FROM events WHERE response = ? AND sequence > ? "
+                f"ORDER BY sequence {order} LIMIT ?",
+                (response, after, limit),
+            )
+            box = self.box(response)
+            return [EventRow(sequence, kind, box.open(data, _place(sequence))) for sequence, kind, data in rows]
+
+    def box(self, response: str) -> Box:
+        """Raises DamagedError for a key that does not fit, ConfigError where another program has begun to encrypt."""
+        row = self.connection.execute("SELECT key FROM keys WHERE response = ?", (response,)).fetchone()
+        if row is None:
+            return PLAIN_BOX
+        if not self.seal.is_on:
+            raise ConfigError("This response was encrypted by another program meanwhile: start this one again.")
+        return self.seal.box(row[0], response)
+
+    def encrypt_all(self) -> int:
+        """Encrypt every response in plain text, in the caller's transaction. Returns their number."""
+        plain = [
+            response
+            for which in ("ended", "NOT ended")  # each has an index with the ids, so that no request is read
+            for (response,) in self.connection.execute(
+                f"SELECT id FROM responses WHERE {which} AND id NOT IN (SELECT response FROM keys)"
+            )
+        ]
+        for response in plain:
+            key, box = self.seal.make_key(response)
+            self._keep(response, key)
+            (request,) = self.connection.execute("SELECT request FROM responses WHERE id = ?", (response,)).fetchone()
+            self.replace_request(response, request)
+            rows = self.connection.execute("SELECT sequence, data FROM events WHERE response = ?", (response,))
+            self.connection.executemany(
+                "UPDATE events SET data = ? WHERE response = ? AND sequence = ?",
+                [(box.seal(data, _place(sequence)), response, sequence) for sequence, data in rows.fetchall()],
+            )
+        return len(plain)
+
+    def _keep(self, response: str, key: bytes) -> None:
+        if key:
+            self.connection.execute("INSERT INTO keys VALUES (?, ?)", (response, key))
+
+
+class ConversationRows:
+    """Changes of conversations. Each method returns by how many bytes they have grown."""
+
+    def __init__(self, rows: SealedRows) -> None:
+        self._rows = rows
+
+    def create(self, record: ResponseRecord, items: Sequence[bytes]) -> int:
+        with self._rows.changing():
+            self._rows.begin(record, ended=True)
+            return self.add(record.id, items, record.created)
+
+    def describe(self, conversation: str, description: bytes, now: float) -> int:
+        """now: s since 1970."""
+        with self._rows.changing():
+            self._rows.replace_request(conversation, description)
+            return self._changed(conversation, now)
+
+    def append(self, conversation: str, items: Sequence[bytes], now: float) -> int:
+        """`add` in a transaction of its own."""
+        with self._rows.changing():
+            return self.add(conversation, items, now)
+
+    def add(self, conversation: str, items: Sequence[bytes], now: float) -> int:
+        """Add items in the caller's transaction, and drop the oldest beyond MAX_CONVERSATION. Nothing if it is gone."""
+        found = self._rows.connection.execute(
+            "SELECT (SELECT max(sequence) FROM events WHERE response = id) FROM responses WHERE id = ?", (conversation,)
+        ).fetchone()
+        if found is None:
+            return 0
+        first = 0 if found[0] is None else found[0] + 1
+        self._rows.add([(conversation, first + index, _ITEM, item) for index, item in enumerate(items)])
+        sizes = self._rows.connection.execute(
+            "SELECT sequence, length(data) FROM events WHERE response = ? ORDER BY sequence DESC", (conversation,)
+        ).fetchall()
+        total = 0
+        for number, size in sizes:
+            total += size
+            if total > MAX_CONVERSATION:
+                self._rows.connection.execute(
+                    "DELETE FROM events WHERE response = ? AND sequence <= ?", (conversation, number)
+                )
+                break
+        return self._changed(conversation, now)
+
+    def remove(self, conversation: str, number: int, now: float) -> int:
+        """Remove an item, and overwrite its page in the file."""
+        with self._rows.readable_errors():
+            with self._rows.changing():
+                self._rows.connection.execute(
+                    "DELETE FROM events WHERE response = ? AND sequence = ?", (conversation, number)
+                )
+                grown = self._changed(conversation, now)
+            sqlite.checkpoint(self._rows.connection)
+        return grown
+
+    def _changed(self, conversation: str, now: float) -> int:
+        """Bring its time and size up to date; 0 if it is gone meanwhile."""
+        sizes = self._rows.connection.execute(
+            "SELECT bytes, length(request) + "
+            "(SELECT coalesce(sum(length(data)), 0) FROM events WHERE response = id) FROM responses WHERE id = ?",
+            (conversation,),
+        ).fetchone()
+        if sizes is None:
+            return 0
+        before, after = sizes
+        self._rows.connection.execute(
+            "UPDATE responses SET created = ?, bytes = ? WHERE id = ?", (now, after, conversation)
+        )
+        return int(after - before)
+
+
+def fair_share(held: Iterable[int], room: int) -> int:
+    """Max-min fair share: the highest cap per owner with which all owners together fit into `room`."""
+    sizes = sorted(held)
+    for others, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
+        if size * others > room:
+            return max(room, 0) // others
+        room -= size
+    return sizes[-1] if sizes else 0
+
+
+class EventStore:
+    """One SQLite connection, and the lock file that shows other processes that the log is in use."""
+
+    def __init__(self, directory: Path | None, seal: Seal = PLAIN) -> None:
+        """`directory` None: in memory. `seal`: of what is written from now on; what is there in plain text is encrypted
+        now, unless another process has the log open. Raises ConfigError when the file cannot be used."""
+        self._file = None if directory is None else directory / FILE
+        self._lock: int | None = None
+        self.alone = True  # no other process has the file open: an unfinished response was interrupted
+        try:
+            with _readable_errors(self._file), ExitStack() as undo:
+                undo.callback(self._unlock)
+                if self._file is None:
+                    self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+                    self._connection.execute("PRAGMA foreign_keys = ON")
+                else:
+                    self._connection = sqlite.connect(self._file)
+                undo.callback(self._connection.close)
+                if self._file is not None:
+                    self._hold(self._file.with_suffix(".lock"))
+                self._connection.execute("PRAGMA synchronous = NORMAL")
+                advice = "remove the file: it holds past responses only"
+                sqlite.prepare(self._connection, self._file, VERSION, _SCHEMA, advice)
+                self._rows = SealedRows(self._connection, seal, self._file)
+                self.conversations = ConversationRows(self._rows)
+                self.find, self.read = self._rows.find, self._rows.read
+                if seal.is_on and self.alone:
+                    self._encrypt()
+                undo.pop_all()
+        except OSError as error:
+            raise ConfigError(f"The state folder {directory} cannot be used: {error}. Choose another.") from error
+
+    def _encrypt(self) -> None:
+        """Encrypt what is stored in plain text. SQLite overwrites what it replaces (`secure_delete`)."""
+        with sqlite.transaction(self._connection):
+            count = self._rows.encrypt_all()
+        sqlite.checkpoint(self._connection)  # also after a kill between the two
+        if count:
+            _log.info("%d stored responses are encrypted now", count)
+
+    def _hold(self, file: Path) -> None:
+        """Find out whether another process has the log open, and hold the lock that shows it this one."""
+        self._lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.alone = False
+            _log.warning(
+                "Another program serves from %s too: the two share responses, documents and keys. If that was not "
+                "meant, stop one, or give this one a --state-dir of its own.",
+                file.parent,
+            )
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def allow_others(self) -> None:
+        """Let other processes open the log. Called after `repair`."""
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        self._connection.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # ---- writing ----------------------------------------------------------------------------------------------------
+    def write(
+        self,
+        begun: Sequence[ResponseRecord],
+        events: Sequence[StoredEvent],
+        ended: Sequence[tuple[str, int]],
+        turns: Sequence[Turn] = (),
+    ) -> None:
+        """Write everything in one transaction. `ended`: responses with the bytes of their events."""
+        with self._rows.changing():
+            for one in begun:
+                self._rows.begin(one)
+            self._rows.add(events)
+            if ended:
+                self._connection.executemany(
+                    "UPDATE responses SET ended = 1, bytes = ? + length(request) WHERE id = ?",
+                    [(size, response) for response, size in ended],
+                )
+            for turn in turns:
+                self.conversations.add(turn.conversation, turn.items, time.time())
+
+    def delete(self, response: str) -> None:
+        """Delete a response with its events and its key, and overwrite their pages in the file."""
+        with self._rows.readable_errors():
+            self._delete([response])
+            self._overwrite()
+
+    def sweep(self, *, before: float, abandoned: Sequence[str] = ()) -> None:
+        """Delete the responses that ended and are older than `before`, and the `abandoned` ones."""
+        with self._rows.readable_errors():
+            with sqlite.transaction(self._connection):
+                old = self._connection.execute("DELETE FROM responses WHERE ended AND created < ?", (before,)).rowcount
+                self._delete(abandoned)
+            if old or abandoned:
+                self._overwrite()
+
+    def shrink(self, max_bytes: int) -> None:
+        """Delete the oldest responses of the owners above the fair share, until the rest fits into `max_bytes`.
+
+        An owner below an equal share loses nothing to owners that hold more.
+        """
+        with self._rows.readable_errors():
+            with sqlite.transaction(self._connection):
+                held = dict(
+                    self._connection.execute("SELECT owner, sum(bytes) FROM responses WHERE ended GROUP BY owner")
+                )
+                self._delete(self._oldest(held, fair_share(held.values(), max_bytes)))
+            self._overwrite()
+
+    def _oldest(self, held: dict[str, int], cap: int) -> list[str]:
+        """The oldest responses of each owner whose deletion leaves it at most `cap` bytes."""
+        excess = {owner: size - cap for owner, size in held.items() if size > cap}
+        oldest: list[str] = []
+        rows = self._connection.execute("SELECT id, owner, bytes FROM responses WHERE ended ORDER BY created, id")
+        for response, owner, size in rows:
+            if not excess:
+                break
+            if owner in excess:
+                oldest.append(response)
+                excess[owner] -= size
+                if excess[owner] <= 0:
+                    del excess[owner]
+        return oldest
+
+    def _delete(self, responses: Sequence[str]) -> None:
+        self._connection.executemany("DELETE FROM responses WHERE id = ?", [(response,) for response in responses])
+
+    def _overwrite(self) -> None:
+        """What has been deleted, in the file, and its keys in memory."""
+        sqlite.checkpoint(self._connection)
+        self._rows.seal.forget()
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+    def total(self) -> int:
+        """Bytes of the responses that have ended."""
+        with self._rows.readable_errors():
+            rows = self._connection.execute("SELECT coalesce(sum(bytes), 0) FROM responses WHERE ended")
+            return int(rows.fetchone()[0])
+
+    def last(self, response: str) -> EventRow | None:
+        rows = self.read(response, -1, 1, "DESC")
+        return rows[0] if rows else None
+
+    def output(self, response: str) -> tuple[str, str] | None:
+        """The type of the last event, and the JSON of the output if that event holds the response, else "".
+
+        Of the rest of the event, which may be many times as long, no objects are made.
+        """
+        row = self.last(response)
+        return None if row is None else (row.type, bytes(_decode_last(row.data).response.output).decode())
+
+    def is_unfinished(self, response: str) -> bool:
+        with self._rows.readable_errors():
+            row = self._connection.execute("SELECT 1 FROM responses WHERE id = ? AND NOT ended", (response,)).fetchone()
+        return row is not None
+
+    def unfinished(self, before: float = math.inf) -> list[str]:
+        """Responses without an end that were begun before that time, in s since 1970."""
+        with self._rows.readable_errors():
+            rows = self._connection.execute("SELECT id FROM responses WHERE NOT ended AND created < ?", (before,))
+            return [row[0] for row in rows]
+
+    def repair(self, close: Callable[[list[EventRow]], list[EventRow]]) -> int:
+        """End every unfinished response with the rows that `close` makes from its rows. Returns their number.
+
+        Does nothing while another process has the log open: it may still be writing them.
+        """
+        if not self.alone:
+            return 0
+        interrupted = self.unfinished()
+        for response in interrupted:
+            try:
+                rows = self.read(response, -1, -1)
+            except DamagedError as error:
+                _log.warning("a stored response is left as it is: %s", error)
+                rows = []
+            more = close(rows) if rows else []
+            size = sum(len(row.data) for row in (*rows, *more))
+            self.write([], [(response, *row) for row in more], [(response, size)])
+        return len(interrupted)

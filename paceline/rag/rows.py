@@ -1,0 +1,321 @@
+"""The rows of documents and their chunks: what inserts, reads, removes and re-embeds them.
+
+`DocumentStore` (the default collection) and vector stores (the others) both write through these functions, each inside
+its own transaction. In a sealed store each document has a data key in its row, and columns that are searched hold keyed
+hashes. A value that was changed on the disk is told in the log with its document, and keeps no other from being read.
+Removing returns the hashes under which stored KV of the removed texts is found.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.rag.chunk import Chunk
+from paceline.rag.database import Database
+from paceline.rag.document_kv import text_hash
+from paceline.rag.records import DEFAULT_COLLECTION, Document, Passage, Vectors, Zone
+from paceline.sealing import Box, DamagedError
+
+FROM = "chunks JOIN documents ON documents.id = document"
+_DOCUMENT = "id, name, sha256, zone, added_at, num_chunks, source, key, sealed"
+_RECORD = "record"  # what `sealed` is, to its seal
+AROUND = 2  # chunks before and after a passage that are shown with it
+_DAMAGED = "(damaged)"  # in place of a name that cannot be read
+_logger = logging.getLogger("paceline.rag")
+
+
+class ShownPassage(NamedTuple):
+    """A passage with what stands around it in its document: chunks, whose texts overlap a little."""
+
+    passage: Passage  # without a score
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+class RemovedRows(NamedTuple):
+    """The outcome of `remove_documents`."""
+
+    num_documents: int
+    text_hashes: set[str]  # of the removed chunks' texts within their collections
+
+
+# ---- changes --------------------------------------------------------------------------------------------------------
+def insert_document(
+    database: Database,
+    document: Document,
+    chunks: Sequence[Chunk],
+    vectors: Vectors,
+    *,
+    collection: str = DEFAULT_COLLECTION,
+    file: str = "",
+    source: bytes = b"",
+    stamp: str = "",
+) -> None:
+    """Insert a document with all its chunks inside the caller's transaction. vectors: (len(chunks), dimensions)
+
+    file: id of the uploaded file it was made from; source, stamp: path and stamp of the file it was read from.
+    """
+    seal = database.seal
+    key, box = seal.make_key(document.id)
+    database.execute(
+        "INSERT INTO documents (id, name, sha256, zone, added_at, num_chunks, collection, file, source, stamp, key, "
+        "sealed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        document.id, seal.lookup(document.name), seal.lookup(document.sha256), document.zone, document.added_at,
+        len(chunks), collection, file, stored_source(database, source), seal.lookup(stamp), key,
+        seal_record(box, document.name, document.sha256, source) if seal.is_on else b"",
+    )  # fmt: skip
+    database.executemany(
+        "INSERT INTO chunks (document, position, title, text, embedding, place) VALUES (?, ?, ?, ?, ?, ?)",
+        (
+            (document.id, i, *seal_chunk(box, i, chunk.title, chunk.text, vector, chunk.place))
+            for i, (chunk, vector) in enumerate(zip(chunks, vectors, strict=True))
+        ),
+    )
+    database.bump()
+
+
+def insert_text(database: Database, document_id: str, text: str) -> None:
+    """Keep the whole text of a document that has just been inserted, which goes with the document."""
+    (key,) = database.execute("SELECT key FROM documents WHERE id = ?", document_id).fetchone()
+    box = database.seal.box(key, document_id)
+    database.execute("INSERT INTO texts VALUES (?, ?)", document_id, box.seal_text(text, "whole text"))
+
+
+def remove_documents(database: Database, where: str, *parameters: object) -> RemovedRows:
+    """Remove documents with their chunks inside the caller's transaction.
+
+    where: SQL over the columns of `documents`; `id` and `document` must be qualified, since chunks are joined.
+    """
+    secret = database.seal.kv_secret
+    passages = read_passages(database, f"WHERE {where}", *parameters)
+    text_hashes = {text_hash(passage.titled, passage.collection, secret) for passage in passages}
+    num_documents = database.execute(f"DELETE FROM documents WHERE {where}", *parameters).rowcount
+    if num_documents:
+        database.seal.forget()
+        database.bump()
+        database.bump_removals()
+    return RemovedRows(num_documents, text_hashes)
+
+
+def replace_vectors(database: Database, chunk_ids: Sequence[int], vectors: Vectors) -> None:
+    """Store new embeddings of all chunks inside the caller's transaction, and record the embedder that made them."""
+    rows = database.execute(f"SELECT chunks.id, position, documents.id, key FROM {FROM}").fetchall()
+    of_each = dict(zip(chunk_ids, vectors, strict=True))
+    database.executemany(
+        "UPDATE chunks SET embedding = ? WHERE id = ?",
+        (
+            (_seal_vector(database.seal.box(key, document), position, of_each[chunk_id]), chunk_id)
+            for chunk_id, position, document, key in rows
+        ),
+    )
+    database.renew()
+
+
+def set_zone(database: Database, document_id: str, zone: Zone) -> None:
+    database.execute("UPDATE documents SET zone = ? WHERE id = ?", zone, document_id)
+
+
+def set_stamp(database: Database, document_id: str, stamp: str) -> None:
+    """Record that a document is what its file said when it had this stamp."""
+    database.execute("UPDATE documents SET stamp = ? WHERE id = ?", database.seal.lookup(stamp), document_id)
+
+
+def set_source(database: Database, document: Document, name: str, source: bytes) -> None:
+    """Record that a document is read from this file, under this name; its stamp is the caller's to set. Raises
+    DamagedError."""
+    sealed = b""
+    if database.seal.is_on:
+        key, record = database.execute("SELECT key, sealed FROM documents WHERE id = ?", document.id).fetchone()
+        box = database.seal.box(key, document.id)
+        _, sha256, _ = _open_record(box, record)
+        sealed = seal_record(box, name, sha256, source)
+    database.execute(
+        "UPDATE documents SET name = ?, source = ?, sealed = ? WHERE id = ?",
+        database.seal.lookup(name), stored_source(database, source), sealed, document.id,
+    )  # fmt: skip
+    database.bump()
+
+
+# ---- reading chunks -------------------------------------------------------------------------------------------------
+def read_passages(database: Database, where: str, *parameters: object, strict: bool = False) -> list[Passage]:
+    """Chunks as passages without scores, ordered by id; damaged ones are left out. where: SQL after FROM.
+
+    strict: raise DamagedError for a damaged one.
+    """
+    rows = database.execute(
+        "SELECT chunks.id, position, title, text, place, collection, file, documents.id, name, key, sealed "
+        f"FROM {FROM} {where} ORDER BY chunks.id",
+        *parameters,
+    ).fetchall()
+    passages = []
+    for chunk_id, position, title, text, place, collection, file, document, name, key, sealed in rows:
+        try:
+            box = database.seal.box(key, document)
+            if database.seal.is_on:
+                name, *_ = _open_record(box, sealed)
+            texts = (box.open_text(title, f"title {position}"), box.open_text(text, f"text {position}"))
+            place = box.open_text(place, f"place {position}")
+        except DamagedError as error:
+            if strict:
+                raise
+            _report(document, error)
+            continue
+        passages.append(Passage(name, chunk_id, *texts, 0.0, file or document, collection, place=place))
+    return passages
+
+
+def next_passages(database: Database, after: int, count: int) -> list[Passage]:
+    """The next `count` chunks of all collections with ids greater than `after`, ordered by id, without damaged ones.
+    Empty only at the end."""
+    while True:
+        ids = database.execute("SELECT id FROM chunks WHERE id > ? ORDER BY id LIMIT ?", after, count).fetchall()
+        if not ids:
+            return []
+        if passages := read_passages(database, "WHERE chunks.id > ? AND chunks.id <= ?", after, ids[-1][0]):
+            return passages
+        after = ids[-1][0]
+
+
+def find_chunks(database: Database, chunk_ids: Collection[int]) -> dict[int, tuple[str, str]]:
+    """(text as it stands in prompts, place) of those of these chunks that exist, without damaged ones."""
+    marks = ", ".join("?" * len(chunk_ids))
+    passages = read_passages(database, f"WHERE chunks.id IN ({marks})", *chunk_ids)
+    return {passage.chunk_id: (passage.titled.strip(), passage.place) for passage in passages}
+
+
+def find_passage(database: Database, owner: str, chunk_id: int) -> ShownPassage | None:
+    """A passage of the default collection or of a vector store of this owner; None for any other, and a damaged one."""
+    row = database.execute(
+        f"SELECT documents.id, position FROM {FROM} WHERE chunks.id = ? AND (collection = ? OR collection IN "
+        "(SELECT id FROM vector_stores WHERE owner = ?))",
+        chunk_id, DEFAULT_COLLECTION, owner,
+    ).fetchone()  # fmt: skip
+    if row is None:
+        return None
+    document, position = row
+    around = read_passages(
+        database, "WHERE documents.id = ? AND position BETWEEN ? AND ?", document, position - AROUND, position + AROUND
+    )  # in order of their positions too, since a document's chunks are inserted in order
+    passage = next((each for each in around if each.chunk_id == chunk_id), None)
+    if passage is None:
+        return None
+    before = tuple(each.text.strip() for each in around if each.chunk_id < chunk_id)
+    return ShownPassage(passage, before, tuple(each.text.strip() for each in around if each.chunk_id > chunk_id))
+
+
+def read_vectors(database: Database, where: str, *parameters: object) -> tuple[NDArray[np.int64], bytes]:
+    """((n,) chunk ids in order, their vectors as float32, little-endian); damaged ones are left out."""
+    rows = database.execute(
+        f"SELECT chunks.id, embedding, position, documents.id, key FROM {FROM} {where} ORDER BY chunks.id", *parameters
+    ).fetchall()
+    ids, vectors = [], []
+    for chunk_id, embedding, position, document, key in rows:
+        try:
+            vectors.append(database.seal.box(key, document).open(embedding, f"vector {position}"))
+        except DamagedError as error:
+            _report(document, error)
+            continue
+        ids.append(chunk_id)
+    return np.array(ids, np.int64), b"".join(vectors)
+
+
+def find_text(database: Database, collection: str, file: str) -> str | None:
+    """The whole text read from an uploaded file; None where it is gone. Raises DamagedError."""
+    row = database.execute(
+        "SELECT text, id, key FROM texts JOIN documents ON documents.id = document WHERE collection = ? AND file = ?",
+        collection, file,
+    ).fetchone()  # fmt: skip
+    return None if row is None else database.seal.box(row[2], row[1]).open_text(row[0], "whole text")
+
+
+# ---- reading the default collection ---------------------------------------------------------------------------------
+def managed_documents(database: Database) -> list[Document]:
+    """All documents of the default collection, ordered by name."""
+    rows = database.execute(f"SELECT {_DOCUMENT} FROM documents WHERE collection = ?", DEFAULT_COLLECTION).fetchall()
+    return sorted((_document(database, row) for row in rows), key=lambda document: document.name)
+
+
+def find_by_text(database: Database, sha256: str) -> Document | None:
+    """The managed document with this text."""
+    return _managed(database, "sha256 = ?", database.seal.lookup(sha256))
+
+
+def find_by_source(database: Database, name: str, source: bytes) -> Document | None:
+    """The managed document read from this file earlier; for a text without a file, the one of the same name."""
+    where = "source = ? AND (source != x'' OR name = ?) AND file = ''"
+    return _managed(database, where, stored_source(database, source), database.seal.lookup(name))
+
+
+def find_by_stamp(database: Database, source: bytes, stamp: str) -> Document | None:
+    """The managed document that was read from this file when it had this stamp."""
+    where = "source = ? AND source != x'' AND stamp = ? AND file = ''"
+    return _managed(database, where, stored_source(database, source), database.seal.lookup(stamp))
+
+
+def _managed(database: Database, where: str, *values: str | bytes) -> Document | None:
+    """One of the default collection. where: a condition with a place for each value."""
+    select = f"SELECT {_DOCUMENT} FROM documents WHERE collection = ? AND {where}"
+    row = database.execute(select, DEFAULT_COLLECTION, *values).fetchone()
+    return row and _document(database, row)
+
+
+def is_name_taken(database: Database, name: str) -> bool:
+    """True if a managed document has this name."""
+    taken = "SELECT 1 FROM documents WHERE collection = ? AND name = ? AND file = ''"
+    return database.execute(taken, DEFAULT_COLLECTION, database.seal.lookup(name)).fetchone() is not None
+
+
+def document_id(database: Database, sha256: str) -> str:
+    """The id of a managed document with this text."""
+    return f"doc-{database.seal.lookup(sha256)[:24]}"
+
+
+def _document(database: Database, row: tuple[str, str, str, Zone, float, int, bytes, bytes, bytes]) -> Document:
+    """A record from a row with the columns `_DOCUMENT`."""
+    number, name, sha256, zone, added_at, num_chunks, source, key, sealed = row
+    if database.seal.is_on:
+        try:
+            name, sha256, source = _open_record(database.seal.box(key, number), sealed)
+        except DamagedError as error:
+            _report(number, error)
+            name, sha256, source = _DAMAGED, "", b""
+    return Document(number, name, sha256, zone, added_at, num_chunks, source.decode("utf-8", "replace"))
+
+
+# ---- sealed values --------------------------------------------------------------------------------------------------
+def seal_record(box: Box, name: str, sha256: str, source: bytes) -> bytes:
+    """What `sealed` holds of a document."""
+    return box.seal(msgspec.msgpack.encode((name, sha256, source)), _RECORD)
+
+
+def _open_record(box: Box, sealed: bytes) -> tuple[str, str, bytes]:
+    """(name, sha256, source) of a document. Raises DamagedError."""
+    return msgspec.msgpack.decode(box.open(sealed, _RECORD), type=tuple[str, str, bytes])
+
+
+def stored_source(database: Database, source: bytes) -> bytes:
+    """What stands in the column `source` for a path."""
+    return database.seal.lookup(source).encode() if database.seal.is_on else source
+
+
+def seal_chunk(
+    box: Box, position: int, title: str, text: str, vector: NDArray[np.float32], place: str
+) -> tuple[str | bytes, str | bytes, bytes, str | bytes]:
+    """The stored form of (title, text, vector, place)."""
+    texts = box.seal_text(title, f"title {position}"), box.seal_text(text, f"text {position}")
+    return *texts, _seal_vector(box, position, vector), box.seal_text(place, f"place {position}")
+
+
+def _seal_vector(box: Box, position: int, vector: NDArray[np.float32]) -> bytes:
+    return box.seal(vector.astype("<f4").tobytes(), f"vector {position}")
+
+
+def _report(document: str, error: DamagedError) -> None:
+    """Tell the operator of a document that cannot be read whole."""
+    _logger.error("the document %s is damaged on the disk (%s): remove it and add it again", document, error)

@@ -1,0 +1,228 @@
+"""History from which a pipeline's head builds lost stages up again: the tokens of every sequence, and what was sent.
+
+The *base* is every sequence as it was before the oldest batch whose result is still needed; the log has all that was
+sent since. Stages that have computed the base and then the log hold what they would hold had none been lost: batches
+keep their tickets, rows of trees their ids. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from paceline.core.batching.block_manager import OutOfBlocks
+from paceline.core.batching.segment import ROOT, Batch, PlacedSegment, Segment, SeqId
+from paceline.engine.sequence_table import SequenceTable
+from paceline.errors import EngineError
+from paceline.wire.stages.messages import Change, ForkRows, PruneRows, ReleaseRows, TruncateRows
+
+MAX_LOG = 512  # entries; beyond, results that are there and still needed are not computed again
+CHUNK_ROWS = 512  # of a prompt that is computed again
+
+
+@dataclass(frozen=True, slots=True)
+class RanBatch:
+    """A batch. Its result is not needed if the ticket is None."""
+
+    batch: Batch
+    ticket: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """Rows that were not computed; they are when they are lost."""
+
+    seq: SeqId
+    tokens: tuple[int, ...]
+
+
+Entry = RanBatch | Imported | Change
+
+
+@dataclass(slots=True)
+class History:
+    vocab_size: int
+    max_positions: int
+    _log: deque[Entry] = field(default_factory=deque)
+    _needed: set[int] = field(default_factory=set)  # tickets in the log whose results are
+    _open: set[int] = field(default_factory=set)  # those of them whose results have not come
+    _tokens: dict[SeqId, list[int]] = field(default_factory=dict)  # of the committed rows of the base
+    _lost: set[SeqId] = field(default_factory=set)  # with a step that failed
+    _table: SequenceTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._table = SequenceTable(vocab_size=self.vocab_size, max_positions=self.max_positions)
+
+    def sent(self, entry: Entry) -> None:
+        self._log.append(entry)
+        if isinstance(entry, RanBatch) and entry.ticket is not None:
+            self._needed.add(entry.ticket)
+            self._open.add(entry.ticket)
+        while len(self._log) > MAX_LOG:
+            first = self._log[0]
+            if isinstance(first, RanBatch) and first.ticket is not None:
+                if first.ticket in self._open:
+                    break  # somebody waits for it; what may be under way bounds the log
+                self._needed.discard(first.ticket)
+            self._apply(self._log.popleft())
+        self._advance()
+
+    def came(self, ticket: int) -> None:
+        """The result of this batch has been collected."""
+        self._open.discard(ticket)
+
+    def settle(self, ticket: int) -> None:
+        """The result of this batch is not needed any more."""
+        self._open.discard(ticket)
+        self._needed.discard(ticket)
+        self._advance()
+
+    def clear(self) -> None:
+        """No stage holds anything that is needed."""
+        self._log.clear()
+        self._needed.clear()
+        self._open.clear()
+        self._tokens.clear()
+        self._lost.clear()
+        self.__post_init__()
+
+    def replay(self) -> Iterator[Entry]:
+        """Entries that build the sequences up in empty stages."""
+        for seq in self._tokens:
+            yield from self._rows_of(seq)
+        for entry in self._log:
+            if isinstance(entry, Imported):
+                yield from _chain(entry.seq, 0, entry.tokens)
+            elif isinstance(entry, RanBatch) and entry.ticket not in self._needed:
+                yield RanBatch(entry.batch)
+            else:
+                yield entry
+
+    def _advance(self) -> None:
+        while self._log:
+            first = self._log[0]
+            if isinstance(first, RanBatch) and first.ticket in self._needed:
+                return
+            self._apply(self._log.popleft())
+
+    def _rows_of(self, seq: SeqId) -> Iterator[Entry]:
+        """The committed rows as a chain, then the open tree. Below a committed row that has an id, later segments may
+        name it, so it is committed once more by a prune."""
+        tokens, tree, anchor = tuple(self._tokens[seq]), self._table.tree(seq), self._table.anchor(seq)
+        if anchor == ROOT or not tokens:
+            yield from _chain(seq, 0, tokens)
+            if tree.tokens:
+                yield RanBatch(Batch((Segment(seq, len(tokens), tree.tokens, tree.parent_ids, "none", tree.ids),)))
+            return
+        yield from _chain(seq, 0, tokens[:-1])
+        parents = tuple(anchor if parent == ROOT else parent for parent in tree.parent_ids)
+        rows = Segment(seq, len(tokens) - 1, (tokens[-1], *tree.tokens), (ROOT, *parents), "none", (anchor, *tree.ids))
+        yield RanBatch(Batch((rows,)))
+        yield PruneRows(seq, [anchor], list(tree.ids), max(anchor, self._table.last_id(seq)))
+
+    def _apply(self, entry: Entry) -> None:
+        """To the base. What a stage would refuse loses its sequence, as there."""
+        if isinstance(entry, RanBatch):
+            for segment in entry.batch.segments:
+                self._apply_segment(segment)
+            return
+        seq = SeqId(entry.seq)
+        try:
+            match entry:
+                case ReleaseRows():
+                    self._table.release(seq)
+                    self._tokens.pop(seq, None)
+                    self._lost.discard(seq)
+                case _ if seq in self._lost:
+                    return
+                case PruneRows(keep=keep, live=live, horizon=horizon):
+                    kept = self._table.prune(seq, keep, live, horizon)
+                    self._tokens.setdefault(seq, []).extend(kept.committed)
+                case TruncateRows(length=length):
+                    self._table.truncate(seq, length)
+                    del self._tokens.get(seq, [])[length:]
+                case ForkRows(into=into):
+                    self._table.fork(seq, SeqId(into))
+                    self._tokens[SeqId(into)] = list(self._tokens[seq])
+                case Imported(tokens=tokens):
+                    self._table.adopt(seq, tokens)
+                    self._tokens[seq] = list(tokens)
+        except EngineError:
+            self._lose(seq)
+
+    def _apply_segment(self, segment: Segment) -> None:
+        seq = segment.seq
+        if seq in self._lost:
+            return
+        try:
+            placed = self._table.place(Batch((segment,)))
+        except EngineError:
+            self._lose(seq)
+            return
+        self._table.written(placed)
+        self._tokens.setdefault(seq, []).extend(placed[0].tokens[: placed[0].committed])
+
+    def _lose(self, seq: SeqId) -> None:
+        self._table.release(seq)
+        self._tokens.pop(seq, None)
+        self._lost.add(seq)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        for seq, length in self._table.lengths().items():
+            assert len(self._tokens[seq]) + self._table.num_open_rows(seq) == length, (seq, length)
+
+
+def _chain(seq: SeqId, start: int, tokens: tuple[int, ...]) -> Iterator[RanBatch]:
+    for first in range(0, len(tokens), CHUNK_ROWS):
+        yield RanBatch(Batch((Segment(seq, start + first, tokens[first : first + CHUNK_ROWS], None, "none"),)))
+
+
+class SentRows:
+    """A pipeline's sequences as its caller sees them, as if everything that was sent had run.
+
+    With the memory they take at each stage, and which of them were lost with a step that failed.
+    """
+
+    def __init__(self, *, vocab_size: int, max_positions: int, capacity: int, block_size: int) -> None:
+        """capacity: rows of the KV cache of the stage that has fewest."""
+        self.table = SequenceTable(vocab_size=vocab_size, max_positions=max_positions)
+        self.failed: set[SeqId] = set()  # to be released
+        self.capacity, self._block_size = capacity, block_size
+
+    def place(self, batch: Batch) -> tuple[PlacedSegment, ...]:
+        """Segments of a batch, placed. Raises EngineError for one that cannot run."""
+        self.check_held(batch)
+        placed = self.table.place(batch)
+        rows = {segment.seq: len(segment.tokens) for segment in placed}
+        if self._blocks(rows) > self._num_blocks:
+            raise OutOfBlocks(f"out of memory: {batch.num_rows} rows asked for, {self.free_rows()} free")
+        return placed
+
+    def fail(self, batch: Batch) -> None:
+        """The batch has failed: its sequences are lost, but for those released meanwhile."""
+        self.failed.update(segment.seq for segment in batch.segments if segment.seq in self.table)
+
+    def check_held(self, batch: Batch) -> None:
+        """Raise EngineError for a batch with a sequence that an earlier one has lost."""
+        if lost := {segment.seq for segment in batch.segments} & self.failed:
+            raise EngineError(f"sequences {sorted(lost)} were lost with a step that failed")
+
+    def release(self, seq: SeqId) -> None:
+        self.table.release(seq)
+        self.failed.discard(seq)
+
+    @property
+    def _num_blocks(self) -> int:
+        return self.capacity // self._block_size
+
+    def free_rows(self) -> int:
+        """As if forks shared nothing."""
+        return max(0, self._num_blocks - self._blocks({})) * self._block_size
+
+    def _blocks(self, more: dict[SeqId, int]) -> int:
+        """Blocks in use with so many rows more of each sequence."""
+        lengths = Counter(self.table.lengths())
+        lengths.update(more)
+        return sum(-(-rows // self._block_size) for rows in lengths.values())

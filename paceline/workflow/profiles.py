@@ -1,0 +1,135 @@
+"""Profiles of operations: seconds by shape on a kind of unit, and what is learnt of them while they run.
+
+An operation is a model and a phase, as "chat/decode". A shape is how many items (chunks, tokens) one launch takes.
+Between the shapes that are known, seconds are interpolated: the curve need not be monotone; beyond them, they follow a
+non-negative regression on (1, shape). Dependence on the length of a context, and on what runs beside a launch, is not
+modelled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping
+from statistics import fmean, median
+from typing import Final
+
+
+class OperationProfile:
+    """Seconds of one operation on one kind of unit.
+
+    padded: the unit runs compiled shapes only, and a launch with fewer items takes as long as a full one.
+    """
+
+    def __init__(self, seconds: Mapping[int, float], *, padded: bool = False) -> None:
+        """seconds: of a launch, by shape. Raises ValueError where one is not above 0, or none is there."""
+        if not seconds or min(map(min, seconds.items())) <= 0:
+            raise ValueError("a profile has shapes and seconds above 0")
+        self.shapes = tuple(sorted(seconds))
+        self.padded = padded
+        self._seconds = [seconds[shape] for shape in self.shapes]
+        self._line = _regression(self.shapes, self._seconds)
+
+    def seconds(self, items: int) -> float:
+        """Seconds of a launch of so many items, at least 1."""
+        if self.padded:
+            whole, rest = divmod(items, self.shapes[-1])
+            if whole:
+                return whole * self._seconds[-1] + (self.seconds(rest) if rest else 0.0)
+            items = self.shapes[bisect_left(self.shapes, items)]
+        i = bisect_left(self.shapes, items)
+        if i < len(self.shapes) and self.shapes[i] == items:
+            return self._seconds[i]
+        if 0 < i < len(self.shapes):
+            low, high = self.shapes[i - 1], self.shapes[i]
+            return self._seconds[i - 1] + (self._seconds[i] - self._seconds[i - 1]) * (items - low) / (high - low)
+        fixed, each = self._line
+        nearest = 0 if i == 0 else -1
+        return self._seconds[nearest] * (fixed + each * items) / (fixed + each * self.shapes[nearest])
+
+
+def _regression(shapes: tuple[int, ...], seconds: list[float]) -> tuple[float, float]:
+    """(seconds of a launch, seconds of an item) by least squares, neither below 0; of one shape: all of its items."""
+    middle, mean = fmean(shapes), fmean(seconds)
+    spread = sum((shape - middle) ** 2 for shape in shapes)
+    if spread:
+        each = sum((shape - middle) * (taken - mean) for shape, taken in zip(shapes, seconds, strict=True)) / spread
+        fixed = mean - each * middle
+        if each >= 0.0 and fixed >= 0.0:
+            return fixed, each
+        if each < 0.0:
+            return mean, 0.0
+    through = sum(shape * taken for shape, taken in zip(shapes, seconds, strict=True))
+    return 0.0, through / sum(shape * shape for shape in shapes)
+
+
+SHAPES: Final = 16  # of an operation that are learnt
+WINDOW: Final = 16  # launches of a shape
+PRIOR: Final = 4  # launches that a stored median counts as
+OPERATIONS: Final = 32
+LONGEST: Final = 86_400.0  # s
+Key = tuple[str, str]  # operation, kind of unit
+
+
+class Profiles:
+    """Profiles by operation and kind of unit. Those that are not given are learnt: seconds of a shape are the median
+    of its newest launches. Memory is bounded, whatever runs."""
+
+    def __init__(self, given: Mapping[Key, OperationProfile] | None = None) -> None:
+        """given: not learnt, and not forgotten."""
+        self._given = dict(given or {})
+        self._windows: dict[Key, dict[int, deque[float]]] = {}
+        self._learnt: dict[Key, OperationProfile] = {}
+        self.revision = 0  # rises when a profile changes
+
+    def get(self, operation: str, kind: str) -> OperationProfile | None:
+        """None: it never ran there."""
+        key = operation, kind
+        return self._given.get(key) or self._learnt.get(key)
+
+    def learn(self, operation: str, kind: str, shape: int, seconds: float) -> None:
+        """Record a launch. What is no time at all is dropped."""
+        key = operation, kind
+        if key in self._given or shape < 1 or not 1e-9 <= seconds <= LONGEST:
+            return
+        windows = self._windows[key] = self._windows.pop(key, {})  # the last one now
+        if len(self._windows) > OPERATIONS:
+            self.forget(*next(iter(self._windows)))
+        if shape not in windows and len(windows) >= SHAPES:  # counts for the nearest one
+            nearest = min(windows, key=lambda each: abs(math.log(each / shape)))
+            seconds *= nearest / shape
+            shape = nearest
+        windows.setdefault(shape, deque(maxlen=WINDOW)).append(seconds)
+        self._learnt[key] = OperationProfile({each: median(window) for each, window in windows.items()})
+        self.revision += 1
+
+    def forget(self, operation: str, kind: str) -> None:
+        """As if it had never run."""
+        self._windows.pop((operation, kind), None)
+        if self._learnt.pop((operation, kind), None) is not None:
+            self.revision += 1
+
+    def to_json(self) -> str:
+        """What was learnt."""
+        rows = [
+            [operation, kind, [[shape, median(window)] for shape, window in sorted(windows.items())]]
+            for (operation, kind), windows in self._windows.items()
+        ]
+        return json.dumps(rows, allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> Profiles:
+        """Raises ValueError for anything but what `to_json` wrote."""
+        found = Profiles()
+        try:
+            for operation, kind, points in json.loads(text)[:OPERATIONS]:
+                for shape, seconds in points[:SHAPES]:
+                    if not (isinstance(shape, int) and shape >= 1 and 1e-9 <= seconds <= LONGEST):
+                        raise ValueError("shapes and seconds are above 0")
+                    for _ in range(PRIOR):
+                        found.learn(str(operation), str(kind), shape, float(seconds))
+        except (KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"no profiles: {error}") from error
+        return found

@@ -1,0 +1,29 @@
+"""docs/figures.md is what the results print."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+from bench import figures
+
+
+def test_the_page_is_what_the_results_print_and_has_its_plots() -> None:
+    assert figures.PAGE.read_text("utf-8") == figures.page()
+    sections = tomllib.loads((figures.HERE / "figures.toml").read_text("utf-8"))["section"]
+    assert all((figures.PLOTS / figures._file(section)).is_file() for section in sections)
+
+
+def test_every_result_stands_on_the_page_and_says_on_what_it_was_measured() -> None:
+    sections = tomllib.loads((figures.HERE / "figures.toml").read_text("utf-8"))["section"]
+    named = {result for section in sections for result in section["results"]}
+    assert {file.stem for file in (figures.HERE / "results").glob("*.json")} == named
+    for name in named:
+        result = json.loads((figures.HERE / "results" / f"{name}.json").read_text("utf-8"))
+        assert {"date", "cpu", "instructions", "cores"} <= set(result["conditions"])
+        for claim in result["claims"]:
+            low, high = claim["interval"] or (claim["value"],) * 2
+            target = claim["target"]
+            assert claim["holds"] == (
+                target is None or (low >= target if claim["better"] == "higher" else high <= target)
+            )

@@ -1,0 +1,5 @@
+"""The shipped models, as they are: slow as a whole."""
+
+from tests.slow import slow_in
+
+pytest_collection_modifyitems = slow_in(__file__)

@@ -1,0 +1,63 @@
+"""Requests of answers by the names of their fields, whichever part has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.runtime.service import Account, AskedPrompt, AskedStrategy, GenerateRequest, Joining, OutputForm, Sources
+from paceline.strategies.strategy import PeerPresence, RoutingContext, Wish
+
+PARTS = {
+    "prompt": AskedPrompt,
+    "output": OutputForm,
+    "sources": Sources,
+    "joining": Joining,
+    "strategy": AskedStrategy,
+    "account": Account,
+}
+PART_OF = {field.name: part for part, kind in PARTS.items() for field in fields(kind)}
+SAMPLING = SamplingParams()
+
+
+def a_request(
+    messages: tuple[Mapping[str, str], ...] = (),
+    sampling: SamplingParams = SAMPLING,
+    max_tokens: int | None = None,
+    **changes: Any,
+) -> GenerateRequest:
+    """strategy: its name. tokens: a raw prompt. The rest by the fields of the parts."""
+    return changed(GenerateRequest(AskedPrompt(), sampling), messages=messages, max_tokens=max_tokens, **changes)
+
+
+def changed(request: GenerateRequest, **changes: Any) -> GenerateRequest:
+    """The request with these fields, named as in `a_request`."""
+    for name, value in changes.items():
+        if name in ("sampling", "model"):
+            request = replace(request, **{name: value})
+            continue
+        part, field = ("strategy", "name") if name == "strategy" else (PART_OF[name], name)
+        request = replace(request, **{part: replace(getattr(request, part), **{field: value})})
+    return request
+
+
+FACTS = {
+    **{field.name: ("wish", field.name) for field in fields(Wish)},
+    **{field.name: ("presence", field.name) for field in fields(PeerPresence)},
+    **{name: ("own", name.removeprefix("own_")) for name in ("own_documents", "num_weights", "decode_s")},
+    **{f"peer_{name}": ("peer", name) for name in ("documents", "decode_s")},
+    "peer_weights": ("peer", "num_weights"),
+}
+
+
+def routed(context: RoutingContext, **changes: Any) -> RoutingContext:
+    """The context with these facts, whichever part has them; those of the peer begin with `peer_`."""
+    for name, value in changes.items():
+        if name not in FACTS:
+            context = replace(context, **{name: value})
+            continue
+        part, field = FACTS[name]
+        context = replace(context, **{part: replace(getattr(context, part), **{field: value})})
+    return context
