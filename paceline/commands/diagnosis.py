@@ -55,6 +55,7 @@ class Check:
 
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "gguf": ("gguf",),
     "documents": ("pypdfium2", "python_calamine", "lxml.etree", "charset_normalizer"),
     "chat": ("prompt_toolkit",),
     "keyring": ("keyring",),

@@ -1,4 +1,5 @@
-"""`paceline models`: what there is for `--model`, fetched from the Hugging Face hub into its cache and removed from it.
+"""`paceline models`: what there is for `--model`, fetched from the Hugging Face hub into its cache and removed from it,
+or converted from GGUF.
 
 The same cache as of every program that uses the hub, wherever HF_HOME says. Nothing is loaded, and nothing is sent but
 the names of models.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,13 +47,14 @@ def register(app: typer.Typer) -> None:
     )
     group.command("list", epilog="Example: paceline models list --json")(list_)
     group.command("pull", epilog="Example: paceline models pull Qwen/Qwen2.5-0.5B-Instruct@main")(pull)
+    group.command("import", epilog="Example: paceline models import model.Q8_0.gguf")(import_)
     group.command("remove", epilog="Example: paceline models remove Qwen/Qwen2.5-0.5B-Instruct")(remove)
     app.add_typer(group, name="models")
 
 
 def list_(as_json: Json = False) -> None:
-    """List what comes with paceline and what lies in the hub's cache."""
-    models = [*_bundled(), *_cached()]
+    """List what comes with paceline, what lies in the hub's cache, and what Ollama, LM Studio and llama.cpp have."""
+    models = [*_bundled(), *_cached(), *_stored()]
     if as_json:
         typer.echo(json.dumps([asdict(model) for model in models], indent=2))
         return
@@ -74,6 +77,28 @@ def pull(name: Name, as_json: Json = False) -> None:
     done = f"{_bytes(pulled.fetched)} fetched" if pulled.fetched else "was here already"
     typer.echo(printable(f"{pulled.name}  {pulled.revision[:7]}  {_bytes(pulled.size)}, {done}"))
     typer.echo(printable(f"Use it with: paceline serve --model {pulled.name}"), err=True)
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE.gguf")],
+    folder: Annotated[Path | None, typer.Argument(metavar="[FOLDER]", help="default: one of paceline's cache")] = None,
+    as_json: Json = False,
+) -> None:
+    """Convert a GGUF file to a folder of safetensors, which --model then takes; --model FILE.gguf does it as well."""
+    from paceline.hub.gguf import converted, import_gguf
+
+    if not file.is_file():
+        raise ConfigError(f"There is no file {file}.")
+    if folder is None:
+        folder = converted(file)
+    elif folder.exists():
+        raise ConfigError(f"{folder} exists already: name a folder that is to be made.")
+    else:
+        import_gguf(file, folder)
+    if as_json:
+        typer.echo(json.dumps({"directory": str(folder)}))
+    else:
+        typer.echo(printable(f"Use it with: paceline serve --model {folder}"))
 
 
 def remove(name: Name, as_json: Json = False) -> None:
@@ -163,6 +188,15 @@ def _cached() -> list[ListedModel]:
     return [
         *found,
         *(ListedModel(each.name, "cache, in part: pull it again", "", each.size, None, None) for each in parts),
+    ]
+
+
+def _stored() -> list[ListedModel]:
+    from paceline.hub.stores import stored_models
+
+    return [
+        ListedModel(each.name, f"{each.store}, GGUF", "chat", each.size, None, None, directory=str(each.path))
+        for each in stored_models()
     ]
 
 

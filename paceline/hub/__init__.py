@@ -1,5 +1,7 @@
-"""Models of the Hugging Face hub: their names, fetching them, and what of them lies on this machine.
+"""Models: of the Hugging Face hub, fetched by their names, and what lies on this machine.
 
 download   a whole model
-cache      the models in the hub's cache
+cache      the models in the hub's cache, and the folder of any model that is named
+gguf       GGUF files, written as folders
+stores     GGUF files that Ollama, LM Studio and llama.cpp have fetched
 """

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from paceline.errors import ConfigError
 from paceline.hub.download import FILE, PARTIAL, PICKLED, HubName, Unreachable, local, path_part, pull
+from paceline.hub.gguf import SUFFIX, converted
+from paceline.hub.stores import find_stored
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
@@ -191,19 +193,23 @@ log = logging.getLogger("paceline.engine")
 
 
 def served_name(path_or_name: str | Path) -> str:
-    """Name of the directory, or the hub name as given."""
+    """Name of the directory or file, or the hub's or store's name as given."""
     path = Path(path_or_name).expanduser()
+    if path.suffix == SUFFIX and path.is_file():
+        return path.stem
     return path.resolve().name if path.is_dir() else str(path_or_name)
 
 
 def find(path_or_name: str | Path, *, download: bool = True) -> Path:
-    """Directory of the model, downloaded for a hub name. Raises ConfigError.
+    """Directory of the model: of a folder, a GGUF file, a model in the store of Ollama, LM Studio or llama.cpp, or a
+    name of the hub, which is downloaded. Raises ConfigError.
 
     download: False for what an earlier download has left on this machine, and nothing else.
     """
     directory = Path(path_or_name).expanduser()
     if not directory.is_dir():
-        directory = _from_hub(HubName.parse(str(path_or_name)), download)
+        file = directory if directory.suffix == SUFFIX and directory.is_file() else find_stored(str(path_or_name))
+        directory = converted(file) if file else _from_hub(HubName.parse(str(path_or_name)), download)
     if not (directory / "config.json").is_file():
         raise ConfigError(f"{directory} is not a model: it has no config.json. Give a directory saved by transformers.")
     if not any(directory.glob("*.safetensors")):

@@ -76,16 +76,18 @@ def path_part(name: object, *forms: re.Pattern[str]) -> str:
 
 
 def check_kind(name: str) -> None:
-    """Raises ConfigError for what other programs run and this one does not."""
-    if name.lower().endswith(".gguf") or "-gguf" in name.lower():
+    """Raises ConfigError for what the hub does not have."""
+    if name.lower().endswith(".gguf"):
+        raise ConfigError(f"There is no file {name}: `paceline models list` shows the GGUF files of other programs.")
+    if "-gguf" in name.lower():
         raise ConfigError(
-            f"{name} names a model in GGUF, which is not read: give the same model with safetensors, as a Hugging Face "
-            "name such as Qwen/Qwen2.5-0.5B-Instruct or a directory."
+            f"{name} names GGUF files on the hub: fetch one of them and give its path, or give the same model with "
+            "safetensors, such as Qwen/Qwen2.5-0.5B-Instruct."
         )
     if _OLLAMA_NAME.fullmatch(name) and not name.startswith("fake:"):
         raise ConfigError(
-            f"{name} reads like a name of Ollama, whose models are GGUF and are not read: give the same model as a "
-            "Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct, or a directory with safetensors."
+            f"{name} reads like a name of Ollama, whose store here has no such model: `ollama pull {name}` first, or "
+            "give a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct, a folder or a GGUF file."
         )
 
 
@@ -117,7 +119,7 @@ def wanted_files(repository: str, names: Iterable[str]) -> list[str]:
 
 def _instead(names: list[str]) -> str:
     if any(name.lower().endswith(".gguf") for name in names):
-        return ": it holds GGUF, which is not read; the same model is most often there once more with safetensors"
+        return ": it holds GGUF files, of which one may be fetched and given by its path"
     pickled = next((name for name in names if any(fnmatch(name, pattern) for pattern in PICKLED)), None)
     return "" if pickled is None else f", only {pickled}, and unpickling can run code"
 

@@ -7,8 +7,11 @@ numbers are decoded; what the tensors of an architecture mean is below.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import ConfigError
+from paceline.hub.download import SHA256, path_part
 
 if TYPE_CHECKING:
     import gguf
@@ -27,7 +31,10 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float32]
 
+log = logging.getLogger("paceline.engine")
+
 SUFFIX: Final = ".gguf"
+_MIB: Final = 1 << 20
 _SPLIT_FILE: Final = "-of-0"  # in the names of models of several files
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # `tokenizer.ggml.token_type`
 
@@ -375,6 +382,27 @@ class GgufFile:
         return values.reshape(heads, values.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(values.shape)
 
 
+def converted(path: Path) -> Path:
+    """The folder of a GGUF file's model in the cache, written at its first use. Raises ConfigError."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "gguf"
+    folder = cache / path_part(fingerprint(path), SHA256)
+    if not folder.is_dir():
+        log.info("%s is converted to safetensors once, in %s", path, folder)
+        import_gguf(path, folder)
+    return folder
+
+
+def fingerprint(path: Path) -> str:
+    """sha256 over the size of the file, and its first and last MiB."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(f"gguf {size}".encode())
+    with path.open("rb") as stream:
+        digest.update(stream.read(_MIB))
+        stream.seek(max(0, size - _MIB))
+        digest.update(stream.read(_MIB))
+    return digest.hexdigest()
+
+
 def import_gguf(path: Path, folder: Path) -> None:
     """Write the model of a GGUF file as a folder that transformers and every engine here read.
 
@@ -382,17 +410,17 @@ def import_gguf(path: Path, folder: Path) -> None:
     stay float32. The folder appears whole or not at all. Raises ConfigError.
     """
     file = GgufFile.open(path)
-    part = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    part = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     try:
+        part.mkdir(parents=True)
         _write_json(part / "config.json", file.config())
         _write_json(part / "tokenizer_config.json", file.tokenizer_config())
         if template := file.template:
             (part / "chat_template.jinja").write_text(template, "utf-8")
         file.tokenizer().save(str(part / "tokenizer.json"))
         _write_weights(part / "model.safetensors", file)
-        part.replace(folder)
+        if not folder.exists():  # another process may have been quicker
+            part.replace(folder)
     except KeyError as error:
         raise ConfigError(f"{path} lacks the field {error.args[0]}.") from error
     except OSError as error:

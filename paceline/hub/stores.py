@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
+from paceline.errors import ConfigError
+from paceline.hub.download import path_part
 from paceline.hub.gguf import SUFFIX
 
 Store = Literal["ollama", "lm-studio", "llama.cpp"]
 
 _OLLAMA_HOST: Final = "registry.ollama.ai"  # models of it, and of its `library`, are named without these
 _OLLAMA_MODEL: Final = "application/vnd.ollama.image.model"
+_BLOB: Final = re.compile("sha256-[0-9a-f]{64}")
 _MAX_MANIFEST: Final = 1 << 20  # bytes
 _PROJECTORS: Final = "mmproj"  # in the names of files that turn images into rows, which are no model
 
@@ -62,12 +66,9 @@ def _ollama_file(folder: Path, manifest: Path) -> Path | None:
         with manifest.open("rb") as stream:
             layers = json.loads(stream.read(_MAX_MANIFEST))["layers"]
         (digest,) = (layer["digest"] for layer in layers if layer["mediaType"] == _OLLAMA_MODEL)
-        kind, _, number = digest.partition(":")
-        if kind != "sha256" or not set(number) <= set("0123456789abcdef"):
-            return None
-        path = folder / "blobs" / f"{kind}-{number}"
+        path = folder / "blobs" / path_part(digest.replace(":", "-", 1), _BLOB)
         return path if path.is_file() else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -36,7 +36,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]
         ("house/nothing", "neither a directory here nor a model on the Hugging Face hub"),
         ("house/tiny@v9", "has no revision v9"),
         ("house/pickled", "only model.bin, and unpickling can run code"),
-        ("house/quantised", "it holds GGUF, which is not read"),
+        ("house/quantised", "it holds GGUF files"),
         ("house/gated", "accept them on its page"),
         ("house/bare", "no config.json"),
         ("llama3:8b", "a name of Ollama"),

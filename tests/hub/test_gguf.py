@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError
+from paceline.hub.cache import find, served_name
 from paceline.hub.gguf import GgufFile, import_gguf
 from paceline.hub.stores import find_stored, stored_models
 from paceline.models import DEVICE
@@ -212,3 +213,25 @@ def test_models_of_other_programs_are_found_by_the_names_that_these_show(tmp_pat
     }
     assert find_stored("ann/own", environment, tmp_path) == ollama / "blobs" / f"sha256-{digest}"
     assert find_stored("evil", environment, tmp_path) is None
+
+
+def test_a_file_and_a_name_of_a_store_are_models_that_can_be_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(ARCHITECTURES["qwen2"](), tmp_path / "original")
+    digest = "0" * 64
+    blob = tmp_path / "ollama" / "blobs" / f"sha256-{digest}"
+    manifest = tmp_path / "ollama" / "manifests" / "registry.ollama.ai" / "library" / "tiny" / "latest"
+    for path in (blob, manifest):
+        path.parent.mkdir(parents=True)
+    write_gguf(tmp_path / "original", tmp_path / "tiny.gguf")
+    (tmp_path / "tiny.gguf").replace(blob)
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}"}
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = find("tiny:latest")
+    assert find("tiny") == folder and (folder / "model.safetensors").is_file() and served_name("tiny") == "tiny"
+    (tmp_path / "copy.gguf").write_bytes(blob.read_bytes())
+    assert find(tmp_path / "copy.gguf") == folder and served_name(tmp_path / "copy.gguf") == "copy"
+    assert [path.name for path in folder.parent.iterdir() if "partial" in path.name] == []
