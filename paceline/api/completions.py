@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from paceline.api.chat.output import Json, report, running_usage, summary, usage
 from paceline.api.dependencies import Caller, ServiceDep, SettingsDep
-from paceline.api.generation.attachments import AnswerRoute
+from paceline.api.generation.attachments import PromptRoute
 from paceline.api.generation.fan_in import LateGeneration, close_all, must_load, prepare_all
 from paceline.api.generation.request import (
     Input,
@@ -441,7 +441,7 @@ class CompletionEvent(BaseModel):
 
 
 router = APIRouter(
-    route_class=AnswerRoute,
+    route_class=PromptRoute,
     dependencies=[Security(key, scopes=["completions"])],
     responses=REFUSALS,
     tags=["completions"],

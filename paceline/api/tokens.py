@@ -18,7 +18,7 @@ from paceline.api.dependencies import ServiceDep
 from paceline.api.generation.attachments import ConversationRoute
 from paceline.api.generation.schema import MAX_TOOLS
 from paceline.api.http.body import Schema
-from paceline.api.http.routing import key
+from paceline.api.http.routing import Route, key
 from paceline.api.models import chat_model
 from paceline.api.openapi import REFUSALS
 from paceline.engine.base import ModelInfo
@@ -104,7 +104,6 @@ async def tokenize(asked: TokenizeRequest, service: ServiceDep) -> Tokenized:
     )
 
 
-@router.post("/detokenize")
 async def detokenize(asked: DetokenizeRequest, service: ServiceDep) -> Detokenized:
     """Turn tokens into text."""
     model = _model(service, asked.model)
@@ -114,6 +113,9 @@ async def detokenize(asked: DetokenizeRequest, service: ServiceDep) -> Detokeniz
         raise RequestError(f"{where} is {highest}; ids are 0 to {model.vocab_size - 1}.", param=where)
     parts = await service.token_bytes(asked.tokens, model.name)
     return Detokenized(prompt=b"".join(parts).decode("utf-8", "replace"))
+
+
+router.add_api_route("/detokenize", detokenize, methods=["POST"], route_class_override=Route)  # no conversation
 
 
 def _model(service: Service, name: str | None) -> ModelInfo:

@@ -143,13 +143,17 @@ class ConversationRoute(Route):
         return await read_conversation(request)
 
 
-class AnswerRoute(ConversationRoute):
-    """A route that answers a conversation or a prompt: its body is left unread where the key's answers have no room."""
+class PromptRoute(Route):
+    """A route that answers a prompt: its body is left unread where the key's answers have no room."""
 
     async def read(self, request: Request) -> Mapping[str, object]:
         service: Service = request.app.state.service
         await service.wait_for_room(request.state.identity.key)
-        return await read_conversation(request)
+        return await super().read(request)
+
+
+class AnswerRoute(PromptRoute, ConversationRoute):
+    """A route that answers a conversation: likewise."""
 
 
 async def read_conversation(request: Request) -> Json:

@@ -12,9 +12,10 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
-from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+from sse_starlette.sse import EventSourceResponse
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -220,15 +221,12 @@ class EventStream(EventSourceResponse):
             headers=headers,
             ping=keep_alive,
             ping_message_factory=ping,  # type: ignore[arg-type]  # bytes are sent as they are
-            send_timeout=READ_S,
         )
+        del self.headers["connection"]  # says nothing in HTTP/1.1, and belongs to the server
         self.ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
-        try:
-            await super().__call__(scope, receive, send)
-        except SendTimeoutError:
-            raise ClientGoneError from None
+        await super().__call__(scope, receive, partial(_send, send))  # whose own limit spares the first and last piece
         if not self.ended:
             raise ClientGoneError
 

@@ -277,6 +277,8 @@ def refusal(place: Iterable[int | str], kind: str, message: str) -> RequestError
         sentence = f"The field {param} is required."
     elif kind == "extra_forbidden":
         sentence = f"Unknown field {param[:128]}."
+    elif kind in ("model_type", "model_attributes_type"):  # pydantic speaks of dictionaries and instances
+        sentence = f"{param[:128]} cannot be used: input should be an object."
     else:
         sentence = f"{param[:128]} cannot be used: {message[:1].lower()}{message[1:]}."
     return RequestError(sentence, param=param[:128] or None)

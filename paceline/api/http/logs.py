@@ -28,10 +28,12 @@ _log = logging.getLogger("paceline.api")
 
 
 def configure_logging(level: str, form: Literal["text", "json"] = "text") -> None:
-    """Log to stderr; of uvicorn and httpx warnings only."""
+    """Log to stderr; of uvicorn and httpx warnings only. What other packages say at DEBUG is left out at any level:
+    sse-starlette writes down every piece of an answer, and HTTP clients headers."""
     handler = logging.StreamHandler()
     handler.setFormatter(OneLine(_FORMAT) if form == "text" else OneObject())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.basicConfig(level=max(logging.INFO, logging.getLevelNamesMapping()[level.upper()]), handlers=[handler])
+    logging.getLogger("paceline").setLevel(level.upper())
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(Seldom())
     logging.getLogger("uvicorn.error").addFilter(_is_news)

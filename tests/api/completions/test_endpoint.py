@@ -360,6 +360,13 @@ def test_a_prompt_beyond_the_context_is_refused_in_the_words_agents_know(
         assert http.post(ROUTE, json=whole).status_code == 200
 
 
+def test_a_prompt_has_no_files_and_no_images(http: httpx.Client) -> None:
+    """Fields of other interfaces are unknown here, and ignored as such."""
+    messages = [{"role": "user", "content": [{"type": "image_url"}, {"type": "file", "file": {"file_id": "file-no"}}]}]
+    answer = http.post(ROUTE, json=asked(max_tokens=1, messages=messages, input=messages, items=messages))
+    assert answer.status_code == 200, answer.text
+
+
 def test_max_tokens_beyond_the_context_are_clamped(client: openai.OpenAI) -> None:
     prompt = "x" * (MAX_POSITIONS - 10)
     answer = client.completions.create(**asked(prompt=prompt, max_tokens=10**6, logit_bias={"256": -100}))

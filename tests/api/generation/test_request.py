@@ -76,6 +76,11 @@ def test_an_explicit_null_means_absent(http: httpx.Client, service: ScriptedServ
     assert asked.sampling.temperature == asked.sampling.top_p == 1.0
 
 
+def test_what_is_no_object_is_refused_in_json_s_words(http: httpx.Client) -> None:
+    for fields in ({"messages": ["Hi"]}, {"tools": [5]}, {"stream_options": "yes"}, {"paceline": True}):
+        assert str(fault(post(http, **fields))["message"]).endswith(" cannot be used: input should be an object.")
+
+
 def test_variables_of_the_chat_template_are_taken_as_other_servers_take_them(
     http: httpx.Client, service: ScriptedService
 ) -> None:

@@ -74,6 +74,21 @@ def test_no_route_takes_a_json_body_beyond_the_limit(served: tuple[FastAPI, http
         assert "larger than" in told(http.request(route.method, route.path, content=body), route, 413)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/detokenize", "/api/show", "/v1/vector_stores"])
+def test_a_body_without_a_conversation_is_refused_by_its_announced_length(
+    served: tuple[FastAPI, httpx.Client], path: str
+) -> None:
+    """None of it is read: 8 MiB are for files in messages, which these routes do not have."""
+    _, http = served
+    headers = f"Host: localhost\r\nAuthorization: Bearer key\r\nContent-Length: {MAX_BODY + 1}\r\n"
+    with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=WAIT) as connection:
+        connection.sendall(f"POST {path} HTTP/1.1\r\n{headers}\r\n".encode())
+        answer = connection.recv(65536)
+        while b"larger than" not in answer and (more := connection.recv(65536)):
+            answer += more
+    assert answer.startswith(b"HTTP/1.1 413 ") and f"larger than {MAX_BODY} bytes".encode() in answer
+
+
 def test_every_answer_of_every_route_has_an_id_a_time_and_its_origin(served: tuple[FastAPI, httpx.Client]) -> None:
     """Includes errors, unknown paths and methods."""
     app, http = served

@@ -38,6 +38,24 @@ def test_what_a_stranger_says_forges_no_line_of_the_log() -> None:
     assert any("Traceback" in line for line in lines)
 
 
+DEBUGS = """
+import logging
+from paceline.api.http.logs import configure_logging
+
+configure_logging("debug")
+for name in ("sse_starlette.sse", "python_multipart.multipart", "httpcore.http11", "some.package"):
+    logging.getLogger(name).debug("chunk: %s", "the text of an answer")
+    logging.getLogger(name).warning("something is wrong")
+logging.getLogger("paceline.api").debug("of our own")
+"""
+
+
+def test_no_other_package_says_at_debug_what_an_answer_holds() -> None:
+    done = subprocess.run([sys.executable, "-c", DEBUGS], capture_output=True, text=True, timeout=60, check=True)
+    assert "the text" not in done.stderr
+    assert done.stderr.count("something is wrong") == 4 and "of our own" in done.stderr
+
+
 def test_a_text_on_one_line_has_nothing_that_moves_a_cursor() -> None:
     assert printable(FORGED).isprintable() and len(printable(FORGED)) == len(FORGED)
     assert printable("naïve 東京 🙂") == "naïve 東京 🙂"
