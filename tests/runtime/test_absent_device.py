@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any, Literal, get_args
 
@@ -38,7 +39,8 @@ def expected(asked: Asked, device: Device, on_loss: OnLoss) -> object:
 
 async def outcome(request: GenerateRequest, device: Device) -> object:
     async with nodes(linked=device == "linked") as (bench, _):
-        bench.cloud._peers._expects_peer = lambda: device != "never enrolled"  # as the server's registry says
+        expects = lambda: device != "never enrolled"  # noqa: E731  # as the server's registry says
+        bench.cloud._peers._company = replace(bench.cloud._peers._company, expects_peer=expects)
         try:
             _, done = await collect(await bench.cloud.prepare(request))
         except RequestError as refused:
@@ -74,7 +76,7 @@ async def test_a_refusal_says_why_no_device_takes_part() -> None:
 
 async def test_a_device_that_may_not_be_asked_is_not_missed_while_it_is_away() -> None:
     async with nodes(may_ask=NOBODY) as (bench, _):
-        bench.cloud._peers._expects_peer = lambda: True
+        bench.cloud._peers._company = replace(bench.cloud._peers._company, expects_peer=lambda: True)
         for _ in range(2):
             _, done = await collect(await bench.cloud.prepare(changed(REQUEST, strategy="auto")))
             assert (done.strategy, done.degraded) == ("lookup_tree", None)
