@@ -13,8 +13,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic.config import JsonDict
+from pydantic_core import CoreSchema
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -238,12 +239,30 @@ def _nullable(schema: JsonDict) -> None:
             properties[name] = {"anyOf": [field, {"type": "null"}], **rest}
 
 
+def _stop_at_faults(schema: object) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "tuple"):
+            schema["fail_fast"] = True
+        for each in schema.values():
+            _stop_at_faults(each)
+    elif isinstance(schema, list | tuple):
+        for each in schema:
+            _stop_at_faults(each)
+
+
 class Schema(BaseModel):
-    """Strict about types (no "1" for 1); ignores unknown fields and nulls."""
+    """Strict about types (no "1" for 1); ignores unknown fields and nulls. A list is read up to its first fault: 8 MiB
+    may have millions, of which pydantic makes gigabytes for the one that is told."""
 
     model_config = ConfigDict(
         strict=True, extra="ignore", allow_inf_nan=False, frozen=True, json_schema_extra=_nullable
     )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _stop_at_faults(schema)
+        return schema
 
     @model_validator(mode="before")
     @classmethod

@@ -9,10 +9,12 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from fastapi import FastAPI
+from pydantic import ValidationError
 
 from paceline.api.http.auth import Keyring
-from paceline.api.http.body import MAX_BODY
+from paceline.api.http.body import MAX_BODY, Schema
 from paceline.api.http.routing import LargeRoute
+from paceline.errors import RequestError
 from server.openapi import sample
 from tests.api.declared import Declared, declared
 from tests.api.generation.test_request import told
@@ -87,6 +89,27 @@ def test_a_body_without_a_conversation_is_refused_by_its_announced_length(
         while b"larger than" not in answer and (more := connection.recv(65536)):
             answer += more
     assert answer.startswith(b"HTTP/1.1 413 ") and f"larger than {MAX_BODY} bytes".encode() in answer
+
+
+def schemas(base: type[Schema] = Schema) -> Iterator[type[Schema]]:
+    for each in base.__subclasses__():
+        yield each
+        yield from schemas(each)
+
+
+@pytest.mark.parametrize("wrong", [1, "x", {}, [], None, {"type": "text"}, {"role": "user", "content": [1] * 200}])
+def test_a_list_is_read_up_to_its_first_fault(wrong: object) -> None:
+    """A body of 8 MiB may have millions, each of which takes a kilobyte and microseconds of the loop to be told."""
+    found = list(schemas())
+    assert len(found) > 30
+    for schema in found:
+        for field in schema.model_fields:
+            try:
+                schema.model_validate({field: [wrong] * 200})
+            except ValidationError as error:
+                assert error.error_count() < 50, (schema, field)
+            except (RequestError, TypeError):
+                pass  # what it says itself
 
 
 def test_every_answer_of_every_route_has_an_id_a_time_and_its_origin(served: tuple[FastAPI, httpx.Client]) -> None:
