@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from paceline.core.energy import MeterName
-from paceline.core.permission import MayAsk
-from paceline.core.side import Side
+from paceline.core.side import MayAsk, Side
 from paceline.local_users import is_loopback
 
 PREFIX = "PACELINE_"

@@ -21,10 +21,10 @@ from paceline.strategies.base import (
     Sampled,
     Scored,
     Started,
+    Strategy,
 )
 from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
 from paceline.strategies.decoding.prefix_tree import PrefixTree
-from paceline.strategies.strategy import Strategy
 
 
 class Autoregressive:

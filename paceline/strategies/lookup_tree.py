@@ -29,14 +29,13 @@ from paceline.strategies.base import (
     Sampled,
     Scored,
     Started,
+    Strategy,
     TimerFired,
     WakeAt,
 )
 from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
-from paceline.strategies.decoding.drafter_feed import MAX_LEARNT_ROWS, DrafterFeed, TreeDrafter
-from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
-from paceline.strategies.strategy import Strategy
-from paceline.wire.options import DraftLimits
+from paceline.strategies.decoding.prefix_tree import MAX_LEARNT_ROWS, DrafterFeed, PrefixNode, PrefixTree, TreeDrafter
+from paceline.wire.messages import DraftLimits
 
 DRAFTS_PER_ROW: Final = 4  # drafts of one step, by the rows that `DraftLimits` allows a forward
 LEARN_DELAY_S: Final = 0.001  # start of the engine's thread, before lessons compete with it for the interpreter

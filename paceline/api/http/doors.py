@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from paceline.core.shares import Shares
-from paceline.core.strangers import Strangers, counted_address, parsed_address
+from paceline.core.shares import Shares, Strangers, counted_address, parsed_address
 
 # The address behind a connection or a request, as limits by address count it.
 #

@@ -17,10 +17,8 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.core.sampling.dist import Dist, IdArray, ProbArray, best_indices
-from paceline.core.sampling.noise import contenders, gumbel
-from paceline.core.sampling.row import HEAD_ERROR, RowHead
-from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
+from paceline.core.sampling.dist import Dist, IdArray, ProbArray, best_indices, contenders, gumbel
+from paceline.core.sampling.sampler import HEAD_ERROR, RowHead, SamplingParams, filter_top, sample
 
 _MAX_RIVALS = 64  # with more rivals the row is flat and has to be requested anyway
 _SMALL_TAIL = 1e-3  # below this mass the tail itself is the tighter bound for each missing id

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.sampling import noise as core_noise
+from paceline.core.sampling import dist as core_noise
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
+from paceline.core.sampling.sampler import RowSampling, SampledRow, sample_row
 from paceline.engine.sampling import row_kernel
 from paceline.engine.sampling.noise import DISTINCT, MARGIN, margins, may_revive
 from paceline.engine.sampling.open_sampler import OpenSampler

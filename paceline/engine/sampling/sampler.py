@@ -29,9 +29,8 @@ from paceline.core.aggregation.weights import (
     sample_mixed_row,
     softmax,
 )
-from paceline.core.sampling.dist import Dist, ProbArray
-from paceline.core.sampling.noise import row_keys
-from paceline.core.sampling.row import (
+from paceline.core.sampling.dist import Dist, ProbArray, row_keys
+from paceline.core.sampling.sampler import (
     HEAD_BY_PROB,
     HEAD_BY_SCORE,
     NOT_SAMPLED,
@@ -39,8 +38,8 @@ from paceline.core.sampling.row import (
     RowSampling,
     RowTree,
     SampledRow,
+    SamplingParams,
 )
-from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Logits, SampleRequest
 from paceline.engine.sampling.batch_sampler import BatchSampler
 from paceline.engine.sampling.noise import UNDERFLOW, GroupNoise, may_revive

@@ -26,9 +26,8 @@ from paceline.strategies.aggregate.options import pinned_side, sends_both_ways
 from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
 from paceline.strategies.base import ClosePeer, Effect, Emit, MachineConfig
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
-from paceline.strategies.decoding.drafter_feed import NgramDrafts
 from paceline.strategies.decoding.peer_watch import BROKEN_FORM, permits
-from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, PrefixNode, PrefixTree
+from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, NgramDrafts, PrefixNode, PrefixTree
 from paceline.wire.dist_codec import decode_head, encode_head
 from paceline.wire.messages import Drafts
 from paceline.wire.payloads import FOLLOWS, NAMED, RECEIVERS, SENDERS, YOURS, EncodedNodes, pack_nodes, unpack_nodes

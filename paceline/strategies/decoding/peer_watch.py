@@ -44,8 +44,7 @@ from paceline.strategies.base import (
     WakeAt,
 )
 from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
-from paceline.strategies.decoding.drafter_feed import NgramDrafts
-from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
+from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixNode, PrefixTree
 from paceline.wire.messages import SessionMessage
 
 SYNC_INTERVAL_S: Final = 1.0  # between two looks at what the peer may have missed

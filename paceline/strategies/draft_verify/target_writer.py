@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from paceline.core.sampling.dist import Dist, IdArray
-from paceline.core.sampling.row import head as head_of
+from paceline.core.sampling.sampler import head as head_of
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.base import (
     Cancelled,
