@@ -19,11 +19,9 @@ from typing import Any, Final, Literal
 from paceline.runtime.service import GenerateEvent, GenerationResult
 from paceline.runtime.tracing import PREFIX, Tracer
 
-# Counts of values by size, as Prometheus keeps them.
-
 
 class Histogram:
-    """Values in buckets; adding one costs the same however many there are."""
+    """Counts of values by size, as Prometheus keeps them; adding one costs the same however many there are."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         """bounds: greatest value of each bucket but the last, which has none; ascending."""

@@ -1,4 +1,4 @@
-"""Fair shares of a fixed number of places among owners that come and go.
+"""Fair shares of a fixed number of places among owners that come and go, and among strangers by their address.
 
 An owner may take a place while it holds fewer than `EASE` times as many as are free. So one that is alone holds eight
 ninths of all, and the rest is free for whoever comes next; several that want all they can get hold the same number

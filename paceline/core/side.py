@@ -1,4 +1,4 @@
-"""The two sides of a request, and zones: absolute names, so that both machines mean the same."""
+"""The two sides of a request, zones, and who may ask a device: absolute names, so that both machines mean the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings from a transformers model: attention kinds with their windows, the context length, the name of its cache."""
+"""Settings of a model from its files: attention kinds and windows, the context length, recommended sampling."""
 
 from __future__ import annotations
 

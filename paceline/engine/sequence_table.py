@@ -1,4 +1,4 @@
-"""Sequence table: the cached rows and the open tree of each sequence.
+"""Sequence table: the cached rows and the open tree of each sequence, and the base of engines that keep rows in lists.
 
 All engines share these checks, so they refuse the same segments with the same error messages. Knows no tensors.
 
@@ -306,14 +306,12 @@ def _placed_tree(segment: Segment, rows: CachedRows) -> PlacedSegment:
     )
 
 
-# Engines that compute on the host from a list of rows for each sequence: all but what their distributions are.
-
-
 Row = TypeVar("Row")
 
 
 class RowListEngine(ABC, Generic[Row]):
-    """Runs one batch after the other. Without `export_kv`, `import_kv` and `begin`, which differ."""
+    """Engine that computes on the host from a list of rows for each sequence, one batch after the other: all but
+    `_append`, and `export_kv`, `import_kv` and `begin`, which differ."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._info = info

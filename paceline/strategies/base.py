@@ -1,4 +1,4 @@
-"""Machines of strategies: events in, effects out. A machine never waits.
+"""Machines of strategies: events in, effects out; and the records of strategies. A machine never waits.
 
 Guarantees every machine gives, tested by `tests/strategies/conformance/` and `tests/strategies/test_fuzz.py`: `Emit`
 never retracts; after `Finish` nothing; every `Forward` is answered by one `Scored` or `Sampled`; the same events, seed

@@ -3,7 +3,7 @@
 Renaming a class is not a protocol change; changing a tag or field is, and raises VERSION.
 Strings and lists are bounded so that the decoder refuses oversized ones before any other code runs.
 
-A strategy adds its messages as subclasses of `SessionMessage`, and its options as a subclass of `wire.options.Options`;
+A strategy adds its messages as subclasses of `SessionMessage`, and its options as a subclass of `Options`;
 messages of the strategies in this package are defined here, others are added with `wire.codec.register`.
 """
 
@@ -249,7 +249,7 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
     max_tokens: Count
     top_k_documents: Count
     privacy: Name
-    options: msgspec.Raw  # the strategy's options as an array of their fields, see `wire.options`
+    options: msgspec.Raw  # the strategy's options as an array of their fields, see `Options`
     targets: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
     epoch: Count  # number of earlier openings of this answer; messages of another epoch are dropped
     constraint: SentConstraint | None  # on the text; each side masks its own distributions
@@ -468,7 +468,8 @@ def bad_tokens(path: str, tokens: list[int], start: int, vocab_size: int | None)
     return None
 
 
-# Stretches of an answer between two searches for documents. Pure.
+# Options of strategies, as an opening carries them and machines are configured with them. Those of the strategies in
+# this package that need more than the common ones are here or beside their machines.
 
 
 MIN_STRETCH: Final = 8  # tokens: each stretch begins with a search and a round trip
@@ -484,11 +485,6 @@ def stretch_of(length: int, every: int, limit: int) -> tuple[int, int]:
         return 0, limit
     begin = length // every * every
     return begin, min(limit, begin + every)
-
-
-# Options of strategies, as an opening carries them and machines are configured with them.
-#
-# Those of the strategies in this package that need more than the common ones are here or beside their machines.
 
 
 class DraftLimits(SentPart, frozen=True):
@@ -519,7 +515,7 @@ class Options(SentPart, frozen=True):
 
     @property
     def stretch(self) -> int:
-        """Tokens between two searches for documents, see `core.stretches`; 0: there is one search."""
+        """Tokens between two searches for documents, see `stretch_of`; 0: there is one search."""
         return 0
 
     @property

@@ -1,4 +1,4 @@
-"""Pending segments in order of arrival, and what is to be computed again before them."""
+"""Who is next: pending segments in order of arrival, their groups, and the rows that each may have in a step."""
 
 from __future__ import annotations
 
@@ -293,10 +293,6 @@ class Memory:
         return ()
 
 
-# Times of steps as they were measured, and what follows: rows of long prompts and of one owner beside others'
-# answers.
-
-
 # How many rows of long prompts a step takes beside answers that are being written, from the times of steps.
 #
 # A token of an answer waits for the whole step, so what a step takes longer for the prompts' rows is every answer's
@@ -307,9 +303,8 @@ class Memory:
 # token budget (Agrawal et al. 2024), which is a constant found by profiling.
 
 
-PROMPT_SHARE: Final = (
-    0.75  # of the answers' own time that prompts may add to a step, so that a gap is less than doubled
-)
+# Of the answers' own time that prompts may add to a step, so that a gap is less than doubled.
+PROMPT_SHARE: Final = 0.75
 REFRESH: Final = 48  # steps with prompts, after which one without them measures the answers' time again
 FIRST_ROWS: Final = 16  # while the time of a prompt's row is unknown
 _GROWTH: Final = 2.0  # of the rows from one step to the next: what a row costs depends on their number
@@ -456,9 +451,9 @@ def _row_class(rows: int) -> int:
 # How many rows of one owner a step takes while other owners have answers in it: no owner makes it much longer.
 #
 # Every answer in a step waits for the whole step, so the rows of one owner with many answers are everybody's gap. The
-# rule: what an owner's rows add to a step is at most a `SHARE` of what the step takes without them. It is in time, so
-# that rows that are free are not held back, and by owner, so that many owners with few answers each are not: only who
-# has more than the others together allow is limited. Who asks for less than the limit has all of its rows in every
+# rule: what an owner's rows add to a step is at most `OWNER_SHARE` of what the step takes without them. It is in time,
+# so that rows that are free are not held back, and by owner, so that many owners with few answers each are not: only
+# who has more than the others together allow is limited. Who asks for less than the limit has all of its rows in every
 # step, and each owner has its oldest segment, or the oldest branches of one answer, whatever they cost.
 #
 # An owner that is alone is not limited, nor is anybody before the caller has told what steps take. Owners seen in the
@@ -466,10 +461,8 @@ def _row_class(rows: int) -> int:
 # Not bounded: what several owners add together, and a single tree, which cannot be cut.
 
 
-OWNER_SHARE: Final = (
-    0.45  # of a step's time without an owner's rows that these may add: gaps of at most 1.5 times, estimates
-)
-# being off by some rows
+# Of a step's time without an owner's rows that these may add: gaps of at most 1.5 times, as estimates are off by rows.
+OWNER_SHARE: Final = 0.45
 STAYS: Final = 4  # steps for which an owner that has nothing pending still counts
 _LEAST_SHARE: Final = 0.05  # that prompts may add in any case
 

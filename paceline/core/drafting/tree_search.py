@@ -1,4 +1,4 @@
-"""Best-first search for draft trees (DIAA, Tian et al. 2026, eq. 1 and 2).
+"""Best-first search for draft trees (DIAA, Tian et al. 2026, eq. 1 and 2), and the acceptance rates that rank drafts.
 
 The candidate with the highest probability of being accepted is added to the tree, and its children become candidates.
 As no child is likelier than its parent, the nodes are the B best of all, and each prefix of their order is the best

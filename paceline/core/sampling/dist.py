@@ -1,4 +1,4 @@
-"""Next-token distributions: the type that engines return, machines compare and the wire carries.
+"""Next-token distributions, which engines return, machines compare and the wire carries; and the noise that draws.
 
 Knows nothing of sampling parameters or documents: see `sampler` and `aggregation.weights`.
 """

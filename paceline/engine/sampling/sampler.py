@@ -68,7 +68,7 @@ _EVIDENT = 64  # ids of a branch that are read first; rarely are more of them ev
 
 
 def row_heads(logs: Tensor, rows: Sequence[RowSampling]) -> Rounds[list[RowHead]]:
-    """Heads as of `core.sampling.row.row_head`. logs: (rows, vocab) log-probabilities after processing.
+    """Heads as of `core.sampling.sampler.row_head`. logs: (rows, vocab) log-probabilities after processing.
 
     Which ids a head has may differ from the reference's at its edges; its bounds hold for all that it lacks.
     """

@@ -176,7 +176,7 @@ class Workspace:
 
 # Rows of logits by groups of ids: one sweep for the groups' maxima, then only the groups that matter.
 #
-# Groups are those of the common noise (`core.sampling.noise.GROUP`). Equal values go to the lowest id everywhere.
+# Groups are those of the common noise (`core.sampling.dist.GROUP`). Equal values go to the lowest id everywhere.
 
 
 _LEAST_BITS = 0xFF80  # of minus infinity in bfloat16

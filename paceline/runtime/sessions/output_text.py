@@ -1,4 +1,4 @@
-"""From tokens to final text: whole characters, without a suffix that may begin a stop string."""
+"""From tokens to final text: whole characters, without a suffix that may begin a stop string; logprobs of prompts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The part of a machine that talks to the engine: this side's documents, one branch each, continued along a tree.
 
 Every branch holds its prompt, the output tokens that are decided, and below them an open tree of rows for what may
-come. Rows are scored by all branches and mixed (`rescoring`). One forward a branch at a time: a sequence is never
+come. Rows are scored by all branches and mixed (`BranchMixer`). One forward a branch at a time: a sequence is never
 changed while one is under way. Knows nothing of the peer or of how nodes are chosen.
 """
 
@@ -46,20 +46,18 @@ from paceline.core.sampling.sampler import (
 from paceline.strategies.base import Branch, Effect, Forward, Prune, Sampled, Scored
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 
-# From the rows of all branches to one distribution: constraint, document scores, penalties, mixture.
-#
-# Branches are mixed with weights exp(R) (DRAGON eq. 2). With rescoring, R follows the text: what each branch predicted
-# of the tokens so far is evidence for or against its document (`core.aggregation.weights.decayed_evidence`), kept per
-# node, so that nothing is rolled back. Knows nothing of sequences, tickets or the order of forwards.
-
-
 AllowedIds = NDArray[np.bool_] | None  # a mask; None: all ids
 NO_COUNTS: Mapping[int, int] = {}
 RESCORED_TOKENS = 48  # of a prefix, at its end: what lies further back adds less than the quantization of a score
 
 
 class BranchMixer:
-    """Mixes the branches of one answer. A node is scored after its parent."""
+    """From the rows of an answer's branches to one distribution: constraint, document scores, penalties, mixture.
+
+    Branches are mixed with weights exp(R) (DRAGON eq. 2). With rescoring, R follows the text: what each branch
+    predicted of it is evidence for or against its document (`core.aggregation.weights.decayed_evidence`), kept per
+    node, so that nothing is rolled back. A node is scored after its parent.
+    """
 
     def __init__(
         self,
@@ -305,54 +303,6 @@ def _masked(dists: Sequence[Dist], allowed: AllowedIds) -> Sequence[Dist]:
     return dists if allowed is None else [apply_mask(dist, allowed) for dist in dists]
 
 
-# Rows of the forward answered last: each branch's distributions, or the tokens that the engine has sampled.
-
-
-class AnsweredRows:
-    """Store of one decoder. Keeps rows until the next answer, or until they are taken: distributions are large."""
-
-    def __init__(self) -> None:
-        self.dists: dict[PrefixNode, tuple[Dist, ...]] = {}  # each branch's row after a node
-        self.sampled: dict[PrefixNode, SampledRow] = {}
-        self._parts: dict[int, tuple[Dist, ...]] = {}  # branch -> rows of the batch that is being answered
-        self._prompt: tuple[Dist, ...] = ()
-        self._prompt_of: int | None = None  # branch whose first answer has more rows than its last
-
-    def expect_prompt(self, branch: int) -> None:
-        """The next answer of this branch begins with rows of its prompt's end."""
-        self._prompt_of = branch
-
-    def add(self, branch: int, dists: Sequence[Dist]) -> None:
-        """Rows of one branch."""
-        if branch == self._prompt_of:
-            self._prompt, dists, self._prompt_of = tuple(dists[:-1]), dists[-1:], None
-        self._parts[branch] = (*self._parts.get(branch, ()), *dists)
-
-    def complete(self, nodes: Sequence[PrefixNode]) -> None:
-        """Every branch has answered: the rows after these nodes are known."""
-        parts = [self._parts[branch] for branch in range(len(self._parts))]
-        self.dists = dict(zip(nodes, zip(*parts, strict=True), strict=True))
-        self._parts.clear()
-
-    def add_sampled(self, nodes: Sequence[PrefixNode], rows: Sequence[SampledRow]) -> None:
-        """The tokens after these nodes, of the only branch."""
-        if self._prompt_of is not None:
-            self._prompt = tuple(row.top for row in rows[:-1] if row.top is not None)
-            rows, self._prompt_of = rows[-1:], None
-        self.sampled = {node: row for node, row in zip(nodes, rows, strict=True) if row is not NOT_SAMPLED}
-
-    def pop(self) -> dict[PrefixNode, tuple[Dist, ...]]:
-        """Each branch's row after each node; the head of a sampled one."""
-        dists, self.dists = self.dists, {}
-        sampled, self.sampled = self.sampled, {}
-        return dists | {node: (row.top,) for node, row in sampled.items() if row.top is not None}
-
-    def pop_prompt(self) -> tuple[Dist, ...]:
-        """Rows of the prompt's end, all but its very last."""
-        rows, self._prompt = self._prompt, ()
-        return rows
-
-
 _GREEDY = SamplingParams(temperature=0.0)
 MAX_OPEN_ROWS = 96  # rows of one branch's open tree: an answer's memory is claimed before it begins
 
@@ -388,7 +338,7 @@ class BranchDecoder:
         self.rows = 0  # in them, of one branch
         self.timed: tuple[int, float] | None = None  # rows and seconds of the last forward that was no prefill
         self.num_top = NUM_SUCCESSORS if keep_heads else 0  # ids of the head of each row that is sampled from now on
-        self._mixer = BranchMixer(
+        self.mixer = BranchMixer(
             sampling,
             vocab_size,
             rescoring=rescoring,
@@ -408,18 +358,18 @@ class BranchDecoder:
         self._ticket = 0
         self._pending: dict[int, int] = {}  # under way: ticket -> branch
         self._batch: tuple[PrefixNode, ...] = ()  # nodes that the forward under way will score
-        self._answered = AnsweredRows()
+        # Rows of the forward answered last, until the next answer or until they are taken: distributions are large.
+        self._dists: dict[PrefixNode, tuple[Dist, ...]] = {}  # each branch's row after a node
+        self._sampled_rows: dict[PrefixNode, SampledRow] = {}
+        self._parts: dict[int, tuple[Dist, ...]] = {}  # branch -> rows of the batch that is being answered
+        self._prompt_rows: tuple[Dist, ...] = ()
+        self._prompt_of: int | None = None  # branch whose first answer begins with rows of its prompt's end
         self._asked_at: float | None = None  # when the forward under way was asked for; None: the prefill
 
     @property
     def idle(self) -> bool:
         """No forward is under way, and there is something to continue."""
         return self.started and not self._pending
-
-    @property
-    def decided_by(self) -> frozenset[int] | None:
-        """The branches that decided the token that `sample` returned last; None: all alike, or it is not known."""
-        return self._mixer.decided_by
 
     def spare_rows(self, nodes: Sequence[PrefixNode]) -> int:
         """Rows that the open tree may have beside these."""
@@ -449,12 +399,11 @@ class BranchDecoder:
         self.log_evidence = log_weight(scores) if scores else None
         self._committed = list(prefix)
         head.cached = True
-        if num_prompt_dists > 0 and not prefix and bool(branches):
-            self._answered.expect_prompt(len(branches) - 1)
         self._batch = (head,)
-        self._mixer.start(self._branches, tuple(prefix), head)
+        self.mixer.start(self._branches, tuple(prefix), head)
         more = 0 if prefix or not branches else min(num_prompt_dists, len(branches[-1].prompt) - 1)
-        segments = prompt_segments(branches, tuple(prefix), self._mixer.num_prefix_rows, more)
+        self._prompt_of = len(branches) - 1 if more else None
+        segments = prompt_segments(branches, tuple(prefix), self.mixer.num_prefix_rows, more)
         return self._forwards(segments, more, sampled=self._samples and not prefix)
 
     def commit_to(self, head: PrefixNode) -> list[Effect]:
@@ -480,11 +429,11 @@ class BranchDecoder:
 
     def missing_rows(self, head: PrefixNode) -> list[PrefixNode]:
         """Decided nodes whose rows are not committed, `head` included. After `commit_to`: those without a row."""
-        return _path_below(head, len(self._committed))
+        return head.path_below(len(self._committed))
 
     def admitted(self, head: PrefixNode, drafts: Sequence[PrefixNode]) -> list[PrefixNode]:
         """Those of the drafts below `head`, parents first, that the constraint allows, in their order."""
-        return self._mixer.admitted(head, drafts, self._path, leaves=self._samples)
+        return self.mixer.admitted(head, drafts, self._path, leaves=self._samples)
 
     def append_rows(self, nodes: Sequence[PrefixNode], head: PrefixNode, now: float) -> list[Effect]:
         """Append rows, parents first. An open tree must have been committed with `commit_to`.
@@ -497,13 +446,14 @@ class BranchDecoder:
         ids: tuple[int, ...] | None = None
         if nodes[-1].position <= head.position and not self._open:
             self._committed += tokens
-            self._batch = tuple(nodes) if self._mixer.rescoring else (nodes[-1],)
+            self._batch = tuple(nodes) if self.mixer.rescoring else (nodes[-1],)
         else:
             ids = tuple(range(self._next_id, self._next_id + len(nodes)))
             self._next_id += len(nodes)
             for node, name in zip(nodes, ids, strict=True):
                 node.row = name
-            parents = tuple(_parent_row(node) for node in nodes)
+            above = [None if node.parent is None else node.parent.row for node in nodes]
+            parents = tuple(ROOT if row is None else row for row in above)  # ROOT: the parent is decided
             self._open += nodes
             self._batch = tuple(nodes)
         for node in nodes:
@@ -518,6 +468,12 @@ class BranchDecoder:
             sampled=self._samples,
         )
 
+    def take(self, answer: Scored | Sampled, now: float) -> Sequence[PrefixNode]:
+        """Take the answer to a forward, of whichever kind it asked for: the nodes that are complete by it."""
+        if isinstance(answer, Scored):
+            return self.scored(answer.ticket, answer.dists, now)
+        return self.sampled(answer.ticket, answer.rows, now)
+
     def sampled(self, ticket: int, rows: Sequence[SampledRow], now: float) -> Sequence[PrefixNode]:
         """Take the answer to a forward whose rows the engine samples: the nodes that have a token now."""
         if self._pending.pop(ticket, None) is None:
@@ -525,9 +481,13 @@ class BranchDecoder:
         if self._heads:
             for node, row in zip(self._batch, rows, strict=True):
                 if node.alive or not node.dead:
-                    self._mixer.take(node, row, partial(self._path_for_mixing, node))
+                    self.mixer.take(node, row, partial(self._path_for_mixing, node))
         else:
-            self._answered.add_sampled(self._batch, rows)
+            if self._prompt_of is not None:
+                self._prompt_rows = tuple(row.top for row in rows[:-1] if row.top is not None)
+                rows, self._prompt_of = rows[-1:], None
+            answered = zip(self._batch, rows, strict=True)
+            self._sampled_rows = {node: row for node, row in answered if row is not NOT_SAMPLED}
         self._record_forward(now)
         return self._batch
 
@@ -541,14 +501,19 @@ class BranchDecoder:
         branch = self._pending.pop(ticket, None)
         if branch is None:
             return ()
-        self._answered.add(branch, self._mixer.take_prefix_rows(branch, dists))
+        rows = self.mixer.take_prefix_rows(branch, dists)
+        if branch == self._prompt_of:
+            self._prompt_rows, rows, self._prompt_of = tuple(rows[:-1]), rows[-1:], None
+        self._parts[branch] = (*self._parts.get(branch, ()), *rows)
         if self._pending:
             return ()
-        self._answered.complete(self._batch)
+        parts = [self._parts[each] for each in range(len(self._parts))]
+        self._dists = dict(zip(self._batch, zip(*parts, strict=True), strict=True))
+        self._parts.clear()
         if not self._lazy:
             for node in self._batch:
                 self._score(node)
-            self._answered.pop()
+            self.pop_branch_dists()
         self._record_forward(now)
         return self._batch
 
@@ -556,53 +521,52 @@ class BranchDecoder:
         """The token after a node's prefix; None where the row has not been computed. Called once for each token, in
         order."""
         if self._samples:
-            row = self._answered.sampled.get(node)
+            row = self._sampled_rows.get(node)
             if row is None:
                 return None
-            self._mixer.decide(row)
+            self.mixer.decide(row)
             return row.token
         dist = self.dist(node)
         return None if dist is None else sample(filter_top(dist, self._sampling), self._sampling, node.position)
 
     def dist(self, node: PrefixNode) -> Dist | None:
         """This side's distribution after a node's prefix; None where its row has not been computed."""
-        if node.own_dist is None and node.alive and node in self._answered.dists:
+        if node.own_dist is None and node.alive and node in self._dists:
             self._score(node)
         return None if node.own_dist is None else node.own_dist.whole
 
     def pop_branch_dists(self) -> dict[PrefixNode, tuple[Dist, ...]]:
-        """Each branch's row after each node answered last; its head, where the engine samples. Forgotten here, as
-        distributions are large."""
-        return self._answered.pop()
+        """Each branch's row after each node answered last; its head, where the engine samples. Forgotten here."""
+        dists, self._dists = self._dists, {}
+        sampled, self._sampled_rows = self._sampled_rows, {}
+        return dists | {node: (row.top,) for node, row in sampled.items() if row.top is not None}
 
     def prompt_dists(self) -> tuple[Sequence[int], Sequence[Dist]]:
         """Tokens of the last prompt's end, all but its very last, and the distributions after them. Forgotten here."""
-        rows = self._answered.pop_prompt()
+        rows, self._prompt_rows = self._prompt_rows, ()
         tokens = self._branches[-1].prompt[-1 - len(rows) : -1] if rows else ()
         return tokens, [row.within(self._vocab_size) for row in rows]
 
-    def plain(self, rows: Sequence[Dist]) -> Dist:
-        """The mixture of each branch's row, without any processing."""
-        return self._mixer.plain(rows)
-
     def _score(self, node: PrefixNode) -> None:
         """Set the distribution of a node that was answered last."""
-        if node.alive or (self._mixer.rescoring and not node.dead):
-            self._mixer.score(node, self._answered.dists[node], self._path_for_mixing(node))
+        if node.alive or (self.mixer.rescoring and not node.dead):
+            self.mixer.score(node, self._dists[node], self._path_for_mixing(node))
 
     def _path_for_mixing(self, node: PrefixNode) -> Sequence[int]:
-        return self._path(node) if self._mixer.needs_path else ()
+        return self._path(node) if self.mixer.needs_path else ()
 
     def _path(self, node: PrefixNode) -> list[int]:
-        return output_to(node, self._committed)
+        """The output tokens from the answer's beginning to this node."""
+        below = node.path_below(len(self._committed))
+        return [*self._committed[: node.position], *(each.token for each in below)]
 
     def _forwards(self, segments: Sequence[Segment], num_prompt_rows: int = 0, *, sampled: bool) -> list[Effect]:
         """num_prompt_rows: wanted rows of the last prompt's end, before the node's. sampled: by the engine."""
         if sampled:
             self._ticket += 1
             self._pending[self._ticket] = 0
-            paths = list(map(self._path, self._batch)) if self._mixer.needs_path else [()] * len(self._batch)
-            sampling, mixture = self._mixer.sampling(self._batch, paths, self.num_top, heads=self._heads)
+            paths = list(map(self._path, self._batch)) if self.mixer.needs_path else [()] * len(self._batch)
+            sampling, mixture = self.mixer.sampling(self._batch, paths, self.num_top, heads=self._heads)
             heads = [RowSampling(_GREEDY, 0, self._vocab_size, num_top=self.num_top)] * num_prompt_rows
             path_only = self._lazy and self._batch[0].alive and segments[0].parents is not None and not self.num_top
             return [Forward(self._ticket, segments[0], (*heads, *sampling), tuple(segments[1:]), mixture, path_only)]
@@ -612,21 +576,6 @@ class BranchDecoder:
             self._pending[self._ticket] = segment.seq
             effects.append(Forward(self._ticket, segment))
         return effects
-
-
-def output_to(node: PrefixNode, committed: Sequence[int]) -> list[int]:
-    """The output tokens from the answer's beginning to this node."""
-    return [*committed[: node.position], *(each.token for each in _path_below(node, len(committed)))]
-
-
-def _path_below(node: PrefixNode, length: int) -> list[PrefixNode]:
-    """The nodes from the prefix of so many output tokens to this one, which is the last."""
-    nodes: list[PrefixNode] = []
-    above: PrefixNode | None = node
-    while above is not None and above.position > length:
-        nodes.append(above)
-        above = above.parent
-    return nodes[::-1]
 
 
 def prompt_segments(
@@ -644,15 +593,3 @@ def prompt_segments(
         if num_prefix_rows:
             segments.append(Segment(SeqId(index), len(prompt), prefix[seam:], None, "all"))
     return segments
-
-
-def _parent_row(node: PrefixNode) -> int:
-    """The id of the row of the node's parent in the open tree; `ROOT` where that is decided."""
-    return ROOT if node.parent is None or node.parent.row is None else node.parent.row
-
-
-def take_answer(decoder: BranchDecoder, answer: Scored | Sampled, now: float) -> Sequence[PrefixNode]:
-    """Take the answer to a forward, of whichever kind it asked for: the nodes that are complete by it."""
-    if isinstance(answer, Scored):
-        return decoder.scored(answer.ticket, answer.dists, now)
-    return decoder.sampled(answer.ticket, answer.rows, now)

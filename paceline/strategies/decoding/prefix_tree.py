@@ -27,7 +27,7 @@ KEPT_POSITIONS = 256  # decided nodes that can still be found by position
 @dataclass(frozen=True, slots=True)
 class DraftTokens:
     """Drafts of one side after a prefix, best first, and the class of the first one's margin
-    (`core.drafting.acceptance`).
+    (`core.drafting.tree_search`).
     """
 
     tokens: tuple[int, ...]
@@ -82,6 +82,15 @@ class PrefixNode:
     def peer_choice(self) -> int | None:
         """The choice that the peer has sent after the prefix; None: it has sent none, or a distribution."""
         return None if self.peer_dist is None or self.peer_dist.head is not None else self.peer_dist.token
+
+    def path_below(self, length: int) -> list[PrefixNode]:
+        """The nodes from the prefix of so many output tokens to this one, which is the last."""
+        nodes: list[PrefixNode] = []
+        above: PrefixNode | None = self
+        while above is not None and above.position > length:
+            nodes.append(above)
+            above = above.parent
+        return nodes[::-1]
 
     def subtree(self) -> Iterator[PrefixNode]:
         """This node and all under it, parents first."""

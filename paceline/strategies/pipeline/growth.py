@@ -19,7 +19,7 @@ from paceline.core.drafting.tree_search import MAX_RANKS, AcceptanceByRank, Draf
 from paceline.core.estimation import MovingAverage
 from paceline.core.sampling.sampler import best_margin, top_by_score
 from paceline.strategies.base import Branch, Effect, Forward, MachineConfig, OnDraftModel, Prune, Sampled, Scored
-from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import DrafterFeed, DraftTokens, PrefixNode, PrefixTree, TreeDrafter
 from paceline.strategies.pipeline.segments import SegmentDecoder
 
@@ -75,7 +75,7 @@ class ModelDrafter:
         return config.draft_positions > longest + len(config.targets)
 
     def answered(self, answer: Scored | Sampled) -> None:
-        nodes = take_answer(self._decoder, answer, answer.now)
+        nodes = self._decoder.take(answer, answer.now)
         if not nodes:
             return
         self.forwards += 1
