@@ -1,4 +1,4 @@
-"""Addresses of this machine, and the user behind a connection from one, as the kernel knows it.
+"""The user behind a connection from this machine, as the kernel knows it.
 
 A server on a loopback address can be reached by every user of the machine. On Linux the owner of a socket is asked of
 `sock_diag` (netlink), which needs no privileges; on other systems, and where netlink is barred, owners are unknown.
@@ -7,7 +7,6 @@ A server on a loopback address can be reached by every user of the machine. On L
 from __future__ import annotations
 
 import functools
-import ipaddress
 import os
 import socket
 import struct
@@ -23,16 +22,6 @@ _ID = struct.Struct("!HH16s16s")  # inet_diag_sockid: ports and addresses of bot
 _ANY = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # of any interface, without a cookie
 _OWNER = struct.Struct("=II")  # inet_diag_msg: user, inode
 _OWNER_AT = _HEADER.size + 4 + _ID.size + len(_ANY) + 12
-
-
-def is_loopback(host: str) -> bool:
-    """True if only this machine can reach the host. Names other than localhost are not looked up and give False."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def is_own_user(client: Address | None, server: Address | None) -> bool:

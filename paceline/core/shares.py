@@ -199,6 +199,16 @@ def parsed_address(address: str) -> Address | None:
     return _parsed(address.partition("%")[0]) if len(address) <= _LONGEST else None
 
 
+def is_loopback(host: str) -> bool:
+    """True if only this machine can reach the host. Names other than localhost are not looked up and give False."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
 @lru_cache(maxsize=1024)  # asked several times of each connection, 25 us each
 def _parsed(address: str) -> Address | None:
     try:
