@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 
 from lab.baselines.dragon import expected_token_time
-from paceline.core.aggregation.placement import DeciderPlacement
 from paceline.core.estimation import AcceptanceRate, DecodeSpeed, MovingAverage, TimingModel
 from paceline.core.side import SIDES, Side, other
+from paceline.strategies.aggregate.state import DeciderPlacement
 
 from .link_replay import Link, Rule, Trace
 
