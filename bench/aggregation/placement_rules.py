@@ -2,7 +2,7 @@
 
 The paper's rule knows the link's true delay and every decode time, as in its authors' simulator. The program's rule
 knows only what each side can measure, and does not move for a small gain. Both decide with
-core.aggregation.placement.
+`DeciderPlacement`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from paceline.wire.stages.messages import (
 from paceline.wire.stages.pipe import Bulk, Pipe
 from paceline.wire.stages.sampling import BatchDone, SampledRows
 
-# Plan of a pipeline: which layers each stage gets, from its measured speed and its memory. Pure.
+# Plan of a pipeline: which layers each stage gets, from its measured speed and its memory.
 #
 # The slowest stage sets the pace of a pipeline that is kept full, so the plan minimises the longest time of a stage;
 # of plans with that time, it takes the one whose sum is least. Exact, by dynamic programming over (stages, layers).

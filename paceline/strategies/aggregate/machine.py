@@ -2,7 +2,7 @@
 
 Each side continues its own documents and drafts ahead of the targets, as a tree. One side at a time decides: it has
 both sides' distributions and makes each target of them with an aggregator (`core.aggregation.aggregators`); the other
-follows and sends what it computes. The decision moves by measured speeds (`core.aggregation.placement`), where privacy
+follows and sends what it computes. The decision moves by measured speeds (`DeciderPlacement`), where privacy
 lets it.
 
 A target is a function of the seed, the prefix, both distributions and their weights: never of drafts, trees, timing,

@@ -1,4 +1,4 @@
-"""State that the roles of `aggregate` share: the answer so far, and what holds with one peer.
+"""State that the roles of `aggregate` share: the answer so far, what holds with one peer, and which side should decide.
 
 Everything else a role remembers is its own. Writers:
 
@@ -33,8 +33,7 @@ from paceline.wire.payloads import FOLLOWS, NAMED, RECEIVERS, SENDERS, YOURS, En
 
 # Placement of the aggregator: a rule that decides anew at each rejection, after DRAGON's model of the time per token.
 #
-# The side that aggregates is `here`, the other `there`. All times are seconds. Knows nothing of
-# clocks or messages: the caller supplies speeds, delays and acceptance (see `estimation.timing`).
+# The side that aggregates is `here`, the other `there`. All times are seconds.
 #
 # The model is that of chains, whose holder keeps its drafts to itself. Where both sides send all they compute, as with
 # trees, either knows each target as soon as it has both distributions, whoever decides: both places take equally long,
