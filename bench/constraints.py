@@ -25,9 +25,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from lab.baselines.dragon import SHAPES
 from lab.engines import Arbitrary
 from paceline.core.aggregation.aggregators import AggregatorName
-from paceline.core.permission import EVERYBODY
 from paceline.core.sampling.sampler import Constraint, SamplingParams
-from paceline.core.side import SIDES, Side
+from paceline.core.side import EVERYBODY, SIDES, Side
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.grammar.compiler import GrammarCompiler
@@ -45,8 +44,8 @@ from paceline.runtime.service import (
     OutputForm,
     TextDelta,
 )
+from paceline.strategies.base import Strategy
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import Strategy
 from paceline.wire.messages import Introduction
 
 from .aggregation.two_process_rig import StreamTransport

@@ -17,8 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.sampling.row import RowSampling
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import RowSampling, SamplingParams
 from paceline.engine.base import ModelInfo, SampleRequest
 from paceline.engine.paged.attention.backends import Attention
 from paceline.engine.paged.engine import PagedEngine, paged_engine

@@ -27,8 +27,8 @@ from typing import Final, Literal
 
 from lab.training.texts.corpus import Fact, ask, draw_facts, state, write_document
 from paceline.core.aggregation.weights import log_weight
-from paceline.core.permission import EVERYBODY
 from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.side import EVERYBODY
 from paceline.engine.base import LoadedModel
 from paceline.engine.loader import load_model
 from paceline.models import DEVICE
@@ -44,6 +44,7 @@ from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import encode_options, sampling_to_wire
 from paceline.wire.dist_codec import decode_head
 from paceline.wire.messages import (
+    AggregateOptions,
     ChatMessage,
     CloseSession,
     Drafts,
@@ -54,7 +55,6 @@ from paceline.wire.messages import (
     SessionFrame,
     Targets,
 )
-from paceline.wire.options import AggregateOptions
 
 from .aggregation.two_process_rig import StreamTransport
 from .bootstrap import Estimate, estimate, worst_of

@@ -18,12 +18,11 @@ from lab.simulation import SimulatedRequest, SimulatedSession, Simulation, Stage
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
-from paceline.strategies.base import Branch, MachineConfig
+from paceline.strategies.base import Branch, MachineConfig, Strategy
 from paceline.strategies.pipeline.growth import TREE_NODES
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import Strategy
-from paceline.wire.options import DraftLimits
-from paceline.wire.options import Options as StrategyOptions
+from paceline.wire.messages import DraftLimits
+from paceline.wire.messages import Options as StrategyOptions
 
 from .drafting.workloads import demo_pair
 from .report import Claim, Options, Report

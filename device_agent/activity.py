@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.commands.options import Config, Json, StateDir
-from paceline.core.permission import MayAsk
 from paceline.core.printable import printable, printable_json
+from paceline.core.side import MayAsk
 from paceline.settings import AgentSettings
 from paceline.settings_sources import resolve
 

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from paceline.core.printable import printable
+from paceline.core.shares import is_loopback
 from paceline.errors import ConfigError, LinkClosed
-from paceline.local_users import is_loopback
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.runtime.link.transport import unreachable
 from paceline.wire.identity import (

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from paceline.commands.diagnosis import Found, local_folder
+from paceline.core.shares import is_loopback
 from paceline.errors import ConfigError, LinkClosed
-from paceline.local_users import is_loopback
 from paceline.runtime.identity import device_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.link.transport import dial, unreachable

@@ -14,7 +14,7 @@ from paceline.api.generation.links import Addresses
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, door_limits, retention_of, run_node
-from paceline.core.permission import NOBODY
+from paceline.core.side import NOBODY
 from paceline.errors import ConfigError
 from paceline.models import shipped
 from paceline.runtime.asking import ActivityLog, AskLimits, CloudAsks, permission

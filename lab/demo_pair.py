@@ -16,10 +16,9 @@ from paceline.engine.loader import load_model
 from paceline.rag.embedder import Embedder
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.runtime.sessions.prompts import device_log_weight
-from paceline.strategies.base import SIDES, Branch, MachineConfig, Side
+from paceline.strategies.base import SIDES, Branch, MachineConfig, RoutingContext, Side, Wish
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import RoutingContext, Wish
-from paceline.wire.options import DraftLimits
+from paceline.wire.messages import DraftLimits
 
 LIMIT = 96  # tokens per answer at most
 

@@ -12,7 +12,7 @@ import numpy as np
 from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import SampledRow
+from paceline.core.sampling.sampler import SampledRow
 from paceline.engine.base import Engine, ModelInfo, Output, SampleRequest
 from paceline.engine.fake import uniforms
 

@@ -15,7 +15,7 @@ from msgspec import inspect
 
 from lab.link_stages import INTRODUCTION, SECTIONS
 from paceline.core.aggregation.weights import SCORE_STEPS
-from paceline.wire import messages, options
+from paceline.wire import messages
 from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
 from paceline.wire.codec import MAX_OPTIONS_BYTES
 from paceline.wire.dist_codec import LOWEST_EXPONENT, MANTISSA_BITS, ONE
@@ -70,9 +70,9 @@ PARTS = (
     RelevanceScale,
     messages.ChatMessage,
     messages.Sampling,
-    options.Options,
-    options.AggregateOptions,
-    options.DraftLimits,
+    messages.Options,
+    messages.AggregateOptions,
+    messages.DraftLimits,
     messages.DistPayload,
     messages.RetrievedPassage,
 )

@@ -39,7 +39,7 @@ BODIES: Final[dict[str, dict[str, object]]] = {
     "search": {"paceline": {"workflow": "fast"}},
 }
 ENDS: Final = {  # a part of the file, and the function at whose first call the walk ends
-    "chat": ("paceline/engine/fake", "forward"),
+    "chat": ("paceline/engine/", "forward"),
     "search": ("paceline/rag/store/documents", "search"),
 }
 

@@ -19,13 +19,12 @@ import typer
 from fastapi import FastAPI
 
 from paceline.api.http.doors import DoorLimits, networks
-from paceline.api.http.server import serve, url_of
+from paceline.api.http.server import can_tell, serve, url_of
 from paceline.api.responses.log import Retention
 from paceline.core.offloading import ModelShape, Unit
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ServedModel
 from paceline.engine.loader import choose_device, engine_threads, gpu_uuid
 from paceline.errors import ConfigError
-from paceline.local_users import can_tell
 from paceline.model_opening import further_models, opened_model, sampling_of, served_name
 from paceline.model_opening import open_model as open_model
 from paceline.model_opening import step_limits as step_limits

@@ -19,9 +19,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from paceline.core.energy import MeterName
-from paceline.core.permission import MayAsk
-from paceline.core.side import Side
-from paceline.local_users import is_loopback
+from paceline.core.shares import is_loopback
+from paceline.core.side import MayAsk, Side
 
 PREFIX = "PACELINE_"
 STORE: Final = "store"  # as `web_search`: the cloud's public documents stand for the web

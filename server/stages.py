@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from paceline.engine.base import AsyncEngine
-from paceline.engine.generation_config import sampling_defaults
 from paceline.engine.loader import EngineOptions, fingerprint
+from paceline.engine.model_config import sampling_defaults
 from paceline.errors import ConfigError, StorageError
 from paceline.runtime.stages.connecting import Admit, split_address
 from paceline.runtime.stages.local import LocalPlace

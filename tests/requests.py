@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.runtime.service import Account, AskedPrompt, AskedStrategy, GenerateRequest, Joining, OutputForm, Sources
-from paceline.strategies.strategy import PeerPresence, RoutingContext, Wish
+from paceline.strategies.base import PeerPresence, RoutingContext, Wish
 
 PARTS = {
     "prompt": AskedPrompt,

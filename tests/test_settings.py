@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.bootstrap import open_reranker, workflow_units
+from paceline.core.shares import is_loopback
 from paceline.errors import ConfigError
-from paceline.local_users import is_loopback
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.secret_files import is_others

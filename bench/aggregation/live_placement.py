@@ -22,7 +22,7 @@ from paceline.core.side import SIDES, Side
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import MachineConfig
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.options import AggregateOptions, DraftLimits
+from paceline.wire.messages import AggregateOptions, DraftLimits
 
 from ..bootstrap import Estimate, ratio_of
 from ..findings import Findings

@@ -2,7 +2,7 @@
 
 The paper's rule knows the link's true delay and every decode time, as in its authors' simulator. The program's rule
 knows only what each side can measure, and does not move for a small gain. Both decide with
-core.aggregation.placement.
+`DeciderPlacement`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 
 from lab.baselines.dragon import expected_token_time
-from paceline.core.aggregation.placement import DeciderPlacement
 from paceline.core.estimation import AcceptanceRate, DecodeSpeed, MovingAverage, TimingModel
 from paceline.core.side import SIDES, Side, other
+from paceline.strategies.aggregate.state import DeciderPlacement
 
 from .link_replay import Link, Rule, Trace
 

@@ -18,8 +18,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.messages import OpenSession
-from paceline.wire.options import AggregateOptions
+from paceline.wire.messages import AggregateOptions, OpenSession
 
 from .wide_engine import VOCAB, WideEngine
 

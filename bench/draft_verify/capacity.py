@@ -19,7 +19,7 @@ from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.base import Branch, MachineConfig
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.options import DEFAULT_OPTIONS, Options
+from paceline.wire.messages import DEFAULT_OPTIONS, Options
 from paceline.wire.verify_messages import VerifyOptions
 
 from ..findings import Findings

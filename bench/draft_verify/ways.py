@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from paceline.core.side import Side
-from paceline.wire.options import DEFAULT_OPTIONS, Options
+from paceline.wire.messages import DEFAULT_OPTIONS, Options
 from paceline.wire.verify_messages import VerifyOptions
 
 Payload = Literal["ids", "top-p 0.99995", "top-p 0.99998", "scalars"]

@@ -28,7 +28,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
 from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import Machine, MachineConfig
-from paceline.strategies.decoding.drafter_feed import TreeDrafter
+from paceline.strategies.decoding.prefix_tree import TreeDrafter
 from paceline.strategies.lookup_tree import LookupTree
 
 PLAIN: Final = "plain"

@@ -27,8 +27,7 @@ from lab.engines import WrappedEngine
 from paceline.core.batching.segment import Batch
 from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.core.drafting.tree_search import DraftTree
-from paceline.core.sampling.row import SampledRow
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import SampledRow, SamplingParams
 from paceline.engine.base import Engine, Output, SampleRequest
 from paceline.engine.loader import load_model
 from paceline.runtime.engine_loop.worker import EngineWorker

@@ -23,14 +23,13 @@ from torch import Tensor
 from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.core.batching.segment import Batch
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.core.sampling.row import SampledRow
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import SampledRow, SamplingParams
 from paceline.engine.base import Output, SampleRequest
 from paceline.engine.fake import FakeEngine
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
 from paceline.strategies.aggregate.machine import aggregate
 from paceline.strategies.base import Branch, MachineConfig
-from paceline.wire.options import AggregateOptions
+from paceline.wire.messages import AggregateOptions
 
 from ..bootstrap import median_of
 from ..findings import Findings

@@ -21,8 +21,8 @@ from lab.baselines import flowspec
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import CLOUD, DEVICE
+from paceline.strategies.base import Strategy
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import Strategy
 
 from ..enlarged_demo import QWEN_05B, enlarge
 from ..random_model import Shape

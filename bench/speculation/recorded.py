@@ -15,8 +15,7 @@ import numpy as np
 
 from paceline.core.batching.segment import Batch, PlacedSegment, Segment, SeqId
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import RowSampling, SampledRow, head, sample_row
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import RowSampling, SampledRow, SamplingParams, head, sample_row
 from paceline.engine.base import Engine, Output, SampleRequest
 from paceline.engine.fake import FakeEngine
 

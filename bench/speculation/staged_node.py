@@ -17,8 +17,8 @@ import psutil
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, LoadedModel, delay_forwards
-from paceline.engine.generation_config import sampling_defaults
 from paceline.engine.loader import fingerprint, load_model
+from paceline.engine.model_config import sampling_defaults
 from paceline.engine.stage import num_layers
 from paceline.engine.tokenizer import Tokenizer
 from paceline.models import CLOUD, DEVICE
@@ -38,8 +38,8 @@ from paceline.runtime.service import (
 from paceline.runtime.stages.local import READY, StageCredential
 from paceline.runtime.stages.members import Members, Place
 from paceline.runtime.stages.pipeline import RemotePipeline
+from paceline.strategies.base import Strategy
 from paceline.strategies.registry import STRATEGIES, register
-from paceline.strategies.strategy import Strategy
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
 

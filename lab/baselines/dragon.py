@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from paceline.core.side import SIDES, Side, other
-from paceline.wire.options import DraftLimits
+from paceline.wire.messages import DraftLimits
 
 Shape = Literal["tree", "chain", "sequence", "none"]
 SHAPES: Final[Mapping[Shape, DraftLimits]] = {

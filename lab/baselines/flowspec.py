@@ -9,13 +9,11 @@ from typing import Final, Protocol, cast
 
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.growing_tree import Candidates, DraftNode, GrowingTree
-from paceline.strategies.base import Effect, Emit, FinishReason, MachineConfig
-from paceline.strategies.decoding.drafter_feed import TreeDrafter
-from paceline.strategies.decoding.prefix_tree import PrefixNode
+from paceline.strategies.base import Effect, Emit, FinishReason, MachineConfig, Strategy
+from paceline.strategies.decoding.prefix_tree import PrefixNode, TreeDrafter
 from paceline.strategies.pipeline.growth import MAX_GROWTH, TREE_NODES, ModelDrafter, TreeGrowth
 from paceline.strategies.pipeline.machine import Pipeline, pipeline
 from paceline.strategies.pipeline.segments import SegmentDecoder
-from paceline.strategies.strategy import Strategy
 
 WHOLE_LAYERS: Final = 7  # forwards of the draft model for a tree that is drafted whole at most: FlowSpec's d0 + 1
 

@@ -38,10 +38,10 @@ from paceline.strategies.base import (
     Retrieved,
     Side,
     Started,
+    Strategy,
     TimerFired,
     other,
 )
-from paceline.strategies.strategy import Strategy
 from paceline.wire.codec import decode_options, encode_options, sampling_from_wire, sampling_to_wire
 from paceline.wire.messages import CloseSession, OpenSession, SessionFrame, SessionMessage
 

@@ -18,9 +18,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from paceline.api.dependencies import ServiceDep
 from paceline.api.http.routing import Route, key
-from paceline.api.observation import AnswerCounts
+from paceline.api.observation import AnswerCounts, Histogram
 from paceline.api.openapi import REFUSALS
-from paceline.core.histogram import Histogram
 from paceline.runtime.service import Load
 
 router = APIRouter(route_class=Route, dependencies=[Security(key)], responses=REFUSALS, tags=["service"])

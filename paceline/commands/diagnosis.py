@@ -24,7 +24,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from paceline import __version__, models
-from paceline.core.permission import EVERYBODY, NOBODY
+from paceline.core.side import EVERYBODY, NOBODY
 from paceline.errors import ConfigError, PacelineError
 from paceline.settings import AgentSettings, NodeSettings
 

@@ -5,7 +5,8 @@ batching: segments, the scheduler, the block manager
 verification: drafted chains against the target's distributions
 offloading: how much a device drafts for a verifier elsewhere, within an energy budget
 drafting: drafts without a draft model, and how many draft tokens pay
-aggregation: DRAGON's weights, the aggregators, and the side that aggregates
+aggregation: DRAGON's weights and the aggregators
 estimation: running estimates of times, bandwidth and acceptance
-side: the names of the two sides
+side: the names of the two sides, and who may ask a device
+shares: places shared among owners, and among strangers
 """

@@ -1,8 +1,9 @@
-"""The two sides of a request, and zones: absolute names, so that both machines mean the same."""
+"""The two sides of a request, zones, and who may ask a device: absolute names, so that both machines mean the same."""
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, Self
 
 Side = Literal["cloud", "device"]
 SIDES: tuple[Side, Side] = ("cloud", "device")
@@ -17,3 +18,53 @@ def other(side: Side) -> Side:
 
 Zone = Literal["device", "edge", "cloud"]  # the device, its owner's edge, the cloud
 ZONES: tuple[Zone, ...] = ("device", "edge", "cloud")
+
+
+# Which of a cloud's clients may have a device read its private documents: nobody, named keys, or everybody. Pure.
+#
+# A client is known by the name of its key, as the cloud says it. A cloud can say any name, so names tell clients of an
+# honest cloud apart and protect from no other.
+
+
+MAX_NAMES = 64
+MAX_NAME = 64  # characters, as of the names of keys
+
+
+@dataclass(frozen=True, slots=True)
+class MayAsk:
+    """`names` None: everybody; empty: nobody."""
+
+    names: tuple[str, ...] | None = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse `off`, `on`, or names of keys separated by commas. Raises ValueError with what is accepted."""
+        words = [word.strip() for word in text.split(",")]
+        if words in (["on"], ["off"]):
+            return cls(None if words == ["on"] else ())
+        if len(words) > MAX_NAMES or not all(word and len(word) <= MAX_NAME and word.isprintable() for word in words):
+            raise ValueError(
+                f"must be off, on, or up to {MAX_NAMES} names of the cloud's keys, separated by commas, such as "
+                "notebook,phone"
+            )
+        return cls(tuple(dict.fromkeys(words)))
+
+    @classmethod
+    def of(cls, names: list[str] | None) -> Self:
+        """The permission as a device tells it to its cloud."""
+        return cls(None if names is None else tuple(names))
+
+    def allows(self, asker: str) -> bool:
+        """asker: name of the client's key; empty for a client without one."""
+        return self.names is None or (bool(asker) and asker in self.names)
+
+    def refusal(self) -> str:
+        """Why a client that is not allowed is refused, as the end of a sentence."""
+        return "its owner lets only named keys of the cloud ask it" if self.names else "its owner lets no cloud ask it"
+
+    def __str__(self) -> str:
+        return "on" if self.names is None else ",".join(self.names) or "off"
+
+
+NOBODY = MayAsk()
+EVERYBODY = MayAsk(None)

@@ -23,8 +23,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.sampling.dist import Dist, ProbArray, best_indices, quantize
-from paceline.core.sampling.noise import uniform
+from paceline.core.sampling.dist import Dist, ProbArray, best_indices, quantize, uniform
 from paceline.core.sampling.sampler import SamplingParams, filter_top
 
 # Acceptance of drafts, and tokens in place of rejected ones: Leviathan et al. 2023, Algorithm 1, a place at a time.

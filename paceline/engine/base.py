@@ -25,8 +25,15 @@ from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.offloading import ModelShape
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import NOT_SAMPLED, RowSampling, RowTree, SampledRow, sample_row
-from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
+from paceline.core.sampling.sampler import (
+    NO_DEFAULTS,
+    NOT_SAMPLED,
+    RowSampling,
+    RowTree,
+    SampledRow,
+    SamplingDefaults,
+    sample_row,
+)
 from paceline.errors import EngineError
 
 NO_FIELDS: Final[Mapping[str, object]] = MappingProxyType({})

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import PlacedSegment, SeqId
-from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.noise import FIRST, GAMMA, SECOND, mixed
+from paceline.core.sampling.dist import FIRST, GAMMA, SECOND, Dist, mixed
 from paceline.engine.base import NO_FIELDS, LoadedModel, ModelInfo
-from paceline.engine.row_lists import RowListEngine
+from paceline.engine.sequence_table import RowListEngine
 from paceline.errors import EngineError
 
 _WORDS = (

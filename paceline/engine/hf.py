@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer
 
 from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
-from paceline.core.sampling.row import SampledRow
+from paceline.core.sampling.sampler import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.model_config import MASKED_KINDS, cache_input, windows
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler

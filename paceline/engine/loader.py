@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from paceline.engine.base import Engine, LoadedModel, ModelInfo
-from paceline.engine.generation_config import sampling_defaults
+from paceline.engine.model_config import sampling_defaults
 from paceline.errors import ConfigError
 from paceline.hub.cache import facts_of
 from paceline.hub.cache import find as find

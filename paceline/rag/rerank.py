@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import ConfigError
 from paceline.hub.cache import find, quiet, served_name
-from paceline.rag.compute_threads import ComputeThreads
-from paceline.rag.embedder import MiniLMEmbedder
+from paceline.rag.embedder import ComputeThreads, MiniLMEmbedder
 from paceline.rag.records import Vectors
 
 if TYPE_CHECKING:

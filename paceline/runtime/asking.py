@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from paceline.core.permission import NOBODY, MayAsk
 from paceline.core.printable import printable
+from paceline.core.side import NOBODY, MayAsk
 from paceline.errors import PacelineError
 from paceline.rag.prompt import query_of
 from paceline.runtime.sessions.driver import Egress

@@ -11,10 +11,8 @@ from itertools import chain
 import msgspec
 
 from paceline.core.estimation import PeerRecord
-from paceline.core.permission import EVERYBODY, MayAsk
 from paceline.core.shares import Allowances, Shares
-from paceline.core.side import Side
-from paceline.core.stretches import stretch_of
+from paceline.core.side import EVERYBODY, MayAsk, Side
 from paceline.engine.grammar.compiler import DeferredMask
 from paceline.errors import PacelineError, RemoteProtocolError, RequestError
 from paceline.rag.records import Passage, Selection
@@ -27,11 +25,20 @@ from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.prompts import PeerScales, PromptSet, build_prompts, query_with_text
 from paceline.runtime.sessions.remote import Admit, SearchServer, TextServer, to_wire
+from paceline.strategies.base import Strategy
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import Strategy
 from paceline.wire.codec import constraint_from_wire, decode_options, sampling_from_wire
-from paceline.wire.messages import SEARCH, WRITE, CloseSession, OpenSession, RetrievedPassage, RetrievedPassages
-from paceline.wire.options import DraftLimits, Options
+from paceline.wire.messages import (
+    SEARCH,
+    WRITE,
+    CloseSession,
+    DraftLimits,
+    OpenSession,
+    Options,
+    RetrievedPassage,
+    RetrievedPassages,
+    stretch_of,
+)
 
 log = logging.getLogger("paceline.node")
 

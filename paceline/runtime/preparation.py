@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
-from paceline.core.stretches import stretch_of
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage, Selection
 from paceline.runtime.energy import SideEnergy
@@ -46,12 +45,10 @@ from paceline.runtime.sessions.routing import (
     peer_missing,
     wish_of,
 )
-from paceline.strategies.base import Machine, Side, other
+from paceline.strategies.base import Machine, PeerPresence, RoutingContext, Side, SideFacts, Strategy, other
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import PeerPresence, RoutingContext, SideFacts, Strategy
 from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
-from paceline.wire.messages import ChatMessage, OpenSession
-from paceline.wire.options import Options
+from paceline.wire.messages import ChatMessage, OpenSession, Options, stretch_of
 
 _ASKING = frozenset({"system", "user"})  # roles of messages that no model has written
 MIN_ANSWER_TOKENS = 256  # reserved beside documents for an answer without a limit, if the context is long enough

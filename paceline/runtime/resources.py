@@ -31,9 +31,8 @@ from paceline.runtime.parts import NodeParts
 from paceline.runtime.sessions.mask_threads import MaskBesideLoop, MaskThreads
 from paceline.runtime.sessions.prompts import scale_of
 from paceline.runtime.units import NodeUnits, PlainWork
-from paceline.strategies.base import Branch, Machine, MachineConfig, Side
-from paceline.strategies.strategy import Strategy
-from paceline.wire.options import Options
+from paceline.strategies.base import Branch, Machine, MachineConfig, Side, Strategy
+from paceline.wire.messages import Options
 
 # Constraints of requests compiled beside the event loop, in turns of their owners.
 #

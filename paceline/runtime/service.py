@@ -17,8 +17,7 @@ from paceline.core.energy import EnergyUse
 from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.engine.base import ModelInfo
 from paceline.rag.records import DEFAULT_COLLECTION, MIN_SCORE, Passage
-from paceline.strategies.base import FinishReason, Side
-from paceline.strategies.strategy import Privacy
+from paceline.strategies.base import FinishReason, Privacy, Side
 from paceline.workflow.flows import WorkflowName
 
 if TYPE_CHECKING:

@@ -29,10 +29,8 @@ from numpy.typing import NDArray
 
 from paceline.core.batching.segment import StepSize
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import SampledRow
-from paceline.core.sampling.sampler import Mask
-from paceline.strategies.base import Effect, Event, FromDraftModel, Machine, MachineConfig, Sampled, Scored
-from paceline.strategies.strategy import Strategy
+from paceline.core.sampling.sampler import Mask, SampledRow
+from paceline.strategies.base import Effect, Event, FromDraftModel, Machine, MachineConfig, Sampled, Scored, Strategy
 
 MAX_BYTES: Final = 256 << 20  # of a log, which then ends
 FILE: Final = "machines.jsonl"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from paceline.core.side import Zone
-from paceline.rag.compute_threads import compute_here
+from paceline.rag.embedder import compute_here
 from paceline.settings import TASKS, Task
 from paceline.workflow.flows import ANSWER, EMBED, FETCH, SCORE, SEARCH, SEARCH_FAR, WRITE
 from paceline.workflow.graph import ProcessingUnit

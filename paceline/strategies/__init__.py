@@ -1,7 +1,6 @@
 """Strategies: ways for one or two sides to write one answer, each a pure machine.
 
-base: events, effects and configuration of machines
-strategy: the record `Strategy`, all that the program around a strategy reads of it
+base: events, effects and configuration of machines; the record `Strategy`, all that the program around one reads
 registry: strategies by name
 autoregressive: one side, one token a forward
 lookup_tree: one side, verifying a draft tree from look-up tables (DIAA)

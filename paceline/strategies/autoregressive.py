@@ -21,10 +21,10 @@ from paceline.strategies.base import (
     Sampled,
     Scored,
     Started,
+    Strategy,
 )
-from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixTree
-from paceline.strategies.strategy import Strategy
 
 
 class Autoregressive:
@@ -53,7 +53,7 @@ class Autoregressive:
             case Retrieved(branches, max_new_tokens):
                 return self._decoder.start(branches, self._config.targets, self._tree.head, max_new_tokens)
             case Scored(now=now) | Sampled(now=now):
-                return self._step(now) if take_answer(self._decoder, event, now) else []
+                return self._step(now) if self._decoder.take(event, now) else []
             case Cancelled(reason):
                 return [self._finish(reason)]
             case _:
@@ -67,7 +67,7 @@ class Autoregressive:
         token = self._decoder.sample(head)
         assert token is not None, "every branch has answered"
         lane = None if self._decoder.log_evidence is None else config.side
-        emit = Emit(token, head.plain, lane, self._decoder.decided_by)
+        emit = Emit(token, head.plain, lane, self._decoder.mixer.decided_by)
         if token in config.eos_ids:
             return [self._finish("stop", emit)]
         effects: list[Effect] = [emit]

@@ -29,14 +29,13 @@ from paceline.strategies.base import (
     Sampled,
     Scored,
     Started,
+    Strategy,
     TimerFired,
     WakeAt,
 )
-from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
-from paceline.strategies.decoding.drafter_feed import MAX_LEARNT_ROWS, DrafterFeed, TreeDrafter
-from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
-from paceline.strategies.strategy import Strategy
-from paceline.wire.options import DraftLimits
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.prefix_tree import MAX_LEARNT_ROWS, DrafterFeed, PrefixNode, PrefixTree, TreeDrafter
+from paceline.wire.messages import DraftLimits
 
 DRAFTS_PER_ROW: Final = 4  # drafts of one step, by the rows that `DraftLimits` allows a forward
 LEARN_DELAY_S: Final = 0.001  # start of the engine's thread, before lessons compete with it for the interpreter
@@ -100,7 +99,7 @@ class LookupTree:
                 return effects if resting else [*effects, WakeAt(self._began + LEARN_DELAY_S)]
             case Scored(now=now, step=step) | Sampled(now=now, step=step):
                 self._step_size = step
-                return self._verify(now) if take_answer(self._decoder, event, now) else []
+                return self._verify(now) if self._decoder.take(event, now) else []
             case TimerFired(now):
                 return [WakeAt(now)] if self._work() else []
             case Cancelled(reason):
@@ -120,7 +119,7 @@ class LookupTree:
         lane = None if self._decoder.log_evidence is None else config.side
         end: Emit | None = None
         while reason is None and (token := self._decoder.sample(head)) is not None:
-            emit = Emit(token, head.plain, lane, self._decoder.decided_by)
+            emit = Emit(token, head.plain, lane, self._decoder.mixer.decided_by)
             if token in config.eos_ids:
                 reason, end = "stop", emit
                 break
@@ -197,7 +196,7 @@ class LookupTree:
             return
         new_rows = feed.new_rows(sequences, paused=self._budget.paused)
         feed.teach(feed.prompt_lessons(*prompt, sequences))
-        feed.teach(feed.row_lessons(rows, head, self._decoder.plain, new_rows))
+        feed.teach(feed.row_lessons(rows, head, self._decoder.mixer.plain, new_rows))
         if self._budget.awake and feed.may_learn(feed.new_rows(sequences, paused=self._budget.paused)):
             self._decoder.num_top = NUM_SUCCESSORS
 

@@ -1,9 +1,9 @@
 """The link between a device and a cloud, without I/O: messages, codecs and state machine.
 
-- `messages`: every message and the limits of its fields; `verify_messages`: those of `draft_verify`
+- `messages`: every message with the limits of its fields, and options of strategies; `verify_messages`: those of
+  `draft_verify`
 - `codec`: messages to MessagePack frames and back, with validation
 - `payloads/`: what they carry in binary fields; `dist_codec`: truncated distributions in 16 or 64 bits a probability
-- `options`: the options of strategies that an opening carries
 - `link`: the state machine of one end of a link
 - `identity`: who the two ends are
 - `effects`: what the link's machine asks its driver to do

@@ -29,6 +29,7 @@ from paceline.wire.messages import (
     Introduction,
     Message,
     OpenSession,
+    Options,
     Ping,
     Pong,
     RetrievedPassages,
@@ -38,7 +39,6 @@ from paceline.wire.messages import (
     bad_tokens,
     not_finite,
 )
-from paceline.wire.options import Options
 
 MAX_OPTIONS_BYTES = 4096
 

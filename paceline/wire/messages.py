@@ -3,7 +3,7 @@
 Renaming a class is not a protocol change; changing a tag or field is, and raises VERSION.
 Strings and lists are bounded so that the decoder refuses oversized ones before any other code runs.
 
-A strategy adds its messages as subclasses of `SessionMessage`, and its options as a subclass of `wire.options.Options`;
+A strategy adds its messages as subclasses of `SessionMessage`, and its options as a subclass of `Options`;
 messages of the strategies in this package are defined here, others are added with `wire.codec.register`.
 """
 
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Self
 
 import msgspec
 
-from paceline.core.permission import MAX_NAMES
+from paceline.core.offloading import Unit
 from paceline.core.sampling.sampler import MAX_BIASES, MAX_STOP_IDS, MAX_TEMPERATURE, MAX_TEXT, ConstraintKind
+from paceline.core.side import MAX_NAMES, Side
 from paceline.wire.payloads import are_sources, pack_dists, pack_targets, unpack_dists, unpack_nodes, unpack_targets
 
 # Types of the fields of messages, each with its limit, and the bases of the messages themselves.
@@ -248,7 +249,7 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
     max_tokens: Count
     top_k_documents: Count
     privacy: Name
-    options: msgspec.Raw  # the strategy's options as an array of their fields, see `wire.options`
+    options: msgspec.Raw  # the strategy's options as an array of their fields, see `Options`
     targets: Annotated[list[Token], msgspec.Meta(max_length=131_072)]
     epoch: Count  # number of earlier openings of this answer; messages of another epoch are dropped
     constraint: SentConstraint | None  # on the text; each side masks its own distributions
@@ -465,3 +466,91 @@ def bad_tokens(path: str, tokens: list[int], start: int, vocab_size: int | None)
     if vocab_size is not None and tokens and max(tokens) >= vocab_size:
         return f"a token id outside the vocabulary of {vocab_size} - at `$.{path}`"
     return None
+
+
+# Options of strategies, as an opening carries them and machines are configured with them. Those of the strategies in
+# this package that need more than the common ones are here or beside their machines.
+
+
+MIN_STRETCH: Final = 8  # tokens: each stretch begins with a search and a round trip
+MAX_STRETCH: Final = 131_072  # of the longest answer
+
+
+def stretch_of(length: int, every: int, limit: int) -> tuple[int, int]:
+    """Begin and end of the stretch in which the token at position `length` is.
+
+    every: tokens of a stretch; 0: the whole answer is one. limit: tokens of the answer, which ends the last one sooner.
+    """
+    if every <= 0:
+        return 0, limit
+    begin = length // every * every
+    return begin, min(limit, begin + every)
+
+
+class DraftLimits(SentPart, frozen=True):
+    """Limits of a side's draft tree."""
+
+    width: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4  # drafts for each next token; 1 makes chains, as in DRAGON
+    rows: Annotated[int, msgspec.Meta(ge=1, le=256)] = 16  # in one forward of one branch
+    ahead: Annotated[int, msgspec.Meta(ge=0, le=256)] = 32  # tokens beyond the last target; 0: token by token
+    whole_sequences: bool = False  # send chains of `ahead` drafts as a whole, not each draft once computed
+
+
+class Options(SentPart, frozen=True):
+    """Options of a strategy, carried whole by request, opening and machine. A strategy with more options subclasses
+    this."""
+
+    rescoring: bool = True  # document scores are updated with the text, see `core.aggregation.weights.decayed_evidence`
+    drafting: DraftLimits = DraftLimits()
+
+    @property
+    def stats_kind(self) -> str:
+        """Kind of answers that share measured statistics, see `core.drafting.budget.OnlineStats`."""
+        return ""
+
+    @property
+    def energy_budget(self) -> tuple[float, Unit] | None:
+        """The request's energy budget, J a unit, as `core.offloading.EnergyQueue` keeps it; None: none."""
+        return None
+
+    @property
+    def stretch(self) -> int:
+        """Tokens between two searches for documents, see `stretch_of`; 0: there is one search."""
+        return 0
+
+    @property
+    def alone(self) -> Side | None:
+        """The side that writes alone where neither has found a document; None: both write."""
+        return None
+
+    def in_one_stretch(self) -> Self:
+        """The same options with one search."""
+        return self
+
+
+DEFAULT_OPTIONS = Options()
+
+
+class AggregateOptions(Options, frozen=True):
+    """Options of `aggregate`."""
+
+    aggregator: Name = ""  # empty: `aggregate` selects one
+    needs_dists: bool = False  # distributions are needed for logprobs, not only to choose the token
+    # Tokens after which each side searches again, with the question and the answer so far; 0: never.
+    search_every: Annotated[int, msgspec.Meta(ge=0, le=MAX_STRETCH)] = 0
+    writer: Side | None = None  # see `alone`
+
+    @property
+    def stretch(self) -> int:
+        return self.search_every
+
+    @property
+    def alone(self) -> Side | None:
+        return self.writer
+
+    def in_one_stretch(self) -> Self:
+        return msgspec.structs.replace(self, search_every=0)
+
+    @property
+    def stats_kind(self) -> str:
+        return self.aggregator

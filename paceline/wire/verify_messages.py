@@ -9,8 +9,7 @@ import msgspec
 
 from paceline.core.offloading import Unit
 from paceline.core.verification import VerifierName
-from paceline.wire.messages import MAX_FRAME_BYTES, Count, DistPayload, SessionMessage, Token, bad_tokens
-from paceline.wire.options import Options
+from paceline.wire.messages import MAX_FRAME_BYTES, Count, DistPayload, Options, SessionMessage, Token, bad_tokens
 from paceline.wire.payloads import MAX_PLACE_BYTES, PROB_BYTES, decode_places, decode_tokens
 
 Joules = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]

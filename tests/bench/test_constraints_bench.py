@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.constraints import CONCURRENCY, FORMS, judged, linked_nodes
+from paceline.strategies.base import Strategy
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import Strategy
 
 pytestmark = pytest.mark.anyio
 

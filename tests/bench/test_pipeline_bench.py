@@ -10,8 +10,7 @@ from bench.speculation.recorded import RecordedEngine, Recording
 from lab.engines import Noisy
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.drafting.budget import OnlineStats
-from paceline.core.sampling.row import RowSampling
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import RowSampling, SamplingParams
 from paceline.engine.base import SampleRequest
 from paceline.engine.fake import FakeEngine
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.spans import ModelSize, Span, StageSpeed, describe_plan, plan_spans
 from paceline.errors import ConfigError
+from paceline.runtime.stages.members import ModelSize, Span, StageSpeed, describe_plan, plan_spans
 
 TIMES = st.integers(1, 9).map(float)
 SPEEDS = st.builds(StageSpeed, TIMES, TIMES, st.none() | st.integers(0, 60))

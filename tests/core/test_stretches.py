@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.stretches import stretch_of
+from paceline.wire.messages import stretch_of
 
 
 @given(st.integers(1, 500), st.integers(1, 100))

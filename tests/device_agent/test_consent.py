@@ -9,7 +9,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from paceline.core.permission import EVERYBODY, NOBODY, MayAsk
+from paceline.core.side import EVERYBODY, NOBODY, MayAsk
 from paceline.runtime.asking import EnrolmentAnswers, permission
 from paceline.settings import AgentSettings
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.batching.segment import Batch, Segment
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import NOT_SAMPLED, RowSampling, RowTree
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import NOT_SAMPLED, RowSampling, RowTree, SamplingParams
 from paceline.engine.base import Engine, SampleRequest
 from paceline.engine.loader import quiet
 from paceline.engine.paged.attention.backends import Attention

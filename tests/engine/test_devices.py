@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from paceline.core.batching.segment import Batch, Segment
-from paceline.core.sampling.row import RowSampling
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import RowSampling, SamplingParams
 from paceline.engine.base import Engine, SampleRequest
 from paceline.engine.tensors import use_device
 from tests.engine.trials import sequences

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
-from paceline.engine.generation_config import FILE, sampling_defaults
+from paceline.engine.model_config import FILE, sampling_defaults
 from paceline.models import CLOUD, DEVICE
 
 

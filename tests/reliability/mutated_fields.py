@@ -23,11 +23,11 @@ from paceline.wire.messages import (
     Drafts,
     Frame,
     OpenSession,
+    Options,
     Sampling,
     SentConstraint,
     Targets,
 )
-from paceline.wire.options import Options
 from paceline.wire.payloads import encode_places, encode_tokens
 from paceline.wire.verify_messages import MAX_CHAIN, DraftsWithDists, Verdict
 from tests.reliability.mutated_drafts import Aim, DraftValues

@@ -20,6 +20,7 @@ from paceline.runtime.link.connection import Link
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import encode_options
 from paceline.wire.messages import (
+    AggregateOptions,
     ChatMessage,
     CloseSession,
     EvidenceWeight,
@@ -30,7 +31,6 @@ from paceline.wire.messages import (
     SessionMessage,
     Targets,
 )
-from paceline.wire.options import AggregateOptions
 from server.app import add_devices
 from server.devices import Registry
 from server.links import Links

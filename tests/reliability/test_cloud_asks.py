@@ -15,8 +15,7 @@ from paceline.commands.demo import Children, command, free_port
 from paceline.engine.fake import fake_model
 from paceline.runtime.link.connection import Link
 from paceline.wire.codec import encode_options
-from paceline.wire.messages import ChatMessage, SpeedReport, Targets
-from paceline.wire.options import AggregateOptions
+from paceline.wire.messages import AggregateOptions, ChatMessage, SpeedReport, Targets
 from tests.reliability.rogue_cloud import GREEDY, RogueCloud, kinds_of, question, rogue_cloud
 
 pytestmark = pytest.mark.anyio

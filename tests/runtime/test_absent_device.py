@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from paceline.core.permission import NOBODY
+from paceline.core.side import NOBODY
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest, OnLoss
 from tests.requests import changed

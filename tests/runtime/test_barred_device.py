@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.permission import NOBODY, MayAsk
+from paceline.core.side import NOBODY, MayAsk
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.asking import AskLimits, CloudAsks
 from tests.requests import changed

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from paceline.core.batching.segment import Batch, SeqId
-from paceline.core.permission import EVERYBODY, MayAsk
 from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.side import EVERYBODY, MayAsk
 from paceline.engine.base import LoadedModel, Output
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import PacelineError, RequestError

@@ -9,8 +9,7 @@ import pytest
 
 from paceline.runtime.peers import _clamp
 from paceline.wire.codec import encode_options
-from paceline.wire.messages import CloseSession, SessionFrame
-from paceline.wire.options import AggregateOptions, DraftLimits, Options
+from paceline.wire.messages import AggregateOptions, CloseSession, DraftLimits, Options, SessionFrame
 from tests.runtime.test_node import REQUEST, collect, nodes
 from tests.wire.samples import opening
 

@@ -25,9 +25,9 @@ from paceline.strategies.base import (
     Send,
     Side,
     Started,
+    Strategy,
 )
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import Strategy
 from paceline.wire.messages import DetailRequest
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, SAMPLINGS, engines, job

@@ -34,13 +34,22 @@ from paceline.strategies.base import (
     Send,
     Side,
     Started,
+    Strategy,
     TimerFired,
     WakeAt,
 )
-from paceline.strategies.strategy import Strategy
 from paceline.wire.dist_codec import encode_head
-from paceline.wire.messages import Drafts, EvidenceWeight, Handover, SessionMessage, SyncState, Targets
-from paceline.wire.options import AggregateOptions, DraftLimits, Options
+from paceline.wire.messages import (
+    AggregateOptions,
+    DraftLimits,
+    Drafts,
+    EvidenceWeight,
+    Handover,
+    Options,
+    SessionMessage,
+    SyncState,
+    Targets,
+)
 from paceline.wire.payloads import EncodedNodes, pack_nodes
 
 VOCAB = 257

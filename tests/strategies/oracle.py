@@ -20,8 +20,7 @@ from paceline.core.aggregation.weights import (
     side_weights,
 )
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.noise import uniform
+from paceline.core.sampling.dist import Dist, uniform
 from paceline.core.sampling.sampler import Mask, SamplingParams, apply_mask, filter_top, process_logits, sample
 from paceline.core.side import SIDES, Side
 from paceline.engine.base import Engine

@@ -24,11 +24,10 @@ from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.autoregressive import Autoregressive
-from paceline.strategies.base import SIDES, Branch, ClosePeer, Event, Forward, LinkLost, Side
+from paceline.strategies.base import SIDES, Branch, ClosePeer, Event, Forward, LinkLost, Side, Strategy
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixTree
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import Strategy
 from tests.depth import DEPTH
 from tests.strategies import oracle
 from tests.strategies.cases import (

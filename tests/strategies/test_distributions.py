@@ -22,10 +22,9 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
-from paceline.strategies.base import SIDES, Branch, Side
+from paceline.strategies.base import SIDES, Branch, RoutingContext, Side, Wish
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import RoutingContext, Wish
-from paceline.wire.options import AggregateOptions
+from paceline.wire.messages import AggregateOptions
 from tests.core.chi_square import assert_drawn_from
 from tests.depth import DEPTH
 from tests.strategies import oracle

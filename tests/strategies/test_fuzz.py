@@ -17,8 +17,7 @@ from paceline.core.aggregation.weights import sample_mixed_rows
 from paceline.core.batching.segment import Batch
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import sample_row
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import SamplingParams, sample_row
 from paceline.engine.sequence_table import SequenceTable
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import (
@@ -48,8 +47,10 @@ from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode, encode
 from paceline.wire.dist_codec import encode_head
 from paceline.wire.messages import (
+    AggregateOptions,
     DetailRequest,
     DistPayload,
+    DraftLimits,
     Drafts,
     EvidenceWeight,
     Handover,
@@ -58,7 +59,6 @@ from paceline.wire.messages import (
     SyncState,
     Targets,
 )
-from paceline.wire.options import AggregateOptions, DraftLimits
 from paceline.wire.payloads import FOLLOWS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
 from tests.strategies.cases import EOS, VOCAB
 

@@ -25,12 +25,12 @@ from paceline.strategies.base import (
     Retrieved,
     Scored,
     Started,
+    Strategy,
     TimerFired,
     WakeAt,
 )
 from paceline.strategies.lookup_tree import LookupTree
-from paceline.strategies.strategy import Strategy
-from paceline.wire.options import DraftLimits
+from paceline.wire.messages import DraftLimits
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, PROMPT, SAMPLINGS, VOCAB, Hand, engines, found, job, point
 

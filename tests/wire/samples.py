@@ -12,6 +12,7 @@ from paceline.wire.messages import (
     NONCE_BYTES,
     SIGNATURE_BYTES,
     VERSION,
+    AggregateOptions,
     Challenge,
     ChatMessage,
     CloseSession,
@@ -39,7 +40,6 @@ from paceline.wire.messages import (
     Welcome,
     WrittenText,
 )
-from paceline.wire.options import AggregateOptions
 from paceline.wire.payloads import EncodedNodes, pack_nodes
 from tests.wire.identities import CLOUD, DEVICE
 

@@ -13,10 +13,10 @@ from pydantic import AliasChoices, BeforeValidator, ConfigDict, Discriminator, F
 
 from paceline.api.http.body import Schema
 from paceline.core.sampling.sampler import MAX_BIASES, MAX_STOP_IDS, MAX_TEMPERATURE
-from paceline.core.stretches import MAX_STRETCH, MIN_STRETCH
 from paceline.errors import RequestError
 from paceline.runtime.service import OnLoss
-from paceline.strategies.strategy import Privacy
+from paceline.strategies.base import Privacy
+from paceline.wire.messages import MAX_STRETCH, MIN_STRETCH
 from paceline.workflow.flows import WORKFLOWS, WorkflowName
 
 MAX_CHOICES = 128

@@ -22,9 +22,8 @@ from paceline.api.http.body import BrokenOffError, ClientGoneError, within
 from paceline.api.http.doors import DoorLimits, Visitor
 from paceline.api.http.errors import RETRY, ErrorShape, Failure, failure_of, unauthorized
 from paceline.api.observation import new_request_id, request_id
-from paceline.core.shares import Shares
+from paceline.core.shares import Shares, is_loopback
 from paceline.errors import PacelineError
-from paceline.local_users import is_loopback
 from paceline.runtime.link.transport import CONNECTION
 
 # CORS headers, and the hosts and origins accepted without keys (WHATWG Fetch, 3.3).

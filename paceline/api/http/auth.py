@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
+from paceline.core.shares import is_loopback
 from paceline.errors import ConfigError
-from paceline.local_users import is_loopback
 
 KEY_ID_LENGTH = 24  # hexadecimal digits: 96 bits, enough against collisions
 

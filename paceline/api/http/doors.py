@@ -2,7 +2,7 @@
 
 A connection belongs to a stranger until a key on it is accepted (any request, where none is required) or a device's
 credential. So silent connections, half heads, bodies of open routes and unadmitted WebSockets are counted together,
-by address and in all (`core.strangers`). Knows neither HTTP nor sockets.
+by address and in all (`core.shares.Strangers`). Knows neither HTTP nor sockets.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from paceline.core.shares import Shares
-from paceline.core.strangers import Strangers, counted_address, parsed_address
+from paceline.core.shares import Shares, Strangers, counted_address, parsed_address
 
 # The address behind a connection or a request, as limits by address count it.
 #

@@ -2,5 +2,4 @@
 
 exactness: tests whether a truncated distribution settles the token
 weights: mixtures over documents and sides
-placement: which side should aggregate
 """

@@ -17,10 +17,8 @@ import numpy as np
 
 from paceline.core.aggregation.exactness import Ranking, sample_is_exact, settled_token
 from paceline.core.aggregation.weights import mix_weighted
-from paceline.core.sampling.dist import MIN_CODED_PROB, ROUNDING, Dist, IndexArray, ProbArray, quantize
-from paceline.core.sampling.noise import gumbel, uniform
-from paceline.core.sampling.row import RowHead, best_margin, top_by_score
-from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
+from paceline.core.sampling.dist import MIN_CODED_PROB, ROUNDING, Dist, IndexArray, ProbArray, gumbel, quantize, uniform
+from paceline.core.sampling.sampler import RowHead, SamplingParams, best_margin, filter_top, sample, top_by_score
 from paceline.core.side import SIDES, Side, other
 
 # A side's own distribution after one prefix: the head that an engine hands over, and the whole on demand.

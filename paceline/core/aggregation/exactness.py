@@ -17,10 +17,8 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.core.sampling.dist import Dist, IdArray, ProbArray, best_indices
-from paceline.core.sampling.noise import contenders, gumbel
-from paceline.core.sampling.row import HEAD_ERROR, RowHead
-from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
+from paceline.core.sampling.dist import Dist, IdArray, ProbArray, best_indices, contenders, gumbel
+from paceline.core.sampling.sampler import HEAD_ERROR, RowHead, SamplingParams, filter_top, sample
 
 _MAX_RIVALS = 64  # with more rivals the row is flat and has to be requested anyway
 _SMALL_TAIL = 1e-3  # below this mass the tail itself is the tighter bound for each missing id
@@ -216,7 +214,7 @@ def _bounds(exact: Dist, truncated: Dist, caps: float | ProbArray, weight: float
 # Tests whether the heads of both sides' distributions determine the token of their mixture.
 #
 # Neither row is known as a whole, so a choice costs a few hundred ids in place of two vocabularies. An id that a head
-# lacks is bounded by the head's last score, its least probability and its tail's mass (`core.sampling.row`,
+# lacks is bounded by the head's last score, its least probability and its tail's mass (`core.sampling.sampler`,
 # `exactness`). Where these bounds do not determine the token, the own row must be read as a whole (`exactness`), or
 # more of the peer's requested. No false positives: bounds allow for the rounding of both heads.
 

@@ -15,8 +15,18 @@ from typing import Final, TypeVar
 import numpy as np
 
 from paceline.core.sampling.dist import Dist, IdArray, ProbArray, best_indices
-from paceline.core.sampling.row import RowSampling, SampledRow, head, row_head, sample_row
-from paceline.core.sampling.sampler import SamplingParams, apply_mask, filter_top, process_logits, sample
+from paceline.core.sampling.sampler import (
+    RowSampling,
+    SampledRow,
+    SamplingParams,
+    apply_mask,
+    filter_top,
+    head,
+    process_logits,
+    row_head,
+    sample,
+    sample_row,
+)
 
 SideName = TypeVar("SideName", bound=str)
 

@@ -2,7 +2,6 @@
 
 segment: rows of one sequence in a forward pass; the batch
 scheduler: which segments run next
-pace: times of steps, and how many rows of long prompts a step takes beside answers by them
-pending: segments that wait, and rows that are to be computed again
+pending: segments that wait, their groups, and how many rows of a prompt or an owner a step takes beside answers
 block_manager: KV blocks, block tables, copy on write
 """

@@ -20,9 +20,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from paceline.core.batching.pace import PROMPT_SHARE as SHARE
-from paceline.core.batching.pace import OwnerLimits, PrefillPace
-from paceline.core.batching.pending import Group, GroupState, GroupTable, Memory, PendingQueues, PendingSegment
+from paceline.core.batching.pending import PROMPT_SHARE as SHARE
+from paceline.core.batching.pending import (
+    Group,
+    GroupState,
+    GroupTable,
+    Memory,
+    OwnerLimits,
+    PendingQueues,
+    PendingSegment,
+    PrefillPace,
+)
 from paceline.core.batching.segment import Batch, Segment, SeqId
 
 # Who gets rows in one step: what is free, what each group holds, and whose rows may be taken for whom.

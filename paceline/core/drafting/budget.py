@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline.core.batching.segment import UNKNOWN, StepSize
-from paceline.core.drafting.acceptance import AcceptanceByRank, beside_choice_rates, model_rates
 from paceline.core.drafting.ngram_drafter import DrafterStats
-from paceline.core.drafting.tree_search import best_budget
+from paceline.core.drafting.tree_search import AcceptanceByRank, beside_choice_rates, best_budget, model_rates
 from paceline.core.estimation import ForwardTime, MovingAverage, RecentMedian, TimingModel
 from paceline.core.offloading import OffloadStats
 

@@ -15,11 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from paceline.core.drafting.acceptance import AcceptanceByRank, margin_class
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, bigram_key
-from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree, grow_tree
-from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.noise import gumbel_of
+from paceline.core.drafting.tree_search import NO_DRAFT, AcceptanceByRank, DraftTree, grow_tree, margin_class
+from paceline.core.sampling.dist import Dist, gumbel_of
 from paceline.core.sampling.sampler import SamplingParams
 
 # Online suffix automaton: the longest suffix of a text that occurred in it before, and its continuations.

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from paceline.core.batching.segment import Batch, PlacedSegment
-from paceline.core.sampling.row import SampledRow
+from paceline.core.sampling.sampler import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.model_config import MASKED_KINDS, max_positions, windows
 from paceline.engine.paged.attention.backends import (

@@ -21,7 +21,7 @@ from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import PlacedSegment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import ModelInfo
-from paceline.engine.generation_config import sampling_defaults
+from paceline.engine.model_config import sampling_defaults
 from paceline.engine.reader.answer import (
     FIRST,
     JOINTS,
@@ -53,7 +53,7 @@ from paceline.engine.reader.question import (
     question_for,
     words_of,
 )
-from paceline.engine.row_lists import RowListEngine
+from paceline.engine.sequence_table import RowListEngine
 from paceline.engine.tokenizer import PREAMBLE, Tokenizer
 from paceline.errors import ConfigError, EngineError
 

@@ -1,7 +1,7 @@
-"""Tokens of many rows in one pass, where the logits are: torch's twin of `core.sampling.row.sample_row`.
+"""Tokens of many rows in one pass, where the logits are: torch's twin of `core.sampling.sampler.sample_row`.
 
 A pass narrows, and decides only what is certain. The maxima of groups of 64 ids are one sweep over a row; with the
-noise's bound for each group (`core.sampling.noise`) they leave a few groups that can hold the token, so that neither
+noise's bound for each group (`core.sampling.dist`) they leave a few groups that can hold the token, so that neither
 noise nor exponentials of a whole vocabulary are made. Only top-p needs a sum over the vocabulary, and only where the
 best candidate is not among the most probable ids.
 
@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.sampling import noise as core_noise
+from paceline.core.sampling import dist as core_noise
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
+from paceline.core.sampling.sampler import RowSampling, SampledRow, sample_row
 from paceline.engine.sampling import row_kernel
 from paceline.engine.sampling.noise import DISTINCT, MARGIN, margins, may_revive
 from paceline.engine.sampling.open_sampler import OpenSampler

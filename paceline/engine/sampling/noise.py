@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.sampling import noise
-from paceline.core.sampling.noise import GROUP
-from paceline.core.sampling.row import RowSampling
+from paceline.core.sampling import dist
+from paceline.core.sampling.dist import GROUP
+from paceline.core.sampling.sampler import RowSampling
 from paceline.engine.sampling.workspace import is_remote
 
 
@@ -32,38 +32,38 @@ class GroupNoise:
         """(some, n) groups of these rows → (some, n * GROUP) Gumbel noise of their ids, float64."""
         place = torch.arange(GROUP, device=groups.device)
         ids = groups[:, :, None] * GROUP + place
-        own = _exponentials(_mixed(ids * _signed(noise.GAMMA) + self._keys[rows][:, None, None]))
+        own = _exponentials(_mixed(ids * _signed(dist.GAMMA) + self._keys[rows][:, None, None]))
         hashes, least = (each[rows[:, None], groups][:, :, None] for each in (self._hashes, self.least))
         x = torch.where(hashes & (GROUP - 1) == place, least, least + own)
         return -torch.log(x).flatten(1)
 
 
 def _group_hashes(keys: Tensor, groups: Tensor) -> Tensor:
-    return _mixed((groups + noise.FIRST_GROUP) * _signed(noise.GAMMA) + keys)
+    return _mixed((groups + dist.FIRST_GROUP) * _signed(dist.GAMMA) + keys)
 
 
 def _mixed(counters: Tensor) -> Tensor:
     """The hash of counters, both int64 in place of uint64."""
     if counters.device.type == "cpu":
-        return torch.from_numpy(noise.mixed(counters.numpy().view(np.uint64)).view(np.int64))
+        return torch.from_numpy(dist.mixed(counters.numpy().view(np.uint64)).view(np.int64))
     return mixed_by_torch(counters)
 
 
 def _exponentials(hashes: Tensor) -> Tensor:
     if hashes.device.type == "cpu":
-        return torch.from_numpy(-np.log(noise.uniforms(hashes.numpy().view(np.uint64))))
+        return torch.from_numpy(-np.log(dist.uniforms(hashes.numpy().view(np.uint64))))
     return exponentials_by_torch(hashes)
 
 
 def mixed_by_torch(z: Tensor) -> Tensor:
     """SplitMix64's finaliser. int64 multiplication wraps around as that of uint64 does."""
-    z = (z ^ _shifted(z, 30)) * _signed(noise.FIRST)
-    z = (z ^ _shifted(z, 27)) * _signed(noise.SECOND)
+    z = (z ^ _shifted(z, 30)) * _signed(dist.FIRST)
+    z = (z ^ _shifted(z, 27)) * _signed(dist.SECOND)
     return z ^ _shifted(z, 31)
 
 
 def exponentials_by_torch(hashes: Tensor) -> Tensor:
-    return -torch.log((_shifted(hashes, 12).double() + 0.5) * noise.STEP)
+    return -torch.log((_shifted(hashes, 12).double() + 0.5) * dist.STEP)
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:

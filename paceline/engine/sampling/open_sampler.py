@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.sampling.noise import GROUP, row_keys
-from paceline.core.sampling.row import RowSampling
+from paceline.core.sampling.dist import GROUP, row_keys
+from paceline.core.sampling.sampler import RowSampling
 from paceline.engine.sampling.noise import DISTINCT, MARGIN, GroupNoise
 from paceline.engine.sampling.workspace import (
     Array,

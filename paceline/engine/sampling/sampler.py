@@ -29,9 +29,8 @@ from paceline.core.aggregation.weights import (
     sample_mixed_row,
     softmax,
 )
-from paceline.core.sampling.dist import Dist, ProbArray
-from paceline.core.sampling.noise import row_keys
-from paceline.core.sampling.row import (
+from paceline.core.sampling.dist import Dist, ProbArray, row_keys
+from paceline.core.sampling.sampler import (
     HEAD_BY_PROB,
     HEAD_BY_SCORE,
     NOT_SAMPLED,
@@ -39,8 +38,8 @@ from paceline.core.sampling.row import (
     RowSampling,
     RowTree,
     SampledRow,
+    SamplingParams,
 )
-from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Logits, SampleRequest
 from paceline.engine.sampling.batch_sampler import BatchSampler
 from paceline.engine.sampling.noise import UNDERFLOW, GroupNoise, may_revive
@@ -69,7 +68,7 @@ _EVIDENT = 64  # ids of a branch that are read first; rarely are more of them ev
 
 
 def row_heads(logs: Tensor, rows: Sequence[RowSampling]) -> Rounds[list[RowHead]]:
-    """Heads as of `core.sampling.row.row_head`. logs: (rows, vocab) log-probabilities after processing.
+    """Heads as of `core.sampling.sampler.row_head`. logs: (rows, vocab) log-probabilities after processing.
 
     Which ids a head has may differ from the reference's at its edges; its bounds hold for all that it lacks.
     """

@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.sampling.noise import GROUP
-from paceline.core.sampling.row import RowSampling
-from paceline.core.sampling.sampler import logit_shifts, repeated_ids
+from paceline.core.sampling.dist import GROUP
+from paceline.core.sampling.sampler import RowSampling, logit_shifts, repeated_ids
 
 # Numbers between the host and the device of the logits: what a step needs to see comes in one copy, with one wait.
 #
@@ -177,7 +176,7 @@ class Workspace:
 
 # Rows of logits by groups of ids: one sweep for the groups' maxima, then only the groups that matter.
 #
-# Groups are those of the common noise (`core.sampling.noise.GROUP`). Equal values go to the lowest id everywhere.
+# Groups are those of the common noise (`core.sampling.dist.GROUP`). Equal values go to the lowest id everywhere.
 
 
 _LEAST_BITS = 0xFF80  # of minus infinity in bfloat16

@@ -14,7 +14,7 @@ from paceline.core.batching.pending import RECOMPUTED, Group, Memory
 from paceline.core.batching.scheduler import ScheduledSegment, Scheduler, SchedulerOutput, alternating
 from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
 from paceline.core.energy import StepMeter
-from paceline.core.sampling.row import RowSampling, RowTree
+from paceline.core.sampling.sampler import RowSampling, RowTree
 from paceline.engine.base import (
     AsyncEngine,
     BatchRunner,

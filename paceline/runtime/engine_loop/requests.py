@@ -14,7 +14,7 @@ from paceline.core.batching.scheduler import ScheduledSegment
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.energy import NONE, Energy
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import RowSampling, SampledRow
+from paceline.core.sampling.sampler import RowSampling, SampledRow
 from paceline.engine.base import Logits, SampleRequest, SequenceEngine
 from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError

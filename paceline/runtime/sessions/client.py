@@ -39,12 +39,12 @@ from paceline.strategies.base import (
 from paceline.wire.messages import (
     CloseSession,
     OpenSession,
+    Options,
     RetrievedPassage,
     RetrievedPassages,
     SessionFrame,
     SessionMessage,
 )
-from paceline.wire.options import Options
 
 log = logging.getLogger("paceline.session")
 

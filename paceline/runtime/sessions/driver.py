@@ -12,7 +12,7 @@ from typing import Protocol, cast
 from paceline.core.batching.segment import SeqId, StepSize
 from paceline.core.energy import NOT_KNOWN, Spent
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import SampledRow
+from paceline.core.sampling.sampler import SampledRow
 from paceline.runtime.engine_loop.requests import Answer, BranchJoin, ForwardRequest, Rows
 from paceline.strategies.base import (
     ClosePeer,

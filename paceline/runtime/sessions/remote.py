@@ -37,10 +37,10 @@ from paceline.runtime.service import (
 )
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.units import PlainWork
-from paceline.strategies.base import FinishReason
-from paceline.strategies.strategy import Privacy
+from paceline.strategies.base import FinishReason, Privacy
 from paceline.wire.codec import encode_options, sampling_from_wire, sampling_to_wire
 from paceline.wire.messages import (
+    DEFAULT_OPTIONS,
     SEARCH,
     WRITE,
     ChatMessage,
@@ -51,7 +51,6 @@ from paceline.wire.messages import (
     SessionFrame,
     WrittenText,
 )
-from paceline.wire.options import DEFAULT_OPTIONS
 
 # The cloud's passages for an answer that the device writes alone: the privacy level `answer-private`.
 #

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest
-from paceline.strategies.base import Side, other
+from paceline.strategies.base import JOINT_LEVELS, RoutingContext, Side, Wish, other
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import JOINT_LEVELS, RoutingContext, Wish
-from paceline.wire.options import DEFAULT_OPTIONS, Options
+from paceline.wire.messages import DEFAULT_OPTIONS, Options
 
 AUTO = "auto"
 ALONE = "lookup_tree"  # without a second side

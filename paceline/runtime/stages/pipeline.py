@@ -19,8 +19,7 @@ import torch
 from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import RowSampling, SampledRow
-from paceline.core.sampling.sampler import SamplingDefaults
+from paceline.core.sampling.sampler import RowSampling, SampledRow, SamplingDefaults
 from paceline.engine.base import Logits, ModelInfo, Output, SampleRequest, Ticket
 from paceline.engine.tensors import dists
 from paceline.errors import ConfigError, EngineError, LocalProtocolError, RemoteProtocolError

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.core.batching.segment import Batch
-from paceline.core.sampling.row import RowSampling
+from paceline.core.sampling.sampler import RowSampling
 from paceline.engine.base import Ticket
 from paceline.errors import ConfigError, EngineError, LinkClosed, LocalProtocolError
 from paceline.runtime.stages.history import Entry, History, Imported, RanBatch

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from paceline.core.batching.segment import Batch, SeqId
-from paceline.core.sampling.row import RowSampling
+from paceline.core.sampling.sampler import RowSampling
 from paceline.engine.base import Logits, Output, SampleRequest
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
 from paceline.engine.stage import Stage

@@ -16,7 +16,7 @@ from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import LEVELS, RemoteText
 from paceline.runtime.units import CLOUD, ENGINE
 from paceline.runtime.workflows.driver import WorkflowDriver
-from paceline.strategies.strategy import Privacy
+from paceline.strategies.base import Privacy
 from paceline.workflow.agents import AgentTask, Prompt, QueryAgent
 from paceline.workflow.flows import READ_PROMPT, WRITE, TextStages
 from paceline.workflow.graph import Launch, Outcome, Stage

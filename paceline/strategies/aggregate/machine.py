@@ -2,7 +2,7 @@
 
 Each side continues its own documents and drafts ahead of the targets, as a tree. One side at a time decides: it has
 both sides' distributions and makes each target of them with an aggregator (`core.aggregation.aggregators`); the other
-follows and sends what it computes. The decision moves by measured speeds (`core.aggregation.placement`), where privacy
+follows and sends what it computes. The decision moves by measured speeds (`DeciderPlacement`), where privacy
 lets it.
 
 A target is a function of the seed, the prefix, both distributions and their weights: never of drafts, trees, timing,
@@ -35,14 +35,13 @@ from paceline.strategies.aggregate.options import (
 from paceline.strategies.aggregate.roles import Decider, DraftSender, Follower, Resync, SideWeights
 from paceline.strategies.aggregate.state import AggregateStats, DraftExchange, JointAnswer, PeerState, placement_of
 from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
-from paceline.strategies.base import Effect, MachineConfig, Sampled, Scored
+from paceline.strategies.base import JOINT_LEVELS, Effect, MachineConfig, Sampled, Scored, Strategy
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
-from paceline.strategies.decoding.drafter_feed import NgramDrafts
 from paceline.strategies.decoding.peer_watch import PeeredMachine
-from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
-from paceline.strategies.strategy import JOINT_LEVELS, Strategy
+from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixNode, PrefixTree
 from paceline.wire.messages import (
     STRATEGY_MESSAGES,
+    AggregateOptions,
     DetailRequest,
     Drafts,
     EvidenceWeight,
@@ -52,7 +51,6 @@ from paceline.wire.messages import (
     SyncState,
     Targets,
 )
-from paceline.wire.options import AggregateOptions
 
 
 class Aggregate(PeeredMachine):

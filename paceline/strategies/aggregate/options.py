@@ -8,12 +8,9 @@ import msgspec
 
 from paceline.core.aggregation.aggregators import AggregatorName, default_aggregator
 from paceline.core.side import Side, other
-from paceline.core.stretches import MIN_STRETCH
 from paceline.errors import RequestError
-from paceline.strategies.base import MachineConfig
-from paceline.strategies.strategy import RoutingContext, asked_options
-from paceline.wire.messages import OpenSession
-from paceline.wire.options import AggregateOptions, DraftLimits, Options
+from paceline.strategies.base import MachineConfig, RoutingContext, asked_options
+from paceline.wire.messages import MIN_STRETCH, AggregateOptions, DraftLimits, OpenSession, Options
 
 AGGREGATORS: tuple[AggregatorName, ...] = get_args(AggregatorName)
 

@@ -13,15 +13,13 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.aggregation.aggregators import Aggregator
-from paceline.core.drafting.acceptance import beside_choice, margin_class
 from paceline.core.drafting.budget import OnlineStats
+from paceline.core.drafting.tree_search import beside_choice, margin_class
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import best_margin
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import SamplingParams, best_margin
 from paceline.core.side import Side, other
-from paceline.strategies.decoding.drafter_feed import NgramDrafts
-from paceline.strategies.decoding.prefix_tree import DraftTokens, PrefixNode
-from paceline.wire.options import DraftLimits
+from paceline.strategies.decoding.prefix_tree import DraftTokens, NgramDrafts, PrefixNode
+from paceline.wire.messages import DraftLimits
 
 # eta of both sides after a prefix; None while it is not known.
 Weigh = Callable[[PrefixNode], Mapping[Side, float] | None]

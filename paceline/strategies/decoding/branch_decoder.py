@@ -1,71 +1,306 @@
 """The part of a machine that talks to the engine: this side's documents, one branch each, continued along a tree.
 
 Every branch holds its prompt, the output tokens that are decided, and below them an open tree of rows for what may
-come. Rows are scored by all branches and mixed (`rescoring`). One forward a branch at a time: a sequence is never
+come. Rows are scored by all branches and mixed (`BranchMixer`). One forward a branch at a time: a sequence is never
 changed while one is under way. Knows nothing of the peer or of how nodes are chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from paceline.core.aggregation.weights import log_weight
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.aggregation.aggregators import OwnDist
+from paceline.core.aggregation.weights import (
+    BranchMixture,
+    Evidence,
+    deciders,
+    dequantize_score,
+    evidence_after,
+    evidence_head,
+    log_weight,
+    mix,
+    mix_heads,
+    mix_processed,
+    quantize_score,
+    row_log_weights,
+)
 from paceline.core.batching.segment import ROOT, LogitsMode, Segment, SeqId
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
-from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import NOT_SAMPLED, RowSampling, SampledRow
-from paceline.core.sampling.sampler import Mask, SamplingParams, filter_top, sample
+from paceline.core.sampling.dist import Dist, IdArray
+from paceline.core.sampling.sampler import (
+    NOT_SAMPLED,
+    Mask,
+    RowSampling,
+    SampledRow,
+    SamplingParams,
+    apply_mask,
+    filter_top,
+    sample,
+    set_ranking,
+)
 from paceline.strategies.base import Branch, Effect, Forward, Prune, Sampled, Scored
 from paceline.strategies.decoding.prefix_tree import PrefixNode
-from paceline.strategies.decoding.rescoring import BranchMixer
 
-# Rows of the forward answered last: each branch's distributions, or the tokens that the engine has sampled.
+AllowedIds = NDArray[np.bool_] | None  # a mask; None: all ids
+NO_COUNTS: Mapping[int, int] = {}
+RESCORED_TOKENS = 48  # of a prefix, at its end: what lies further back adds less than the quantization of a score
 
 
-class AnsweredRows:
-    """Store of one decoder. Keeps rows until the next answer, or until they are taken: distributions are large."""
+class BranchMixer:
+    """From the rows of an answer's branches to one distribution: constraint, document scores, penalties, mixture.
 
-    def __init__(self) -> None:
-        self.dists: dict[PrefixNode, tuple[Dist, ...]] = {}  # each branch's row after a node
-        self.sampled: dict[PrefixNode, SampledRow] = {}
-        self._parts: dict[int, tuple[Dist, ...]] = {}  # branch -> rows of the batch that is being answered
-        self._prompt: tuple[Dist, ...] = ()
-        self._prompt_of: int | None = None  # branch whose first answer has more rows than its last
+    Branches are mixed with weights exp(R) (DRAGON eq. 2). With rescoring, R follows the text: what each branch
+    predicted of it is evidence for or against its document (`core.aggregation.weights.decayed_evidence`), kept per
+    node, so that nothing is rolled back. A node is scored after its parent.
+    """
 
-    def expect_prompt(self, branch: int) -> None:
-        """The next answer of this branch begins with rows of its prompt's end."""
-        self._prompt_of = branch
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        vocab_size: int,
+        *,
+        rescoring: bool,
+        mask: Mask | None,
+        eos_ids: frozenset[int],
+        keep_heads: bool,
+        keep_plain: bool = False,
+    ) -> None:
+        self.num_prefix_rows = 0  # tokens at the prefix's end that are rescored; `take_prefix_rows` takes their rows
+        self.needs_path = mask is not None or sampling.looks_back  # `score` needs the tokens before a row
+        self.rescoring = rescoring
+        self.decided_by: frozenset[int] | None = None  # branches that decided the token decided last, where not all
+        self._sampling = sampling
+        self._penalised = sampling.looks_back
+        self._vocab_size = vocab_size
+        self._mask = mask
+        self._eos_ids = eos_ids
+        self._keep_heads, self._keep_plain = keep_heads, keep_plain
+        self._branches: tuple[Branch, ...] = ()
+        self._weights: tuple[float, ...] = ()  # R of each branch, 0 without a document
+        self._prompt_ids: tuple[IdArray | None, ...] = ()  # ids of each prompt, where a penalty needs them
+        self._known_masks: dict[PrefixNode, AllowedIds] = {}  # of the nodes admitted last
+        self._prefix: tuple[int, ...] = ()  # output tokens decided when the prompts were read
+        self._root = PrefixNode(-1, 0, None)  # node of the prefix
+        self._decided_evidence: Evidence = ()  # after the decided tokens, where the engine samples
+        self._prefix_probs: list[list[float]] = []  # of each branch: probability of each of those last tokens
 
-    def add(self, branch: int, dists: Sequence[Dist]) -> None:
-        """Rows of one branch."""
-        if branch == self._prompt_of:
-            self._prompt, dists, self._prompt_of = tuple(dists[:-1]), dists[-1:], None
-        self._parts[branch] = (*self._parts.get(branch, ()), *dists)
+    def start(self, branches: tuple[Branch, ...], prefix: tuple[int, ...], root: PrefixNode) -> None:
+        """Set the branches, and the output tokens decided so far, whose node is `root`."""
+        self._decided_evidence = (0.0,) * len(branches)
+        self._branches = branches
+        self._weights = tuple(0.0 if branch.score is None else branch.score for branch in branches)
+        penalised = self._sampling.repetition_penalty != 1.0
+        self._prompt_ids = tuple(
+            np.unique(np.array(branch.prompt, dtype=np.int32)) if penalised else None for branch in branches
+        )
+        self._prefix, self._root = prefix, root
+        self._prefix_probs = [[] for _ in branches]
+        self.num_prefix_rows = min(len(prefix), RESCORED_TOKENS) if self.rescoring else 0
 
-    def complete(self, nodes: Sequence[PrefixNode]) -> None:
-        """Every branch has answered: the rows after these nodes are known."""
-        parts = [self._parts[branch] for branch in range(len(self._parts))]
-        self.dists = dict(zip(nodes, zip(*parts, strict=True), strict=True))
-        self._parts.clear()
+    def take_prefix_rows(self, branch: int, dists: Sequence[Dist]) -> Sequence[Dist]:
+        """Reduce the rows of the prefix, which come first, to probabilities of the tokens that followed; the rest.
 
-    def add_sampled(self, nodes: Sequence[PrefixNode], rows: Sequence[SampledRow]) -> None:
-        """The tokens after these nodes, of the only branch."""
-        if self._prompt_of is not None:
-            self._prompt = tuple(row.top for row in rows[:-1] if row.top is not None)
-            rows, self._prompt_of = rows[-1:], None
-        self.sampled = {node: row for node, row in zip(nodes, rows, strict=True) if row is not NOT_SAMPLED}
+        Called as soon as they come, branch by branch: all their distributions together would be gigabytes.
+        """
+        if not self.num_prefix_rows:
+            return dists
+        probs = self._prefix_probs[branch]
+        rows = dists[: self.num_prefix_rows - len(probs)]
+        first = len(self._prefix) - self.num_prefix_rows + len(probs)
+        masks = self._masks([partial(self._allowed, self._prefix[: first + row]) for row in range(len(rows))])
+        for position, (row, mask) in enumerate(zip(rows, masks, strict=True), first):
+            (dist,) = _masked((row.within(self._vocab_size),), mask)
+            probs.append(dist.prob(self._prefix[position]))
+        return dists[len(rows) :]
 
-    def pop(self) -> dict[PrefixNode, tuple[Dist, ...]]:
-        """Each branch's row after each node; the head of a sampled one."""
-        dists, self.dists = self.dists, {}
-        sampled, self.sampled = self.sampled, {}
-        return dists | {node: (row.top,) for node, row in sampled.items() if row.top is not None}
+    def score(self, node: PrefixNode, rows: Sequence[Dist], path: Sequence[int]) -> None:
+        """Set a node's distribution from each branch's row. path: its output tokens; empty unless `needs_path`."""
+        rows = [row.within(self._vocab_size) for row in rows]
+        dists = _masked(rows, self._allowed_after(node, path))
+        if self.rescoring:
+            self._set_evidence(node, tuple(map(evidence_head, dists)))
+        if node.alive:
+            node.own_dist = OwnDist.of(self._mixed(node, dists, path))
+            if self._keep_plain:
+                node.plain = mix(rows, self._row_weights(node))
+            if self._keep_heads:
+                node.raw_head = mix_heads(rows, self._weights, NUM_SUCCESSORS)
 
-    def pop_prompt(self) -> tuple[Dist, ...]:
-        """Rows of the prompt's end, all but its very last."""
-        rows, self._prompt = self._prompt, ()
-        return rows
+    def sampling(
+        self, nodes: Sequence[PrefixNode], paths: Sequence[Sequence[int]], num_top: int, *, heads: bool = False
+    ) -> tuple[list[RowSampling], BranchMixture | None]:
+        """How the engine samples the rows of these nodes, parents first.
+
+        paths: as of `score`. heads: rows are answered for `take`; else the first one continues what is decided, and the
+        others hang below it.
+        """
+        alone = len(self._branches) == 1 and not heads
+        masks: Sequence[AllowedIds] = (None,) * len(nodes)
+        if self._mask is not None:
+            wanted = [partial(self._allowed_after, node, path) for node, path in zip(nodes, paths, strict=True)]
+            masks = self._masks(wanted)
+        rows = [
+            RowSampling(
+                self._sampling,
+                node.position,
+                self._vocab_size,
+                Counter(path) if self._penalised else NO_COUNTS,
+                self._prompt_ids[0] if alone else None,
+                mask,
+                num_top,
+            )
+            for node, path, mask in zip(nodes, paths, masks, strict=True)
+        ]
+        if alone:
+            return rows, None
+        index = {node: row for row, node in enumerate(nodes)}
+        parents = tuple(-1 if node.parent is None else index.get(node.parent, -1) for node in nodes)
+        tokens = tuple(node.token for node in nodes)
+        if heads and self.rescoring:
+            for node, parent in zip(nodes, parents, strict=True):
+                if parent < 0:
+                    node.evidence = self._evidence(node)
+        evidence = tuple(node.evidence or self._decided_evidence for node in nodes)
+        return rows, BranchMixture(self._weights, evidence, self.rescoring, parents, tokens, self._prompt_ids, heads)
+
+    def take(self, node: PrefixNode, row: SampledRow, path: Callable[[], Sequence[int]]) -> None:
+        """Set what is known of a node from the engine's head of its row. path: called as `OwnDist.whole` is, for what
+        `score` takes."""
+        if self.rescoring:
+            self._set_evidence(node, row.branch_heads)
+        if not node.alive:
+            return
+        node.raw_head = row.top
+        node.sampled, node.decided_by = row.token, self._deciders(row, self._evidence(node))
+        dists = row.dists
+        assert dists is not None, "asked for with heads"
+
+        def read() -> Dist:
+            rows = [dist.within(self._vocab_size) for dist in dists()]
+            known = path()
+            return self._mixed(node, _masked(rows, self._allowed(known)), known)
+
+        if row.head is None:
+            node.own_dist = OwnDist.of(read())
+        else:
+            set_ranking(row.head.dist, self._sampling, node.position, row.head.best)
+            node.own_dist = OwnDist(row.head, row.token, read)
+
+    def admitted(
+        self,
+        head: PrefixNode,
+        drafts: Sequence[PrefixNode],
+        path_of: Callable[[PrefixNode], Sequence[int]],
+        *,
+        leaves: bool,
+    ) -> list[PrefixNode]:
+        """Those of the drafts below `head`, parents first, that the constraint allows, in their order.
+
+        Their masks are kept until the next call, with `leaves` also those of drafts that none follows. Depth first,
+        because a mask takes longer after one of another branch.
+        """
+        self._known_masks = {}
+        if self._mask is None or not drafts:
+            return list(drafts)
+        below: dict[PrefixNode, list[PrefixNode]] = {}
+        for node in drafts:
+            assert node.parent is not None
+            below.setdefault(node.parent, []).append(node)
+        kept: set[PrefixNode] = set()
+        waiting = [node for node in below if node is not head and node not in drafts]  # drafted and admitted before
+        waiting.append(head)
+
+        def walk() -> None:
+            while waiting:
+                node = waiting.pop()
+                if node in below or leaves:
+                    mask = self._known_masks[node] = self._allowed(path_of(node))
+                    allowed = [child for child in below.get(node, ()) if mask is None or mask[child.token]]
+                    kept.update(allowed)
+                    waiting.extend(reversed(allowed))
+
+        self._mask.at_once(walk)
+        return [node for node in drafts if node in kept]
+
+    def decide(self, row: SampledRow) -> None:
+        """The row's token was decided: what the engine samples next continues it."""
+        self.decided_by = self._deciders(row, self._decided_evidence)
+        if self.rescoring and row.branch_probs:
+            self._decided_evidence = evidence_after(self._decided_evidence, row.branch_probs)
+
+    def _deciders(self, row: SampledRow, evidence: Evidence) -> frozenset[int] | None:
+        """The branches that decided a row's token. evidence: after the row's prefix."""
+        return deciders(row_log_weights(self._weights, evidence), row.branch_probs) if row.branch_probs else None
+
+    def plain(self, rows: Sequence[Dist]) -> Dist:
+        """The mixture of each branch's row, without any processing; a head that the engine has mixed as it is."""
+        if len(rows) == 1:
+            return rows[0].within(self._vocab_size)
+        return mix(rows, self._weights).within(self._vocab_size)
+
+    def _mixed(self, node: PrefixNode, dists: Sequence[Dist], path: Sequence[int]) -> Dist:
+        counts = Counter(path) if self._penalised else NO_COUNTS
+        return mix_processed(dists, self._sampling, counts, self._prompt_ids, self._row_weights(node))
+
+    def _row_weights(self, node: PrefixNode) -> Sequence[float]:
+        return self._weights if node.evidence is None else row_log_weights(self._weights, node.evidence)
+
+    def _masks(self, wanted: Sequence[Callable[[], AllowedIds]]) -> list[AllowedIds]:
+        if self._mask is None:
+            return [None] * len(wanted)
+        return self._mask.at_once(lambda: [each() for each in wanted])
+
+    def _allowed_after(self, node: PrefixNode, path: Sequence[int]) -> AllowedIds:
+        return self._known_masks[node] if node in self._known_masks else self._allowed(path)
+
+    def _allowed(self, path: Sequence[int]) -> AllowedIds:
+        """Tokens that the constraint allows after a path, at least one; None: all."""
+        allowed = None if self._mask is None else self._mask.allowed(path)
+        if allowed is None or allowed[: self._vocab_size].any():
+            return allowed
+        # No text goes through here: a draft that breaks the constraint, or one the mask could not follow.
+        ends = np.zeros(self._vocab_size, dtype=np.bool_)
+        ends[[token for token in self._eos_ids if token < self._vocab_size]] = True
+        return ends if ends.any() else None
+
+    def _set_evidence(self, node: PrefixNode, heads: Sequence[Dist]) -> None:
+        """Set the evidence for each document from the text up to this node. heads: `evidence_head` of the branches'
+        distributions after it, before processing."""
+        parent = node.parent
+        node.evidence = self._evidence(node)
+        node.branch_dists = tuple(heads)
+        if parent is not None and not parent.alive:
+            parent.branch_dists = ()
+        scores = [
+            branch.score + added
+            for branch, added in zip(self._branches, node.evidence, strict=True)
+            if branch.score is not None
+        ]
+        node.log_evidence = dequantize_score(quantize_score(log_weight(scores))) if scores else None
+
+    def _evidence(self, node: PrefixNode) -> Evidence:
+        """What the text up to this node adds to each document's score."""
+        if node.evidence is not None:
+            return node.evidence
+        evidence: Evidence = (0.0,) * len(self._branches)
+        if not self.rescoring:
+            return evidence
+        if node is self._root:  # there may be nodes above it: targets that came before the prompts
+            for probs in zip(*self._prefix_probs, strict=True):
+                evidence = evidence_after(evidence, probs)
+            return evidence
+        parent = node.parent
+        assert parent is not None and parent.evidence is not None and parent.branch_dists, "scored after its parent"
+        return evidence_after(parent.evidence, [dist.prob(node.token) for dist in parent.branch_dists])
+
+
+def _masked(dists: Sequence[Dist], allowed: AllowedIds) -> Sequence[Dist]:
+    return dists if allowed is None else [apply_mask(dist, allowed) for dist in dists]
 
 
 _GREEDY = SamplingParams(temperature=0.0)
@@ -103,7 +338,7 @@ class BranchDecoder:
         self.rows = 0  # in them, of one branch
         self.timed: tuple[int, float] | None = None  # rows and seconds of the last forward that was no prefill
         self.num_top = NUM_SUCCESSORS if keep_heads else 0  # ids of the head of each row that is sampled from now on
-        self._mixer = BranchMixer(
+        self.mixer = BranchMixer(
             sampling,
             vocab_size,
             rescoring=rescoring,
@@ -123,18 +358,18 @@ class BranchDecoder:
         self._ticket = 0
         self._pending: dict[int, int] = {}  # under way: ticket -> branch
         self._batch: tuple[PrefixNode, ...] = ()  # nodes that the forward under way will score
-        self._answered = AnsweredRows()
+        # Rows of the forward answered last, until the next answer or until they are taken: distributions are large.
+        self._dists: dict[PrefixNode, tuple[Dist, ...]] = {}  # each branch's row after a node
+        self._sampled_rows: dict[PrefixNode, SampledRow] = {}
+        self._parts: dict[int, tuple[Dist, ...]] = {}  # branch -> rows of the batch that is being answered
+        self._prompt_rows: tuple[Dist, ...] = ()
+        self._prompt_of: int | None = None  # branch whose first answer begins with rows of its prompt's end
         self._asked_at: float | None = None  # when the forward under way was asked for; None: the prefill
 
     @property
     def idle(self) -> bool:
         """No forward is under way, and there is something to continue."""
         return self.started and not self._pending
-
-    @property
-    def decided_by(self) -> frozenset[int] | None:
-        """The branches that decided the token that `sample` returned last; None: all alike, or it is not known."""
-        return self._mixer.decided_by
 
     def spare_rows(self, nodes: Sequence[PrefixNode]) -> int:
         """Rows that the open tree may have beside these."""
@@ -164,12 +399,11 @@ class BranchDecoder:
         self.log_evidence = log_weight(scores) if scores else None
         self._committed = list(prefix)
         head.cached = True
-        if num_prompt_dists > 0 and not prefix and bool(branches):
-            self._answered.expect_prompt(len(branches) - 1)
         self._batch = (head,)
-        self._mixer.start(self._branches, tuple(prefix), head)
+        self.mixer.start(self._branches, tuple(prefix), head)
         more = 0 if prefix or not branches else min(num_prompt_dists, len(branches[-1].prompt) - 1)
-        segments = prompt_segments(branches, tuple(prefix), self._mixer.num_prefix_rows, more)
+        self._prompt_of = len(branches) - 1 if more else None
+        segments = prompt_segments(branches, tuple(prefix), self.mixer.num_prefix_rows, more)
         return self._forwards(segments, more, sampled=self._samples and not prefix)
 
     def commit_to(self, head: PrefixNode) -> list[Effect]:
@@ -195,11 +429,11 @@ class BranchDecoder:
 
     def missing_rows(self, head: PrefixNode) -> list[PrefixNode]:
         """Decided nodes whose rows are not committed, `head` included. After `commit_to`: those without a row."""
-        return _path_below(head, len(self._committed))
+        return head.path_below(len(self._committed))
 
     def admitted(self, head: PrefixNode, drafts: Sequence[PrefixNode]) -> list[PrefixNode]:
         """Those of the drafts below `head`, parents first, that the constraint allows, in their order."""
-        return self._mixer.admitted(head, drafts, self._path, leaves=self._samples)
+        return self.mixer.admitted(head, drafts, self._path, leaves=self._samples)
 
     def append_rows(self, nodes: Sequence[PrefixNode], head: PrefixNode, now: float) -> list[Effect]:
         """Append rows, parents first. An open tree must have been committed with `commit_to`.
@@ -212,13 +446,14 @@ class BranchDecoder:
         ids: tuple[int, ...] | None = None
         if nodes[-1].position <= head.position and not self._open:
             self._committed += tokens
-            self._batch = tuple(nodes) if self._mixer.rescoring else (nodes[-1],)
+            self._batch = tuple(nodes) if self.mixer.rescoring else (nodes[-1],)
         else:
             ids = tuple(range(self._next_id, self._next_id + len(nodes)))
             self._next_id += len(nodes)
             for node, name in zip(nodes, ids, strict=True):
                 node.row = name
-            parents = tuple(_parent_row(node) for node in nodes)
+            above = [None if node.parent is None else node.parent.row for node in nodes]
+            parents = tuple(ROOT if row is None else row for row in above)  # ROOT: the parent is decided
             self._open += nodes
             self._batch = tuple(nodes)
         for node in nodes:
@@ -233,6 +468,12 @@ class BranchDecoder:
             sampled=self._samples,
         )
 
+    def take(self, answer: Scored | Sampled, now: float) -> Sequence[PrefixNode]:
+        """Take the answer to a forward, of whichever kind it asked for: the nodes that are complete by it."""
+        if isinstance(answer, Scored):
+            return self.scored(answer.ticket, answer.dists, now)
+        return self.sampled(answer.ticket, answer.rows, now)
+
     def sampled(self, ticket: int, rows: Sequence[SampledRow], now: float) -> Sequence[PrefixNode]:
         """Take the answer to a forward whose rows the engine samples: the nodes that have a token now."""
         if self._pending.pop(ticket, None) is None:
@@ -240,9 +481,13 @@ class BranchDecoder:
         if self._heads:
             for node, row in zip(self._batch, rows, strict=True):
                 if node.alive or not node.dead:
-                    self._mixer.take(node, row, partial(self._path_for_mixing, node))
+                    self.mixer.take(node, row, partial(self._path_for_mixing, node))
         else:
-            self._answered.add_sampled(self._batch, rows)
+            if self._prompt_of is not None:
+                self._prompt_rows = tuple(row.top for row in rows[:-1] if row.top is not None)
+                rows, self._prompt_of = rows[-1:], None
+            answered = zip(self._batch, rows, strict=True)
+            self._sampled_rows = {node: row for node, row in answered if row is not NOT_SAMPLED}
         self._record_forward(now)
         return self._batch
 
@@ -256,14 +501,19 @@ class BranchDecoder:
         branch = self._pending.pop(ticket, None)
         if branch is None:
             return ()
-        self._answered.add(branch, self._mixer.take_prefix_rows(branch, dists))
+        rows = self.mixer.take_prefix_rows(branch, dists)
+        if branch == self._prompt_of:
+            self._prompt_rows, rows, self._prompt_of = tuple(rows[:-1]), rows[-1:], None
+        self._parts[branch] = (*self._parts.get(branch, ()), *rows)
         if self._pending:
             return ()
-        self._answered.complete(self._batch)
+        parts = [self._parts[each] for each in range(len(self._parts))]
+        self._dists = dict(zip(self._batch, zip(*parts, strict=True), strict=True))
+        self._parts.clear()
         if not self._lazy:
             for node in self._batch:
                 self._score(node)
-            self._answered.pop()
+            self.pop_branch_dists()
         self._record_forward(now)
         return self._batch
 
@@ -271,53 +521,52 @@ class BranchDecoder:
         """The token after a node's prefix; None where the row has not been computed. Called once for each token, in
         order."""
         if self._samples:
-            row = self._answered.sampled.get(node)
+            row = self._sampled_rows.get(node)
             if row is None:
                 return None
-            self._mixer.decide(row)
+            self.mixer.decide(row)
             return row.token
         dist = self.dist(node)
         return None if dist is None else sample(filter_top(dist, self._sampling), self._sampling, node.position)
 
     def dist(self, node: PrefixNode) -> Dist | None:
         """This side's distribution after a node's prefix; None where its row has not been computed."""
-        if node.own_dist is None and node.alive and node in self._answered.dists:
+        if node.own_dist is None and node.alive and node in self._dists:
             self._score(node)
         return None if node.own_dist is None else node.own_dist.whole
 
     def pop_branch_dists(self) -> dict[PrefixNode, tuple[Dist, ...]]:
-        """Each branch's row after each node answered last; its head, where the engine samples. Forgotten here, as
-        distributions are large."""
-        return self._answered.pop()
+        """Each branch's row after each node answered last; its head, where the engine samples. Forgotten here."""
+        dists, self._dists = self._dists, {}
+        sampled, self._sampled_rows = self._sampled_rows, {}
+        return dists | {node: (row.top,) for node, row in sampled.items() if row.top is not None}
 
     def prompt_dists(self) -> tuple[Sequence[int], Sequence[Dist]]:
         """Tokens of the last prompt's end, all but its very last, and the distributions after them. Forgotten here."""
-        rows = self._answered.pop_prompt()
+        rows, self._prompt_rows = self._prompt_rows, ()
         tokens = self._branches[-1].prompt[-1 - len(rows) : -1] if rows else ()
         return tokens, [row.within(self._vocab_size) for row in rows]
 
-    def plain(self, rows: Sequence[Dist]) -> Dist:
-        """The mixture of each branch's row, without any processing."""
-        return self._mixer.plain(rows)
-
     def _score(self, node: PrefixNode) -> None:
         """Set the distribution of a node that was answered last."""
-        if node.alive or (self._mixer.rescoring and not node.dead):
-            self._mixer.score(node, self._answered.dists[node], self._path_for_mixing(node))
+        if node.alive or (self.mixer.rescoring and not node.dead):
+            self.mixer.score(node, self._dists[node], self._path_for_mixing(node))
 
     def _path_for_mixing(self, node: PrefixNode) -> Sequence[int]:
-        return self._path(node) if self._mixer.needs_path else ()
+        return self._path(node) if self.mixer.needs_path else ()
 
     def _path(self, node: PrefixNode) -> list[int]:
-        return output_to(node, self._committed)
+        """The output tokens from the answer's beginning to this node."""
+        below = node.path_below(len(self._committed))
+        return [*self._committed[: node.position], *(each.token for each in below)]
 
     def _forwards(self, segments: Sequence[Segment], num_prompt_rows: int = 0, *, sampled: bool) -> list[Effect]:
         """num_prompt_rows: wanted rows of the last prompt's end, before the node's. sampled: by the engine."""
         if sampled:
             self._ticket += 1
             self._pending[self._ticket] = 0
-            paths = list(map(self._path, self._batch)) if self._mixer.needs_path else [()] * len(self._batch)
-            sampling, mixture = self._mixer.sampling(self._batch, paths, self.num_top, heads=self._heads)
+            paths = list(map(self._path, self._batch)) if self.mixer.needs_path else [()] * len(self._batch)
+            sampling, mixture = self.mixer.sampling(self._batch, paths, self.num_top, heads=self._heads)
             heads = [RowSampling(_GREEDY, 0, self._vocab_size, num_top=self.num_top)] * num_prompt_rows
             path_only = self._lazy and self._batch[0].alive and segments[0].parents is not None and not self.num_top
             return [Forward(self._ticket, segments[0], (*heads, *sampling), tuple(segments[1:]), mixture, path_only)]
@@ -327,21 +576,6 @@ class BranchDecoder:
             self._pending[self._ticket] = segment.seq
             effects.append(Forward(self._ticket, segment))
         return effects
-
-
-def output_to(node: PrefixNode, committed: Sequence[int]) -> list[int]:
-    """The output tokens from the answer's beginning to this node."""
-    return [*committed[: node.position], *(each.token for each in _path_below(node, len(committed)))]
-
-
-def _path_below(node: PrefixNode, length: int) -> list[PrefixNode]:
-    """The nodes from the prefix of so many output tokens to this one, which is the last."""
-    nodes: list[PrefixNode] = []
-    above: PrefixNode | None = node
-    while above is not None and above.position > length:
-        nodes.append(above)
-        above = above.parent
-    return nodes[::-1]
 
 
 def prompt_segments(
@@ -359,15 +593,3 @@ def prompt_segments(
         if num_prefix_rows:
             segments.append(Segment(SeqId(index), len(prompt), prefix[seam:], None, "all"))
     return segments
-
-
-def _parent_row(node: PrefixNode) -> int:
-    """The id of the row of the node's parent in the open tree; `ROOT` where that is decided."""
-    return ROOT if node.parent is None or node.parent.row is None else node.parent.row
-
-
-def take_answer(decoder: BranchDecoder, answer: Scored | Sampled, now: float) -> Sequence[PrefixNode]:
-    """Take the answer to a forward, of whichever kind it asked for: the nodes that are complete by it."""
-    if isinstance(answer, Scored):
-        return decoder.scored(answer.ticket, answer.dists, now)
-    return decoder.sampled(answer.ticket, answer.rows, now)

@@ -43,9 +43,8 @@ from paceline.strategies.base import (
     TimerFired,
     WakeAt,
 )
-from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
-from paceline.strategies.decoding.drafter_feed import NgramDrafts
-from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixNode, PrefixTree
 from paceline.wire.messages import SessionMessage
 
 SYNC_INTERVAL_S: Final = 1.0  # between two looks at what the peer may have missed
@@ -241,7 +240,7 @@ class PeeredMachine(ABC):
                 return [*prefill, *self._greet(again=False), *self._advance()]
             case Scored() | Sampled():
                 self._now = max(self._now, event.now)
-                nodes = take_answer(self._decoder, event, self._now)
+                nodes = self._decoder.take(event, self._now)
                 if nodes and self._decoder.timed is not None:
                     self._timing.add(nodes[0].position, *self._decoder.timed)
                 return self._computed(event, nodes)

@@ -7,11 +7,18 @@ the new head are dead. Knows neither engine nor messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Final, Protocol
 
 from paceline.core.aggregation.aggregators import OwnDist, PeerDist
+from paceline.core.drafting.budget import OnlineStats
+from paceline.core.drafting.ngram_drafter import Context, NgramDrafter
+from paceline.core.drafting.tree_search import DraftTree
 from paceline.core.sampling.dist import Dist
+from paceline.strategies.base import Branch, MachineConfig
 
 MAX_LIVE_NODES = 512  # the head and below; more are not added for the peer
 KEPT_POSITIONS = 256  # decided nodes that can still be found by position
@@ -20,7 +27,7 @@ KEPT_POSITIONS = 256  # decided nodes that can still be found by position
 @dataclass(frozen=True, slots=True)
 class DraftTokens:
     """Drafts of one side after a prefix, best first, and the class of the first one's margin
-    (`core.drafting.acceptance`).
+    (`core.drafting.tree_search`).
     """
 
     tokens: tuple[int, ...]
@@ -75,6 +82,15 @@ class PrefixNode:
     def peer_choice(self) -> int | None:
         """The choice that the peer has sent after the prefix; None: it has sent none, or a distribution."""
         return None if self.peer_dist is None or self.peer_dist.head is not None else self.peer_dist.token
+
+    def path_below(self, length: int) -> list[PrefixNode]:
+        """The nodes from the prefix of so many output tokens to this one, which is the last."""
+        nodes: list[PrefixNode] = []
+        above: PrefixNode | None = self
+        while above is not None and above.position > length:
+            nodes.append(above)
+            above = above.parent
+        return nodes[::-1]
 
     def subtree(self) -> Iterator[PrefixNode]:
         """This node and all under it, parents first."""
@@ -134,3 +150,257 @@ class PrefixTree:
         for node in self.head.subtree():
             node.peer_dist = node.peer_drafts = node.peer_id = node.own_id = node.sent_choice = None
             node.predicted = node.predicted_from = None
+
+
+# What the drafter of one answer has yet to read and to learn: done in slices, while a forward runs.
+#
+# Each slice is short, because the answers of a process share its event loop. Tokens are observed in their order;
+# lessons, the target's distributions after tokens, come after all tokens before them.
+
+
+SLICE_TOKENS: Final = 64  # observed before others on the event loop have their turn, by all answers together
+SLICE_PROBS: Final = 1 << 16  # probabilities read likewise, where rows are distributions
+STEP_PROBS: Final = 1 << 19  # probabilities read for the lessons of one engine step, where rows are distributions
+PAUSED_ROWS: Final = 1 / 4  # rows of an engine step that are learnt from, while drafting is paused
+MAX_LEARNT_ROWS: Final = 32  # of one answer's step
+MAX_UNOBSERVED_TOKENS: Final = 4  # of output: the drafter observes more than these even if no draft needs them
+MAX_BACKLOG: Final = 4096  # tokens that a rest leaves to observe, by all answers together; earlier ones are skipped
+
+Lesson = Callable[[], None]
+
+
+class TreeDrafter(Protocol):
+    """Drafts trees. `core.drafting.ngram_drafter.NgramDrafter` is one."""
+
+    def read(self, tokens: Iterable[int]) -> None:
+        """Learn from a whole text that the answer does not continue."""
+
+    def observe(self, token: int) -> None:
+        """Append the next token of prompt or output."""
+
+    def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
+        """Record the target's distribution after a row that held `token`, below a row that held `before`."""
+
+    def draft(self, budget: int, position: int) -> DraftTree:
+        """At most `budget` nodes below the last observed token, best first. position: of the next output token."""
+
+
+class DrafterFeed:
+    """Feeds one drafter. Texts are separate ones, of which the answer continues the last."""
+
+    def __init__(self, drafter: TreeDrafter, vocab_size: int, *, samples: bool) -> None:
+        """samples: rows come as heads; else as distributions, which take longer to read."""
+        self._drafter = drafter
+        self.rows_per_step = MAX_LEARNT_ROWS if samples else STEP_PROBS / vocab_size  # of all answers together
+        self._rows_per_slice = MAX_LEARNT_ROWS if samples else max(1, SLICE_PROBS // vocab_size)
+        self._others: list[tuple[int, ...]] = []  # texts to read before the one that the answer continues
+        self._tokens: list[int] = []  # to observe
+        self._lessons: list[Lesson] = []
+        self._learnable_rows = 0.0  # allowance that grows with every step
+        self._last_two: tuple[int | None, int] = None, 0  # tokens before the output
+
+    @property
+    def backlog(self) -> int:
+        """Tokens that are yet to be observed."""
+        return len(self._tokens) + sum(map(len, self._others))
+
+    @property
+    def is_due(self) -> bool:
+        """There is something to do while the next forward runs."""
+        return bool(self._lessons) or self.backlog >= MAX_UNOBSERVED_TOKENS
+
+    # ---- input ------------------------------------------------------------------------------------------------------
+    def begin(self, texts: Sequence[Sequence[int]]) -> None:
+        """The prompts; the answer continues the last one."""
+        self._others = [tuple(text) for text in texts[:-1]]
+        text = texts[-1]
+        self._tokens = list(text)
+        self._last_two = text[-2] if len(text) > 1 else None, text[-1] if text else 0
+
+    def append(self, tokens: Iterable[int]) -> None:
+        """Tokens of the output."""
+        self._tokens += tokens
+
+    def teach(self, lessons: Sequence[Lesson]) -> None:
+        """Add lessons; of many that wait the latest are kept."""
+        if lessons:
+            self._lessons = [*self._lessons, *lessons][-2 * MAX_LEARNT_ROWS :]
+
+    def rest(self, sequences: int) -> None:
+        """Nothing is drafted for now: forget the lessons, and all tokens but the last that fit the backlog."""
+        self._lessons.clear()
+        most = max(1, MAX_BACKLOG // max(1, sequences))
+        if self.backlog > 2 * most:
+            del self._tokens[:-most]
+            self._others = [()]  # ends the text before the gap
+
+    # ---- work -------------------------------------------------------------------------------------------------------
+    def slice(self, sequences: int) -> bool:
+        """Observe some tokens, then learn some lessons. Returns True if anything is left."""
+        self.catch_up(max(1, SLICE_TOKENS // max(1, sequences)))
+        if not self.backlog:
+            self._learn(self._rows_per_slice)
+        return bool(self._lessons) or self.backlog > 0
+
+    def catch_up(self, max_tokens: int | None = None) -> None:
+        """Let the drafter observe the tokens that wait, or the first of them."""
+        left = self.backlog if max_tokens is None else max_tokens
+        while self._others and left > 0:
+            left -= len(self._others[0])
+            self._drafter.read(self._others.pop(0))
+        if left > 0:
+            for token in islice(self._tokens, left):
+                self._drafter.observe(token)
+            del self._tokens[:left]
+
+    def finish(self) -> None:
+        """Do everything that waits."""
+        if self._lessons:
+            self.catch_up()
+            self._learn(None)
+
+    def _learn(self, max_lessons: int | None) -> None:
+        lessons, self._lessons = self._lessons[:max_lessons], self._lessons[max_lessons:] if max_lessons else []
+        for lesson in lessons:
+            lesson()
+
+    # ---- lessons ----------------------------------------------------------------------------------------------------
+    def new_rows(self, sequences: int, *, paused: bool) -> float:
+        """Rows that one of so many answers may learn from for each of its steps."""
+        sequences = max(1, sequences)
+        rows_per_step = PAUSED_ROWS if paused else self.rows_per_step
+        return min(rows_per_step, MAX_LEARNT_ROWS / sequences) / sequences
+
+    def may_learn(self, new_rows: float) -> bool:
+        """After `new_rows` more, the allowance suffices for a row."""
+        return self._learnable_rows + new_rows >= 1.0
+
+    def row_lessons(
+        self,
+        rows: Mapping[PrefixNode, Sequence[Dist]],
+        head: PrefixNode,
+        plain: Callable[[Sequence[Dist]], Dist],
+        new_rows: float,
+    ) -> list[Lesson]:
+        """Lessons from the rows answered last. Those of output overwrite table entries, and come last."""
+        self._learnable_rows += new_rows
+        if self._learnable_rows < 1.0:
+            return []
+        self._learnable_rows = min(self._learnable_rows, MAX_LEARNT_ROWS)
+        max_rows = int(self._learnable_rows)
+        self._learnable_rows -= min(max_rows, len(rows))
+        path: list[PrefixNode] = []
+        node = head.parent
+        while node is not None and node in rows:
+            path.append(node)
+            node = node.parent
+        path = path[:max_rows]
+        rejected = [node for node in rows if node not in path][: max_rows - len(path)]
+        ordered = [*((node, False) for node in rejected), *((node, True) for node in reversed(path))]
+
+        def learn(before: int | None, token: int, dists: Sequence[Dist], accepted: bool) -> None:
+            self._drafter.learn(token, plain(dists), before=before, accepted=accepted)
+
+        return [partial(learn, *self._context(node), rows[node], accepted) for node, accepted in ordered]
+
+    def prompt_lessons(self, tokens: Sequence[int], dists: Sequence[Dist], sequences: int) -> list[Lesson]:
+        """Lessons from the prompt's end, of the forward that prefilled it; of many prompts fewer of each."""
+        befores = (None, *tokens)
+        lessons: list[Lesson] = [
+            partial(self._drafter.learn, token, dist, before=before)
+            for before, token, dist in zip(befores, tokens, dists, strict=False)
+        ]
+        max_rows = int(min(MAX_LEARNT_ROWS, self.rows_per_step)) // max(1, sequences)
+        return lessons[-max_rows:] if max_rows else []
+
+    def _context(self, node: PrefixNode) -> tuple[int | None, int]:
+        """The last two tokens of the node's prefix."""
+        if node.parent is None:
+            return self._last_two
+        return self._last_two[1] if node.parent.parent is None else node.parent.token, node.token
+
+
+# N-gram drafts for tree nodes whose distribution is not known yet (`core.drafting.ngram_drafter`).
+#
+# A distribution after a prefix is known only once the prefix has been computed, so from distributions alone a tree
+# grows one level a forward. N-gram drafts let a tree go several levels deeper; the strategy decides whether such rows
+# pay.
+
+
+MAX_PROMPT_TOKENS = 2048  # of the end of each prompt, that are read: two microseconds each
+
+
+class NgramDrafts:
+    """Drafts of one side for one answer. Must observe every target in order."""
+
+    def __init__(self, drafter: NgramDrafter) -> None:
+        self._drafter = drafter
+        self._unread: list[Sequence[int]] = []  # prompts
+        self._output: list[int] = []  # output tokens behind the last prompt, while it is unread
+        self._last_two: tuple[int | None, int | None] = None, None  # tokens before the head
+        self._head: PrefixNode | None = None  # root of `_contexts`
+        self._contexts: dict[PrefixNode, Context] = {}
+
+    @staticmethod
+    def of(config: MachineConfig, online_stats: OnlineStats) -> NgramDrafts | None:
+        """None where nothing is to be drafted, or there are no tables to draft from."""
+        if config.table is None or config.options.drafting.ahead == 0:
+            return None
+        return NgramDrafts(
+            NgramDrafter(config.table, config.sampling, eos_ids=config.eos_ids, stats=online_stats.drafter)
+        )
+
+    def start(self, branches: Sequence[Branch], targets: Sequence[int]) -> None:
+        """Set the prompts. Nothing is drafted until `read` has been called for each of them."""
+        self._unread = [branch.prompt[-MAX_PROMPT_TOKENS:] for branch in branches]
+        self._output = list(targets)
+        self._last_two = _last_two((*branches[-1].prompt[-2:], *targets))
+
+    def read(self) -> None:
+        """Read the next prompt, if any is left. Takes milliseconds: call it when nothing else waits."""
+        if not self._unread:
+            return
+        text = self._unread.pop(0)
+        if self._unread:
+            self._drafter.read(text)
+            return
+        for token in (*text, *self._output):
+            self._drafter.observe(token)
+
+    def observe_target(self, head: PrefixNode, token: int) -> None:
+        """Observe the target after `head`.
+
+        The table learns this side's own distribution there, at temperature 1 and without constraint, since its entries
+        outlive the answer and serve others with other sampling. The distribution of both sides together is known only
+        after logits processing, if at all.
+        """
+        before, last = self._last_two
+        if last is None:
+            return  # the prompts are not known yet: `start` receives this target
+        if self._unread:
+            self._output.append(token)
+        else:
+            self._drafter.observe(token)
+        self._last_two, self._head = (last, token), None
+        if head.raw_head is not None:
+            self._drafter.learn(last, head.raw_head, before=before)
+
+    def children(self, node: PrefixNode, head: PrefixNode) -> Sequence[tuple[int, float]]:
+        """Tokens that may follow, each with its probability of being the target."""
+        if self._unread or self._last_two[1] is None:
+            return ()
+        if self._head is not head:
+            self._head, self._contexts = head, {head: self._drafter.root(head.position)}
+        return self._drafter.children(self._context(node))
+
+    def _context(self, node: PrefixNode) -> Context:
+        known = self._contexts.get(node)
+        if known is None:
+            assert node.parent is not None, "below the head"
+            known = self._contexts[node] = self._drafter.child(self._context(node.parent), node.token)
+        return known
+
+
+def _last_two(text: Sequence[int]) -> tuple[int | None, int | None]:
+    before, last = (None, None, *text)[-2:]
+    return before, last

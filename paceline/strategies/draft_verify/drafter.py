@@ -15,9 +15,8 @@ from paceline.core.side import Side
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.base import ClosePeer, Effect, Emit, MachineConfig, Sampled, Scored, Send
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
-from paceline.strategies.decoding.drafter_feed import NgramDrafts
 from paceline.strategies.decoding.peer_watch import BROKEN_FORM, SYNC_INTERVAL_S, PeeredMachine, permits
-from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
+from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixNode, PrefixTree
 from paceline.strategies.draft_verify.drafting import DraftCounts, Drafting, forward_to
 from paceline.strategies.draft_verify.options import options_of
 from paceline.strategies.draft_verify.pace import Pace

@@ -13,8 +13,7 @@ from paceline.core.offloading import entropy
 from paceline.core.sampling.dist import Dist
 from paceline.strategies.base import Effect, MachineConfig, Send
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
-from paceline.strategies.decoding.drafter_feed import NgramDrafts
-from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
+from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixNode, PrefixTree
 from paceline.strategies.draft_verify.options import options_of
 from paceline.strategies.draft_verify.pace import Pace
 from paceline.strategies.draft_verify.verifiers import Draft, verifier_of

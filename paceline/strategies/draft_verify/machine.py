@@ -7,11 +7,10 @@ on the drafts. What the device drafts from, its own model over messages that the
 
 from __future__ import annotations
 
-from paceline.strategies.base import Machine, MachineConfig
+from paceline.strategies.base import JOINT_LEVELS, Machine, MachineConfig, Strategy
 from paceline.strategies.draft_verify.drafter import Drafter
 from paceline.strategies.draft_verify.options import accepts, check, choose
 from paceline.strategies.draft_verify.target_writer import TargetWriter
-from paceline.strategies.strategy import JOINT_LEVELS, Strategy
 from paceline.wire.verify_messages import VERIFY_MESSAGES, VerifyOptions
 
 

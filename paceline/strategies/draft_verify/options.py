@@ -6,10 +6,8 @@ import msgspec
 
 from paceline.core.verification import VerifierName
 from paceline.errors import RequestError
-from paceline.strategies.base import MachineConfig
-from paceline.strategies.strategy import RoutingContext, asked_options
-from paceline.wire.messages import OpenSession
-from paceline.wire.options import Options
+from paceline.strategies.base import MachineConfig, RoutingContext, asked_options
+from paceline.wire.messages import OpenSession, Options
 from paceline.wire.verify_messages import VerifyOptions
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from paceline.core.sampling.dist import Dist, IdArray
-from paceline.core.sampling.row import head as head_of
+from paceline.core.sampling.sampler import head as head_of
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.base import (
     Cancelled,
@@ -39,7 +39,7 @@ from paceline.strategies.base import (
     TimerFired,
     WakeAt,
 )
-from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.strategies.draft_verify.options import options_of
 from paceline.strategies.draft_verify.verifiers import Draft, LeftToDrafter, Outcome, Row, verifier_of
@@ -139,7 +139,7 @@ class TargetWriter:
                 return self._decoder.start(branches, self._targets, self._tree.head, max_new_tokens)
             case Scored(now=now) | Sampled(now=now):
                 self._now = now
-                return self._verify() if take_answer(self._decoder, event, now) else []
+                return self._verify() if self._decoder.take(event, now) else []
             case Received(message, now):
                 self._now = max(self._now, now)
                 return self._received(message) if self._linked and message.epoch == self._epoch else []
@@ -224,7 +224,7 @@ class TargetWriter:
                 self._left = outcome.head
                 self._left_plain = self._payload(head, outcome.head.ids)
                 break
-            emit = Emit(outcome, head.plain, lane, self._decoder.decided_by)
+            emit = Emit(outcome, head.plain, lane, self._decoder.mixer.decided_by)
             payload = self._payload(head, np.array([outcome], dtype=np.int32))
             if outcome in config.eos_ids:
                 self._append(outcome, payload)

@@ -11,27 +11,16 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from paceline.core.batching.segment import StepSize
-from paceline.core.drafting.acceptance import MAX_RANKS, AcceptanceByRank, model_margin_class
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.growing_tree import Candidates, DraftNode, GrowingTree
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable
 from paceline.core.drafting.ngram_drafter import NgramDrafter
-from paceline.core.drafting.tree_search import DraftTree, grow_tree
+from paceline.core.drafting.tree_search import MAX_RANKS, AcceptanceByRank, DraftTree, grow_tree, model_margin_class
 from paceline.core.estimation import MovingAverage
-from paceline.core.sampling.row import best_margin, top_by_score
-from paceline.strategies.base import (
-    Branch,
-    Effect,
-    Forward,
-    MachineConfig,
-    OnDraftModel,
-    Prune,
-    Sampled,
-    Scored,
-)
-from paceline.strategies.decoding.branch_decoder import BranchDecoder, take_answer
-from paceline.strategies.decoding.drafter_feed import DrafterFeed, TreeDrafter
-from paceline.strategies.decoding.prefix_tree import DraftTokens, PrefixNode, PrefixTree
+from paceline.core.sampling.sampler import best_margin, top_by_score
+from paceline.strategies.base import Branch, Effect, Forward, MachineConfig, OnDraftModel, Prune, Sampled, Scored
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.prefix_tree import DrafterFeed, DraftTokens, PrefixNode, PrefixTree, TreeDrafter
 from paceline.strategies.pipeline.segments import SegmentDecoder
 
 # Drafts of one answer from a small model that runs on an engine of its own, beside the target's.
@@ -86,7 +75,7 @@ class ModelDrafter:
         return config.draft_positions > longest + len(config.targets)
 
     def answered(self, answer: Scored | Sampled) -> None:
-        nodes = take_answer(self._decoder, answer, answer.now)
+        nodes = self._decoder.take(answer, answer.now)
         if not nodes:
             return
         self.forwards += 1

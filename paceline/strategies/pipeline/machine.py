@@ -32,14 +32,14 @@ from paceline.strategies.base import (
     Sampled,
     Scored,
     Started,
+    Strategy,
     TimerFired,
     WakeAt,
 )
 from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS
-from paceline.strategies.decoding.drafter_feed import TreeDrafter
+from paceline.strategies.decoding.prefix_tree import TreeDrafter
 from paceline.strategies.pipeline.growth import TREE_NODES, TreeGrowth
 from paceline.strategies.pipeline.segments import Rows, SegmentDecoder
-from paceline.strategies.strategy import Strategy
 
 LEAST_GAIN: Final = 0.1  # expected tokens of a segment that is worth sending
 LEARN_DELAY_S: Final = 0.001  # before lessons compete with the engine's thread for the interpreter

@@ -13,12 +13,10 @@ from paceline.core.aggregation.weights import log_weight
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.core.drafting.growing_tree import DraftNode, GrowingTree, RowPrune
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import SampledRow
-from paceline.core.sampling.sampler import filter_top, sample
+from paceline.core.sampling.sampler import SampledRow, filter_top, sample
 from paceline.strategies.base import Branch, Effect, Forward, MachineConfig, Prune
-from paceline.strategies.decoding.branch_decoder import prompt_segments
+from paceline.strategies.decoding.branch_decoder import BranchMixer, prompt_segments
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
-from paceline.strategies.decoding.rescoring import BranchMixer
 
 Rows = Sequence[Dist] | Sequence[SampledRow]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.sampling.dist import Dist, IdArray
-from paceline.core.sampling.row import RowHead, RowSampling, SampledRow
+from paceline.core.sampling.sampler import RowHead, RowSampling, SampledRow
 from paceline.wire.codec import sampling_from_wire, sampling_to_wire
 from paceline.wire.messages import Count, Frame, Sampling, SentPart, Token
 from paceline.wire.stages.messages import MAX_ROWS, Number, RowIndices, Sentence, bad_frame

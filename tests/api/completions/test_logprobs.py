@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.api.completions import EchoedPrompt, Offsets, entries
-from paceline.core.sampling.text import Detokenizer
 from paceline.runtime.service import Logprobs, TokenLogprob
+from paceline.runtime.sessions.output_text import Detokenizer
 
 
 def logprobs(data: bytes) -> Logprobs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import socket
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -11,8 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from paceline import local_users
 from paceline.api.app import create_app
+from paceline.api.http import server as server_module
 from paceline.api.http.admission import is_local_host, is_local_origin
 from paceline.api.http.auth import Keyring, StoredKey, check_exposure, parse_keys
 from paceline.api.http.doors import DoorLimits
@@ -190,8 +191,8 @@ def test_an_extension_may_ask_where_its_origin_is_allowed() -> None:
 
 
 def test_without_keys_only_the_user_who_started_it_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert local_users.can_tell(), "tests run on Linux"
-    monkeypatch.setattr(local_users, "_welcome", lambda: {local_users.os.geteuid() + 1})
+    assert server_module.can_tell(), "tests run on Linux"
+    monkeypatch.setattr(server_module, "_welcome", lambda: {os.geteuid() + 1})
     for limits, keys, status in (
         (DoorLimits(), {}, 403),
         (DoorLimits(every_user=True), {}, 200),
@@ -212,10 +213,10 @@ def test_a_connection_is_its_own_users_until_it_is_closed() -> None:
         with socket.create_connection(listener.getsockname()):
             server = listener.accept()[0]
             near, far = server.getpeername(), server.getsockname()
-            assert local_users.user_of(near, far) == local_users.os.geteuid() and local_users.is_own_user(near, far)
+            assert server_module.user_of(near, far) == os.geteuid() and server_module.is_own_user(near, far)
         with server:
-            assert local_users.user_of(near, far) is None
-            assert not local_users.is_own_user(near, far), "nobody hears the answer, but a request may delete"
+            assert server_module.user_of(near, far) is None
+            assert not server_module.is_own_user(near, far), "nobody hears the answer, but a request may delete"
 
 
 LOCAL_HOSTS = ["127.0.0.1:8001", "127.9.9.9", "localhost", "LOCALHOST:80", "app.localhost:8001", "[::1]:8001", "[::1]"]

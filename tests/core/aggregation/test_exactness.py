@@ -7,10 +7,8 @@ import pytest
 
 from paceline.core.aggregation.exactness import Ranking, greedy_is_exact, sample_is_exact
 from paceline.core.aggregation.weights import mix_weighted
-from paceline.core.sampling.dist import Dist, best_indices
-from paceline.core.sampling.noise import gumbel
-from paceline.core.sampling.row import top_by_score
-from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
+from paceline.core.sampling.dist import Dist, best_indices, gumbel
+from paceline.core.sampling.sampler import SamplingParams, filter_top, sample, top_by_score
 from tests.core.dists import from_logits
 
 VOCAB = 8

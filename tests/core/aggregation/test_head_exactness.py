@@ -8,10 +8,8 @@ import pytest
 from paceline.core.aggregation.aggregators import LAST_LEVEL, OwnDist, PeerDist, make_aggregator
 from paceline.core.aggregation.exactness import settled_token
 from paceline.core.aggregation.weights import mix_weighted
-from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.noise import gumbel
-from paceline.core.sampling.row import HEAD_BY_PROB, RowHead, row_head
-from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
+from paceline.core.sampling.dist import Dist, gumbel
+from paceline.core.sampling.sampler import HEAD_BY_PROB, RowHead, SamplingParams, filter_top, row_head, sample
 from paceline.wire.dist_codec import decode_head, encode_head
 from tests.core.dists import from_logits
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.baselines.dragon import token_seconds
-from paceline.core.aggregation.placement import DeciderPlacement, lasting_seconds
 from paceline.core.estimation import DecodeSpeed
 from paceline.core.side import SIDES, Side, other
+from paceline.strategies.aggregate.state import DeciderPlacement, lasting_seconds
 
 seconds = st.floats(0.001, 10.0)
 delays = st.floats(0.0, 10.0)

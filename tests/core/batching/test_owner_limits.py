@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.pace import MEMORY, STAYS, OwnerLimits
-from paceline.core.batching.pace import OWNER_SHARE as SHARE
-from paceline.core.batching.pending import Group
+from paceline.core.batching.pending import MEMORY, STAYS, Group, OwnerLimits
+from paceline.core.batching.pending import OWNER_SHARE as SHARE
 from paceline.core.batching.scheduler import Scheduler
 from paceline.core.batching.segment import Segment, SeqId
 

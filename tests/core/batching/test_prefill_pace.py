@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from paceline.core.batching.pace import REFRESH, PrefillPace
-from paceline.core.batching.pending import Group
+from paceline.core.batching.pending import REFRESH, Group, PrefillPace
 from paceline.core.batching.scheduler import FAR, FAR_ROWS, Scheduler, SchedulerOutput
 from paceline.core.batching.segment import Segment, SeqId
 

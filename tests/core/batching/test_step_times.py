@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.pace import SEEN, StepTimes
+from paceline.core.batching.pending import SEEN, StepTimes
 
 
 def seen(*steps: tuple[int, float], times: int = SEEN) -> StepTimes:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.sampling.dist import token_ids
-from paceline.core.sampling.noise import (
+from paceline.core.sampling.dist import (
     GROUP,
     contenders,
     group_minima,
@@ -16,6 +15,7 @@ from paceline.core.sampling.noise import (
     gumbel_of,
     gumbel_rows,
     row_keys,
+    token_ids,
     uniform,
 )
 from tests.core.chi_square import assert_drawn_from

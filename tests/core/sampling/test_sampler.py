@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from paceline.core.sampling.dist import Dist, token_ids
-from paceline.core.sampling.noise import gumbel
+from paceline.core.sampling.dist import Dist, gumbel, token_ids
 from paceline.core.sampling.sampler import (
     SamplingDefaults,
     SamplingParams,

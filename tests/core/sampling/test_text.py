@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.sampling.text import Detokenizer, StopStrings
+from paceline.runtime.sessions.output_text import Detokenizer, StopStrings
 
 SCRIPTS = (
     "The answer is 42.",

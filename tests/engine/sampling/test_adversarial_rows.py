@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from paceline.core.aggregation.weights import BranchMixture, sample_mixed_rows
-from paceline.core.sampling.row import HEAD_ERROR, RowSampling, sample_row
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import HEAD_ERROR, RowSampling, SamplingParams, sample_row
 from paceline.engine.base import SampleRequest
 from paceline.engine.sampling.batch_sampler import BatchSampler
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.sampling import noise as core_noise
-from paceline.core.sampling.row import RowSampling, SampledRow, sample_row
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling import dist as core_noise
+from paceline.core.sampling.sampler import RowSampling, SampledRow, SamplingParams, sample_row
 from paceline.engine.sampling import noise
 from paceline.engine.sampling.batch_sampler import BatchSampler
 from paceline.engine.sampling.workspace import group_maxima

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from paceline.core.aggregation.weights import BranchMixture, evidence_head, sample_mixed_rows
-from paceline.core.sampling.noise import gumbel
-from paceline.core.sampling.row import HEAD_ERROR, RowSampling
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.dist import gumbel
+from paceline.core.sampling.sampler import HEAD_ERROR, RowSampling, SamplingParams
 from paceline.engine.base import SampleRequest
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler, evidence_heads
 from paceline.engine.sampling.workspace import run

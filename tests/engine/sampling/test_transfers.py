@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from paceline.core.sampling.row import RowSampling, sample_row
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import RowSampling, SamplingParams, sample_row
 from paceline.engine.sampling import batch_sampler, noise, open_sampler, row_kernel, workspace
 from paceline.engine.sampling.batch_sampler import BatchSampler
 from paceline.engine.sampling.workspace import Rounds, beside, run, to_host, together

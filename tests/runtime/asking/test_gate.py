@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paceline.core.permission import EVERYBODY, NOBODY, MayAsk
+from paceline.core.side import EVERYBODY, NOBODY, MayAsk
 from paceline.errors import ConfigError, PacelineError
 from paceline.runtime import asking as activity_module
 from paceline.runtime import asking as gate_module

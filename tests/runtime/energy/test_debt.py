@@ -10,7 +10,7 @@ import pytest
 from paceline.core.energy import PowerMeter
 from paceline.errors import PacelineError
 from paceline.runtime.energy import DebtFile, SideEnergy
-from paceline.wire.options import Options
+from paceline.wire.messages import Options
 from paceline.wire.verify_messages import VerifyOptions
 
 METER = PowerMeter("power", lambda: 12.0, lambda: 0.0, measured=False)

@@ -9,8 +9,7 @@ import pytest
 from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import ROOT, Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.row import NOT_SAMPLED, RowSampling, SampledRow
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import NOT_SAMPLED, RowSampling, SampledRow, SamplingParams
 from paceline.engine.base import DenseLogits, Output, SampleRequest
 from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError, EngineLost

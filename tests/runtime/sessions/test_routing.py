@@ -8,9 +8,9 @@ from msgspec.structs import replace as replace_struct
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
 from paceline.runtime.sessions.routing import ALONE, AUTO_RULES, StrategyChoice, candidates, choose
+from paceline.strategies.base import RoutingContext, Wish
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import RoutingContext, Wish
-from paceline.wire.options import AggregateOptions, DraftLimits
+from paceline.wire.messages import AggregateOptions, DraftLimits
 from tests.requests import routed
 
 COMMON = ("autoregressive", "lookup_tree", "aggregate")

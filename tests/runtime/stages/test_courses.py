@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.sampling.row import RowSampling
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import RowSampling, SamplingParams
 from paceline.engine.base import Engine, Output, SampleRequest, Ticket
 from paceline.engine.loader import EngineOptions
 from paceline.engine.stage import Stage, StageOutput

@@ -12,8 +12,7 @@ from typing import cast
 import pytest
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.sampling.row import RowSampling
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import RowSampling, SamplingParams
 from paceline.engine.base import Engine, SampleRequest
 from paceline.engine.loader import EngineOptions
 from paceline.errors import ConfigError, EngineError, LinkClosed

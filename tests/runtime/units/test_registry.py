@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.rag.compute_threads import ComputeThreads
+from paceline.rag.embedder import ComputeThreads
 from paceline.runtime.units import MAX_LEFT, HostUnit, UnitRegistry
 from paceline.runtime.workflows.lookup import within
 

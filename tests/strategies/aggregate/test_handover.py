@@ -6,11 +6,7 @@ import pytest
 
 from paceline.core.estimation import FIRST_S
 from paceline.strategies.aggregate.machine import Aggregate
-from paceline.strategies.base import (
-    SIDES,
-    Received,
-    Side,
-)
+from paceline.strategies.base import SIDES, Received, Side
 from paceline.wire.messages import Drafts, Handover, SpeedReport, SyncState, Targets
 from tests.strategies.cases import (
     CHAIN,

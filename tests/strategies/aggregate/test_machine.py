@@ -26,8 +26,7 @@ from paceline.strategies.base import (
     other,
 )
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.messages import DetailRequest, Drafts, EvidenceWeight, SpeedReport, SyncState, Targets
-from paceline.wire.options import DraftLimits
+from paceline.wire.messages import DetailRequest, DraftLimits, Drafts, EvidenceWeight, SpeedReport, SyncState, Targets
 from paceline.wire.payloads import unpack_nodes
 from tests.strategies import oracle
 from tests.strategies.cases import (

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from paceline.core.aggregation.aggregators import OwnDist, make_aggregator
-from paceline.core.drafting.acceptance import AcceptanceByRank, margin_class
+from paceline.core.drafting.tree_search import AcceptanceByRank, margin_class
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.aggregate.tree_planner import MIN_WEIGHT, DraftTreePlanner
 from paceline.strategies.base import Side
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
-from paceline.wire.options import DraftLimits
+from paceline.wire.messages import DraftLimits
 from tests.strategies.cases import EOS, VOCAB, point
 
 GREEDY = SamplingParams(temperature=0.0)

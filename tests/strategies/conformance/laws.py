@@ -16,9 +16,20 @@ import pytest
 from lab.simulation import Network, SimulatedSession, Simulation
 from paceline.core.estimation import SILENCE_S
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.strategies.base import SIDES, Branch, Cancelled, Effect, Emit, Event, LinkLost, Machine, Side, other
+from paceline.strategies.base import (
+    SIDES,
+    Branch,
+    Cancelled,
+    Effect,
+    Emit,
+    Event,
+    LinkLost,
+    Machine,
+    Side,
+    Strategy,
+    other,
+)
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import Strategy
 from tests.depth import DEPTH
 from tests.strategies import oracle
 from tests.strategies.cases import (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.strategies.base import Side
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.base import Side, Strategy
 from tests.strategies.cases import Manner
 from tests.strategies.conformance.laws import check_cancel, every_manner, front_and_network
 from tests.strategies.conformance.worlds import IN_ORDER, REORDERING

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lab.simulation import Network
-from paceline.strategies.base import Side
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.base import Side, Strategy
 from tests.depth import DEPTH
 from tests.strategies.cases import SAMPLINGS, Manner
 from tests.strategies.conformance.laws import (

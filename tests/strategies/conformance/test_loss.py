@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.strategies.base import Side
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.base import Side, Strategy
 from tests.strategies.cases import SAMPLINGS, Manner
 from tests.strategies.conformance.laws import check_loss, every_manner, front_and_network
 from tests.strategies.conformance.worlds import IN_ORDER, REORDERING

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.strategies.base import Side
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.base import Side, Strategy
 from tests.strategies.cases import SAMPLINGS, Manner
 from tests.strategies.conformance.laws import EVERY_FRONT, check_mute, every_manner
 

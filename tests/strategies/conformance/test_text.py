@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.strategies.base import SIDES, Side
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.base import SIDES, Side, Strategy
 from tests.depth import DEPTH
 from tests.strategies.cases import Manner
 from tests.strategies.conformance.laws import (

@@ -18,6 +18,7 @@ from paceline.errors import RemoteProtocolError, RequestError
 from paceline.runtime.sessions.routing import candidates, choose, wish_of
 from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import (
+    JOINT_LEVELS,
     SIDES,
     Cancelled,
     Effect,
@@ -29,17 +30,19 @@ from paceline.strategies.base import (
     Machine,
     MachineConfig,
     OpenPeer,
+    PeerPresence,
     Received,
+    RoutingContext,
     Send,
     Side,
     Started,
+    Strategy,
+    asked_options,
     other,
 )
 from paceline.strategies.registry import register, unregister
-from paceline.strategies.strategy import JOINT_LEVELS, PeerPresence, RoutingContext, Strategy, asked_options
 from paceline.wire.codec import decode, encode
-from paceline.wire.messages import Count, OpenSession, SessionMessage
-from paceline.wire.options import Options
+from paceline.wire.messages import Count, OpenSession, Options, SessionMessage
 from tests.requests import changed, routed
 from tests.runtime.test_node import REQUEST, collect, nodes
 from tests.strategies.cases import SAMPLINGS, Manner, engines, job, manners

@@ -17,9 +17,8 @@ from paceline.core.sampling.sampler import SamplingParams, T
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import SIDES, Branch, Effect, Forward, Prune, Side, Started
-from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.branch_decoder import RESCORED_TOKENS, BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
-from paceline.strategies.decoding.rescoring import RESCORED_TOKENS
 from paceline.wire.messages import Drafts
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB, cloud, decided, found, two

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree
 from paceline.core.sampling.dist import Dist
-from paceline.strategies.decoding.drafter_feed import MAX_BACKLOG, SLICE_TOKENS, DrafterFeed
+from paceline.strategies.decoding.prefix_tree import MAX_BACKLOG, SLICE_TOKENS, DrafterFeed
 from tests.strategies.cases import VOCAB, point
 
 

@@ -16,8 +16,7 @@ from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.core.sampling.sampler import SamplingParams, T
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import SIDES, Branch, Machine, MachineConfig, Side, Started
-from paceline.strategies.decoding.drafter_feed import NgramDrafts
-from paceline.strategies.decoding.prefix_tree import PrefixTree
+from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixTree
 from paceline.strategies.lookup_tree import LookupTree
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Drafts
@@ -117,7 +116,7 @@ def test_a_context_of_two_tokens_is_learnt_with_the_distribution_after_it(
     machine: Callable[[MachineConfig], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each token stands after several others, and of a large vocabulary not every row is a lesson."""
-    monkeypatch.setattr("paceline.strategies.decoding.drafter_feed.STEP_PROBS", VOCAB / 3)
+    monkeypatch.setattr("paceline.strategies.decoding.prefix_tree.STEP_PROBS", VOCAB / 3)
 
     def after(before: int, token: int) -> int:
         return random.Random(f"15 {before} {token}").randrange(10, 20)

@@ -28,7 +28,7 @@ from paceline.strategies.base import (
 from paceline.strategies.draft_verify.drafter import Drafter
 from paceline.strategies.draft_verify.target_writer import MAX_ROWS, TargetWriter
 from paceline.strategies.draft_verify.verifiers import Agreement, Draft
-from paceline.wire.options import DraftLimits
+from paceline.wire.messages import DraftLimits
 from paceline.wire.payloads import decode_tokens, encode_places, encode_tokens
 from paceline.wire.verify_messages import MAX_CHAIN, DraftChain, Verdict, VerifyOptions
 from tests.strategies.cases import EOS, PROMPT, VOCAB, point

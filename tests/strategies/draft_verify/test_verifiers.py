@@ -14,11 +14,10 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.verification import VerifierName
 from paceline.errors import RequestError
-from paceline.strategies.base import Finish, Received, Side
+from paceline.strategies.base import Finish, Received, RoutingContext, Side, Wish
 from paceline.strategies.draft_verify.options import check, options_of
 from paceline.strategies.draft_verify.verifiers import Agreement, Rejection, Truncation, Verifier, verifier_of
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import RoutingContext, Wish
 from paceline.wire.codec import encode
 from paceline.wire.messages import DistPayload, SessionMessage
 from paceline.wire.payloads import encode_places, encode_tokens

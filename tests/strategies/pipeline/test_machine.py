@@ -16,7 +16,7 @@ from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Branch, Cancelled, Emit, Forward, MachineConfig, Retrieved, Scored, Started
 from paceline.strategies.pipeline.machine import Pipeline
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.options import DraftLimits, Options
+from paceline.wire.messages import DraftLimits, Options
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, PROMPT, SAMPLINGS, VOCAB, Manner, engines, job, point
 from tests.strategies.conformance.laws import alone
 from tests.strategies.pipeline.worlds import Knowing, Random, Silent, Wrong, simulated, strategy_with

@@ -16,7 +16,7 @@ from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
 from paceline.strategies.base import Cancelled
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.options import Options
+from paceline.wire.messages import Options
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, SAMPLINGS, Manner, engines, job
 from tests.strategies.conformance.laws import alone
 from tests.strategies.pipeline.worlds import ALONE, simulated

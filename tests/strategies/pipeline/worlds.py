@@ -13,12 +13,11 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
-from paceline.strategies.base import Branch, Machine, MachineConfig
-from paceline.strategies.decoding.drafter_feed import TreeDrafter
+from paceline.strategies.base import Branch, Machine, MachineConfig, Strategy
+from paceline.strategies.decoding.prefix_tree import TreeDrafter
 from paceline.strategies.pipeline.machine import Pipeline
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.strategy import Strategy
-from paceline.wire.options import Options
+from paceline.wire.messages import Options
 from tests.strategies.cases import EOS, QUESTION, VOCAB, job
 
 TURN = StageTimes(4, lambda _: 1.0)  # four stages in lockstep, whatever they are sent
