@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bench import aggregate, wide_vocabulary
-from bench.aggregate import PACES, PRIVATE, WAYS, _claims, _rows
+from bench import wide_vocabulary
+from bench.aggregate import PACES, PRIVATE, WAYS, _claims
 from bench.streamed_answer import Answer
 
 
 def measured(seconds: dict[str, float]) -> dict[str, list[Answer]]:
     stats = {"drafted_cloud": 10.0, "accepted_cloud": 7.0}
     return {way: [Answer("x", 11, 10 * seconds.get(way, 0.06), dict(stats))] for way in WAYS}
-
-
-def test_time_per_token_counts_the_gaps_between_tokens() -> None:
-    assert Answer("ab", 11, 1.0).per_token == pytest.approx(0.1)
-    assert Answer("a", 1, 0.0).per_token == 0.0
 
 
 def test_the_claims_are_the_worst_over_both_paces_and_levels() -> None:
@@ -31,14 +26,6 @@ def test_the_claims_are_the_worst_over_both_paces_and_levels() -> None:
     assert claims["aggregate.vs_token_wise_300ms"].holds and not claims["aggregate.tree_vs_chain"].holds
     assert claims["aggregate.overhead_50ms"].value == pytest.approx(0.75)
     assert claims["aggregate.vs_device_default_50ms"].value == pytest.approx(1.125)
-
-
-def test_a_row_of_chains_has_the_prediction_of_theorem_3() -> None:
-    rows = list(_rows("equal", PACES["equal"], 0.3, measured({})))
-    (chain,) = [row for row in rows if row["way"] == "chain"]
-    assert chain["theorem_3"] == pytest.approx((0.7 * 0.03 + 0.3 * 0.33) / 0.33)
-    assert chain["acceptance_cloud"] == pytest.approx(0.7)
-    assert aggregate.NAME == "aggregate"
 
 
 def test_152k_ids_run_on_real_processes_each_with_its_own_model() -> None:

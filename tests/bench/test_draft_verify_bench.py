@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bench.draft_verify import capacity, grid, processes, radio
-from bench.draft_verify.answers import COMPUTE_W, DRAFT_S, Setting, airbytes, play, total
-from bench.draft_verify.paired_engines import ENTROPIES, ENTRY_BITS, WHOLE_BITS, PairedEngine, Payload, nats_of
-from bench.draft_verify.ways import CLOUD_DECODING, co_located, dssd, static, waiting
+from bench.draft_verify.answers import COMPUTE_W, DRAFT_S, Setting, play, total
+from bench.draft_verify.paired_engines import ENTROPIES, PairedEngine, nats_of
+from bench.draft_verify.ways import CLOUD_DECODING, co_located, static
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.errors import ConfigError
-from paceline.wire.payloads import encode_places, encode_tokens
-from paceline.wire.verify_messages import DraftChain, Verdict
 
 
 @pytest.fixture
@@ -40,23 +36,6 @@ def test_both_models_agree_at_the_papers_rate_and_share_no_token_elsewhere(engin
     expected = statistics.fmean(math.exp(-0.35 * nats) for _, nats in unsure)
     assert statistics.fmean(equal for equal, _ in unsure) == pytest.approx(expected, abs=0.12)
     assert statistics.fmean(math.exp(-0.35 * nats) for nats in ENTROPIES) == pytest.approx(0.9, abs=0.001)
-
-
-def test_payloads_are_scaled_to_their_mean_and_ways_are_sized_by_their_papers() -> None:
-    payload = radio.payload_for(0.25)
-    assert payload.mean_bits(0.99995) == pytest.approx(
-        Payload.with_mean_bits(payload.mean_bits(0.99995)).mean_bits(0.99995)
-    )
-    assert payload.mean_bits(0.99998) > payload.mean_bits(0.99995)
-    tokens = (40_000, 120_000)
-    drafts = DraftChain(0, 0, 0, 0, encode_places([(token, None) for token in tokens]))
-    ids = sum(payload.ids(nats_of(token), 0.99995) for token in tokens)
-    assert airbytes(drafts, static(7, "top-p 0.99995"), payload) == pytest.approx(ids * ENTRY_BITS / 8)
-    assert airbytes(drafts, dssd(WHOLE_BITS), payload) == 2 * ENTRY_BITS / 8
-    assert airbytes(drafts, static(7), payload) is None, "ours: as the codec writes it"
-    rejected, whole = (Verdict(0, 0, 0, encode_tokens([1] * count), False) for count in (3, 8))
-    assert airbytes(rejected, dssd(WHOLE_BITS), payload) == WHOLE_BITS / 8
-    assert airbytes(whole, dssd(WHOLE_BITS), payload) is None
 
 
 def test_a_step_takes_what_eq_4_says_and_co_located_drafting_costs_the_device_nothing(
@@ -107,30 +86,9 @@ def test_a_full_cloud_serves_more_answers_with_drafts_of_devices() -> None:
     )
 
 
-def test_the_most_answers_are_found_between_those_that_were_tried() -> None:
-    """A machine whose answers slow down as their number does."""
-    most, _ = capacity.capacity(lambda count: capacity.Run(1.0 / (0.02 + 0.001 * count), 1.0), 10.0, 30, 4)
-    assert most == pytest.approx(80.0, rel=0.02)
-
-
-def test_questions_come_from_the_evaluation_set_or_are_the_benchs_own(tmp_path: Path) -> None:
-    own = processes.questions(None, 5)
-    assert len(own) == 5 and own[0] == own[3]
-    with pytest.raises(ConfigError, match="--data"):
-        processes.questions(tmp_path, 2)
-    (tmp_path / "gsm8k").mkdir()
-    lines = '{"question": "One?"}\n{"question": "Two?"}\n'
-    (tmp_path / "gsm8k" / "test.jsonl").write_text(lines)
-    assert processes.questions(tmp_path, 3) == ["One?", "Two?", "One?"]
-
-
 def test_two_processes_write_the_clouds_text_whatever_is_drafted() -> None:
     found = processes.measure(processes.QUICK)  # it stops where texts differ
     assert [row["way"] for row in found.rows] == list(processes.WAYS)
     assert {claim.name for claim in found.claims} == {
         f"draft_verify.{name}" for name in ("worst_link_vs_static7", "vs_cloud_decoding", "uplink_bytes_per_draft")
     }
-
-
-def test_static_schemes_wait_for_every_draft() -> None:
-    assert waiting(7).fixed and waiting(7).waits and not waiting(7).overlap

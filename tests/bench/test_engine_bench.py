@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
-import pytest
 import torch
 
-from bench import engine, gpu_step
+from bench import gpu_step
 from bench.engine import Workload, run
 from bench.random_model import Shape
 from bench.report import Options
@@ -34,34 +31,6 @@ def test_the_engine_bench_measures_all_sides_at_all_rows() -> None:
     assert set(report.to_json()) == {"bench", "commit", "conditions", "rows", "claims"}
 
 
-def test_the_format_is_what_a_server_would_choose_here_unless_another_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    small = Shape(layers=1, hidden=32, inner=48, heads=4, kv_heads=2, vocab=64)
-    load = Workload(rows=(1, 16), rounds=1, prefix=4, shape=small, copied=1 << 16)
-    for chosen in (torch.float32, torch.bfloat16):
-        asked = []
-
-        def choose(*arguments: object, chosen: torch.dtype = chosen, asked: list[object] = asked) -> torch.dtype:
-            asked.append(arguments)
-            return chosen
-
-        monkeypatch.setattr(engine, "served_dtype", choose)
-        report = run(Options(quick=True), load)
-        assert len(asked) == 1 and {row["dtype"] for row in report.rows} == {str(chosen).removeprefix("torch.")}
-        assert report.conditions["dtype_is"] == "as served here" and report.conditions["stored"] == "bfloat16"
-
-
-def test_without_a_gpu_the_report_and_the_command_say_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["bench.engine", "--gpu"])
-    with pytest.raises(SystemExit, match="There is no GPU here"):
-        engine.main()
-    assert capsys.readouterr().out == ""
-
-
 def test_a_gpus_step_is_measured_by_the_same_code_on_a_cpu() -> None:
     load = gpu_step.Load(
         model=Shape(layers=2, hidden=32, inner=48, heads=4, kv_heads=2, vocab=300, positions=80, tied=False),
@@ -85,13 +54,3 @@ def test_a_gpus_step_is_measured_by_the_same_code_on_a_cpu() -> None:
         "engine.gpu_step_6_over_limit": 2.0,
         "engine.gpu_vocabulary_rows_to_host": 0,
     }
-
-
-def test_copies_of_a_vocabulary_row_to_the_host_are_counted() -> None:
-    row, short = torch.zeros(300), torch.zeros(20)
-    with gpu_step.HostCopies(300, host="meta") as copies:
-        row.to("meta")
-        torch.empty(300, device="meta").copy_(row)
-        short.to("meta")
-        row.clone()
-    assert copies.count == 2

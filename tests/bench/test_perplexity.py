@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.perplexity import Library, Measured, Workload, gain_ratio, measure, run, score_plans, strangers
+from bench.perplexity import Library, Measured, Workload, measure, run, score_plans
 from bench.report import Options
 from bench.retrieval.articles import Piece, Shelves, Window
-from bench.retrieval.methods import Context, Found, Plan, Retrieved
-from bench.retrieval.ngram_model import COPIED, Static, copied, fit
+from bench.retrieval.methods import Context, Plan
+from bench.retrieval.ngram_model import Static, fit
 from bench.retrieval.scorers import EngineScorer, Ids, Probabilities
 from paceline.core.aggregation.weights import EVIDENCE_SCALE
 from paceline.core.batching.segment import Batch, Segment, SeqId
@@ -68,18 +68,6 @@ def test_a_branch_that_has_predicted_the_text_weighs_more_from_the_next_token_on
     assert logs["plan"] == pytest.approx(math.log(0.3125) + math.log(first * 0.5 + (1 - first) * 0.125))
 
 
-def test_perplexity_counts_tokens_not_windows() -> None:
-    measured = Measured(np.array([1.0, 3.0]), {(0, "none"): np.array([math.log(1 / 2), 3 * math.log(1 / 8)])})
-    assert measured.perplexity(0, "none") == pytest.approx((2 * 8**3) ** 0.25)
-    assert measured.perplexity(0, "none", np.array([0, 0])) == pytest.approx(2.0)
-
-
-def test_the_gain_ratio_is_to_the_best_baseline_and_never_to_one_that_gains_nothing() -> None:
-    assert gain_ratio(100.0, 80.0, [95.0, 90.0, 120.0]) == pytest.approx(2.0)
-    assert gain_ratio(100.0, 90.0, [101.0]) == pytest.approx(10.0)
-    assert gain_ratio(100.0, 110.0, [90.0]) == pytest.approx(-1.0)
-
-
 def test_an_engine_scores_many_contexts_as_it_scores_each_alone() -> None:
     engine, text = FakeEngine(3), tuple(b"once upon a time")
     contexts: list[Ids] = [(), tuple(b"a document. "), tuple(b"another one, longer. ")]
@@ -107,14 +95,6 @@ def test_the_tables_give_probabilities_that_sum_to_one() -> None:
         assert sum(static.probabilities((*text, token), len(text))[0] for token in range(VOCAB)) == pytest.approx(1.0)
 
 
-def test_copying_counts_earlier_matches_in_document_and_text_alike() -> None:
-    shares = copied((7, 8, 9), (1, 8, 9, 8, 2), 3)
-    assert shares.shape == (2, COPIED + 1)
-    assert shares[0, :3] == pytest.approx([2 / 6, 0.0, 0.0])  # 8 after (7 8 9 1 8) 9: 9 was followed by 1 alone
-    assert math.isnan(shares[0, 3])
-    assert shares[1, 1] == 0.0 and math.isnan(shares[1, 2])  # 2 after 8, after 9 8
-
-
 def _library() -> tuple[Library, list[Window]]:
     pieces = [
         Piece(
@@ -130,15 +110,6 @@ def _library() -> tuple[Library, list[Window]]:
     ), windows
 
 
-def test_each_side_finds_the_best_of_its_own_documents() -> None:
-    library, _ = _library()
-    found = library.find(tuple(b"red"), 2)
-    for side, documents in found.items():
-        assert [document.side for document in documents] == [side, side]
-        assert all(bytes(document.ids).startswith(b"red") for document in documents)
-        assert documents[0].score >= documents[1].score > 0.5  # cosine by temperature
-
-
 def test_every_method_is_measured_at_every_depth() -> None:
     library, windows = _library()
     load = Workload(depths=(0, 1, 2), budget=20, query_share=3)
@@ -150,13 +121,6 @@ def test_every_method_is_measured_at_every_depth() -> None:
     assert len(bare) == 1  # without documents all are the same
     assert measured.perplexity(2, "none") in bare
     assert measured.tokens.tolist() == [len(window.ids) - len(window.ids) // 3 for window in windows]
-
-
-def test_strangers_are_the_documents_of_another_article() -> None:
-    windows = [Window(article, (1,)) for article in (0, 0, 1, 2)]
-    found: list[Found] = [{"cloud": [Retrieved("cloud", (place,), 0.0)]} for place in range(4)]
-    assert strangers(windows, found) == [found[2], found[2], found[3], found[0]]
-    assert strangers(windows[:2], found[:2]) == []
 
 
 def test_a_quick_run_without_data_reports_every_model_at_every_depth(tmp_path: Path) -> None:

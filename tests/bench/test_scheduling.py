@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench import scheduling
 from bench.report import Options, Report
-from bench.scheduling import BASELINES, DECODE, KINDS, LATENCIES, LIMIT, PUBLISHED, TOKENS, Workload, inferred, run
+from bench.scheduling import BASELINES, DECODE, KINDS, LATENCIES, LIMIT, PUBLISHED, TOKENS, Workload, run
 from lab.baselines.dragon import expected_token_time, synchronous_seconds
 
 
@@ -65,27 +63,3 @@ def test_the_report_has_both_claims_and_an_interval_around_each_mean(report: Rep
     for row in report.rows:
         assert float(str(row["low"])) <= float(str(row["seconds"])) <= float(str(row["high"])) <= 1.05 * LIMIT
     json.dumps([report.conditions, report.rows])
-
-
-def test_shares_are_recovered_from_totals_made_with_them() -> None:
-    """Totals of a known mixture replace the published ones; the mixture is inferred without each latency."""
-    rng = np.random.default_rng(0)
-    measured = {name: 30.0 + 30.0 * rng.random((len(KINDS), len(LATENCIES), 3)) for name in PUBLISHED}
-    shares = np.array([0.34, 0.26, 0.10, 0.30])
-    totals = {name: tuple(shares @ seconds.mean(axis=-1)) for name, seconds in measured.items()}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduling, "PUBLISHED", totals)
-        for without in range(len(LATENCIES)):
-            assert inferred(measured, without) == pytest.approx(shares)
-
-
-def test_the_plot_has_a_point_for_each_latency_and_rule(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Report] = []
-    monkeypatch.setattr(scheduling, "plot_lines", lambda shown, *_, **__: drawn.append(shown))
-    scheduling.plot(report, Path("never-written.png"))
-    assert [set(row) for row in drawn[0].rows] == [{"latency_s", *BASELINES, "dragon", "paceline"}] * len(LATENCIES)
-
-
-def test_one_sequence_has_no_interval() -> None:
-    assert scheduling.interval(np.ones((4, 1))) == float("inf")
-    assert Workload().seeds > 1

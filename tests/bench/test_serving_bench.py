@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
-import json
-import random
 from dataclasses import replace
-from pathlib import Path
 
-import httpx
 import pytest
 
 from bench.report import Options
 from bench.serving import PARTS, QUICK, run
-from bench.serving.clients import Answer, Question, ServingError, ask, user
+from bench.serving.clients import Answer
 from bench.serving.model_files import ModelFiles
 from bench.serving.systems import LlamaCpp, Transformers
 from bench.serving.throughput import OURS, SAMPLED, Load, Measured, Round
-from bench.serving.vocabulary import SPECIAL, Vocabulary
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.loader import load_model
-from paceline.engine.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     return ModelFiles.write(tmp_path_factory.mktemp("serving") / "model", QUICK.shape)
-
-
-# ---- the model -------------------------------------------------------------------------------------------------------
-def test_text_of_sampled_words_is_encoded_to_the_same_tokens(model: ModelFiles) -> None:
-    tokenizer = Tokenizer.load(model.directory)
-    tokens = random.Random(0).choices(model.vocabulary.words, k=300)
-    assert tokenizer.encode(tokenizer.decode(tokens)) == tokens
-    assert len(tokenizer.encode(model.text(5, 20))) == 20
-    assert model.text(5, 20).split()[0] != model.text(6, 20).split()[0]
-
-
-@pytest.mark.parametrize("size", [2048, 151_936])
-def test_a_vocabulary_has_the_size_asked_for_and_no_token_twice(size: int) -> None:
-    vocabulary = Vocabulary.of(size)
-    assert len(vocabulary.tokens) == len(set(vocabulary.tokens)) == size
-    assert vocabulary.tokens[-len(SPECIAL) :] == SPECIAL
-    assert set(map("".join, vocabulary.merges)) <= set(vocabulary.tokens)
 
 
 def test_only_whole_words_are_likely_and_no_token_ends_an_answer(model: ModelFiles) -> None:
@@ -54,16 +29,6 @@ def test_only_whole_words_are_likely_and_no_token_ends_an_answer(model: ModelFil
     (dist,) = loaded.engine.forward(Batch((Segment(SeqId(1), 0, tuple(words[3:9])),))).dists[0]
     assert dist.argmax() in words
     assert dist.prob(len(model.vocabulary.tokens) - 1) < 0.01 * dist.prob(dist.argmax())
-
-
-def test_llama_cpp_would_get_the_same_weights(model: ModelFiles, tmp_path: Path) -> None:
-    if importlib.util.find_spec("gguf") is None:
-        assert "gguf" in (LlamaCpp().lacks() or "")
-        return
-    from bench.serving.gguf_file import write_gguf
-
-    file = write_gguf(model, tmp_path / "model.gguf")
-    assert file.stat().st_size > model.weight_bytes
 
 
 # ---- rows and claims -------------------------------------------------------------------------------------------------
@@ -88,58 +53,6 @@ def test_claims_compare_within_rounds_with_the_faster_mode_of_a_baseline() -> No
     assert claims["serving.vs_transformers_serve_16"].value == pytest.approx(4.0)
     (left_out,) = [row for row in found.rows if "left_out" in row]
     assert left_out["way"] == "llama-cpp-python" and left_out["left_out"] == "not installed: llama_cpp"
-
-
-def test_a_baseline_that_failed_is_no_claim() -> None:
-    measured = Measured(Load(baselines=(Transformers(batching=False),)), left_out={"transformers serve": "it ended"})
-    for way in (OURS, SAMPLED, "transformers serve"):
-        for clients in (1, 16):
-            measured.rounds[way, clients] = rounds(10.0)
-    assert [claim.name for claim in measured.findings().claims] == ["serving.sampled_vs_greedy"]
-
-
-# ---- clients ---------------------------------------------------------------------------------------------------------
-def stream(*events: object) -> httpx.AsyncClient:
-    """A client whose every answer is a stream of these events."""
-    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=body))
-    return httpx.AsyncClient(transport=transport, base_url="http://server")
-
-
-def delta(**fields: str) -> dict[str, object]:
-    return {"choices": [{"delta": fields}]}
-
-
-USAGE = {"completion_tokens": 2, "prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3}}
-
-
-def asked(client: httpx.AsyncClient, tokens: int = 2) -> Answer:
-    return asyncio.run(ask(client, Question((user("x"),), tokens)))
-
-
-def test_a_first_token_is_text_and_not_a_role() -> None:
-    answer = asked(stream(delta(role="assistant"), delta(content=" ba"), delta(content=" be"), {"usage": USAGE}))
-    assert (answer.text, answer.tokens, answer.prompt_tokens, answer.cached_tokens) == (" ba be", 2, 7, 3)
-    assert answer.asked < answer.first <= answer.last
-
-
-def test_a_server_that_sends_no_usage_says_that_the_limit_has_ended_the_answer() -> None:
-    limit = {"choices": [{"delta": {}, "finish_reason": "length"}]}
-    assert asked(stream(delta(content=" ba be"), limit)).tokens == 2
-
-
-@pytest.mark.parametrize(
-    ("events", "sentence"),
-    [
-        ([delta(content=" ba"), {"usage": USAGE | {"completion_tokens": 1}}], "1 tokens, not 2"),
-        ([delta(content=" ba"), {"error": "out of memory"}], "out of memory"),
-        ([delta(content=" ba"), {"choices": [{"delta": {}, "finish_reason": "stop"}]}], "1 tokens, not 2"),
-        ([delta(role="assistant")], "0 tokens"),
-    ],
-)
-def test_an_answer_of_another_length_or_none_is_not_measured(events: list[object], sentence: str) -> None:
-    with pytest.raises(ServingError, match=sentence):
-        asked(stream(*events))
 
 
 # ---- the parts -------------------------------------------------------------------------------------------------------

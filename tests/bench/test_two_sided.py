@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
-
 import pytest
 
 from bench import two_sided
 from bench.report import Options
-from bench.two_sided import GENERATED, TOGETHER, Question, is_correct, real
-from paceline.core.side import SIDES
-from paceline.rag.embedder import load_embedder
+from bench.two_sided import GENERATED, TOGETHER, Question, is_correct
 
 QUESTION = Question("When?", ("10th century", "no"), {}, is_exact=False)
 
@@ -30,12 +24,6 @@ def test_a_real_answer_is_right_if_it_holds_the_expected_words(answer: str, expe
     assert is_correct(QUESTION, answer) == expected
 
 
-def test_a_generated_answer_is_right_only_from_end_to_end() -> None:
-    question = Question("When?", ("It opens at nine.",), {}, is_exact=True)
-    assert is_correct(question, "It opens at nine.")
-    assert not is_correct(question, "It opens at nine. It opens at ten.")
-
-
 def test_together_they_answer_what_neither_answers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(two_sided, "FEW", 6)
     report = two_sided.run(Options(quick=True))
@@ -43,26 +31,3 @@ def test_together_they_answer_what_neither_answers_alone(monkeypatch: pytest.Mon
     assert row["questions"] == GENERATED and row["n"] == 6
     assert float(str(row[TOGETHER])) >= 0.5
     assert row["device only"] == row["cloud only"] == 0.0
-
-
-def test_each_side_reads_its_best_paragraph(tmp_path: Path) -> None:
-    paragraphs = {
-        "a": "The bakery of Vell sells rye bread.",
-        "b": "Rivers freeze in January.",
-        "c": "The mayor of Vell is Ona Grist.",
-        "d": "Copper melts at a thousand degrees.",
-    }
-    question = {
-        "question": "Who is the mayor of Vell, and what does the bakery of Vell sell?",
-        "answers": ["rye"],
-        "device_paragraphs": ["b", "a"],
-        "cloud_paragraphs": ["c", "d"],
-    }
-    lacking = question | {"answers": []}
-    unanswerable = question | {"answerable": False}
-    with gzip.open(tmp_path / "mine_paragraphs.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps({"pid": pid, "text": text}) + "\n" for pid, text in paragraphs.items())
-    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, (lacking, question, unanswerable))))
-    (chosen,) = real(tmp_path, "mine", 5, load_embedder("minilm"))
-    assert [chosen.documents[side] for side in SIDES] == [paragraphs["c"], paragraphs["a"]]
-    assert not chosen.is_exact

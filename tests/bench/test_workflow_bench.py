@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from bench import workflow
 from bench.report import Options
 from bench.workflow.cells import Bed, Cell, questions, seconds
-from bench.workflow.lengths import DATA_SETS, MAX_CONTEXT, lengths_of
+from bench.workflow.lengths import DATA_SETS
 from bench.workflow.phones import FAMILIES, PHONES, TABLE, fitted_profiles, true_profiles
-from paceline.errors import ConfigError
 
 
 def test_profiles_have_the_affinities_of_the_paper_and_what_is_fitted_is_near_what_is_true() -> None:
@@ -28,15 +26,6 @@ def test_profiles_have_the_affinities_of_the_paper_and_what_is_fitted_is_near_wh
 
     assert 8.0 < taken("embed/encode", "gpu", 8) / taken("embed/encode", "npu", 8) < 16.0
     assert taken("chat/decode", "gpu", 8) < taken("chat/decode", "npu", 8)
-
-
-def test_lengths_are_drawn_with_a_fixed_seed_and_a_folder_without_the_sets_is_a_sentence(tmp_path: Path) -> None:
-    for data_set in DATA_SETS:
-        found = lengths_of(data_set, None, 20)
-        assert found == lengths_of(data_set, None, 20)
-        assert all(0 < each.context <= MAX_CONTEXT and each.question > 0 and each.answer > 0 for each in found)
-        with pytest.raises(ConfigError, match=data_set.name):
-            lengths_of(data_set, tmp_path, 1)
 
 
 def test_every_way_is_compared_and_ours_is_ahead_of_single_units_and_fixed_maps_and_figures_are_repeatable() -> None:

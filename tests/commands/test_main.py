@@ -85,14 +85,6 @@ def test_help_imports_nothing_that_it_does_not_show(command: str) -> None:
         assert not [name for name in own if name.split(".")[1] == layer]
 
 
-def test_all_commands_of_the_design_are_there() -> None:
-    paths = set(every_command())
-    for command in ("demo", "serve", "agent", "chat", "doctor", "bench"):
-        assert (command,) in paths
-    for group, commands in {"docs": ("add", "list", "search", "remove"), "devices": ("add", "list", "revoke")}.items():
-        assert {(group, command) for command in commands} <= paths
-
-
 def test_version_is_printed() -> None:
     result = CliRunner().invoke(root.build(), ["--version"])
     assert (result.exit_code, result.output) == (0, f"paceline {__version__}\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.commands.demo import Children, Readiness, clean_environment, command, free_port
+from paceline.commands.demo import Children, Readiness, clean_environment, free_port
 from paceline.errors import PacelineError
 
 SERVER = """
@@ -138,7 +138,3 @@ def test_the_preferred_port_is_taken_unless_somebody_listens_there() -> None:
         number = taken.getsockname()[1]
         assert free_port(number) != number
     assert free_port(number) == number
-
-
-def test_programs_run_under_this_very_interpreter() -> None:
-    assert command("serve")[:3] == [sys.executable, "-m", "paceline"]

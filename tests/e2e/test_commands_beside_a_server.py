@@ -5,7 +5,6 @@ Each change takes effect, none is lost, and no database is damaged, not even by 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -20,9 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from device_agent.enrolment import exchange
 from paceline.commands.demo import Child, Children, command, free_port
-from tests.e2e.pair import running_pair
 
 TIMEOUT_S = 20.0  # for a change to take effect, on a busy machine
 
@@ -131,27 +128,6 @@ def test_keys_made_and_revoked_hold_from_the_next_request_on(server: Server) -> 
     assert [server.status(key) for key in (None, first, second, third)] == [401, 401, 200, 200]
 
 
-def test_devices_enrol_one_after_the_other_and_are_cut_when_revoked(tmp_path: Path) -> None:
-    with running_pair(tmp_path) as pair:
-        state = tmp_path / "cloud"
-
-        def linked() -> bool:
-            report = httpx.get(f"{pair.url('cloud')}/readyz", trust_env=False).json()
-            return bool(report["linked"])
-
-        for number in range(4):
-            arguments = ("devices", "add", f"device-{number}", "--state-dir", str(state), "--json")
-            code = json.loads(pair.children.run(command(*arguments)))["code"]
-            assert asyncio.run(exchange(pair.url("cloud"), code)).device == f"device-{number}"
-        assert linked()
-        pair.children.run(command("devices", "revoke", "laptop", "--state-dir", str(state)))
-        assert eventually(lambda: not linked()), "its link is still there"
-        pair.kill_agent()
-        os.kill(pair.started.cloud.process.pid, signal.SIGKILL)
-        pair.started.cloud.process.wait()
-        sound(tmp_path)
-
-
 def test_documents_added_removed_and_uploaded_beside_each_other_are_all_there(server: Server, tmp_path: Path) -> None:
     uploads, documents = [], set()
     for number in range(3):
@@ -175,18 +151,3 @@ def test_documents_added_removed_and_uploaded_beside_each_other_are_all_there(se
     assert server.cited("door of mill 1") == documents
     assert {server.call("GET", f"/v1/files/{each}/content").status_code for each in uploads} == {200}
     assert json.loads(server.docs("list", "--json")), "the command reads what the server has kept"
-
-
-def test_responses_are_kept_while_commands_run_beside_the_server(server: Server) -> None:
-    kept = []
-    for number in range(3):
-        body = {"model": "fake", "input": f"question {number}", "max_output_tokens": 4}
-        answer = server.call("POST", "/v1/responses", json=body)
-        assert answer.status_code == 200, answer.text
-        kept.append(answer.json()["id"])
-        server.run("devices", "list")
-        server.docs("list")
-    server.kill()
-    sound(server.state)
-    server.start()
-    assert [server.call("GET", f"/v1/responses/{each}").status_code for each in kept] == [200] * 3

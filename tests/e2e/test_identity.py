@@ -164,32 +164,6 @@ def test_a_code_and_a_key_are_read_from_standard_input(site: Site) -> None:
         site.children.members[:] = [child for child in site.children.members if child.process is not process]
 
 
-def test_two_devices_race_for_one_code_and_one_wins(site: Site) -> None:
-    site.serve()
-    code = str(site.code_file("laptop"))
-
-    racing = {}
-    for name in ("one", "two"):
-        arguments = ("agent", *COMMON, "--port", "0", "--cloud", site.url("cloud"), "--code-file", code)
-        with (site.directory / f"{name}.log").open("wb") as log:
-            racing[name] = subprocess.Popen(
-                command(*arguments, "--state-dir", str(site.state(name))), stdout=log, stderr=subprocess.STDOUT
-            )
-    try:
-        eventually(lambda: any(each.poll() is not None for each in racing.values()), "nobody has lost")
-        [loser] = [name for name, each in racing.items() if each.poll() is not None]
-        [winner] = racing.keys() - {loser}
-        eventually(lambda: site.linked("cloud"), "the winner is not linked")
-        assert racing[winner].poll() is None and racing[loser].returncode == 2
-    finally:
-        for each in racing.values():
-            each.kill()
-            each.wait()
-    assert "This enrolment code does not hold" in (site.directory / f"{loser}.log").read_text()
-    assert sum(Credentials(site.state(name)).get(site.url("cloud")) is not None for name in ("one", "two")) == 1
-    assert [row["state"] for row in json.loads(site.devices("list", "--json"))] == ["enrolled"]
-
-
 def test_a_key_is_renewed_in_mid_stream_and_the_text_is_the_same(site: Site) -> None:
     """One answer of both sides, slowed down, over several renewals; the same answer without any is its reference."""
     body = {

@@ -8,19 +8,17 @@ from typing import Any
 
 import httpx
 
-from paceline.commands.demo import configured
-from paceline.encoder import package_directory
 from paceline.strategies.base import SIDES, Side
 from tests.e2e.pair import DEVICE, QUESTION, Pair, running_pair
 
 EQUAL = "the documents of both sides weigh the same, since their"
 
 
-def asked(pair: Pair, side: Side, *, model: str = "demo", **extension: object) -> tuple[str, Mapping[str, Any]]:
+def asked(pair: Pair, side: Side, question: str = QUESTION, **extension: object) -> tuple[str, Mapping[str, Any]]:
     """Text and report of an answer of this side's API."""
     body = {
-        "model": model,
-        "messages": [{"role": "user", "content": QUESTION}],
+        "model": "demo",
+        "messages": [{"role": "user", "content": question}],
         "max_tokens": 48,
         "temperature": 0,
         "paceline": {"report": True, **extension},
@@ -53,19 +51,3 @@ def test_with_other_embedders_both_sides_weigh_the_same_and_say_so(tmp_path: Pat
         assert {cited["side"] for cited in fetched["citations"]} == set(SIDES)
         _, alone = asked(pair, "cloud", strategy="autoregressive")
         assert EQUAL not in alone["why"], "one side's documents weigh among themselves"
-
-
-def test_a_device_divides_cosines_by_the_temperature_of_its_cloud(tmp_path: Path) -> None:
-    flags = configured(tmp_path, "[server.tuning]", "relevance_temperature = 0.5")
-    with running_pair(tmp_path, model="demo", cloud_flags=flags) as pair:
-        told = [asked(pair, side, strategy="aggregate") for side in SIDES]
-        assert len({text for text, _ in told}) == 1 and not any(EQUAL in report["why"] for _, report in told)
-
-
-def test_the_same_weights_are_one_embedder_whatever_it_is_called(tmp_path: Path) -> None:
-    """The device reads the default's folder with sentence-transformers."""
-    with running_pair(tmp_path, model="demo", embedder={"cloud": "minilm", "device": str(package_directory())}) as pair:
-        for side in SIDES:
-            _, report = asked(pair, side, strategy="aggregate")
-            assert EQUAL not in report["why"] and report["degraded"] is None
-            assert "equal_weights" not in ready(pair, side)

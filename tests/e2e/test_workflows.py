@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
-from paceline.commands.demo import configured
 from paceline.strategies.base import Side
 from tests.e2e.pair import QUESTION, Pair, running_pair
 
@@ -83,20 +77,3 @@ def test_a_client_that_leaves_a_workflow_leaves_nothing_behind(pair: Pair) -> No
     ) as events:
         next(iter(events))
     assert "Velda" in ask(client, "advanced").choices[0].message.content
-
-
-def test_a_cloud_killed_while_it_writes_an_agent_s_text_leaves_it_to_the_device(tmp_path: Path) -> None:
-    with running_pair(
-        tmp_path, model="demo", cloud_flags=configured(tmp_path, "tuning.emulate = 'forward=300ms'")
-    ) as pair:
-        client, cloud = pair.client("device"), pair.started.cloud
-        ask(client, "advanced", privacy="answer-private")  # what texts take here is known then, and the cloud is tried
-        with ThreadPoolExecutor(1) as thread:
-            asked = thread.submit(ask, client, "advanced", strategy="autoregressive")
-            while httpx.get(f"{cloud.url}/readyz").json()["answers"] == 0:
-                assert not asked.done(), asked.result()
-            os.kill(cloud.process.pid, signal.SIGKILL)
-            cloud.process.wait()
-            told = report(asked.result(60))
-        assert {step["unit"].split()[0] for step in told["steps"] if step["stage"] == "rewrite"} == {"engine"}
-        assert "rewrite" not in told["why"], "it is not left out"

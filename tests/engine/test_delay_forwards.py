@@ -8,7 +8,7 @@ from paceline.core.batching.segment import Batch, LogitsMode, Segment, SeqId
 from paceline.engine.base import Engine, Output, delay_forwards
 from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
-from tests.engine.trials import Growing, assert_same, extend, scratch
+from tests.engine.trials import Growing
 
 SEQ = SeqId(1)
 
@@ -73,16 +73,3 @@ def test_a_refusal_comes_at_once_and_only_forwards_are_delayed() -> None:
     with pytest.raises(EngineError):
         engine.forward(Batch((Segment(SEQ, 5, (1,)),)))
     assert len(clock.slept) == forwards
-
-
-def test_its_scores_are_those_of_the_engine_inside() -> None:
-    engine = delayed(Clock(), 6.0)
-    assert_same(extend(engine, SEQ, [1, 2, 3]), scratch(FakeEngine(seed=3), [1, 2, 3]))
-    assert engine.info == FakeEngine(seed=3).info
-    assert (engine.length(SEQ), engine.block_size, engine.free_rows()) == (3, 1, None)
-
-
-@pytest.mark.parametrize("times", [(-1.0, 0.0), (1.0, -0.1)])
-def test_negative_times_are_refused(times: tuple[float, float]) -> None:
-    with pytest.raises(EngineError, match="negative"):
-        delay_forwards(FakeEngine(), *times)

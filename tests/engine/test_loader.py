@@ -39,12 +39,6 @@ def copied(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
     return shutil.copytree(checkpoint("llama"), tmp_path / "copied")
 
 
-def test_fake_is_loaded_by_name_and_seed() -> None:
-    assert load_model("fake").engine.info.backend == "fake"
-    assert load_model("fake").engine.info.fingerprint == load_model("fake:0").engine.info.fingerprint
-    assert load_model("fake:7").engine.info.fingerprint != load_model("fake").engine.info.fingerprint
-
-
 @pytest.mark.parametrize("name", ["./no/such/model", "/no/such/model", "models/with/three/parts", "fake:x"])
 def test_a_missing_path_is_a_sentence(name: str) -> None:
     with pytest.raises(ConfigError, match="Give an existing directory"):
@@ -54,13 +48,6 @@ def test_a_missing_path_is_a_sentence(name: str) -> None:
 def test_a_directory_without_a_configuration_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         load_model(tmp_path)
-
-
-def test_pickled_weights_are_refused(copied: Path) -> None:
-    (copied / "model.safetensors").unlink()
-    (copied / "pytorch_model.bin").write_bytes(b"never read")
-    with pytest.raises(ConfigError, match=r"pytorch_model\.bin.*unpickling"):
-        load_model(copied)
 
 
 def test_weights_that_are_not_there_are_not_made_up(copied: Path) -> None:
@@ -140,14 +127,6 @@ def test_fingerprints_follow_the_content_and_not_the_place(copied: Path, checkpo
     tensors["model.norm.weight"] += 0.5
     save_file(tensors, copied / "model.safetensors", metadata={"format": "pt"})
     assert fingerprint(copied) != same
-
-
-def test_engines_say_what_they_are(load: Callable[[str], Engine]) -> None:
-    for backend in ("hf", "paged"):
-        info = load(f"{backend}-llama").info
-        assert (info.backend, info.dtype, info.vocab_size, info.max_positions) == (backend, "float32", 97, 96)
-    assert load("hf-llama").info.fingerprint == load("paged-llama").info.fingerprint
-    assert load("hf-llama").free_rows() is None and load("paged-llama").free_rows() == 2048
 
 
 def test_bfloat16_scores_stay_near_those_of_float32(

@@ -6,9 +6,7 @@ import pytest
 from transformers import GPT2Config, PretrainedConfig, Qwen2Config
 
 from paceline.core.offloading import ModelShape
-from paceline.engine.loader import load_model
 from paceline.engine.model_config import shape_of
-from paceline.models import DEVICE
 
 
 def test_the_papers_draft_model() -> None:
@@ -32,10 +30,3 @@ def test_what_is_not_told_or_routed_to_experts_has_no_shape() -> None:
     assert shape_of(PretrainedConfig(), ()) is None
     mixture = Qwen2Config(num_hidden_layers=2, hidden_size=8, intermediate_size=16, num_attention_heads=2)
     assert shape_of(mixture, {"experts", "gate_proj"}) is None
-
-
-def test_the_demo_device_model_has_its_own() -> None:
-    model = load_model(DEVICE, threads=1)
-    shape = model.engine.info.shape
-    assert shape is not None and shape.vocab == model.engine.info.vocab_size
-    assert shape.layers > 0 and shape.matrices == 3

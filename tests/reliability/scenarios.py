@@ -53,13 +53,6 @@ UNTESTED: Final[Mapping[int, str]] = {
 # Gaps, rates or times of honest clients are compared with those of a calm run: nothing else may run beside these.
 MEASURED: Final = frozenset({14, 17, 22, 23, 24})
 
-# Tried whole each time: nothing random, and no longer run at night.
-EXHAUSTIVE: Final[Mapping[int, str]] = {
-    13: "each way in which two sides may differ",
-    21: "each route, in each spelling, with each wrong key",
-    28: "each false header and each forbidden kind of file; the AST of every module",
-}
-
 
 def name(scenario: int) -> str:
     return f"R{scenario}"

@@ -14,10 +14,7 @@ import httpx
 import pytest
 
 from paceline.commands.demo import Children, command, free_port
-from paceline.errors import ConfigError, PacelineError
-from paceline.rag.embedder import HashEmbedder
-from paceline.rag.store.documents import DocumentStore
-from paceline.sealing import StoreKey
+from paceline.errors import PacelineError
 from tests.rag.store.sealed import MARKS, content, filled, holding
 from tests.reliability.conftest import Figure
 
@@ -99,16 +96,6 @@ def test_an_agent_s_files_hold_no_mark_before_and_after_deletion(tmp_path: Path,
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     base = tmp_path_factory.mktemp("made")
     return base / "state" / "docs", *filled(base / "state" / "docs", base, encrypt=True)
-
-
-def test_another_key_is_refused_and_changes_nothing(made: tuple[Path, str, str], tmp_path: Path) -> None:
-    folder = tmp_path / "docs"
-    shutil.copytree(made[0], folder)
-    StoreKey(folder).read_or_make()  # another one: the store's was not copied
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".sqlite-shm"}
-    with pytest.raises(ConfigError, match="encrypted with another key"):
-        DocumentStore.open(folder, HashEmbedder(), side="device", encrypt=True)
-    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_no_flipped_bit_changes_what_is_read(

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.reliability.report import MODULE
-from tests.reliability.scenarios import EXHAUSTIVE, MEASURED, SCENARIOS, UNTESTED, name
+from tests.reliability.scenarios import SCENARIOS, UNTESTED, name
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent.parent
@@ -25,33 +25,6 @@ def test_every_scenario_has_a_module_or_a_reason() -> None:
     assert list(SCENARIOS) == list(range(1, LAST + 1))
     neither = [name(number) for number in SCENARIOS if number not in modules() and number not in UNTESTED]
     assert not neither, f"neither tested nor said why not: {', '.join(neither)}"
-
-
-def test_every_module_has_a_nightly_size_or_tries_all_there_is() -> None:
-    short_only = {
-        path.name
-        for path in FOLDER.glob("test_r*.py")
-        if (match := MODULE.search(f"/{path.name}")) is not None
-        and int(match[1]) not in EXHAUSTIVE
-        and "size(" not in path.read_text()
-    }
-    assert not short_only
-
-
-def test_what_runs_alone_is_what_compares_with_a_calm_run() -> None:
-    compares = re.compile(r"\bcalm_p95\(|\.slowdown\b|at_least=0\.9,|figure\(\"(time of a foreign|AUC of times)")
-    found = {
-        int(match[1])
-        for path in FOLDER.glob("test_r*.py")
-        if (match := MODULE.search(f"/{path.name}")) and compares.search(path.read_text())
-    }
-    assert found == MEASURED
-
-
-def test_no_module_is_of_no_scenario_and_no_reason_is_out_of_date() -> None:
-    assert not set(modules()) - set(SCENARIOS)
-    assert not set(modules()) & set(UNTESTED), "they are tested now"
-    assert all(UNTESTED.values())
 
 
 def test_every_closed_hole_names_tests_that_exist() -> None:

@@ -11,13 +11,10 @@ from lab.baselines.lookup import FixedBudget
 from lab.simulation import Simulation
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable, bigram_key
-from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import (
     Branch,
     Cancelled,
-    Emit,
     Finish,
     Forward,
     Machine,
@@ -30,7 +27,7 @@ from paceline.strategies.base import (
     WakeAt,
 )
 from paceline.strategies.lookup_tree import LookupTree
-from paceline.wire.messages import DraftLimits
+from paceline.strategies.strategy import Strategy
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, PROMPT, SAMPLINGS, VOCAB, Hand, engines, found, job, point
 
@@ -78,13 +75,6 @@ def test_a_text_that_repeats_takes_few_forwards() -> None:
     stats = played.finish.stats
     assert stats["forwards"] == forwards(played) and stats["accepted"] + stats["forwards"] == 40
     assert stats["drafted"] >= stats["accepted"] and played.finish.reason == "length"
-
-
-def test_the_end_token_inside_a_span_ends_there() -> None:
-    played = cycling(hand(max_tokens=100), ends_after=29)
-    played.begin()
-    assert played.tokens == cycle(29)
-    assert played.finish.reason == "stop"
 
 
 @pytest.mark.parametrize("limit", range(12, 25))
@@ -136,38 +126,6 @@ def test_the_end_of_a_prompt_is_learnt_from_the_forward_that_read_it() -> None:
     assert table.bigrams is not None and table.bigrams.successors(bigram_key(20, 21))[0][0] == 31
 
 
-def test_an_answer_of_one_token_teaches_what_its_prompt_does() -> None:
-    prompt, table = tuple(range(20, 30)), LookupTable(VOCAB)
-    machine = LookupTree(MachineConfig("cloud", True, GREEDY, 1, EOS, VOCAB, table=table))
-    machine.on(Started(0.0))
-    (read,) = [e for e in machine.on(Retrieved((Branch(prompt, None),), None)) if isinstance(e, Forward)]
-    effects = machine.on(Scored(read.ticket, tuple(point(token + 10) for token in prompt), 0.1))
-    assert any(isinstance(effect, Finish) for effect in effects)
-    assert all(table.successors(token)[0] for token in prompt)
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_a_prompt_that_came_in_parts_teaches_by_the_last_of_them(rows: int) -> None:
-    """A scheduler that cuts a prompt asks for rows of its last part alone."""
-    prompt = tuple(range(20, 30))
-    table = LookupTable(VOCAB)
-    machine = LookupTree(MachineConfig("cloud", True, GREEDY, 40, EOS, VOCAB, table=table))
-    machine.on(Started(0.0))
-    (read,) = [e for e in machine.on(Retrieved((Branch(prompt, None),), None)) if isinstance(e, Forward)]
-    effects = machine.on(Scored(read.ticket, tuple(point(token + 10) for token in prompt[-rows:]), 0.1))
-    assert [effect.token for effect in effects if isinstance(effect, Emit)] == [39]
-    machine.on(TimerFired(0.2))
-    assert [token for token in prompt if table.successors(token)[0]] == list(prompt[-rows:])
-
-
-def test_a_request_that_wants_no_drafts_gets_none() -> None:
-    played = cycling(
-        Hand(LookupTree, "cloud", front=True, has_peer=False, drafting=DraftLimits(1, 1, 0), max_tokens=20)
-    )
-    played.begin()
-    assert played.tokens == cycle(20) and played.finish.stats["drafted"] == 0
-
-
 def test_an_answer_begins_with_what_an_earlier_one_taught() -> None:
     table, experience = LookupTable(VOCAB), OnlineStats()
     steps = []
@@ -193,25 +151,3 @@ def test_many_drafts_in_every_step_change_no_token(sampling: SamplingParams) -> 
         assert answer.finished is not None
         accepted += answer.finished.stats["accepted"]
     assert accepted > 0  # or nothing has been tried
-
-
-def test_logprobs_are_those_of_plain_decoding() -> None:
-    plain = Hand(Autoregressive, "cloud", front=True, has_peer=False, max_tokens=20)
-    drafted = hand(max_tokens=20)
-    for played in (plain, drafted):
-        cycling(played).begin()
-    dists = [[emit.dist for emit in played.emitted] for played in (plain, drafted)]
-    for theirs, ours in zip(*dists, strict=True):
-        assert theirs is not None and ours is not None and (theirs.probs == ours.probs).all()
-    assert all(isinstance(emit, Emit) for emit in drafted.emitted)
-
-
-def test_a_drafter_of_ones_own_takes_the_place() -> None:
-    table = LookupTable(VOCAB)
-
-    def machine(task: MachineConfig) -> Machine:
-        return LookupTree(task, drafter=NgramDrafter(table, GREEDY), budget=FixedBudget(4))
-
-    played = cycling(Hand(machine, "cloud", front=True, has_peer=False, max_tokens=20))
-    played.begin()
-    assert played.tokens == cycle(20) and len(table) > 0

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.aggregation.link_replay import Link, Replay, Result, Trace
-from bench.aggregation.placement_rules import RULES, Always, Random, Rule, Static
-from lab.baselines.dragon import synchronous_seconds, token_seconds
+from bench.aggregation.placement_rules import RULES, Static
+from lab.baselines.dragon import token_seconds
 from paceline.core.side import Side, other
 
 acceptances = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30)
@@ -53,26 +53,6 @@ def test_a_static_aggregator_makes_its_targets_when_the_recursion_says(
     answer = trace(accepted, cloud, device)
     result = Replay(answer, constant(delay), Static(holder), ahead=answer.tokens).run()
     assert result == Result(pytest.approx(by_recursion(answer, holder, delay)), 0)
-
-
-@given(st.integers(1, 40), times, times, times)
-@settings(deadline=None, derandomize=True, database=None, max_examples=30)
-def test_token_by_token_takes_the_closed_form(tokens: int, cloud: float, device: float, delay: float) -> None:
-    answer = trace([(True, True)] * tokens, cloud, device).synchronous()
-    first = max(device, cloud + delay)
-    expected = first + (tokens - 1) * synchronous_seconds(device, cloud, 2 * delay)
-    assert Replay(answer, constant(delay), Static("device")).run().seconds == pytest.approx(expected)
-
-
-@given(st.integers(1, 40), times, times, times)
-@settings(deadline=None, derandomize=True, database=None, max_examples=30)
-def test_when_all_is_accepted_a_token_takes_the_slower_decoding(
-    tokens: int, cloud: float, device: float, delay: float
-) -> None:
-    answer = trace([(True, True)] * tokens, cloud, device)
-    result = Replay(answer, constant(delay), Static("device"), ahead=tokens).run().seconds
-    last = max(tokens * device, tokens * cloud + delay)
-    assert result == pytest.approx(last)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), times, times)
@@ -138,13 +118,6 @@ def test_a_hand_over_takes_one_message_and_loses_no_draft() -> None:
 
     moved = Replay(answer, constant(0.5), Once("device"), ahead=20).run()
     assert moved == Result(pytest.approx(20 * 0.1 + 0.5), 1)
-
-
-def test_rules_move_as_often_as_they_say() -> None:
-    answer, link = trace([(True, True)] * 50, 0.1, 0.1), constant(0.01)
-    rules: dict[str, Rule] = {"always": Always("device"), "random": Random("device", np.random.default_rng(0))}
-    moves = {name: Replay(answer, link, rule).run().hand_overs for name, rule in rules.items()}
-    assert moves["always"] > moves["random"] > 0
 
 
 def test_the_link_swings_by_a_fifth_with_a_period_of_20_pi_seconds() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-import pytest
-
-from bench.aggregation.live_placement import CHANGING, DRAFTING, WAYS, Conditions, Load, measure, play
+from bench.aggregation.live_placement import CHANGING, DRAFTING, WAYS, Conditions, Load, play
 
 SMALL = Load(answers=1, tokens=24)
 
@@ -26,20 +24,3 @@ def test_with_equal_speeds_and_a_long_link_moving_beats_both_places() -> None:
         for way, side in WAYS.items()
     }
     assert seconds["live"] < 0.9 * min(seconds["stays on device"], seconds["stays on cloud"])
-
-
-def test_the_conditions_change_in_the_middle() -> None:
-    quick, slow = Conditions(0.01, 0.01, 0.0), Conditions(0.1, 0.1, 0.0)
-    (mixed,) = play(DRAFTING["chains"], "device", (quick, slow), SMALL).s_per_token
-    (constant,) = play(DRAFTING["chains"], "device", (quick, quick), SMALL).s_per_token
-    assert mixed == pytest.approx(5.5 * constant, rel=0.3)
-
-
-def test_a_drafting_has_two_claims_and_a_row_a_way() -> None:
-    found = measure(Load(answers=1, tokens=8), ("chains",))
-    assert [claim.name for claim in found.claims] == [
-        "aggregate.placement_worst_chains",
-        "aggregate.placement_change_chains",
-    ]
-    assert {str(row["way"]) for row in found.rows} == set(WAYS)
-    assert "aggregate.placement_worst_chains" in found.intervals

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.retrieval.articles import Shelves, encyclopaedia, parse_wikitext, printed, shelve, shelve_entries
+from bench.retrieval.articles import Shelves, parse_wikitext, printed, shelve
 from bench.retrieval.corpora import gather
-from paceline.errors import ConfigError
 
 WIKITEXT = """
  = First title =
@@ -47,13 +44,6 @@ def test_no_token_of_a_test_window_is_in_a_corpus_and_nothing_is_there_twice(
     assert all(passage / 4 <= len(each.ids) <= passage for each in shelves.pieces)
 
 
-def test_a_third_of_an_article_is_tested_and_the_other_passages_alternate_between_the_sides() -> None:
-    shelves = shelve([range(90)], window=10, passage=5)
-    assert [each.ids[0] for each in shelves.windows] == [10, 40, 70]
-    assert [each.ids[0] for each in shelves.of("device")] == [0, 20, 30, 50, 60, 80]
-    assert [each.ids[0] for each in shelves.of("cloud")] == [5, 25, 35, 55, 65, 85]
-
-
 def test_wikitext_is_read_by_article_as_it_was_printed() -> None:
     first, second = parse_wikitext(WIKITEXT)
     assert first.title == "First title"
@@ -65,22 +55,6 @@ def test_wikitext_is_read_by_article_as_it_was_printed() -> None:
     ]
     assert second.text == "Second\nMore.\n"
     assert printed("5 – 6 a @-@ b doesn 't") == "5–6 a-b doesn't"
-
-
-def test_each_side_of_the_encyclopaedia_holds_half_of_an_entrys_facts() -> None:
-    for entry in encyclopaedia(random.Random(1), "held_out", 5):
-        sides = [side for side, _ in entry.facts]
-        assert abs(sides.count("device") - sides.count("cloud")) <= 1
-        assert entry.retelling.startswith("This page is about ")
-        assert len(set(entry.facts)) == len(entry.facts)
-
-
-def test_entries_are_cut_at_their_limits() -> None:
-    entries = list(encyclopaedia(random.Random(1), "held_out", 2))
-    shelves = shelve_entries(entries, lambda text: [ord(c) for c in text], window=50, passage=20)
-    assert [len(window.ids) for window in shelves.windows] == [50, 50]
-    assert {len(piece.ids) for piece in shelves.pieces} == {20}
-    assert len(shelves.pieces) == sum(len(entry.facts) for entry in entries)
 
 
 def _tokens(shelves: Shelves) -> set[int]:
@@ -97,12 +71,3 @@ def test_no_model_reads_test_text(tmp_path: Path) -> None:
     read = {token for text in material.reading for token in text}
     assert len(tested) == 6 and len(fitted) == 1 and len(read) == 5
     assert not tested & fitted and not tested & read and not fitted & read
-
-
-def test_a_folder_without_wikitext_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="wikitext2"):
-        gather(tmp_path, lambda _: [], window=9, passage=5)
-    (tmp_path / "wikitext2").mkdir()
-    (tmp_path / "wikitext2" / "valid.txt").write_text(WIKITEXT)
-    with pytest.raises(ConfigError, match="has 2 articles; at least 6"):
-        gather(tmp_path, lambda _: [], window=9, passage=5)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,12 +12,8 @@ from bench.retrieval.methods import (
     Context,
     Retrieved,
     branches,
-    cloud_only,
     concatenation,
-    device_only,
-    fitting,
     mixture,
-    no_retrieval,
 )
 from paceline.core.sampling.dist import Dist
 from paceline.core.side import SIDES, Side
@@ -43,19 +37,6 @@ def test_no_context_is_longer_than_its_budget(device: int, cloud: int, size: int
         assert all(len(context.ids) <= budget for context in plan.contexts)
 
 
-def test_a_single_side_reads_its_own_documents_the_best_next_to_the_query() -> None:
-    (context,) = device_only(found(2, 2), SEPARATOR, 100).contexts
-    assert context == Context("device", (11,) * 4 + (0,) + (10,) * 4 + (0,), 8.5)
-    (context,) = cloud_only(found(2, 2), SEPARATOR, 100).contexts
-    assert context.side == "cloud" and set(context.ids) == {20, 21, 0}
-
-
-def test_the_worst_documents_are_dropped_and_the_last_one_is_cropped() -> None:
-    kept = fitting(found(3, 3)["device"], SEPARATOR, 8)
-    assert [document.ids for document in kept] == [(10,) * 4, (11,) * 2]
-    assert fitting(found(1, 0)["device"], SEPARATOR, 1) == []
-
-
 def test_concatenation_reads_the_best_of_both_sides_and_fetches_those_of_the_other() -> None:
     plan = concatenation(found(3, 3), SEPARATOR, 15)
     (context,) = plan.contexts
@@ -76,12 +57,6 @@ def test_ours_reads_each_document_alone_where_it_lies_and_fetches_none() -> None
     assert plan.fetched == 0
 
 
-def test_without_documents_every_method_reads_nothing() -> None:
-    empty = no_retrieval({}, SEPARATOR, 15).contexts[0].ids
-    for method in METHODS:
-        assert [context.ids for context in method({"device": [], "cloud": []}, SEPARATOR, 15).contexts] == [empty]
-
-
 scores = st.floats(-20, 20)
 contexts = st.lists(st.builds(Context, st.sampled_from(SIDES), st.just((1,)), scores), min_size=1, max_size=6)
 
@@ -95,13 +70,3 @@ def test_the_mixture_is_one_softmax_over_all_documents_wherever_they_lie(
     weights = np.exp([context.score or 0.0 for context in drawn])
     expected = sum(w * dist.probs for w, dist in zip(weights / weights.sum(), dists, strict=True))
     assert mixture(drawn, dists).probs == pytest.approx(expected)
-
-
-def test_a_side_without_a_document_weighs_nothing_beside_one_with() -> None:
-    dists = [Dist.dense(np.array([0.9, 0.1])), Dist.dense(np.array([0.2, 0.8]))]
-    bare, informed = Context("device", (), None), Context("cloud", (1,), -5.0)
-    assert mixture([bare, informed], dists).prob(1) == 0.8
-    assert mixture([bare], dists[:1]).prob(1) == pytest.approx(0.1)
-    with pytest.raises(ValueError, match="some have none"):
-        mixture([bare, Context("device", (1,), 0.0)], dists)
-    assert math.isclose(mixture([bare, Context("cloud", (), None)], dists).prob(1), 0.45)

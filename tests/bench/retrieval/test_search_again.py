@@ -9,7 +9,7 @@ import pytest
 
 from bench.perplexity import _log_probability
 from bench.retrieval.methods import Found, Ids, Retrieved, branches, fixed_branches
-from bench.retrieval.search_again import Way, _dists, boundary, documents, log_probability
+from bench.retrieval.search_again import Way, _dists, log_probability
 from paceline.core.sampling.dist import Dist
 
 TEXT: Ids = tuple(range(12))
@@ -17,7 +17,6 @@ START = 2
 HARBOUR, TOWER, BRIDGE = (Retrieved("device", (number,), score) for number, score in ((1, 2.0), (2, 1.0), (3, 0.5)))
 TOWN = Retrieved("cloud", (9,), 1.5)
 QUERY: Found = {"device": [HARBOUR, TOWER, BRIDGE], "cloud": [TOWN]}
-LATER: Found = {"device": [Retrieved("device", (3,), 4.0), Retrieved("device", (1,), 0.2)], "cloud": [TOWN]}
 
 
 def rows() -> dict[Ids, list[Dist]]:
@@ -36,16 +35,3 @@ def test_one_search_is_scored_as_by_perplexity(evidence: bool) -> None:
     read = {context.ids: scored[context.ids] for context in plan.contexts}
     got = log_probability(Way(evidence=evidence), TEXT, START, {START: QUERY}, 2, read)
     assert math.isclose(got, expected, rel_tol=1e-12)
-
-
-def test_a_token_reads_the_newest_search_before_it() -> None:
-    assert [boundary(Way(4), place, START) for place in (2, 5, 6, 9, 10)] == [2, 2, 6, 6, 10]
-    assert boundary(Way(), 11, START) == START
-
-
-def test_documents_are_replaced_or_weighed_anew() -> None:
-    replaced = documents(Way(4, replaced=True), QUERY, LATER, LATER)
-    assert [(each.ids, each.score) for each in replaced] == [((3,), 4.0), ((1,), 0.2), ((9,), 1.5)]
-    weighed = documents(Way(4), QUERY, LATER, LATER)
-    assert [(each.ids, each.score) for each in weighed] == [((1,), 0.2), ((2,), 1.0), ((3,), 4.0), ((9,), 1.5)]
-    assert [each.score for each in documents(Way(), QUERY, LATER, LATER)] == [2.0, 1.0, 0.5, 1.5]

@@ -250,26 +250,6 @@ def test_each_side_applies_top_k_before_the_mixture(name: AggregatorName) -> Non
     assert_drawn_from(counts, probs)
 
 
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
-def test_gamma_is_the_probability_of_the_cloud_s_token(gamma: float) -> None:
-    dists, weights, count = random_dists(7, 6, 1.0), weights_of(0.5), 500
-    aggregator, accepted = make_aggregator("paper", SamplingParams(seed=2), gamma=gamma), dict.fromkeys(SIDES, 0)
-    for position in range(count):
-        target = decide(aggregator, "device", dists, weights, position)[0].token
-        for side in SIDES:
-            accepted[side] += aggregator.to_wire(side, OwnDist.of(dists[side]), position).token == target
-    assert (accepted["cloud"] > accepted["device"]) == (gamma > 0.5) or gamma == 0.5
-
-
-def test_equal_dists_reject_nothing_and_give_no_nan() -> None:
-    dist = from_logits(np.random.default_rng(1).normal(size=9))
-    aggregator = make_aggregator("paper", SamplingParams(seed=2), gamma=1.0)
-    for position in range(300):
-        target = decide(aggregator, "device", {"cloud": dist, "device": dist}, weights_of(0.3), position)[0]
-        assert target.token == aggregator.to_wire("cloud", OwnDist.of(dist), position).token
-        assert target.lane is None
-
-
 def test_at_temperature_zero_the_paper_is_the_argmax_of_the_mixture() -> None:
     for number in range(50):
         dists, weights = random_dists(number, 80, 1.0), weights_of(0.01 + number / 52)
@@ -307,21 +287,3 @@ def test_the_lane_is_the_side_with_a_clear_majority() -> None:
     assert lane_of(0, dists) == "cloud"
     assert lane_of(1, dists) is None
     assert lane_of(1, {"device": dists["device"]}) == "device"
-
-
-def test_a_head_for_needed_dists_holds_nearly_the_whole_dist() -> None:
-    dists = random_dists(4, 5000, 3.0)
-    head = (
-        make_aggregator("mixture", SamplingParams(), needs_dists=True)
-        .to_wire("cloud", OwnDist.of(dists["cloud"]), 0)
-        .head
-    )
-    assert head is not None
-    assert head.tail < 0.35  # 512 ids at most
-    peaked = (
-        make_aggregator("mixture", SamplingParams(), needs_dists=True)
-        .to_wire("cloud", OwnDist.of(random_dists(4, 5000, 6.0)["cloud"]), 0)
-        .head
-    )
-    assert peaked is not None
-    assert peaked.tail < 0.01

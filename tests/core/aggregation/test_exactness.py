@@ -126,29 +126,6 @@ def test_a_head_ranked_by_score_has_no_false_positives(params: SamplingParams) -
     assert num_exact > 40
 
 
-def test_a_head_of_everything_or_at_temperature_zero_is_by_probability() -> None:
-    dist = Dist.dense(np.array([0.1, 0.4, 0.3, 0.2]))
-    assert head_by_score(dist, SamplingParams(temperature=0.0), 5, 2).ids.tolist() == [1, 2]
-    assert head_by_score(dist, SamplingParams(), 5, 4) is dist
-
-
-def test_exact_and_inexact_by_hand() -> None:
-    exact = Dist.dense(np.array([0.5, 0.3, 0.2, 0.0]))
-    head = Dist(np.array([0], dtype=np.int32), np.array([0.6]), 0.4)
-    assert greedy_is_exact(exact, head, weight=0.5)  # 0.55 versus at most 0.15 + 0.2
-    far = Dist(np.array([3], dtype=np.int32), np.array([0.45]), 0.55)
-    assert not greedy_is_exact(exact, far, weight=0.5)  # 0.25 at least, but token 1 may have 0.15 + 0.225
-
-
-def test_a_whole_row_is_always_exact() -> None:
-    exact, other = Dist.dense(np.array([0.5, 0.5])), Dist.dense(np.array([0.5, 0.5]))
-    assert greedy_is_exact(exact, other, weight=0.5)
-    assert sample_is_exact(exact, other, SamplingParams(top_p=0.5), 0, weight=0.5)
-    nothing = Dist(np.empty(0, dtype=np.int32), np.empty(0), 1.0)
-    assert sample_is_exact(exact, nothing, SamplingParams(), 0, weight=0.0)
-    assert not greedy_is_exact(exact, nothing, weight=0.9)
-
-
 def test_ids_beyond_the_exact_row_or_a_row_with_a_tail_are_never_exact() -> None:
     exact = Dist.dense(np.array([0.9, 0.1]))
     beyond = Dist(np.array([0, 5], dtype=np.int32), np.array([0.9, 0.05]), 0.05)

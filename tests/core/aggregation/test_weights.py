@@ -19,7 +19,6 @@ from paceline.core.aggregation.weights import (
     log_weight,
     mix,
     mix_heads,
-    mix_weighted,
     quantize_score,
     side_weights,
 )
@@ -92,19 +91,6 @@ def test_drafts_with_common_noise_are_accepted_as_often_as_the_oracle_says() -> 
         assert_drawn_from([accepted, steps - accepted], [0.8, 0.2])
 
 
-def test_a_single_distribution_is_returned_as_it_is() -> None:
-    assert mix([LEFT], [-7.0]) is LEFT
-    assert mix([LEFT, RIGHT], [-math.inf, 1.0]) is RIGHT
-    assert mix_weighted([LEFT, RIGHT], [1.0, 0.0]) is LEFT
-
-
-def test_mixing_nothing_or_unequal_lists_is_refused() -> None:
-    with pytest.raises(ValueError, match="0 distributions"):
-        mix([], [])
-    with pytest.raises(ValueError, match="1 distributions and 2"):
-        mix([LEFT], [0.0, 1.0])
-
-
 @given(st.lists(st.tuples(rows, st.sets(st.integers(0, VOCAB - 1)), scores), min_size=2, max_size=4))
 def test_sparse_and_dense_mix_over_the_union_of_ids(parts: list[tuple[Dist, set[int], float]]) -> None:
     dists = [row.kept(np.array(sorted(keep), dtype=np.int32)) for row, keep, _ in parts]
@@ -125,11 +111,6 @@ def test_a_mixture_s_head_has_its_probabilities(parts: list[tuple[Dist, float]],
     for token in head.ids.tolist():
         assert head.prob(token) == pytest.approx(whole.prob(token), abs=1e-12)
     assert float(head.probs.sum()) + head.tail == pytest.approx(1.0)
-
-
-def test_mixing_leaves_its_parts_untouched() -> None:
-    mix([LEFT, RIGHT], [0.0, 2.0])
-    assert LEFT.probs.tolist() == [0.8, 0.2]
 
 
 @given(st.floats(-40.0, 0.0), st.lists(st.floats(-60.0, 0.0), min_size=1, max_size=30))

@@ -166,21 +166,6 @@ def test_a_fork_shares_blocks_and_copies_the_partial_one_when_it_writes() -> Non
     assert manager.slot_mapping(SeqId(2), 3, 7).tolist() == [3, 8, 9, 10]
 
 
-def test_a_fork_at_a_block_border_copies_nothing() -> None:
-    manager = BlockManager(3, 4)
-    manager.reserve(SeqId(1), 4)
-    manager.fork(SeqId(1), SeqId(2))
-    assert manager.reserve(SeqId(2), 1) == []
-
-
-def test_truncating_into_a_shared_block_copies_only_the_remaining_rows() -> None:
-    manager = BlockManager(4, 4)
-    manager.reserve(SeqId(1), 8)
-    manager.fork(SeqId(1), SeqId(2))
-    manager.truncate(SeqId(2), 5)
-    assert manager.reserve(SeqId(2), 2) == [BlockCopy(1, 2, 1)]
-
-
 def test_out_of_blocks_names_the_numbers_and_changes_nothing() -> None:
     manager = BlockManager(2, 4)
     manager.reserve(SeqId(1), 5)
@@ -188,17 +173,6 @@ def test_out_of_blocks_names_the_numbers_and_changes_nothing() -> None:
         manager.reserve(SeqId(2), 1)
     assert manager.length(SeqId(2)) == 0
     assert manager.reserve(SeqId(1), 3) == []  # the rest of its last block is its own
-
-
-def test_a_copy_without_a_free_block_is_out_of_blocks() -> None:
-    manager = BlockManager(1, 4)
-    manager.reserve(SeqId(1), 2)
-    manager.fork(SeqId(1), SeqId(2))
-    for act in (lambda: manager.reserve(SeqId(2), 1), lambda: manager.unshare(SeqId(1), 0, 1)):
-        with pytest.raises(OutOfBlocks):
-            act()
-        manager.check()
-    assert (manager.length(SeqId(2)), manager.block_table(SeqId(2))) == (2, (0,))
 
 
 @pytest.mark.parametrize(("total", "size"), [(0, 4), (4, 0)])
@@ -263,33 +237,6 @@ def test_the_longest_of_several_beginnings_is_taken() -> None:
     assert manager.adopt(SeqId(9), names_of([*A, 5, 6, 7, 0], 4)).copies[0].source == manager.block_table(SeqId(1))[1]
 
 
-def test_a_part_of_a_block_goes_on_in_its_own_place_unless_it_is_shared() -> None:
-    manager = BlockManager(4, 4)
-    hold(manager, 1, [*A, 5, 6])
-    manager.release(SeqId(1))
-    assert manager.adopt(SeqId(2), names_of([*A, *B], 4)) == (6, ())
-    assert manager.adopt(SeqId(3), names_of([*A, *B], 4)) == (6, ())
-    assert manager.reserve(SeqId(2), 1) == [BlockCopy(1, 2, 2)], "the other one has not written yet"
-    assert manager.reserve(SeqId(3), 1) == []
-    assert cached(manager, [*A, *B]) == 4, "it has been written to since"
-
-
-def test_without_a_free_block_no_part_of_one_is_adopted() -> None:
-    manager = BlockManager(2, 4)
-    hold(manager, 1, [*A, *B])
-    assert manager.adopt(SeqId(2), names_of([*A, 5, 0], 4)) == (4, ())
-    manager.check()
-
-
-def test_a_block_is_not_evicted_for_the_copy_of_its_own_rows() -> None:
-    manager = BlockManager(1, 4)
-    hold(manager, 1, A)
-    manager.release(SeqId(1))
-    assert manager.adopt(SeqId(2), names_of([1, 2, 0], 4)) == (0, ()), "the only block is the one to copy from"
-    manager.check()
-    assert cached(manager, A) == 4
-
-
 def test_unused_blocks_are_evicted_when_nothing_else_is_free_the_end_of_the_oldest_prefix_first() -> None:
     manager = BlockManager(4, 4)
     for seq, rows in ((1, [*A, *B]), (2, [*C, *B])):
@@ -315,20 +262,3 @@ def test_with_a_limit_of_unused_blocks_many_prompts_touch_few_blocks() -> None:
     assert [cached(manager, [number] * 8) for number in range(196, 200)] == [0, 8, 8, 8]
     assert manager.reserve(SeqId(1000), 4000) == [], "all memory is there for answers"
     assert cached(manager, [199] * 8) == 0
-
-
-def test_a_registered_block_that_is_written_again_loses_its_name() -> None:
-    manager = BlockManager(2, 4)
-    hold(manager, 1, A)
-    manager.truncate(SeqId(1), 2)
-    manager.reserve(SeqId(1), 1)
-    assert cached(manager, A) == 0
-
-
-def test_a_shared_registered_block_is_copied_before_it_is_written_and_keeps_its_name() -> None:
-    manager = BlockManager(2, 4)
-    hold(manager, 1, A)
-    manager.adopt(SeqId(2), names_of(A, 4))
-    manager.truncate(SeqId(2), 2)
-    assert manager.reserve(SeqId(2), 1) == [BlockCopy(0, 1, 2)]
-    assert cached(manager, A) == 4

@@ -18,7 +18,6 @@ from paceline.core.batching.segment import Segment, SeqId
 StepTime = Callable[[int], float]  # rows → seconds
 CPU: StepTime = lambda rows: 0.045 + 0.001 * rows  # noqa: E731  # a formula with a name
 GPU: StepTime = lambda rows: 0.008 + 1e-5 * max(0, rows - 128)  # noqa: E731
-PROMPTS_START = 10**6
 
 
 class Load:
@@ -144,12 +143,6 @@ def test_owners_of_a_later_priority_limit_nobody_of_an_earlier_one_and_are_limit
         had = load.step()
         assert had["first"] == 64
         assert step < 10 or CPU(had.total()) <= 1.5 * CPU(64), "once it is known what so many rows take"
-
-
-def test_without_times_nobody_is_limited() -> None:
-    limits = OwnerLimits()
-    limits.begin()
-    assert limits.limits({"one": 1, "many": 500}) == {}
 
 
 @given(st.lists(st.integers(1, 100), min_size=2, max_size=6), st.floats(0.0, 0.1), st.floats(1e-6, 1e-2))

@@ -317,46 +317,6 @@ def test_a_smaller_priority_takes_rows_of_a_larger_one_that_came_before_it() -> 
     assert run(scheduler, memory) == {1: 6} and memory.preempted == [(SeqId(0),)]
 
 
-def test_a_chunked_prompt_goes_on_where_it_was_preempted() -> None:
-    memory, scheduler = HonestMemory(40), Scheduler(BUDGET, 8)
-    scheduler.add(0, chain(0, 0, 4), group=group(0, 40))
-    assert run(scheduler, memory) == {0: 4}
-    scheduler.add(1, Segment(SeqId(1), 0, tuple(range(30)), None, "all"), group=group(1, 0))
-    assert run(scheduler, memory) is None, "the first may grow to 40 rows"
-    scheduler.add(2, chain(0, 4, 1), group=group(0, 40))
-    scheduler.cancel(SeqId(1))
-    scheduler.add(3, Segment(SeqId(2), 0, tuple(range(24)), None, "all"), group=group(2, 0, priority=-1))
-    assert run(scheduler, memory) == {3: 11, 2: 1}
-    scheduler.add(4, chain(3, 0, 38), group=group(4, 38, priority=-2))
-    assert run(scheduler, memory) == {4: 12} and memory.preempted == [(SeqId(0),), (SeqId(2),)]
-    scheduler.cancel(SeqId(3))
-    memory.release(SeqId(3))
-    assert run(scheduler, memory) == {RECOMPUTED: 11}
-    assert run(scheduler, memory) == {3: 12}, "no row of it is scored twice"
-    assert run(scheduler, memory) == {3: 1}
-
-
-def test_rows_that_change_while_they_are_computed_again_begin_anew() -> None:
-    memory, scheduler = HonestMemory(40), Scheduler(BUDGET, 8)
-    scheduler.add(0, chain(0, 0, 12), group=group(0, 40, priority=1))
-    run(scheduler, memory)
-    scheduler.add(1, chain(0, 12, 20))
-    run(scheduler, memory)
-    scheduler.add(2, chain(1, 0, 12), group=group(1, 40))
-    assert run(scheduler, memory) == {2: 12} and memory.preempted
-    scheduler.cancel(SeqId(1))
-    memory.release(SeqId(1))
-    assert not scheduler.stop_restoring(SeqId(0)), "it is preempted, and nothing of it is there"
-    known = len(memory.known[SeqId(0)])
-    assert run(scheduler, memory) == {RECOMPUTED: BUDGET} and known == 24
-    assert scheduler.cancel(SeqId(0), 20) == [1] and scheduler.stop_restoring(SeqId(0))
-    memory.preempt([SeqId(0)])
-    del memory.known[SeqId(0)][20:]
-    assert run(scheduler, memory) is None, "nothing is asked of it"
-    scheduler.add(3, chain(0, 20, 1))
-    assert [run(scheduler, memory) for _ in range(3)] == [{RECOMPUTED: 12}, {RECOMPUTED: 8}, {3: 1}]
-
-
 @pytest.mark.parametrize("claim", [0, 20])
 def test_a_group_that_can_never_fit_is_rejected_whole(claim: int) -> None:
     memory, scheduler = HonestMemory(20), Scheduler(BUDGET, 8)

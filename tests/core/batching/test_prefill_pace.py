@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from paceline.core.batching.pending import REFRESH, Group, PrefillPace
+from paceline.core.batching.pending import Group
 from paceline.core.batching.scheduler import FAR, FAR_ROWS, Scheduler, SchedulerOutput
 from paceline.core.batching.segment import Segment, SeqId
 
@@ -130,19 +130,3 @@ def test_the_end_of_a_long_prompt_and_the_new_part_of_a_cached_one_are_limited_t
         scheduler.took(0.01 + 0.001 * rows[-1])
     assert sum(rows) == 100
     assert max(rows) <= 16
-
-
-def test_without_times_there_is_no_limit_and_the_time_of_answers_is_measured_again() -> None:
-    pace = PrefillPace()
-    assert pace.rows(16) is None
-    pace.record(0, 512, 1.0)
-    assert pace.rows(16) is None
-    pace.record(16, 100, 1.0)
-    assert pace.rows(16) == 0  # measures
-    pace.record(16, 0, 0.1)
-    for _ in range(REFRESH):
-        rows = pace.rows(16)
-        assert rows
-        pace.record(16, rows, 0.1 + rows * 0.001)
-    assert rows == 75
-    assert pace.rows(16) == 0

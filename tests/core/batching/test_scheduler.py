@@ -180,14 +180,6 @@ def test_rows_of_a_step_are_shared_out_whole_and_the_oldest_has_its_half(lengths
     assert shares[0] >= min(lengths[0], max(1, rows // 2))
 
 
-def test_a_tree_larger_than_the_budget_runs_whole() -> None:
-    scheduler = Scheduler(BUDGET, 8)
-    scheduler.add(0, tree(0, 0, 30))
-    scheduler.add(1, tree(1, 0, 2))
-    assert rows_of(scheduler.schedule()) == {0: 30}
-    assert rows_of(scheduler.schedule()) == {1: 2}
-
-
 def test_a_continued_tree_runs_whole_and_is_cancelled_whole() -> None:
     scheduler = Scheduler(BUDGET, 8)
     grown = Segment(SeqId(0), 10, tuple(range(30)), (-1,) * 30, "all", tuple(range(4, 34)))
@@ -199,15 +191,6 @@ def test_a_continued_tree_runs_whole_and_is_cancelled_whole() -> None:
     assert scheduled is not None and [piece.segment for piece in scheduled.segments] == [grown]
     assert scheduler.cancel(SeqId(0), 6) == [1]
     assert scheduler.last(SeqId(0)) is None
-
-
-def test_segments_of_one_sequence_run_one_step_after_the_other() -> None:
-    scheduler = Scheduler(BUDGET, 8)
-    scheduler.add(0, chain(7, 0, 2))
-    scheduler.add(1, chain(7, 2, 1))
-    assert rows_of(scheduler.schedule()) == {0: 2}
-    assert rows_of(scheduler.schedule()) == {1: 1}
-    assert scheduler.schedule() is None
 
 
 def test_cancelled_rows_do_not_run_and_rows_before_them_do() -> None:
@@ -233,15 +216,6 @@ def test_a_segment_whose_remaining_rows_are_all_cancelled_is_dropped(from_row: i
     scheduler.schedule()
     assert scheduler.cancel(SeqId(1), from_row) == [0]
     assert scheduler.idle
-
-
-def test_a_tree_is_cancelled_whole_and_other_sequences_are_left_alone() -> None:
-    scheduler = Scheduler(BUDGET, 8)
-    scheduler.add(0, tree(1, 0, 5))
-    scheduler.add(1, tree(2, 0, 5))
-    assert scheduler.cancel(SeqId(1), 2) == [0]
-    assert scheduler.cancel(SeqId(3)) == []
-    assert rows_of(scheduler.schedule()) == {1: 5}
 
 
 def test_a_small_new_sequence_does_not_overtake_one_that_waits_for_memory() -> None:
@@ -281,19 +255,6 @@ def test_a_chain_starts_only_if_all_of_its_rows_fit() -> None:
     assert rows_of(scheduler.schedule(Room(100))) == {1: 12}
 
 
-@pytest.mark.parametrize(("budget", "segments", "block"), [(1, 2, 1), (2, 1, 1), (2, 2, 0)])
-def test_a_scheduler_without_room_for_two_is_refused(budget: int, segments: int, block: int) -> None:
-    with pytest.raises(ValueError, match="room for two"):
-        Scheduler(budget, segments, block_size=block)
-
-
-def test_a_key_in_use_is_refused() -> None:
-    scheduler = Scheduler(BUDGET, 8)
-    scheduler.add(0, chain(0, 0, 1))
-    with pytest.raises(ValueError, match="pending already"):
-        scheduler.add(0, chain(1, 0, 1))
-
-
 def cached(**rows: int | None) -> Callable[[int, Segment], int | None]:
     """Cached rows by key, as `k0=20`; no other segment begins with any."""
     return lambda key, _: rows.get(f"k{key}", 0)
@@ -317,22 +278,6 @@ def test_cached_rows_need_no_forward_but_memory() -> None:
     scheduler.add(3, chain(3, 0, 44))
     last = scheduler.schedule(Room(32, begin=begin))
     assert last is not None and last.rejected == (3,)
-
-
-def test_cached_rows_are_asked_for_once_and_only_where_a_sequence_begins_with_a_chain() -> None:
-    asked: list[int] = []
-
-    def begin(key: int, _: Segment) -> int:
-        asked.append(key)
-        return 0
-
-    scheduler = Scheduler(BUDGET, 8)
-    scheduler.add(0, chain(0, 0, 30))
-    scheduler.add(1, chain(0, 30, 2))
-    scheduler.add(2, tree(1, 0, 3))
-    while not scheduler.idle:
-        scheduler.schedule(Room(None, begin=begin))
-    assert asked == [0]
 
 
 def test_a_chain_that_waits_for_another_is_not_scheduled_and_holds_nobody_up() -> None:

@@ -64,22 +64,6 @@ def test_an_answer_of_one_owner_does_not_wait_for_the_many_of_another() -> None:
         assert load.step()["one"] == 1, "and so on, from token to token"
 
 
-def test_owners_of_trees_and_of_decodes_have_the_same_rows() -> None:
-    """One has few large trees, one many decodes, one prompts that are cut into chunks."""
-    load, had = Load(), Counter[str]()
-    for step in range(600):
-        counts = Counter(owner for owner, _ in load.pending.values())
-        for owner, rows, tree, wanted in (("trees", 5, True, 3), ("decodes", 1, False, 40), ("prompts", 30, False, 2)):
-            for _ in range(wanted - counts[owner]):
-                load.add(owner, load.next_key, rows, tree=tree)
-        if step >= 100:
-            had += load.step()
-        else:
-            load.step()
-    assert abs(had["trees"] - had["decodes"]) <= 2 * 5 + QUANTUM
-    assert had["prompts"] > 1400, "chunks of long chains, a quantum a step, run beside all others"
-
-
 @given(
     st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(1, 8)), min_size=2, max_size=5),
     st.integers(0, 999),
@@ -168,17 +152,6 @@ def test_the_first_priority_runs_first_whoever_owns_it(owner: str) -> None:
     assert first not in load.pending
 
 
-def test_long_prompts_of_two_owners_take_turns() -> None:
-    load = Load()
-    for seq in range(3):
-        load.add("many", seq, 1000)
-    load.add("one", 3, 900)
-    had = Counter[str]()
-    for _ in range(60):
-        had += load.step()
-    assert abs(had["many"] - had["one"]) <= 2 * BUDGET
-
-
 @pytest.mark.parametrize("rows", [1, 30], ids=["decodes", "prompts"])
 def test_of_an_owner_s_own_what_a_workflow_waits_for_goes_first_every_second_step(rows: int) -> None:
     """The other step stays with the oldest, so that answers without a workflow never stand still."""
@@ -208,11 +181,6 @@ def test_a_stream_of_critical_segments_leaves_half_of_the_steps_to_the_others() 
         if last not in load.pending:
             break
     assert last not in load.pending
-
-
-def test_answers_are_delivered_to_owners_in_turn_and_first_to_who_has_the_fewest() -> None:
-    owners = ["bert", "bert", "ann", "bert", "carl", "ann"]
-    assert alternating(owners) == [4, 2, 0, 5, 1, 3]
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=40))

@@ -40,23 +40,6 @@ def test_a_row_is_the_last_dist_or_the_most_probable_of_all_that_were_added(
     assert len(table) == len(model)
 
 
-def test_a_new_token_replaces_the_least_probable_one_of_a_full_row() -> None:
-    table = LookupTable(100)
-    table.record(5, range(NUM_SUCCESSORS), [0.2 - 0.02 * i for i in range(NUM_SUCCESSORS)], overwrite=True)
-    table.record(5, [50], [0.1], overwrite=False)
-    ids, _ = table.successors(5)
-    assert 50 in ids and NUM_SUCCESSORS - 1 not in ids and len(ids) == NUM_SUCCESSORS
-    table.record(5, [0], [0.01], overwrite=False)
-    assert table.successors(5)[0][-1] == 0, "an existing token gets its new probability"
-
-
-def test_empty_rows_and_entries_are_not_returned() -> None:
-    table = LookupTable(VOCAB)
-    assert table.successors(3) == ([], [])
-    table.record(3, [7, 8], [0.5, 0.0], overwrite=True)
-    assert table.successors(3) == ([7], [0.5])
-
-
 @pytest.mark.parametrize("negligible", [1e-39, 1e-46, 1e-60])
 def test_a_probability_below_float32_is_dropped(negligible: float) -> None:
     table = LookupTable(VOCAB)
@@ -194,15 +177,6 @@ def test_a_reader_beside_the_writer_sees_whole_rows_only() -> None:
         reader.join(10.0)
     assert not torn
     table.check()
-
-
-def test_blending_moves_a_row_towards_the_dist_and_writes_the_first() -> None:
-    table = LookupTable(VOCAB)
-    table.blend(1, [2, 3], [0.5, 0.25], 0.25)
-    assert table.successors(1) == ([2, 3], [0.5, 0.25])
-    table.blend(1, [3, 4], [0.75, 0.25], 0.25)
-    ids, probs = table.successors(1)
-    assert (ids, probs) == ([2, 3, 4], [0.375, 0.375, 0.0625])
 
 
 @given(DISTS)

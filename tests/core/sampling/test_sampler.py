@@ -153,15 +153,6 @@ def test_when_all_likely_tokens_are_forbidden_the_rest_keep_their_proportions() 
     assert math.isclose(float(processed.probs.sum()), 1.0)
 
 
-def test_presence_counts_once_and_frequency_each_time() -> None:
-    dist = Dist.dense(np.full(3, 1 / 3))
-    once = process_logits(dist, SamplingParams(presence_penalty=0.5), {0: 1, 1: 7})
-    assert once.probs[0] == once.probs[1]
-    assert once.probs[2] / once.probs[0] == pytest.approx(math.exp(0.5))
-    each = process_logits(dist, SamplingParams(frequency_penalty=0.5), {0: 1, 1: 4})
-    assert each.probs[2] / each.probs[1] == pytest.approx(math.exp(2.0))
-
-
 def test_processing_a_sparse_distribution_keeps_the_tail_unbiased() -> None:
     dense = from_logits(np.array([3, 2, 1, 0, -1], dtype=np.float32))
     params = SamplingParams(logit_bias={0: -1.0, 2: 2.0})
@@ -232,12 +223,6 @@ def test_a_sparse_tail_counts_as_mass_for_top_p() -> None:
     assert filter_top(few, SamplingParams(top_p=0.95)) is few
 
 
-def test_of_equals_the_lowest_ids_are_kept() -> None:
-    dist = Dist.dense(np.full(10, 0.1))
-    assert filter_top(dist, SamplingParams(top_k=3)).ids.tolist() == [0, 1, 2]
-    assert filter_top(dist, SamplingParams(top_p=0.35)).ids.tolist() == [0, 1, 2, 3]
-
-
 @given(rows, temperatures, st.integers(-(2**65), 2**65), st.integers(0, 10**6))
 def test_sample_is_the_argmax_over_all_ids_with_noise(
     row: np.ndarray, temperature: float, seed: int, position: int
@@ -268,14 +253,6 @@ def test_sample_draws_from_the_distribution(over: str) -> None:
         seed, position = (i, 3) if over == "seeds" else (3, i)
         drawn[sample(dist, SamplingParams(seed=seed), position)] += 1
     assert_drawn_from(drawn, probs)
-
-
-def test_sample_after_top_k_draws_from_the_kept_tokens() -> None:
-    few = filter_top(Dist.dense(np.array([0.1, 0.5, 0.1, 0.3])), SamplingParams(top_k=2))
-    drawn = np.zeros(4, dtype=np.int64)
-    for i in range(3000):
-        drawn[sample(few, SamplingParams(seed=i), 0)] += 1
-    assert_drawn_from(drawn, [0.0, 0.625, 0.0, 0.375])
 
 
 def test_top_p_never_changes_a_sample_that_it_keeps() -> None:

@@ -13,10 +13,9 @@ import torch
 from lab.torch_kernels import TorchKernels
 from paceline.engine.loader import load_engine
 from paceline.engine.paged import engine as paged
-from paceline.engine.paged.attention.backends import ModelAttention, choose_attention, make_attention
-from paceline.engine.paged.attention.tile_plan import LayerAttention, Operands
+from paceline.engine.paged.attention.backends import choose_attention
+from paceline.engine.paged.attention.tile_plan import Operands
 from paceline.engine.paged.engine import PagedEngine, Run
-from paceline.engine.paged.kv_cache import KvStorage
 from tests.engine.conftest import HERE
 from tests.engine.trials import extend, sequences
 
@@ -86,18 +85,3 @@ def test_graphs_that_fail_the_test_at_load_are_left_out_and_the_kernels_stay(
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "llama: twin attention with replayed steps does not score as the model's plain forward does"
     ]
-
-
-def test_layers_that_differ_in_their_query_heads_are_gathered_alone() -> None:
-    storage = KvStorage(4, 16, layers=1, kv_heads=2, key_dim=16, value_dim=16, like=torch.zeros(1))
-    for query_heads in (None, 3):
-        model = ModelAttention([LayerAttention(1.0)], query_heads)
-        assert paged.best_attention(storage, model) == make_attention("gathered", storage, model).name == "gathered"
-        with pytest.raises(ValueError, match="query heads"):
-            make_attention(TorchKernels(), storage, model)
-
-
-def test_a_plan_reads_as_far_back_as_the_longest_window() -> None:
-    layers = [LayerAttention(1.0, window) for window in (7, 512, 64)]
-    assert ModelAttention(layers, 4).window == 512
-    assert ModelAttention([*layers, LayerAttention(1.0)], 4).window is None

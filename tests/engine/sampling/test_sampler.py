@@ -127,15 +127,6 @@ def test_heads_are_those_of_the_references_rows(kind: str, vocab: int, padding: 
     assert heads > 20
 
 
-def test_rows_without_rescoring_have_no_evidence() -> None:
-    rng = np.random.default_rng(4)
-    request = with_heads(random_request(rng, "flat", 300))
-    assert request.mixture is not None
-    request = msgspec.structs.replace(request, mixture=replace(request.mixture, rescoring=False))
-    (found,) = DeviceSampler()([request])
-    assert found[-1].head is not None and found[-1].branch_heads == ()
-
-
 def test_a_branch_with_many_evident_ids_loses_none() -> None:
     """Two hundred equal probabilities: more than are read first."""
     logits = torch.full((1, 5000), -30.0)

@@ -83,19 +83,6 @@ def test_flat_rows_look_again_and_have_the_tokens_of_the_reference(copies: list[
     assert [each.token for each in found] == expected
 
 
-def test_tensors_of_all_formats_come_back_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace, "is_remote", lambda _: True)
-    tensors = [
-        torch.tensor([True, False, True]),
-        torch.arange(6).view(2, 3).t(),
-        torch.tensor([[0.5], [-torch.inf]], dtype=torch.float64),
-        torch.empty(0, 4),
-        torch.tensor([1.5, 2.5]),
-    ]
-    for tensor, array in zip(tensors, to_host(tensors), strict=True):
-        assert np.array_equal(array, tensor.numpy()) and array.dtype == tensor.numpy().dtype
-
-
 def test_rounds_of_several_coincide(copies: list[int]) -> None:
     def counted(rounds: int) -> Rounds[int]:
         total = 0

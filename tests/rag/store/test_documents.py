@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -273,13 +272,6 @@ def test_another_embedder_is_refused_until_everything_is_embedded_again(store: D
         assert renamed.count() == 1
 
 
-def test_all_files_are_private(store: DocumentStore, folder: Path) -> None:
-    store.add_text("boat.txt", BOAT, zone="device")
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    files = list(folder.iterdir())
-    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}, files
-
-
 def test_removed_and_replaced_text_is_in_no_file_while_others_have_the_store_open(
     store: DocumentStore, folder: Path
 ) -> None:
@@ -320,17 +312,6 @@ def test_a_folder_that_is_not_a_store_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at most half"):
         DocumentStore.open(tmp_path / "new", HashEmbedder(), chunk_tokens=10, overlap=9)
     assert not (tmp_path / "new").exists()
-
-
-def test_a_full_disk_is_a_config_error_and_leaves_the_store_unchanged(store: DocumentStore) -> None:
-    store.add_text("boat.txt", BOAT, zone="device")
-    with store._database.reading() as database:
-        pages = database.execute("PRAGMA page_count").fetchone()[0]
-        database.execute(f"PRAGMA max_page_count = {pages + 2}")  # SQLite reports a full disk beyond that
-    with pytest.raises(ConfigError, match="make room"):
-        store.add_text("long.txt", TRAIN * 3000, zone="device")
-    assert [document.name for document in store.documents()] == ["boat.txt"]
-    assert names(store, "red boat") == ["boat.txt"]
 
 
 def test_threads_may_search_while_others_add_and_remove(store: DocumentStore) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import ModuleType
@@ -155,35 +155,6 @@ def test_one_text_in_two_stores_under_one_name(library: Library) -> None:
     assert texts(library, stores[1]) == [BOAT]
     with pytest.raises(RequestError, match="No such vector store"):
         texts(library, stores[0])
-
-
-def test_other_owners_get_404_for_everything(library: Library) -> None:
-    file = upload(library, BOAT)
-    store = library.create_store(ANN, "", {}, [FileSpec(file)])
-    batch = library.create_batch(ANN, store.id, [FileSpec(file)])
-    settled(library, store.id)
-    tries: list[Callable[[], object]] = [
-        lambda: library.uploads.get(BERT, file),
-        lambda: library.delete_file(BERT, file),
-        lambda: library.stores.get(BERT, store.id),
-        lambda: library.stores.modify(BERT, store.id, name="x"),
-        lambda: library.delete_store(BERT, store.id),
-        lambda: library.attach(BERT, store.id, FileSpec(file)),
-        lambda: library.create_store(BERT, "", {}, [FileSpec(file)]),
-        lambda: library.detach(BERT, store.id, file),
-        lambda: library.text(BERT, store.id, file),
-        lambda: library.stores.batch(BERT, store.id, batch.id),
-        lambda: library.stores.cancel_batch(BERT, store.id, batch.id),
-        lambda: library.search(BERT, [store.id], ["boat"], 1),
-        lambda: library.selection(BERT, ["default", store.id]),
-    ]
-    for attempt in tries:
-        with pytest.raises(RequestError) as refused:
-            attempt()
-        assert refused.value.status == 404
-    assert library.uploads.page(BERT, Paging()) == ([], False)
-    assert library.stores.page(BERT, Paging()) == ([], False)
-    assert texts(library, store.id) == [BOAT]
 
 
 def test_attributes_belong_to_a_file_in_one_store(library: Library) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.aggregation.aggregators import Aggregator, AggregatorName, OwnDist, PeerDist, make_aggregator
+from paceline.core.aggregation.aggregators import Aggregator, AggregatorName, OwnDist, make_aggregator
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side, other
@@ -251,23 +251,6 @@ def test_tokens_that_the_receiver_has_chosen_are_named_so() -> None:
     assert both.referred > 40
 
 
-def test_a_node_in_more_detail_replaces_a_coarser_one_and_never_the_other_way() -> None:
-    pair = Pair("mixture", random.Random(5))
-    pair.grow()
-    first = list(pair.way)
-    pair.arrive(0)
-    number = pair.into.head.peer_id
-    assert number is not None
-    for level in (1, 2):
-        pair.send(pair.sender.refine(number, level, 0))
-        pair.arrive(0)
-        assert pair.into.head.peer_dist is not None and pair.into.head.peer_dist.level == level
-        pair.check()
-    pair.way = first
-    pair.arrive(0)
-    assert pair.into.head.peer_dist is not None and pair.into.head.peer_dist.level == 2
-
-
 def test_a_distribution_takes_few_bytes_and_a_choice_fewer() -> None:
     sizes = {}
     for name in RULES[:2]:
@@ -308,12 +291,6 @@ def test_nodes_kept_for_a_peer_are_bounded() -> None:
         nodes = EncodedNodes(0, 0, start, parents, tokens, (65,) * 200)
         exchange.receive(Drafts(0, 0, pack_nodes(nodes), []))
     assert sum(1 for _ in tree.head.subtree()) <= MAX_LIVE_NODES + 256
-
-
-def test_a_share_without_a_head_is_a_choice() -> None:
-    node = PrefixTree(0).head
-    node.set_peer(PeerDist(65, None), 0)
-    assert node.peer_dist is not None and node.peer_dist.head is None
 
 
 def test_whole_distributions_of_a_large_vocabulary_are_held_up_to_a_limit_and_taken_again_as_the_head_moves() -> None:

@@ -16,17 +16,13 @@ from paceline.strategies.base import (
     SIDES,
     Effect,
     Forward,
-    LinkBack,
-    LinkLost,
-    OpenPeer,
     Received,
     Side,
     Started,
-    TimerFired,
     other,
 )
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.messages import DetailRequest, DraftLimits, Drafts, EvidenceWeight, SpeedReport, SyncState, Targets
+from paceline.wire.messages import DetailRequest, DraftLimits, Drafts, SpeedReport, Targets
 from paceline.wire.payloads import unpack_nodes
 from tests.strategies import oracle
 from tests.strategies.cases import (
@@ -48,8 +44,6 @@ from tests.strategies.cases import (
     drafted,
     engines,
     found,
-    handed,
-    has,
     heard,
     job,
     point,
@@ -77,54 +71,6 @@ def test_the_side_that_decides_waits_for_its_own_documents(front: bool) -> None:
     target = hand.sent[0]
     assert isinstance(target, Targets) and target.tokens == [65]  # the heavier side's
     assert target.lanes == (b"" if front else b"\x01")
-
-
-@pytest.mark.parametrize("late", ["weight", "drafts"])
-def test_it_waits_for_both_what_the_peer_predicts_and_what_that_weighs(late: str) -> None:
-    hand = device()
-    hand.begin()
-    weight, drafts = heard(0, 65)
-    hand.on(drafts if late == "weight" else weight)
-    assert not hand.emitted
-    hand.on(weight if late == "weight" else drafts)
-    assert hand.tokens == [65]
-
-
-def test_it_does_not_wait_for_a_peer_that_found_nothing() -> None:
-    hand = device()
-    hand.begin(score=1.0)
-    assert not hand.emitted  # whether the peer found something is not known
-    hand.on(weighed(None))
-    hand.answer()
-    assert hand.tokens == [65] * 8
-
-
-def test_the_side_that_follows_takes_targets_before_it_has_searched() -> None:
-    hand = cloud()
-    hand.on(Started(0.0), decided(0, 65, 66))
-    assert hand.tokens == [65, 66]
-    (prefill,) = [effect for effect in hand.on(found()) if isinstance(effect, Forward)]
-    assert prefill.segment.tokens == (*PROMPT, 65, 66)
-    hand.answer()
-    hand.on(decided(2, 70))
-    assert hand.rows[-1][:3] == (65, 66, 70)
-
-
-def test_a_link_lost_and_back_before_the_start_opens_one_session() -> None:
-    hand = device()
-    hand.on(LinkLost(), LinkBack(), Started(0.0))
-    hand.on(found())
-    assert [(effect.targets, effect.epoch) for effect in hand.effects if isinstance(effect, OpenPeer)] == [((), 0)]
-
-
-def test_drafts_may_come_before_the_targets_they_hang_on_in_any_order() -> None:
-    """A distribution depends on its prefix alone: one that came for a later target waits for it."""
-    hand = device(front=False)
-    hand.begin()
-    hand.on(drafted(0, 65, 66, 67), weighed(5.0))  # the cloud's word counts for all
-    hand.answer()
-    targets = [token for message in hand.sent if isinstance(message, Targets) for token in message.tokens]
-    assert targets == [65, 66, 67]
 
 
 @EVERY_FRONT
@@ -167,47 +113,6 @@ def test_a_peer_whose_context_ends_leaves_and_the_front_goes_on_alone(front: Sid
     )
 
 
-# ---- a link that breaks and heals -----------------------------------------------------------------------------------
-@EVERY_FRONT
-def test_after_a_return_the_device_decides_again_and_the_cloud_sends_all_drafts(front: Side) -> None:
-    """Whichever side decided before: the peer's new machine begins where every machine begins."""
-    hand = Hand(Aggregate, front, front=True, max_tokens=100, private=False, drafting=CHAIN)
-    hand.begin()
-    hand.on(*heard(0, 65, 65), *([handed(1, 2)] if front == "cloud" else []))
-    effects = [*hand.on(LinkLost(), LinkBack()), *hand.answer()]
-    drafts = [message for message in says(effects) if isinstance(message, Drafts)]
-    assert all(message.epoch == 1 for message in says(effects))
-    if front == "cloud":
-        nodes = unpack_nodes(drafts[0].nodes)
-        assert (nodes.position, nodes.parents[0], nodes.first) == (len(hand.tokens), -1, 0)
-        assert any(isinstance(message, EvidenceWeight) for message in says(effects))
-        known = len(hand.tokens)
-        hand.on(*heard(known, 65, epoch=1))
-        assert len(hand.tokens) == known  # it does not decide
-        hand.on(decided(known, 70, epoch=1))
-        assert hand.tokens[-1] == 70
-    else:
-        assert not drafts
-        known = len(hand.tokens)
-        hand.on(*heard(known, 65, epoch=1))
-        assert len(hand.tokens) == known + 1
-
-
-def test_what_is_missing_is_asked_for_and_sent_again() -> None:
-    follower = cloud(max_tokens=20)
-    follower.begin()
-    follower.on(decided(0, 65))
-    (message,) = [message for message in says(follower.on(has(3))) if isinstance(message, SyncState)]
-    assert (message.targets, message.turn, message.waits) == (1, 0, False)
-    decider = device(max_tokens=20)
-    decider.begin()
-    decider.on(*heard(0, 65, 65, 65, log_weight=5.0))
-    (again,) = says(decider.on(has(1)))
-    assert again == Targets(0, 0, 1, [65, 65], b"")
-    # To a peer that decides and lacks distributions, every live node is sent.
-    assert {type(message) for message in says(follower.on(has(1, waits=True)))} == {EvidenceWeight, Drafts}
-
-
 # ---- trees ----------------------------------------------------------------------------------------------------------
 def test_a_target_that_was_the_second_guess_is_computed_already_and_the_first_is_dropped() -> None:
     hand = cloud(max_tokens=100, drafting=DraftLimits(width=2, rows=6, ahead=4))
@@ -220,14 +125,6 @@ def test_a_target_that_was_the_second_guess_is_computed_already_and_the_first_is
     assert not any(path == (71,) or path[:1] == (70,) for path in hand.rows[before:])  # `Hand` checks the commit too
 
 
-def test_width_1_makes_a_chain() -> None:
-    hand = cloud(max_tokens=100, drafting=CHAIN)
-    hand.say = lambda path: two(70, 71) if len(path) % 2 else two(71, 70)
-    hand.begin()
-    drafts = [path for path in hand.rows if path]
-    assert len({len(path) for path in drafts}) == len(drafts) == CHAIN.ahead
-
-
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(("width", "rows"), [(1, 1), (4, 16)])
 @pytest.mark.parametrize("ahead", [0, 1, 5])
@@ -238,24 +135,6 @@ def test_no_side_computes_further_ahead_than_it_may(side: Side, width: int, rows
     hand.on(*heard(0, 65, log_weight=5.0), *([decided(0, 65)] if side == "cloud" else []))
     hand.answer()
     assert max(len(path) for path in hand.rows) == ahead + 1
-
-
-def test_nothing_is_computed_that_no_target_can_need() -> None:
-    hand = cloud(max_tokens=3)
-    hand.say = lambda _: two(65, 256, 0.6)
-    hand.begin()
-    assert all(len(path) < 3 and 256 not in path for path in hand.rows)
-
-
-def test_a_sequence_is_sent_as_a_whole() -> None:
-    hand = cloud(max_tokens=100, drafting=DraftLimits(width=1, rows=1, ahead=5, whole_sequences=True))
-    hand.begin()
-    (drafts,) = [message for message in hand.sent if isinstance(message, Drafts)]
-    assert len(unpack_nodes(drafts.nodes).tokens) == 6
-    hand.on(decided(0, 70))  # not what was drafted
-    hand.answer()
-    second = [message for message in hand.sent if isinstance(message, Drafts)][1:]
-    assert [len(unpack_nodes(message.nodes).tokens) for message in second] == [6]
 
 
 def test_a_slow_side_verifies_in_one_forward_what_a_fast_one_has_drafted() -> None:
@@ -293,18 +172,6 @@ def test_what_a_head_does_not_settle_is_asked_for_once_in_more_detail() -> None:
     assert len(precise.dists[0].probs) == 8 * 256
 
 
-def test_the_answer_in_more_detail_settles_it() -> None:
-    hand, peer = device(max_tokens=20), cloud(front=False, max_tokens=20)
-    hand.say = lambda _: point(66)
-    for each in (hand, peer):
-        each.begin()
-    waiting = [*peer.sent]
-    while waiting:
-        answers = says(hand.on(*(Received(message) for message in waiting)))
-        waiting = says(peer.on(*(Received(message) for message in answers if isinstance(message, DetailRequest))))
-    assert hand.tokens and hand.tokens[0] == 65  # of equals the lower id
-
-
 @pytest.mark.parametrize("node", [0, 5, 10**6])
 def test_of_a_node_that_is_dead_or_was_never_there_nothing_is_sent(node: int) -> None:
     peer = cloud(front=False, max_tokens=20, drafting=DraftLimits(width=1, rows=1, ahead=5))
@@ -336,17 +203,6 @@ def test_accepted_and_drafted_are_what_happened(side: Side) -> None:
     assert stats["forwards"] <= len(forwards) and stats["rows"] >= stats["forwards"]
 
 
-def test_alone_counts_what_was_written_alone() -> None:
-    hand = device(max_tokens=6, drafting=TOKEN_BY_TOKEN)
-    hand.begin()
-    hand.on(*heard(0, 65, 65, log_weight=5.0))
-    hand.answer()
-    assert len(hand.tokens) == 2
-    hand.on(LinkLost())
-    hand.answer()
-    assert hand.finish.stats["alone"] == 4
-
-
 def test_the_speed_is_sent_once_it_is_known_and_when_it_has_changed() -> None:
     hand = Hand(Aggregate, "cloud", front=False, private=False, rtt=0.1, max_tokens=1000, drafting=TOKEN_BY_TOKEN)
     hand.begin()
@@ -365,25 +221,6 @@ def test_the_speed_is_sent_once_it_is_known_and_when_it_has_changed() -> None:
     assert [m for m in says(decode(0.5, 20)) if isinstance(m, SpeedReport)] == []
     slower = [message for message in says(decode(2.0, 20)) if isinstance(message, SpeedReport)]
     assert slower and slower[-1].decode_s > 1.0
-
-
-def test_it_ends_at_an_end_token_without_emitting_it() -> None:
-    hand = device(max_tokens=20)
-    hand.say = lambda path: point(256 if len(path) == 2 else 65)
-    hand.begin(9.0)
-    hand.on(*heard(0, 65, 65, 65, log_weight=0.0))
-    hand.answer()
-    assert hand.tokens == [65, 65] and hand.finish.reason == "stop"
-    sent = [len(message.tokens) for message in hand.sent if isinstance(message, Targets)]
-    assert sum(sent) == 3  # the peer receives it
-
-
-def test_a_wake_that_comes_back_asks_for_the_next_one() -> None:
-    hand = device()
-    hand.begin()
-    for _ in range(3):
-        assert type(hand.wake()[-1]).__name__ == "WakeAt"
-    assert type(hand.on(TimerFired(9.0, rtt=0.3))[-1]).__name__ == "WakeAt"
 
 
 def test_on_a_full_link_fewer_rows_are_worth_their_bytes() -> None:

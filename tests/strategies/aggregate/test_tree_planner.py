@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -197,11 +196,3 @@ def test_it_learns_which_drafts_are_accepted() -> None:
         tree.head.own_dist, tree.head.cached = dist, True
     (first,) = planner.select(tree.head, free, 1.0, FAR, alone=False)
     assert first.token == 66
-
-
-def test_best_first_is_a_heap_order() -> None:
-    """`select` returns nodes by falling weight: those cut off weigh less."""
-    for seed in range(20):
-        picked = make_planner(DraftLimits(4, 16, 8)).select(grown(seed, 10), free, 1.0, FAR, alone=False)
-        weights = [weight_of(node) for node in picked]
-        assert weights == heapq.nlargest(len(weights), weights)

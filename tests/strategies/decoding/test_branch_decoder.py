@@ -16,12 +16,11 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams, T
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
-from paceline.strategies.base import SIDES, Branch, Effect, Forward, Prune, Side, Started
+from paceline.strategies.base import SIDES, Branch, Effect, Forward, Prune, Side
 from paceline.strategies.decoding.branch_decoder import RESCORED_TOKENS, BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
-from paceline.wire.messages import Drafts
 from tests.strategies import oracle
-from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB, cloud, decided, found, two
+from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB
 
 TOKENS = (65, 66, 67, 32)
 
@@ -127,32 +126,6 @@ def test_a_prefix_is_scored_as_if_it_had_been_decoded_here(side: Side, length: i
     assert tree.head.branch_dists and all(len(each.ids) < 1 / NEGLIGIBLE_PROB for each in tree.head.branch_dists)
 
 
-def test_targets_that_came_before_the_prompts_are_a_prefix_like_any_other() -> None:
-    played = []
-    for changes, events in (({"targets": (65, 66)}, ()), ({}, (decided(0, 65, 66),))):
-        hand = cloud(front=False, rescoring=True, max_tokens=100, **changes)
-        hand.say = lambda path: two(65, 66, 0.2 + 0.1 * (len(path) % 7))
-        hand.on(Started(0.0), *events, found())
-        hand.answer()
-        hand.on(decided(2, 66, 65))
-        hand.answer()
-        played.append(hand.sent)
-    assert played[0] == played[1] and any(isinstance(message, Drafts) for message in played[0])
-
-
-def test_targets_alone_are_a_chain_scored_at_its_end() -> None:
-    play = Play(0, BRANCHES["device"], SAMPLINGS["greedy"])
-    play.answer()
-    for token in TOKENS:
-        play.tree.advance(token)
-    effects = play.decoder.append_rows(play.decoder.missing_rows(play.tree.head), play.tree.head, 0.0)
-    (forward,) = effects
-    assert isinstance(forward, Forward)
-    assert (forward.segment.tokens, forward.segment.parents, forward.segment.logits) == (TOKENS, None, "last")
-    play.do(effects)
-    assert play.decoder.commit_to(play.tree.head) == []
-
-
 def test_forwards_are_timed_but_for_the_prefill() -> None:
     play = Play(0, BRANCHES["cloud"], SAMPLINGS["greedy"])
     play.now = 5.0
@@ -168,12 +141,6 @@ def test_forwards_are_timed_but_for_the_prefill() -> None:
     rows, seconds = play.decoder.timed
     assert rows == 1 and seconds == pytest.approx(0.02)
     assert (play.decoder.forwards, play.decoder.rows) == (2, 2)
-
-
-def test_an_unexpected_answer_is_ignored() -> None:
-    play = Play(0, BRANCHES["device"], SAMPLINGS["greedy"])
-    assert len(play.decoder.scored(999, (), 0.0)) == 0
-    assert not play.decoder.idle
 
 
 class Paths:
@@ -213,10 +180,3 @@ def test_drafts_that_the_constraint_forbids_and_all_below_them_have_no_row_and_n
     mask.asked.clear()
     decoder.append_rows([tree.head, *kept], tree.head, 0.0)
     assert not mask.asked
-
-
-def test_without_a_constraint_every_draft_is_admitted() -> None:
-    tree = PrefixTree(0)
-    decoder = BranchDecoder(SamplingParams(), VOCAB)
-    drafts = [tree.head.child(1), tree.head.child(2)]
-    assert decoder.admitted(tree.head, drafts) == drafts

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.estimation import AGAIN_S, FIRST_S, LONGEST_FIRST_S, PACES, SILENCE_S, STALL_S, PeerRecord
 from paceline.strategies.aggregate.machine import Aggregate
-from paceline.strategies.base import SIDES, ClosePeer, LinkLost, OpenPeer, PassOver, Side, Started
+from paceline.strategies.base import SIDES, ClosePeer, OpenPeer, PassOver, Side, Started
 from paceline.strategies.decoding.peer_watch import LISTEN_S
 from tests.strategies.cases import (
     TOKEN_BY_TOKEN,
@@ -18,7 +18,6 @@ from tests.strategies.cases import (
     has,
     heard,
     passed_over_after,
-    says,
     weighed,
 )
 
@@ -37,21 +36,6 @@ def paced(hand: Hand, gap: float, times: int) -> None:
         event = decided(at, 65)
         hand.on(type(event)(event.message, hand.now))  # type: ignore[union-attr]
         hand.answer()
-
-
-# ---- a mute peer ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("private", [False, True])
-def test_a_peer_on_a_silent_link_is_passed_over_within_seconds_and_the_answer_goes_on(
-    side: Side, private: bool
-) -> None:
-    hand = Hand(Aggregate, side, front=True, private=private)
-    hand.begin()
-    hand.silent_since = hand.now
-    assert SILENCE_S < passed_over_after(hand) <= SILENCE_S + LISTEN_S
-    hand.answer()
-    assert hand.tokens == [65] * 8
-    assert hand.finish.reason == "length" and hand.finish.stats["alone"] == 8
 
 
 @pytest.mark.parametrize("gap", [0.05, 0.3, 3.0])
@@ -109,26 +93,6 @@ def test_this_sides_own_sleep_is_no_silence_of_the_peer() -> None:
     assert not left(hand)
 
 
-# ---- a peer that is back --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("side", SIDES)
-def test_a_peer_that_speaks_again_is_taken_in_from_the_last_target_on(side: Side) -> None:
-    hand = Hand(Aggregate, side, front=True, max_tokens=20, drafting=TOKEN_BY_TOKEN)
-    hand.begin()
-    hand.silent_since = hand.now
-    passed_over_after(hand)
-    hand.answer_one()
-    known = len(hand.tokens)
-    assert known > 0
-    hand.silent_since = None
-    (again,) = [effect for effect in hand.on(has(0)) if isinstance(effect, OpenPeer)]
-    assert again == OpenPeer(tuple(hand.tokens), 1)
-    hand.on(decided(0, 70, 70, 70))  # what it has sent meanwhile is of the old epoch
-    hand.answer()
-    assert hand.tokens == [65] * known, "it waits for the peer again"
-    hand.on(*heard(known, 65, epoch=1, log_weight=5.0), decided(known, 65, epoch=1))
-    assert len(hand.tokens) == known + 1
-
-
 def test_a_peer_that_speaks_at_once_waits_until_the_answer_has_gone_on_and_each_time_for_twice_as_long() -> None:
     hand = cloud(max_tokens=LONG, drafting=TOKEN_BY_TOKEN)
     hand.begin()
@@ -143,19 +107,6 @@ def test_a_peer_that_speaks_at_once_waits_until_the_answer_has_gone_on_and_each_
         hand.silent_since = None
         hand.answer()
     assert written == [1, 2, 4, 8, 16]
-
-
-def test_a_link_that_is_lost_while_the_peer_is_passed_over_is_as_any_lost_link() -> None:
-    hand = cloud(max_tokens=LONG, drafting=TOKEN_BY_TOKEN)
-    hand.begin()
-    hand.silent_since = hand.now
-    passed_over_after(hand)
-    hand.answer_one()
-    hand.on(LinkLost())
-    before = len(hand.tokens)
-    hand.answer_one()
-    assert len(hand.tokens) == before + 1
-    assert not any(isinstance(effect, OpenPeer) for effect in hand.on(has(0)))
 
 
 # ---- a peer that is stuck -------------------------------------------------------------------------------------------
@@ -187,14 +138,6 @@ def test_a_peer_that_takes_part_again_may_read_a_long_prompt_again() -> None:
     assert record.first_s == AGAIN_S, "to say what it has is no part in the answer"
     hand.on(weighed(0.0))
     assert record.first_s == FIRST_S
-
-
-def test_a_long_first_wait_is_remembered_up_to_a_minute() -> None:
-    record = PeerRecord()
-    record.took_part(15.0)
-    assert record.first_s == 30.0
-    record.took_part(1000.0)
-    assert record.first_s == LONGEST_FIRST_S
 
 
 @pytest.mark.parametrize("gap", [0.1, 0.5])
@@ -236,9 +179,3 @@ def test_a_pausing_answer_waits_for_the_link_and_asks_no_longer_than_a_minute() 
     hand.wake_until(hand.now + 0.2 * LONGEST_FIRST_S)
     assert any(isinstance(effect, ClosePeer) for effect in hand.effects)
     assert not hand.emitted
-
-
-def test_states_are_sent_every_second_however_often_the_link_is_listened_to() -> None:
-    hand = cloud(max_tokens=LONG)
-    hand.begin()
-    assert 9 <= len(says(hand.wake_until(hand.now + 10.0))) <= 11

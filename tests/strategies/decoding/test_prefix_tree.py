@@ -39,32 +39,6 @@ def test_a_target_keeps_what_hangs_below_it_and_nothing_else() -> None:
             assert not node.alive and node.own_dist is None and node.peer_dist is None
 
 
-def test_parents_come_before_their_children() -> None:
-    tree = PrefixTree(0)
-    grown(tree, random.Random(1), 60)
-    seen: set[PrefixNode] = set()
-    for node in tree.head.subtree():
-        assert node is tree.head or node.parent in seen
-        seen.add(node)
-
-
-def test_a_node_of_a_dead_one_is_dead() -> None:
-    tree = PrefixTree(0)
-    dead = tree.head.child(1)
-    tree.advance(2)
-    assert not dead.child(5).alive
-
-
-def test_decided_nodes_are_found_by_their_length_and_others_are_not() -> None:
-    tree = PrefixTree(2)
-    for token in (5, 6):
-        tree.advance(token)
-    for position, expected in ((2, ()), (3, (5,)), (4, (5, 6))):
-        node = tree.decided(position)
-        assert node is not None and path(node) == expected
-    assert tree.decided(1) is None and tree.decided(5) is None
-
-
 def test_of_two_distributions_received_the_more_detailed_stays() -> None:
     node = PrefixTree(0).head
     node.set_peer(PeerDist(1, point(1), 1), 7)
@@ -72,15 +46,6 @@ def test_of_two_distributions_received_the_more_detailed_stays() -> None:
     assert node.peer_dist is not None and (node.peer_dist.token, node.peer_id) == (1, 8)
     node.set_peer(PeerDist(3, point(3), 2), 9)
     assert node.peer_dist.token == 3
-
-
-def test_to_forget_a_peer_keeps_what_was_computed_here() -> None:
-    tree = PrefixTree(0)
-    nodes = grown(tree, random.Random(2), 20)
-    tree.forget_peer_ids()
-    for node in nodes:
-        assert node.own_dist is not None
-        assert (node.peer_dist, node.peer_id, node.own_id, node.predicted) == (None, None, None, None)
 
 
 def test_it_is_full_when_as_many_as_may_be_are_alive() -> None:

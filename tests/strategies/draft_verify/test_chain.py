@@ -73,26 +73,6 @@ def test_the_verifiers_copy_holds_a_beginning_of_what_follows_its_targets(seed: 
             path.append(token)
 
 
-def test_drafts_that_continue_what_was_decoded_meanwhile_stay() -> None:
-    copy = PeerChain()
-    take(copy, chain(2, 0, 5, 6, 7))
-    assert below(copy, [1, 1]) == [5, 6, 7]
-    assert below(copy, [1, 1, 5]) == [6, 7]
-    assert below(copy, [1, 1, 9]) is None
-    assert below(copy, [1]) is None, "the drafter knows more than the verifier has: a lost epoch"
-
-
-def test_a_gap_is_dropped_and_an_end_is_known_until_more_comes() -> None:
-    copy = PeerChain()
-    take(copy, chain(0, 2, 8))
-    assert below(copy, []) == []
-    take(copy, chain(0, 0, 6, 7))
-    take(copy, chain(0, 2))
-    assert copy.ended
-    take(copy, chain(0, 2, 8))
-    assert below(copy, []) == [6, 7, 8] and not copy.ended
-
-
 def test_verdicts_wait_for_those_before_them_and_of_two_the_longer_counts() -> None:
     early = EarlyVerdicts()
     early.add(Verdict(0, 0, 2, encode_tokens([7]), False), 0)

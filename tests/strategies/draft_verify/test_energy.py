@@ -176,22 +176,6 @@ def test_a_higher_debt_never_drafts_more_and_a_higher_weight_never_less(per: Uni
     assert lengths[0.0] > lengths[1e4]
 
 
-def test_told_joules_replace_power_times_seconds() -> None:
-    stats = OffloadStats(compute_w=12.0, send_w=0.2, queue=EnergyQueue(0.5))
-    pace = Pace(VerifyOptions(), stats)
-    pace.tell(Spent(7.0, 0.1, 100))
-    pace.computed(None)  # the prompt: no budget counts it, but sending the opening is part of the answer
-    assert pace.begin(0, 0.02, 1_000.0)
-    pace.tell(Spent(2.0, 0.0, 0))
-    pace.computed(1.0)
-    pace.end(500, 1_000.0)
-    assert stats.joules == pytest.approx(2.1)
-    pace.tell(Spent(0.0, 0.3, 500))
-    assert stats.energy.forward_j == pytest.approx(2.0) and stats.energy.byte_j is not None
-    pace.finish()
-    assert stats.joules == pytest.approx(2.4)
-
-
 def test_a_verifier_that_takes_no_drafts_does_not_break_a_budget_for_which_they_seem_to_earn() -> None:
     """Each accepted draft would earn 0.25 J and costs 0.185 J; none is ever examined, so acceptance stays a guess."""
     queue = EnergyQueue(0.25, per="token", weight=None)
@@ -209,24 +193,3 @@ def test_a_verifier_that_takes_no_drafts_does_not_break_a_budget_for_which_they_
         pace.came(0.1 * number, 1)
         spent.append(stats.joules - before)
     assert sum(spent[1_000:]) / 2_000 <= 1.02 * queue.budget
-
-
-def test_a_step_without_drafts_pays_off_a_debt() -> None:
-    queue = EnergyQueue(1.0, backlog=50_000.0, weight=1.0)
-    stats = OffloadStats(steps=1, examined=1000, compute_w=12.0, queue=queue)
-    pace = Pace(IN_STEPS, stats)
-    assert not pace.begin(0, 0.1, None)
-    assert queue.backlog == pytest.approx(49_999.0)
-    per_token = EnergyQueue(1.0, backlog=50.0, per="token")
-    Pace(IN_STEPS, stats, per_token).came(1.0, 3)
-    assert per_token.backlog == pytest.approx(47.0)
-
-
-def test_what_is_computed_between_two_steps_is_part_of_the_next() -> None:
-    stats = OffloadStats(compute_w=10.0)
-    pace = Pace(VerifyOptions(), stats)
-    pace.computed(1.0)
-    assert pace.begin(0, 0.02, None)
-    pace.computed(1.0)
-    pace.end(0, None)
-    assert stats.joules == pytest.approx(20.0)

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.aggregation.aggregators import OwnDist
-from paceline.core.offloading import SecondGuesses
-from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.base import (
     Branch,
@@ -27,8 +24,6 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.draft_verify.drafter import Drafter
 from paceline.strategies.draft_verify.target_writer import MAX_ROWS, TargetWriter
-from paceline.strategies.draft_verify.verifiers import Agreement, Draft
-from paceline.wire.messages import DraftLimits
 from paceline.wire.payloads import decode_tokens, encode_places, encode_tokens
 from paceline.wire.verify_messages import MAX_CHAIN, DraftChain, Verdict, VerifyOptions
 from tests.strategies.cases import EOS, PROMPT, VOCAB, point
@@ -79,17 +74,6 @@ def test_a_device_that_sends_many_drafts_gets_no_wider_forward() -> None:
     assert len(forward.segment.tokens) == 1 + MAX_ROWS
 
 
-def test_without_room_for_rows_of_drafts_none_are_verified() -> None:
-    options = VerifyOptions(rescoring=False, drafting=DraftLimits(width=1, rows=1, ahead=0))
-    cloud = TargetWriter(config("cloud", options=options))
-    cloud.on(Started(0.0))
-    (prefill,) = cloud.on(FOUND)
-    assert isinstance(prefill, Forward)
-    cloud.on(Received(DraftChain(0, 0, 0, 0, places([65, 65, 65]))))
-    (forward,) = [effect for effect in scored(cloud, prefill) if isinstance(effect, Forward)]
-    assert forward.segment.tokens == (65,)
-
-
 def scored(machine: TargetWriter, forward: Forward) -> Sequence[Effect]:
     return machine.on(Scored(forward.ticket, (point(65),), 0.1))
 
@@ -123,36 +107,6 @@ def test_a_second_guess_is_verified_beside_its_draft_and_brings_the_token_behind
     effects = cloud.on(Scored(step.ticket, (point(67), point(68), point(70), point(71)), 0.2))
     (verdict,) = (effect.message for effect in effects if isinstance(effect, Send))
     assert isinstance(verdict, Verdict) and decode_tokens(verdict.tokens) == [67, 71]
-
-
-def test_second_guesses_take_no_row_from_the_chain() -> None:
-    cloud = TargetWriter(config("cloud"))
-    cloud.on(Started(0.0))
-    (prefill,) = cloud.on(FOUND)
-    assert isinstance(prefill, Forward)
-    cloud.on(Received(DraftChain(0, 0, 0, 0, encode_places([(65, 66)] * 50))))
-    (step,) = forwards(scored(cloud, prefill))
-    assert step.segment.tokens == (*[65] * 50, *[66] * (MAX_ROWS - 49)), "the first draft is a target already"
-
-
-def test_a_device_names_a_second_guess_where_it_is_unsure_and_asked_to() -> None:
-    own = OwnDist.of(Dist(np.array([65, 66, 67], dtype=np.int32), np.array([0.6, 0.3, 0.1])))
-    verifier = Agreement(SamplingParams(temperature=0.0))
-    assert verifier.draft(own, 0, second=True) == Draft(65, second=66)
-    assert verifier.draft(own, 0, second=False) == Draft(65)
-    sure = OwnDist.of(Dist(np.array([65, 66], dtype=np.int32), np.array([0.99, 0.01])))
-    assert verifier.draft(sure, 0, second=True) == Draft(65)
-
-
-def test_second_guesses_that_are_never_the_target_are_sent_now_and_then_alone() -> None:
-    learnt = SecondGuesses()
-    assert learnt.pays(), "before anything is known"
-    for _ in range(100):
-        learnt.add(hit=False)
-    assert sum(learnt.pays() for _ in range(320)) == 20
-    for _ in range(100):
-        learnt.add(hit=True)
-    assert all(learnt.pays() for _ in range(100))
 
 
 def forwards(effects: Sequence[Effect]) -> list[Forward]:

@@ -54,20 +54,6 @@ def test_at_first_and_now_and_then_a_step_ignores_the_gate() -> None:
     assert sum(looks) == 2
 
 
-def test_a_step_that_loses_its_prefix_teaches_nothing_about_how_far_chains_get() -> None:
-    stats = OffloadStats()
-    pace = Pace(VerifyOptions(), stats)
-    assert pace.begin(0, 0.02, None)
-    pace.cancel()
-    assert stats.estimates.reach(0) == 1.0 and not pace.open
-
-
-def test_drafting_takes_no_time_of_a_verifier_that_does_not_wait() -> None:
-    """A device too slow for drafts in steps drafts beside the cloud's decoding."""
-    assert drafted(Pace(VerifyOptions(waits=True), experienced()), draft_s=10.0) == 0
-    assert drafted(Pace(VerifyOptions(), experienced()), draft_s=10.0) == VerifyOptions().most
-
-
 def test_drafts_that_are_never_accepted_are_tried_now_and_then_alone() -> None:
     stats = OffloadStats(queue=EnergyQueue(1.2), compute_w=12.0)
     pace = Pace(VerifyOptions(), stats)
@@ -94,22 +80,6 @@ def test_a_cloud_that_waits_decodes_alone_where_that_is_faster_than_drafts_and_i
         steps = [(drafted(pace, draft_s=0.005, rtt=rtt), pace.looks) for _ in range(2 * PROBE_STEPS)]
         assert all((count == 0) is streams for count, _ in steps)
         assert sum(looks for _, looks in steps) == (2 if streams else 0)
-
-
-def test_a_spent_budget_drafts_less() -> None:
-    rich = experienced(compute_w=12.0, queue=EnergyQueue(1.2))
-    poor = experienced(compute_w=12.0, queue=EnergyQueue(1.2, backlog=10_000.0))
-    assert drafted(Pace(VerifyOptions(least=1), poor)) == 1 < drafted(Pace(VerifyOptions(least=1), rich))
-
-
-def test_energy_is_what_was_computed_and_sent() -> None:
-    stats = OffloadStats(compute_w=12.0, send_w=0.2, queue=EnergyQueue(0.5))
-    pace = Pace(VerifyOptions(), stats)
-    assert pace.begin(0, 0.02, 1000.0)
-    pace.computed(0.1)
-    pace.end(500, 1000.0)
-    assert stats.joules == pytest.approx(12.0 * 0.1 + 0.2 * 0.5)
-    assert stats.queue is not None and stats.queue.backlog == pytest.approx(stats.joules - 0.5)
 
 
 def test_drafting_ahead_of_a_verdict_stops_where_it_is_hardly_wanted() -> None:

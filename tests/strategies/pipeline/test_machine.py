@@ -87,18 +87,6 @@ def test_documents_are_mixed_on_stages_as_on_one_engine(hop: float, documents: s
         assert world.run().tokens == alone("cloud", sampling, manner, MAX_TOKENS, branches=branches)
 
 
-def test_cancelled_at_any_step_everything_is_released() -> None:
-    whole = simulated(OURS, FULL).run().tokens
-    for step in range(2, 150, 7):
-
-        def cancel(world: Simulation, step: int = step) -> None:
-            if world.events == step:
-                world.front.deliver_later(Cancelled())
-
-        answer = simulated(OURS, FULL).run(cancel)
-        assert answer.finished is not None and answer.tokens == whole[: len(answer.tokens)]
-
-
 # ---- turns ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("count", [1, 2, 4, 5])
 def test_where_no_draft_is_right_a_token_takes_as_many_turns_as_without_drafts(count: int) -> None:

@@ -14,7 +14,6 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
-from paceline.strategies.base import Cancelled
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Options
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, SAMPLINGS, Manner, engines, job
@@ -144,13 +143,3 @@ def test_a_prompt_or_an_answer_longer_than_the_draft_model_s_context() -> None:
         draft = Counting(FakeEngine(seed=1, spread=0.3, max_positions=positions))
         assert drafted(draft).run(checks=False).tokens == expected
         assert bool(draft.forwards) == (positions > prompt)
-
-
-def test_cancelled_at_any_step_both_engines_are_released() -> None:
-    for step in range(3, 90, 11):
-
-        def cancel(world: Simulation, step: int = step) -> None:
-            if world.events == step:
-                world.front.deliver_later(Cancelled())
-
-        drafted(Noisy(target(), 0.2)).run(cancel, checks=False)  # asserts that no sequence is left
