@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lab.baselines.lookup import FixedBudget
+from lab.configs import a_config, changed
 from lab.simulation import Simulation
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable, bigram_key
@@ -49,7 +50,7 @@ def always(count: int) -> type | object:
 
 
 def hand(count: int = 8, **changes: object) -> Hand:
-    return Hand(always(count), "cloud", front=True, has_peer=False, **changes)  # type: ignore[arg-type]
+    return Hand(always(count), "cloud", front=True, joined=False, **changes)  # type: ignore[arg-type]
 
 
 def cycling(hand: Hand, *, ends_after: int | None = None) -> Hand:
@@ -125,7 +126,7 @@ def test_a_step_is_learnt_from_while_the_next_one_runs() -> None:
 def test_the_end_of_a_prompt_is_learnt_from_the_forward_that_read_it() -> None:
     prompt = tuple(range(20, 30))
     table = LookupTable(VOCAB)
-    machine = LookupTree(MachineConfig("cloud", True, GREEDY, 40, EOS, VOCAB, table=table))
+    machine = LookupTree(a_config("cloud", True, GREEDY, 40, EOS, VOCAB, table=table))
     machine.on(Started(0.0))
     (read,) = [e for e in machine.on(Retrieved((Branch(prompt, None),), None)) if isinstance(e, Forward)]
     dists = tuple(point(prompt[row] + 10) for row in read.segment.logits_rows())
@@ -138,7 +139,7 @@ def test_the_end_of_a_prompt_is_learnt_from_the_forward_that_read_it() -> None:
 
 def test_an_answer_of_one_token_teaches_what_its_prompt_does() -> None:
     prompt, table = tuple(range(20, 30)), LookupTable(VOCAB)
-    machine = LookupTree(MachineConfig("cloud", True, GREEDY, 1, EOS, VOCAB, table=table))
+    machine = LookupTree(a_config("cloud", True, GREEDY, 1, EOS, VOCAB, table=table))
     machine.on(Started(0.0))
     (read,) = [e for e in machine.on(Retrieved((Branch(prompt, None),), None)) if isinstance(e, Forward)]
     effects = machine.on(Scored(read.ticket, tuple(point(token + 10) for token in prompt), 0.1))
@@ -151,7 +152,7 @@ def test_a_prompt_that_came_in_parts_teaches_by_the_last_of_them(rows: int) -> N
     """A scheduler that cuts a prompt asks for rows of its last part alone."""
     prompt = tuple(range(20, 30))
     table = LookupTable(VOCAB)
-    machine = LookupTree(MachineConfig("cloud", True, GREEDY, 40, EOS, VOCAB, table=table))
+    machine = LookupTree(a_config("cloud", True, GREEDY, 40, EOS, VOCAB, table=table))
     machine.on(Started(0.0))
     (read,) = [e for e in machine.on(Retrieved((Branch(prompt, None),), None)) if isinstance(e, Forward)]
     effects = machine.on(Scored(read.ticket, tuple(point(token + 10) for token in prompt[-rows:]), 0.1))
@@ -161,9 +162,7 @@ def test_a_prompt_that_came_in_parts_teaches_by_the_last_of_them(rows: int) -> N
 
 
 def test_a_request_that_wants_no_drafts_gets_none() -> None:
-    played = cycling(
-        Hand(LookupTree, "cloud", front=True, has_peer=False, drafting=DraftLimits(1, 1, 0), max_tokens=20)
-    )
+    played = cycling(Hand(LookupTree, "cloud", front=True, joined=False, drafting=DraftLimits(1, 1, 0), max_tokens=20))
     played.begin()
     assert played.tokens == cycle(20) and played.finish.stats["drafted"] == 0
 
@@ -186,7 +185,7 @@ def test_many_drafts_in_every_step_change_no_token(sampling: SamplingParams) -> 
     accepted = 0.0
     for seed in range(6):
         this = job(strategy, "cloud", sampling)
-        config = replace(this.config, table=table, stats=experience)
+        config = changed(this.config, table=table, stats=experience)
         answer = Simulation(replace(this, config=config), engines(), seed=seed).run()
         expected = oracle.continued_alone(engines()["cloud"], BRANCHES["cloud"], [], sampling, MAX_TOKENS, EOS)
         assert answer.tokens == expected
@@ -196,7 +195,7 @@ def test_many_drafts_in_every_step_change_no_token(sampling: SamplingParams) -> 
 
 
 def test_logprobs_are_those_of_plain_decoding() -> None:
-    plain = Hand(Autoregressive, "cloud", front=True, has_peer=False, max_tokens=20)
+    plain = Hand(Autoregressive, "cloud", front=True, joined=False, max_tokens=20)
     drafted = hand(max_tokens=20)
     for played in (plain, drafted):
         cycling(played).begin()
@@ -212,6 +211,6 @@ def test_a_drafter_of_ones_own_takes_the_place() -> None:
     def machine(task: MachineConfig) -> Machine:
         return LookupTree(task, drafter=NgramDrafter(table, GREEDY), budget=FixedBudget(4))
 
-    played = cycling(Hand(machine, "cloud", front=True, has_peer=False, max_tokens=20))
+    played = cycling(Hand(machine, "cloud", front=True, joined=False, max_tokens=20))
     played.begin()
     assert played.tokens == cycle(20) and len(table) > 0

@@ -15,8 +15,8 @@ from paceline.core.batching.segment import ROOT, LogitsMode, Segment, SeqId
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.row import NOT_SAMPLED, RowSampling, SampledRow
-from paceline.core.sampling.sampler import Mask, SamplingParams, filter_top, sample
-from paceline.strategies.base import Branch, Effect, Forward, Prune, Sampled, Scored
+from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
+from paceline.strategies.base import Branch, Effect, Forward, OutputRules, Prune, Sampled, Scored
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 from paceline.strategies.decoding.rescoring import BranchMixer
 
@@ -77,24 +77,21 @@ class BranchDecoder:
 
     def __init__(
         self,
-        sampling: SamplingParams,
-        vocab_size: int,
+        output: OutputRules,
         *,
         rescoring: bool = False,
-        mask: Mask | None = None,
-        eos_ids: frozenset[int] = frozenset(),
         lazy: bool = False,
         keep_heads: bool = False,
         keep_plain: bool = False,
         samples: bool = False,
         heads: bool = False,
     ) -> None:
-        """rescoring: scores of documents follow the text. mask: constraint of the answer. eos_ids: needed with a mask
-        only. lazy: few rows are used: distributions are made of the nodes that `dist` is called with, parents first,
-        and tokens sampled of those that they lead to. keep_heads: nodes keep the plain mixture's head (`raw_head`).
-        keep_plain: the whole of it, of rows that come as distributions (`plain`). samples: the engine mixes the
-        branches and samples each row's token (`sampled`); without a prefix only. heads: with `samples`, nodes get the
-        rows' heads, and their distributions are read on demand; `sample` is not called.
+        """rescoring: scores of documents follow the text. lazy: few rows are used: distributions are made of the nodes
+        that `dist` is called with, parents first, and tokens sampled of those that they lead to. keep_heads: nodes keep
+        the plain mixture's head (`raw_head`). keep_plain: the whole of it, of rows that come as distributions
+        (`plain`). samples: the engine mixes the branches and samples each row's token (`sampled`); without a prefix
+        only. heads: with `samples`, nodes get the rows' heads, and their distributions are read on demand; `sample` is
+        not called.
         """
         self.started = False  # the prompts are known
         self.max_new_tokens: int | None = None  # output tokens that fit the context
@@ -103,19 +100,10 @@ class BranchDecoder:
         self.rows = 0  # in them, of one branch
         self.timed: tuple[int, float] | None = None  # rows and seconds of the last forward that was no prefill
         self.num_top = NUM_SUCCESSORS if keep_heads else 0  # ids of the head of each row that is sampled from now on
-        self._mixer = BranchMixer(
-            sampling,
-            vocab_size,
-            rescoring=rescoring,
-            mask=mask,
-            eos_ids=eos_ids,
-            keep_heads=keep_heads,
-            keep_plain=keep_plain,
-        )
+        self._mixer = BranchMixer(output, rescoring=rescoring, keep_heads=keep_heads, keep_plain=keep_plain)
         self._samples, self._heads = samples, heads
-        self._sampling = sampling
+        self._sampling, self._vocab_size = output.sampling, output.vocab_size
         self._lazy = lazy
-        self._vocab_size = vocab_size
         self._branches: tuple[Branch, ...] = ()
         self._committed: list[int] = []  # output tokens whose rows are there for good
         self._open: list[PrefixNode] = []  # nodes of the open tree, in the order of their rows

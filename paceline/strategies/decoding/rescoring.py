@@ -32,8 +32,8 @@ from paceline.core.aggregation.weights import (
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.row import RowSampling, SampledRow, set_ranking
-from paceline.core.sampling.sampler import Mask, SamplingParams, apply_mask
-from paceline.strategies.base import Branch
+from paceline.core.sampling.sampler import apply_mask
+from paceline.strategies.base import Branch, OutputRules
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 
 AllowedIds = NDArray[np.bool_] | None  # a mask; None: all ids
@@ -46,24 +46,19 @@ class BranchMixer:
 
     def __init__(
         self,
-        sampling: SamplingParams,
-        vocab_size: int,
+        output: OutputRules,
         *,
         rescoring: bool,
-        mask: Mask | None,
-        eos_ids: frozenset[int],
         keep_heads: bool,
         keep_plain: bool = False,
     ) -> None:
         self.num_prefix_rows = 0  # tokens at the prefix's end that are rescored; `take_prefix_rows` takes their rows
-        self.needs_path = mask is not None or sampling.looks_back  # `score` needs the tokens before a row
+        self.needs_path = output.mask is not None or output.sampling.looks_back  # `score` needs the tokens before a row
         self.rescoring = rescoring
         self.decided_by: frozenset[int] | None = None  # branches that decided the token decided last, where not all
-        self._sampling = sampling
-        self._penalised = sampling.looks_back
-        self._vocab_size = vocab_size
-        self._mask = mask
-        self._eos_ids = eos_ids
+        self._sampling, self._vocab_size = output.sampling, output.vocab_size
+        self._penalised = output.sampling.looks_back
+        self._mask, self._eos_ids = output.mask, output.eos_ids
         self._keep_heads, self._keep_plain = keep_heads, keep_plain
         self._branches: tuple[Branch, ...] = ()
         self._weights: tuple[float, ...] = ()  # R of each branch, 0 without a document
