@@ -34,7 +34,7 @@ class LocalSession(Session):
     def __init__(
         self, machine: Machine, worker: EngineWorker, prompt: Sequence[int], max_new_tokens: int | None
     ) -> None:
-        super().__init__(machine, worker, None)
+        super().__init__(machine, worker, None, client=self)
         self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answer = Answer()
         self._retrieved = Retrieved((Branch(tuple(prompt), None),), max_new_tokens)

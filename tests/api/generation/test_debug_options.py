@@ -23,7 +23,7 @@ def test_options_of_strategies_are_chosen_by_their_fields(http: httpx.Client, se
     service.debug_options = True
     assert post(http, paceline={"debug": GELATO}).status_code == 200
     assert post(http, paceline=shaped("sequence", aggregator="paper", rescoring=False)).status_code == 200
-    gelato, dragon = (dict(request.options) for request in service.requests)
+    gelato, dragon = (dict(request.strategy.options) for request in service.requests)
     assert gelato == {"search_every": 0} | GELATO
     assert dragon == {"search_every": 0, "drafting": SHAPES["sequence"], "aggregator": "paper", "rescoring": False}
 
