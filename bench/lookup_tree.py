@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from lab.configs import a_config, changed
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.runtime.engine_loop.worker import EngineWorker
@@ -96,11 +97,11 @@ def run(options: Options) -> Report:
 
 def _config(model: ModelPrompts, sampling: SamplingParams, tokens: int) -> MachineConfig:
     sampling = replace(sampling, logit_bias=dict.fromkeys(model.eos_ids, -100.0))
-    return MachineConfig("cloud", True, sampling, tokens, model.eos_ids, model.vocab_size)
+    return a_config("cloud", True, sampling, tokens, model.eos_ids, model.vocab_size)
 
 
 async def _answered(worker: EngineWorker, way: Way, config: MachineConfig, memory: DraftMemory, prompt: Ids) -> Answer:
-    config = replace(config, table=memory.table, stats=memory.stats)
+    config = changed(config, table=memory.table, stats=memory.stats)
     machine: Callable[[], Machine] = partial(way, config, memory)
     (answer,) = await together(worker, [machine], [prompt])
     return answer
@@ -112,7 +113,7 @@ async def _measure(
     """Answer every prompt with every method, in rotating order; the answers by task."""
     config = _config(model, SamplingParams(temperature=0.0), size.tokens)
     if ending != ENDINGS[0]:
-        config = replace(config, sampling=SamplingParams(temperature=0.0))
+        config = changed(config, sampling=SamplingParams(temperature=0.0))
     measured: dict[str, dict[str, list[Answer]]] = {}
     memories = {way: DraftMemory(model.vocab_size) for way in by_name}
     names = list(by_name)

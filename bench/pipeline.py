@@ -14,11 +14,12 @@ from itertools import pairwise
 from typing import Final
 
 from lab.baselines import flowspec
+from lab.configs import a_config
 from lab.simulation import SimulatedRequest, SimulatedSession, Simulation, StageTimes
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
-from paceline.strategies.base import Branch, MachineConfig, Strategy
+from paceline.strategies.base import Branch, Strategy
 from paceline.strategies.pipeline.growth import TREE_NODES
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import DraftLimits
@@ -153,7 +154,7 @@ def _answered(
     learnt: OnlineStats,
 ) -> tuple[float, SimulatedSession]:
     """Virtual seconds from the first token to the last, and the answer."""
-    config = MachineConfig(
+    config = a_config(
         "cloud",
         True,
         recording.sampling,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.configs import a_config
 from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, LoadedModel
@@ -16,7 +17,7 @@ from paceline.engine.loader import load_model
 from paceline.rag.embedder import Embedder
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.runtime.sessions.prompts import device_log_weight
-from paceline.strategies.base import SIDES, Branch, MachineConfig, RoutingContext, Side, Wish
+from paceline.strategies.base import SIDES, Branch, RoutingContext, Side, Wish
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import DraftLimits
 
@@ -57,7 +58,7 @@ class Pair:
         plain = {"drafting": DraftLimits(width=1, rows=1, ahead=0)}  # drafts change no token, cost time
         options = strategy.options_for(RoutingContext(front, Wish(strategy.name, sampling, options=plain)))
         assert options is not None, "neither strategy declines"
-        config = MachineConfig(front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, options)
+        config = a_config(front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, options)
         engines: dict[str, Engine] = {side: self.models[side].engine for side in SIDES}
         prompts: dict[str, tuple[Branch, ...]] = {side: tuple(branches[side]) for side in sides}
         world = Simulation(SimulatedRequest(strategy, front, config, prompts), engines, network=Network((0.01, 0.02)))

@@ -15,6 +15,7 @@ import sys
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -162,9 +163,9 @@ class Replay:
         if "config" not in line:
             raise NotReplayableError("it was written without text: have the program run with --log-text")
         number, masks = line["machine"], deque[Any]()
-        fields = {name: self._shared.decode(value) for name, value in line["config"].items()}
+        config: MachineConfig = self._shared.decode(line["config"])
         mask = ToldMask(masks) if line["masked"] else None
-        config = MachineConfig(**{**fields, "mask": mask})
+        config = replace(config, output=replace(config.output, mask=mask))
         self._machines[number], self._masks[number] = STRATEGIES[line["strategy"]].machine(config), masks
 
     def _stimulus(self, line: Mapping[str, Any]) -> tuple[int, Event, list[object], list[object]]:

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from lab.configs import a_config, changed
 from lab.simulation import Network, SimulatedRequest, Simulation
 from lab.simulation.host import StepCost
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side
 from paceline.strategies.aggregate.machine import Aggregate
-from paceline.strategies.base import MachineConfig
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import AggregateOptions, DraftLimits
 
@@ -173,7 +173,7 @@ def _world(
     strategy = STRATEGIES["aggregate"]
     if side is not None:
         strategy = replace(strategy, machine=functools.partial(Aggregate, keep_at=side))
-    config = MachineConfig(
+    config = a_config(
         "device",
         True,
         SamplingParams(seed=seed),
@@ -193,7 +193,7 @@ def _world(
     world = Simulation(request, engines, seed=seed, network=first.network, forward=first.forward)
     for name in SIDES:  # each keeps what it has measured
         session = world.session(name)
-        session.request = replace(request, config=replace(config, stats=stats[name]))
+        session.request = replace(request, config=changed(config, stats=stats[name]))
     return world
 
 

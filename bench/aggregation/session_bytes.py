@@ -10,13 +10,14 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 
+from lab.configs import a_config, changed
 from lab.simulation import Network, SimulatedRequest, Simulation
 from lab.simulation.host import StepCost
 from paceline.core.aggregation.aggregators import AggregatorName
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side
-from paceline.strategies.base import Branch, MachineConfig
+from paceline.strategies.base import Branch
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import AggregateOptions, OpenSession
 
@@ -79,7 +80,7 @@ def _world(
     seed: int,
     stats: Mapping[Side, OnlineStats],
 ) -> Simulation:
-    config = MachineConfig(
+    config = a_config(
         "device",
         True,
         SamplingParams(seed=seed),
@@ -100,5 +101,5 @@ def _world(
     )
     for side in SIDES:  # each keeps what it has measured
         session = world.session(side)
-        session.request = replace(request, config=replace(config, stats=stats[side]))
+        session.request = replace(request, config=changed(config, stats=stats[side]))
     return world

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
+from lab.configs import a_config
 from lab.simulation import Channel, FadingChannel, Network, RadioParameters, SimulatedRequest, Simulation
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.offloading import EnergyQueue, OffloadStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES
-from paceline.strategies.base import Branch, MachineConfig
+from paceline.strategies.base import Branch
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import SessionFrame
 from paceline.wire.payloads import decode_places, decode_tokens
@@ -87,7 +88,7 @@ def play(way: Way, setting: Setting, engines: Mapping[str, PairedEngine]) -> lis
 def _play(way: Way, setting: Setting, engines: Mapping[str, PairedEngine], stats: OnlineStats, seed: int) -> Taken:
     strategy = STRATEGIES[way.strategy]
     sampling = SamplingParams(temperature=1.0, seed=seed)
-    config = MachineConfig(
+    config = a_config(
         way.front, True, sampling, setting.tokens, frozenset(), VOCAB, way.options, stats=stats, needs_dists=False
     )
     branches: dict[str, tuple[Branch, ...]] = {side: (Branch(PROMPT, None),) for side in SIDES}

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from lab.configs import a_config
 from lab.simulation import Accelerator, Network, SimulatedRequest, Simulation, StepCost
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.strategies.base import Branch, MachineConfig
+from paceline.strategies.base import Branch
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import DEFAULT_OPTIONS, Options
 from paceline.wire.verify_messages import VerifyOptions
@@ -111,7 +112,7 @@ def serve(regime: Regime, way: Way, answers: int, load: Load) -> Run:
         host = "device" if way.in_cloud or not way.drafts else f"device {number}"
         if host not in engines and way.drafts:
             engines[host], steps[host] = PairedEngine(target=False), DRAFT_S
-        config = MachineConfig(
+        config = a_config(
             front,  # type: ignore[arg-type]  # a side
             True,
             SamplingParams(temperature=1.0, seed=number),

@@ -7,16 +7,17 @@ little of what is accepted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
+from lab.configs import a_config, changed
 from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.offloading import EnergyQueue, OffloadStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
-from paceline.strategies.base import Branch, MachineConfig
+from paceline.strategies.base import Branch
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.verify_messages import VerifyOptions
 
@@ -94,9 +95,9 @@ def _measure(load: Load, name: str, how: VerifyOptions, spread: float, rtt: floa
     seconds = forwards = verifications = drafted = accepted = 0.0
     for seed in range(load.answers):
         sampling = SamplingParams(temperature=1.0, seed=seed)
-        config = MachineConfig("device", True, sampling, load.tokens, frozenset(), VOCAB, how, stats=stats)
+        config = a_config("device", True, sampling, load.tokens, frozenset(), VOCAB, how, stats=stats)
         branches = {side: (Branch(PROMPT, None),) for side in engines}
-        request = SimulatedRequest(STRATEGIES["draft_verify"], "device", replace(config, needs_dists=False), branches)
+        request = SimulatedRequest(STRATEGIES["draft_verify"], "device", changed(config, needs_dists=False), branches)
         world = Simulation(
             request,
             engines,

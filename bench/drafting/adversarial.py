@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
 import msgspec
 import numpy as np
 
+from lab.configs import a_config, changed
 from paceline.api.http.server import freeze_heap
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.dist import Dist
@@ -22,7 +23,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Output
 from paceline.engine.fake import FakeEngine
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.strategies.base import Machine, MachineConfig
+from paceline.strategies.base import Machine
 
 from .drafters import OURS, PLAIN, DraftMemory, ways
 from .placing_engine import PlacingEngine
@@ -110,9 +111,9 @@ async def measure(
     """A row, and the answers of both methods, alternating. Ours keeps its learnt state from round to round."""
     engine = Scripted(setting, forward_s / setting.batch if setting.row >= 1.0 else forward_s)
     sampling = SamplingParams(temperature=0.0)
-    config = MachineConfig("cloud", True, sampling, setting.tokens, frozenset(), setting.vocab)
+    config = a_config("cloud", True, sampling, setting.tokens, frozenset(), setting.vocab)
     by_name, memory = ways(None), DraftMemory(setting.vocab)
-    config = replace(config, table=memory.table, stats=memory.stats)
+    config = changed(config, table=memory.table, stats=memory.stats)
     measured: dict[str, list[Answer]] = {PLAIN: [], OURS: []}
     worker = EngineWorker(engine)
     await worker.start()

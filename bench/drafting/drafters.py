@@ -143,9 +143,8 @@ def _drafting(options: DrafterOptions, budget: int | None = None, kind: type[Var
     """budget: draft tokens in every step; None: adaptive."""
 
     def make(config: MachineConfig, memory: DraftMemory) -> Machine:
-        drafter = kind(
-            memory.table, config.sampling, eos_ids=config.eos_ids, stats=memory.stats.drafter, options=options
-        )
+        output, stats = config.output, memory.stats.drafter
+        drafter = kind(memory.table, output.sampling, eos_ids=output.eos_ids, stats=stats, options=options)
         return LookupTree(config, drafter=drafter, budget=None if budget is None else FixedBudget(budget))
 
     return make

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
+from lab.configs import a_config, changed
 from paceline.core.batching.segment import Batch, PlacedSegment, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
@@ -22,7 +23,7 @@ from paceline.engine.base import Engine, ModelInfo, Output
 from paceline.engine.paged.engine import PagedEngine, paged_engine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.strategies.base import Machine, MachineConfig
+from paceline.strategies.base import Machine
 
 from ..bootstrap import Estimate, estimate
 from ..random_model import Shape, random_model
@@ -136,7 +137,7 @@ def measure(models: Sequence[ModelPrompts], *, tokens: int, prompts: int) -> lis
 async def _play(small: str, replay: Replay, traces: Sequence[Trace], tokens: int) -> Replayed:
     """Both methods on all traces; the first trace is a warm-up."""
     size = replay.info.vocab_size
-    config = MachineConfig("cloud", True, GREEDY, tokens, frozenset(), size)
+    config = a_config("cloud", True, GREEDY, tokens, frozenset(), size)
     by_name = ways(None)
     memories = {way: DraftMemory(size) for way in (PLAIN, OURS)}
     answers: dict[str, list[Answer]] = {way: [] for way in memories}
@@ -148,7 +149,7 @@ async def _play(small: str, replay: Replay, traces: Sequence[Trace], tokens: int
             replay.play(trace)
             for way, memory in memories.items():
                 before = replay.seconds
-                own_config = replace(config, stats=memory.stats, table=memory.table)
+                own_config = changed(config, stats=memory.stats, table=memory.table)
                 machine: Callable[[], Machine] = partial(by_name[way], own_config, memory)
                 (answer,) = await together(worker, [machine], [trace.prompt])
                 if tuple(answer.tokens) != trace.tokens[:tokens]:

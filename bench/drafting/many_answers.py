@@ -18,12 +18,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import torch
 
+from lab.configs import a_config, changed
 from lab.engines import WrappedEngine
 from paceline.api.http.server import freeze_heap
 from paceline.core.batching.segment import Batch
@@ -163,10 +164,8 @@ async def measure(
 def _config(model: Model, text: str, tokens: int, seed: int, memory: DraftMemory) -> MachineConfig:
     bias = dict.fromkeys(model.banned, -100.0)
     sampling = SamplingParams(temperature=TEXTS[text], seed=seed, logit_bias=bias)
-    config = MachineConfig(
-        "cloud", True, sampling, tokens, model.banned, model.engine.info.vocab_size, needs_dists=False
-    )
-    return replace(config, table=memory.table, stats=memory.stats)
+    config = a_config("cloud", True, sampling, tokens, model.banned, model.engine.info.vocab_size, needs_dists=False)
+    return changed(config, table=memory.table, stats=memory.stats)
 
 
 async def _play(

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 import torch
 
 from lab.baselines.lookup import FixedBudget
+from lab.configs import a_config
 from lab.engines import WrappedEngine
 from paceline.core.batching.segment import Batch
 from paceline.core.drafting.ngram_drafter import NgramDrafter
@@ -149,7 +150,7 @@ async def _steps(engine: TimedEngine, model: ModelFiles, load: Load, *, trees: b
     machines: list[Callable[[], Machine]] = []
     for seed in range(load.sequences):
         sampling = SamplingParams(temperature=load.temperature, top_p=load.top_p, seed=seed)
-        config = MachineConfig("cloud", True, sampling, tokens, frozenset(), size, needs_dists=False)
+        config = a_config("cloud", True, sampling, tokens, frozenset(), size, needs_dists=False)
         machines.append(
             partial(_tree_machine, config, memory, words, draw) if trees else partial(Autoregressive, config)
         )
@@ -166,7 +167,7 @@ async def _steps(engine: TimedEngine, model: ModelFiles, load: Load, *, trees: b
 
 
 def _tree_machine(config: MachineConfig, memory: DraftMemory, words: range, draw: random.Random) -> Machine:
-    drafter = FullTrees(memory.table, config.sampling, stats=memory.stats.drafter)
+    drafter = FullTrees(memory.table, config.output.sampling, stats=memory.stats.drafter)
     drafter.words, drafter.draw = words, draw
     return LookupTree(config, drafter=drafter, budget=FixedBudget(len(PARENTS)))
 

@@ -20,6 +20,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from lab.configs import a_config
 from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.core.batching.segment import Batch
 from paceline.core.drafting.lookup_table import LookupTable
@@ -28,7 +29,7 @@ from paceline.engine.base import Output, SampleRequest
 from paceline.engine.fake import FakeEngine
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
 from paceline.strategies.aggregate.machine import aggregate
-from paceline.strategies.base import Branch, MachineConfig
+from paceline.strategies.base import Branch
 from paceline.wire.messages import AggregateOptions
 
 from ..bootstrap import median_of
@@ -160,7 +161,7 @@ def play(
             side: tuple(Branch((*(draw.randrange(200) for _ in range(24)), *question), draw.random()) for _ in range(2))
             for side in engines
         }
-        config = MachineConfig(
+        config = a_config(
             "cloud",
             True,
             replace(sampling, seed=1000 * seed + number),

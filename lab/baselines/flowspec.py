@@ -82,7 +82,7 @@ class WholeTrees(TreeGrowth):
         nodes: int = TREE_NODES,
     ) -> None:
         super().__init__(config, tree, decoder, drafter, nodes=nodes)
-        stats = config.stats or OnlineStats()
+        stats = config.means.stats or OnlineStats()
         self._model = WholeModel(config, stats.draft_model, rescoring=config.options.rescoring)
         self._forwards = 0  # of the draft model, when the head left the tree, or the last tree was drafted
 
@@ -217,7 +217,7 @@ class Naive(Pruned):
 
     def __init__(self, config: MachineConfig, *, drafter: TreeDrafter | None = None, nodes: int = TREE_NODES) -> None:
         super().__init__(config, drafter=drafter, nodes=nodes)
-        self._max_under_way = config.depth
+        self._max_under_way = config.means.depth
 
     def _walk(self) -> tuple[list[Effect], FinishReason | None, Emit | None]:
         return super()._walk() if self._decoder.idle else ([], None, None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Protocol
 
 import msgspec
 
+from lab.configs import changed
 from lab.simulation.clock import VirtualClock
 from lab.simulation.host import SimulatedHost
 from lab.simulation.network import SimulatedLink
@@ -141,12 +142,12 @@ class SimulatedSession:
 
     def _begin(self, config: MachineConfig) -> None:
         linked, network = self.link is not None and self.link.up, None if self.link is None else self.link.network
-        config = replace(
+        config = changed(
             config,
             depth=self.host.steps.depth,
             side=self.side,
             faces_client=self.faces_client,
-            has_peer=linked and self.request.strategy.needs_peer,
+            joined=linked and self.request.strategy.needs_peer,
             rtt=None if network is None else network.rtt,
             bandwidth=None if self.link is None else self.link.bandwidth(self.host.name),
             draft_positions=0 if self._drafts is None else self._drafts.positions,
@@ -211,7 +212,7 @@ class SimulatedSession:
         if self.refusal is not None:
             self._close(f"refused: {self.refusal}")
             return
-        config = replace(
+        config = changed(
             self.request.config,
             sampling=sampling_from_wire(opening.sampling),
             max_tokens=opening.max_tokens,
@@ -275,10 +276,10 @@ class SimulatedSession:
             strategy=self.request.strategy.name,
             messages=[],
             query="",
-            sampling=sampling_to_wire(config.sampling),
-            max_tokens=config.max_tokens,
+            sampling=sampling_to_wire(config.output.sampling),
+            max_tokens=config.output.max_tokens,
             top_k_documents=0,
-            privacy="document-private" if config.private else "open",
+            privacy="document-private" if config.peer.private else "open",
             options=encode_options(config.options),
             targets=list(targets),
             epoch=epoch,

@@ -465,7 +465,6 @@ async def complete(
 async def begin(service: Service, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
     """Admit the answers, then score the prompts: nothing is computed for a request that will be refused."""
     if call.write and not call.asked.echo and must_load(service, call.model.name):
-        await service.wait_for_room(call.request.account.owner)
         return await _meta(service, call, ()), _late(service, call)
     prompts = [await _tokens(service, prompt, call.model.name) for prompt in call.asked.prompt]
     for prompt in prompts if call.asked.echo else ():

@@ -2,7 +2,7 @@
 
 - `service`: the protocol that the HTTP surface uses
 - `node`: one side of the program, its implementation
-- `admission`: a place for an answer, and its sessions
+- `admission`: places of answers, and answers written in stretches
 - `preparation`: from a request to a session that is ready to run
 - `peers`: links of a node and the sessions that peers open
 - `resources`: engine, tokenizer, documents, n-gram tables, grammars and statistics of a side

@@ -1,11 +1,8 @@
-"""From a request to its answer's sessions: a place for each answer, its first session, and the next one where it is
-written in stretches.
-"""
+"""Places of answers under way, and an answer that is written in stretches, a session for each."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -15,10 +12,8 @@ from paceline.core.energy import EnergyUse
 from paceline.core.shares import Shares, WaitingLine
 from paceline.core.side import SIDES
 from paceline.errors import RequestError
-from paceline.runtime.preparation import Preparation
-from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, GenerationResult
+from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
 from paceline.runtime.sessions.client import ClientSession, is_refusal
-from paceline.runtime.sessions.driver import Egress
 
 # An answer for which documents are searched for again as it grows: a session for each stretch of it.
 #
@@ -132,16 +127,15 @@ class AnswerPlaces:
             pass
         finally:
             self._line.leave(called.set)
-        self.check_room(owner)
-
-    def check_room(self, owner: str) -> None:
-        """Raises RequestError (429) where this owner has no room now."""
         if not self._has_room(owner):
-            raise _full(self._shares.taken, self._shares.held(owner))
+            raise self._full(owner)
 
-    def take(self, owner: str) -> None:
-        """Take a place, whether there is room or not."""
-        self._shares.force(owner)
+    def take(self, owner: str, *, anyhow: bool = False) -> None:
+        """Take a place. anyhow: whether there is room or not. Raises RequestError (429) where there is none."""
+        if anyhow:
+            self._shares.force(owner)
+        elif not self._shares.take(owner, alone=not owner):
+            raise self._full(owner)
 
     def give_back(self, owner: str) -> None:
         self._line.give_back(owner)
@@ -149,77 +143,11 @@ class AnswerPlaces:
     def _has_room(self, owner: str) -> bool:
         return self._shares.has_room(owner, alone=not owner)
 
-
-def _full(taken: int, held: int) -> RequestError:
-    """taken: answers under way; held: of them, those of the key that wants another."""
-    return RequestError(
-        f"This server is writing {taken} answers of {MAX_ANSWERS} at most, and {held} of them for this key. "
-        f"Please try again in {RETRY_AFTER_S} s.",
-        status=429,
-        type="rate_limit_error",
-        code="rate_limit_exceeded",
-    )
-
-
-# Admission of answers: a place for each, its session, and the next session where an answer is written in stretches.
-
-
-log = logging.getLogger("paceline.node")
-
-
-class Admission:
-    """Belongs to the event loop of a node."""
-
-    def __init__(self, preparation: Preparation, places: AnswerPlaces, clients: set[ClientSession]) -> None:
-        """clients: the sessions under way."""
-        self._preparation = preparation
-        self._places = places
-        self._clients = clients
-        self.preparing = 0  # admitted requests without a session yet
-
-    async def prepare(self, request: GenerateRequest) -> ClientSession | Stretches:
-        """An answer without a workflow. Raises as `Service.prepare`."""
-        session = await self.admit(request)
-        whole = session.prepared.end >= session.prepared.limit
-        return session if whole else Stretches(session, self._go_on)
-
-    async def check(self, request: GenerateRequest) -> None:
-        """Raises as `prepare` would now. Takes no place."""
-        self._places.check_room(request.account.owner)
-        await self._preparation.prepared(request, Egress())
-
-    async def admit(self, request: GenerateRequest, *, has_place: bool = False) -> ClientSession:
-        """The first session of an answer. has_place: it is part of a workflow, which takes one."""
-        if not has_place:
-            self._places.check_room(request.account.owner)
-        return await self._begin(
-            request.account.owner, lambda egress: self._preparation.prepare(request, egress, self._closed)
+    def _full(self, owner: str) -> RequestError:
+        return RequestError(
+            f"This server is writing {self._shares.taken} answers of {MAX_ANSWERS} at most, and "
+            f"{self._shares.held(owner)} of them for this key. Please try again in {RETRY_AFTER_S} s.",
+            status=429,
+            type="rate_limit_error",
+            code="rate_limit_exceeded",
         )
-
-    async def _go_on(self, earlier: ClientSession) -> ClientSession:
-        """The next stretch of an answer, in the place of the one that has ended."""
-        prepared = earlier.prepared
-        return await self._begin(
-            prepared.request.account.owner, lambda egress: self._preparation.go_on(earlier, egress, self._closed)
-        )
-
-    async def _begin(self, owner: str, prepare: Callable[[Egress], Awaitable[ClientSession]]) -> ClientSession:
-        self._places.take(owner)
-        self.preparing += 1
-        egress = Egress()
-        try:
-            session = await prepare(egress)
-        except BaseException:
-            self._places.give_back(owner)
-            if egress:
-                log.info("sent to the other side for an answer that was not begun: %s", egress)
-            raise
-        finally:
-            self.preparing -= 1
-        self._clients.add(session)
-        return session
-
-    def _closed(self, session: ClientSession) -> None:
-        if session in self._clients:
-            self._clients.discard(session)
-            self._places.give_back(session.prepared.request.account.owner)

@@ -18,12 +18,12 @@ from paceline.engine.base import ModelInfo, ServedModel
 from paceline.errors import ConfigError, EngineLost, PacelineError
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
-from paceline.runtime.admission import Admission, AnswerPlaces
+from paceline.runtime.admission import AnswerPlaces
 from paceline.runtime.asking import CloudAsks
 from paceline.runtime.energy import SAVE_S, SideEnergy
 from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentPrefiller
-from paceline.runtime.engine_loop.worker import EngineWorker, engine_load
-from paceline.runtime.link.connection import Link, link_states
+from paceline.runtime.engine_loop.worker import engine_load
+from paceline.runtime.link.connection import link_states
 from paceline.runtime.parts import NodeParts
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
@@ -43,7 +43,6 @@ from paceline.runtime.workflows.kept_profiles import KeptProfiles
 from paceline.runtime.workflows.run import Tools, Workflows
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
-from paceline.workflow.flows import WorkflowName
 
 # What a node does for ever beside its answers.
 
@@ -115,21 +114,26 @@ class Node(NodeTexts):
         """beside: of the first node on this store; None: this is it. The gate for a cloud's sessions is closed with the
         node."""
         parts, tools = parts or NodeParts(), tools or Tools()
+        self.side: Side = side
         self._resources = Resources(side, model, store, self._run, parts, web=tools.web is not None)
+        self.worker = self._resources.worker
         self._clients: set[ClientSession] = set()
         self._asks = parts.company.asks or CloudAsks()
         joined = None if beside is None else beside.peers
         self._is_joined = joined is not None
         peers = partial(Peers, self._resources, self._clients, self._run, self._asks, self._admit)
         self._peers = peers() if joined is None else joined
-        self._preparation = Preparation(self._resources, self._peers, alone=None if beside is None else beside.alone)
         self._places = AnswerPlaces() if beside is None else beside.places
-        self._admission = Admission(self._preparation, self._places, self._clients)
-        admit = partial(self._admission.admit, has_place=True)
+        alone = None if beside is None else beside.alone
+        self._preparation = Preparation(self._resources, self._peers, self._places, self._clients, alone=alone)
+        self.wait_for_room, self.check = self._places.wait_for_room, self._preparation.check
+        self.on_link = self._peers.on_link
+        admit = partial(self._preparation.admit, in_workflow=True)
         self._workflows = Workflows(self._resources, self._peers, admit, tools)
+        self.workflows = self._workflows.names
         self._profiles = tools.profiles
         self._tasks: set[asyncio.Task[None]] = set()
-        self._library = None if beside is None else beside.library
+        self.library = None if beside is None else beside.library
         self._is_first = beside is None
         super().__init__(self._resources, tools.reranker)
 
@@ -139,8 +143,8 @@ class Node(NodeTexts):
         if self._is_joined:
             self._peers.clients[self] = self._clients
         if resources.store is not None and self._is_first:
-            self._library = await asyncio.to_thread(Library, resources.store, resources.side, resources.work)
-            self._library.start()
+            self.library = await asyncio.to_thread(Library, resources.store, resources.side, resources.work)
+            self.library.start()
         if resources.store is not None:
             self._run(watch_removals(resources.store, resources.forget_removed))
         if resources.energy.kept is not None:
@@ -165,25 +169,17 @@ class Node(NodeTexts):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._asks.close()
-        if self._library is not None and self._is_first:
-            await asyncio.to_thread(self._library.close)
+        if self.library is not None and self._is_first:
+            await asyncio.to_thread(self.library.close)
         await self._resources.stop()
 
     def _is_busy(self) -> bool:
-        return bool(self._clients or self._peers.busy or self._admission.preparing)
+        return bool(self._clients or self._peers.busy or self._preparation.preparing)
 
     # ---- the service ------------------------------------------------------------------------------------------------
-    @property
-    def side(self) -> Side:
-        return self._resources.side
-
     def beside(self, *, joins: bool, alone: Callable[[], str]) -> Beside:
         """Parts of this node for that of another model."""
-        return Beside(self._library, self._places, self._peers if joins else None, alone)
-
-    @property
-    def worker(self) -> EngineWorker:
-        return self._resources.worker
+        return Beside(self.library, self._places, self._peers if joins else None, alone)
 
     def models(self) -> Sequence[ModelInfo]:
         return (self._resources.info,)
@@ -193,13 +189,6 @@ class Node(NodeTexts):
 
     def strategies(self) -> Sequence[str]:
         return tuple(STRATEGIES)
-
-    def workflows(self) -> Sequence[WorkflowName]:
-        return self._workflows.names
-
-    @property
-    def library(self) -> Library | None:
-        return self._library
 
     @property
     def num_documents(self) -> int:
@@ -241,32 +230,16 @@ class Node(NodeTexts):
         """Why the engine cannot be used any more; None while it can."""
         return self.worker.steps.lost
 
-    async def until_lost(self) -> None:
-        """Wait until the engine cannot be used any more."""
-        await self.worker.lost.wait()
-
-    async def check(self, request: GenerateRequest, *, room: int) -> None:
-        self._preparation.check(request, room=room)
-
-    async def wait_for_room(self, owner: str) -> None:
-        await self._places.wait_for_room(owner)
-
     async def prepare(self, request: GenerateRequest) -> Generation:
         if request.sources.workflow is None:
-            return await self._admission.prepare(request)
+            return await self._preparation.prepare(request)
         run = self._workflows.prepare(request, lambda: self._places.give_back(request.account.owner))
-        # What would be refused as an answer is refused before any agent writes, and before a query leaves this side.
-        await self._admission.check(replace(request, sources=replace(request.sources, workflow=None, passages=())))
-        self._places.take(request.account.owner)
+        await self._preparation.admit_workflow(request)
         return run
 
     async def _admit(self, request: GenerateRequest) -> Generation:
-        """See `TextServer`. The peers are there before the admission of answers."""
-        return await self._admission.admit(request)
-
-    def on_link(self, link: Link, peer: str) -> None:
-        """A link to this peer is up. The caller must close the link it replaces, which counts as lost for sessions."""
-        self._peers.on_link(link, peer)
+        """See `TextServer`. The peers are there before the preparation of answers."""
+        return await self._preparation.admit(request)
 
     def _run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run in the background, at most until the node stops."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from itertools import chain
 
 import msgspec
@@ -25,7 +24,7 @@ from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.prompts import PeerScales, PromptSet, build_prompts, query_with_text
 from paceline.runtime.sessions.remote import Admit, SearchServer, TextServer, to_wire
-from paceline.strategies.base import Strategy
+from paceline.strategies.base import MachineConfig, PeerTerms, Seat, Strategy
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import constraint_from_wire, decode_options, sampling_from_wire
 from paceline.wire.messages import (
@@ -218,17 +217,15 @@ class Peers:
     ) -> PeerSession:
         resources = self._resources
         mask = None if opening.constraint is None else DeferredMask()
-        table = resources.peers_table()
         sampling = sampling_from_wire(opening.sampling)
         _, end = stretch_of(len(opening.targets), options.stretch, opening.max_tokens)
-        config = replace(
-            resources.config(strategy, options, sampling, end, table=table, faces_client=False),
-            targets=tuple(opening.targets),
-            epoch=opening.epoch,
-            private=opening.privacy != "open" or (resources.side == "device" and not self._company.open_to_peer),
-            rtt=link.rtt,
-            bandwidth=link.bandwidth,
-            mask=mask,
+        private = opening.privacy != "open" or (resources.side == "device" and not self._company.open_to_peer)
+        config = MachineConfig(
+            Seat(resources.side, faces_client=False, targets=tuple(opening.targets), epoch=opening.epoch),
+            resources.rules(sampling, end, mask),
+            options,
+            PeerTerms(joined=True, private=private, rtt=link.rtt, bandwidth=link.bandwidth),
+            resources.means(strategy, options, sampling, resources.peers_table()),
         )
 
         def retrieve(session: PeerSession) -> None:
@@ -257,7 +254,7 @@ class Peers:
             masked=mask is not None,
         )
         if ask is not None:
-            session.observe = lambda message, sent: ask.observe(message) if sent or not config.private else None
+            session.observe = lambda message, sent: ask.observe(message) if sent or not private else None
         return session
 
     async def _retrieve(

@@ -1,4 +1,4 @@
-"""Preparation of a request: routing, retrieval and the claim of memory, up to a session that is ready to run.
+"""Preparation of a request: a place, routing, retrieval and the claim of memory, up to a session ready to run.
 
 Runs no forward. Sends nothing of the request to the other side except, at the privacy level `answer-private`, the query
 of a search; the length of the prompts and the claim of memory are checked again after that.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage, Selection
+from paceline.runtime.admission import AnswerPlaces, Stretches
 from paceline.runtime.energy import SideEnergy
 from paceline.runtime.engine_loop.memory import claim, claim_or_refuse
 from paceline.runtime.link.connection import Link
@@ -45,10 +48,23 @@ from paceline.runtime.sessions.routing import (
     peer_missing,
     wish_of,
 )
-from paceline.strategies.base import Machine, PeerPresence, RoutingContext, Side, SideFacts, Strategy, other
+from paceline.strategies.base import (
+    Machine,
+    MachineConfig,
+    PeerPresence,
+    PeerTerms,
+    RoutingContext,
+    Seat,
+    Side,
+    SideFacts,
+    Strategy,
+    other,
+)
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
 from paceline.wire.messages import ChatMessage, OpenSession, Options, stretch_of
+
+log = logging.getLogger("paceline.node")
 
 _ASKING = frozenset({"system", "user"})  # roles of messages that no model has written
 MIN_ANSWER_TOKENS = 256  # reserved beside documents for an answer without a limit, if the context is long enough
@@ -65,33 +81,76 @@ class _Common:
 class Preparation:
     """Belongs to the event loop of the node."""
 
-    def __init__(self, resources: Resources, peers: Peers, *, alone: Callable[[], str] | None = None) -> None:
-        """alone: why none of the peers takes part now, as the end of a sentence; empty, or None: one may."""
+    def __init__(
+        self,
+        resources: Resources,
+        peers: Peers,
+        places: AnswerPlaces,
+        clients: set[ClientSession],
+        *,
+        alone: Callable[[], str] | None = None,
+    ) -> None:
+        """clients: the sessions under way. alone: why none of the peers takes part now, as the end of a sentence;
+        empty, or None: one may."""
         self._resources = resources
         self._peers = peers
+        self._places = places
+        self._clients = clients
+        self.preparing = 0  # admitted requests without a session yet
         self._max_tokens_default = resources.parts.offer.max_tokens
         self._alone = alone or str  # without words
         self._search = RemoteSearch()
         self._common: WeakKeyDictionary[SharedPrompt, _Common] = WeakKeyDictionary()
 
-    def check(self, request: GenerateRequest, *, room: int) -> None:
+    async def check(self, request: GenerateRequest, *, room: int) -> None:
         """Raises RequestError for a raw-token request that `prepare` would refuse. room: positions the prompt must
         leave."""
         candidates(self._context(request, *self._peers.peer_for(request), 0, self._alone()))
         resources = self._resources
         raw_prompt(request.prompt.tokens or (), resources.max_positions, resources.vocab_size, room=room)
 
-    async def prepare(
-        self, request: GenerateRequest, egress: Egress, closed: Callable[[ClientSession], None]
-    ) -> ClientSession:
-        """Prepare a session. Raises RequestError for a request that cannot be fulfilled; by then nothing has been sent
-        but the query of `answer-private`."""
-        prepared, removals = await self.prepared(request, egress)
-        return self._session(prepared, removals, egress, closed)
+    async def prepare(self, request: GenerateRequest) -> ClientSession | Stretches:
+        """An answer without a workflow. Raises RequestError for a request that cannot be fulfilled; by then nothing has
+        been sent but the query of `answer-private`."""
+        session = await self.admit(request)
+        whole = session.prepared.end >= session.prepared.limit
+        return session if whole else Stretches(session, self._go_on)
 
-    async def prepared(self, request: GenerateRequest, egress: Egress) -> tuple[PreparedRequest, int]:
-        """What `prepare` finds out, without a session, and the removals of documents before its search. Raises as
-        that."""
+    async def admit(self, request: GenerateRequest, *, in_workflow: bool = False) -> ClientSession:
+        """The first session of an answer. in_workflow: of one whose place is taken, see `admit_workflow`."""
+        with self._place(request.account.owner, anyhow=in_workflow) as egress:
+            return self._session(*await self._prepared(request, egress), egress)
+
+    async def admit_workflow(self, request: GenerateRequest) -> None:
+        """Take the place of a workflow, whose `closed` gives it back. What would be refused as an answer is refused
+        before any agent writes, and before a query leaves this side."""
+        answer = replace(request, sources=replace(request.sources, workflow=None, passages=()))
+        with self._place(request.account.owner) as egress:
+            await self._prepared(answer, egress)
+
+    @contextmanager
+    def _place(self, owner: str, *, anyhow: bool = False) -> Iterator[Egress]:
+        """A place while something is prepared, given back if that fails, and what is sent meanwhile."""
+        self._places.take(owner, anyhow=anyhow)
+        self.preparing += 1
+        egress = Egress()
+        try:
+            yield egress
+        except BaseException:
+            self._places.give_back(owner)
+            if egress:
+                log.info("sent to the other side for an answer that was not begun: %s", egress)
+            raise
+        finally:
+            self.preparing -= 1
+
+    def _closed(self, session: ClientSession) -> None:
+        if session in self._clients:
+            self._clients.discard(session)
+            self._places.give_back(session.prepared.request.account.owner)
+
+    async def _prepared(self, request: GenerateRequest, egress: Egress) -> tuple[PreparedRequest, int]:
+        """What is found out before there is a session, and the removals of documents before its search."""
         resources, side = self._resources, self._resources.side
         name, link = self._peers.peer_for(request)
         alone = self._alone()
@@ -156,11 +215,13 @@ class Preparation:
         )
         return found_out, removals
 
-    async def go_on(
-        self, earlier: ClientSession, egress: Egress, closed: Callable[[ClientSession], None]
-    ) -> ClientSession:
-        """Prepare the next stretch of an answer, whose earlier one has ended: with the documents that this side finds
-        by the question and the text so far. Raises PacelineError."""
+    async def _go_on(self, earlier: ClientSession) -> ClientSession:
+        """The next stretch of an answer, in the place of the one that has ended: with the documents that this side
+        finds by the question and the text so far. Raises PacelineError."""
+        with self._place(earlier.prepared.request.account.owner, anyhow=True) as egress:
+            return await self._next_stretch(earlier, egress)
+
+    async def _next_stretch(self, earlier: ClientSession, egress: Egress) -> ClientSession:
         resources, before, written = self._resources, earlier.prepared, earlier.written
         request, strategy = before.request, STRATEGIES[before.strategy]
         selection = Selection(request.sources.collections, request.sources.document_ids)
@@ -189,14 +250,13 @@ class Preparation:
             claim=share.rows,
             missing=None,
         )
-        return self._session(prepared, removals, egress, closed, written, joined=joined)
+        return self._session(prepared, removals, egress, written, joined=joined)
 
     def _session(
         self,
         prepared: PreparedRequest,
         removals: int,
         egress: Egress,
-        closed: Callable[[ClientSession], None],
         written: Written | None = None,
         *,
         joined: bool = True,
@@ -213,12 +273,13 @@ class Preparation:
             prepared,
             resources.tokenizer,
             link if STRATEGIES[prepared.strategy].needs_peer else None,
-            closed,
+            self._closed,
             resources.drafts if prepared.draft_claim is not None else None,
             written,
             None if alone is None or written is not None else (alone, partial(machine, alone, joined=False)),
         )
         session.egress = egress
+        self._clients.add(session)
         return session
 
     def _machine(
@@ -228,24 +289,22 @@ class Preparation:
         resources, request, name = self._resources, prepared.request, prepared.peer_name
         strategy = STRATEGIES[prepared.strategy]
         table = resources.table(request.account.owner, _lifetime(request, prepared.prompts, strategy), removals)
-        return resources.machine(
-            strategy,
-            replace(
-                resources.config(
-                    strategy, prepared.options, request.sampling, prepared.end, table=table, faces_client=True
-                ),
-                targets=() if written is None else tuple(written.tokens),
-                has_peer=strategy.needs_peer and joined,
-                waits_for_peer=request.joining.on_loss != "continue",
-                peer_record=None if link is None or name is None else self._peers.record(name),
+        needs_dists, drafts = request.output.top_logprobs is not None, prepared.draft_claim is not None
+        config = MachineConfig(
+            Seat(resources.side, faces_client=True, targets=() if written is None else tuple(written.tokens)),
+            resources.rules(request.sampling, prepared.end, prepared.mask, needs_dists=needs_dists),
+            prepared.options,
+            PeerTerms(
+                joined=strategy.needs_peer and joined,
+                awaited=request.joining.on_loss != "continue",
                 private=request.joining.privacy != "open",
                 rtt=None if link is None else link.rtt,
                 bandwidth=None if link is None else link.bandwidth,
-                mask=prepared.mask,
-                needs_dists=request.output.top_logprobs is not None,
-                draft_positions=resources.draft_positions if prepared.draft_claim is not None else 0,
+                record=None if link is None or name is None else self._peers.record(name),
             ),
+            resources.means(strategy, prepared.options, request.sampling, table, drafts=drafts),
         )
+        return resources.machine(strategy, config)
 
     async def _read(
         self, request: GenerateRequest, selection: Selection, link: Link | None, egress: Egress

@@ -31,7 +31,7 @@ from paceline.runtime.parts import NodeParts
 from paceline.runtime.sessions.mask_threads import MaskBesideLoop, MaskThreads
 from paceline.runtime.sessions.prompts import scale_of
 from paceline.runtime.units import NodeUnits, PlainWork
-from paceline.strategies.base import Branch, Machine, MachineConfig, Side, Strategy
+from paceline.strategies.base import Branch, DraftingMeans, Machine, MachineConfig, OutputRules, Side, Strategy
 from paceline.wire.messages import Options
 
 # Constraints of requests compiled beside the event loop, in turns of their owners.
@@ -218,36 +218,27 @@ class Resources:
         share = claim(self.drafts.capacity, block_size, prompts, min(max_tokens, room)) if room > 0 else None
         return None if share is None or not share.drafts else share.rows
 
-    @property
-    def draft_positions(self) -> int:
-        """Context of the draft model; 0 without one."""
-        return 0 if self._draft_info is None else self._draft_info[0].max_positions
+    def rules(
+        self, sampling: SamplingParams, max_tokens: int, mask: Mask | None, *, needs_dists: bool = True
+    ) -> OutputRules:
+        return OutputRules(sampling, max_tokens, self.tokenizer.eos_ids, self.vocab_size, mask, needs_dists)
 
-    def config(
+    def means(
         self,
         strategy: Strategy,
         options: Options,
         sampling: SamplingParams,
-        max_tokens: int,
-        *,
         table: LookupTable,
-        faces_client: bool,
-    ) -> MachineConfig:
-        """Machine configuration with the fields that this side, the strategy and the sampling parameters determine.
-        Raises PacelineError for an energy budget that this side cannot keep."""
-        return MachineConfig(
-            side=self.side,
-            faces_client=faces_client,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            eos_ids=self.tokenizer.eos_ids,
-            vocab_size=self.vocab_size,
-            options=options,
-            has_peer=strategy.needs_peer,
-            stats=self.stats(strategy, options, sampling),
-            table=table,
-            energy=self.energy.queue(options) if self.side == "device" else None,
-            depth=self.worker.steps.depth,
+        *,
+        drafts: bool = False,
+    ) -> DraftingMeans:
+        """drafts: by the draft model as well. Raises PacelineError for an energy budget that this side cannot keep."""
+        return DraftingMeans(
+            self.stats(strategy, options, sampling),
+            table,
+            self.energy.queue(options) if self.side == "device" else None,
+            self.worker.steps.depth,
+            self._draft_info[0].max_positions if drafts and self._draft_info is not None else 0,
         )
 
 

@@ -19,24 +19,17 @@ from typing import Final, Self, TypeVar
 from paceline.engine.base import ModelInfo
 from paceline.engine.heap import trim_heap
 from paceline.errors import EngineError, EngineLost, PacelineError, RequestError
-from paceline.rag.store.library import Library
 from paceline.runtime.node import Node
 from paceline.runtime.service import (
-    EmbedderInfo,
-    Embeddings,
     GenerateEvent,
     GenerateRequest,
     Generation,
-    LinkStatus,
     Load,
     Logprobs,
     ModelState,
     ModelStatus,
     Readiness,
-    Reranked,
 )
-from paceline.strategies.base import Side
-from paceline.workflow.flows import WorkflowName
 
 # Sums of what several engines have done. Pure.
 
@@ -214,7 +207,7 @@ class ModelSlot:
                 self._life = None
 
     async def _until_stopped(self, life: _Life, node: Node) -> None:
-        lost = asyncio.create_task(node.until_lost())
+        lost = asyncio.create_task(node.worker.lost.wait())
         stopped = asyncio.create_task(life.stop.wait())
         try:
             await asyncio.wait((lost, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -314,6 +307,11 @@ class ServedModels:
         """memory: with the further models, which have names of their own. debug_options: as of `Service`."""
         self.debug_options = debug_options
         self._first = first
+        self.library = first.library
+        self.side, self.find, self.wait_for_room, self.links = first.side, first.find, first.wait_for_room, first.links
+        self.strategies, self.workflows = first.strategies, first.workflows
+        self.embedders, self.embed = first.embedders, first.embed
+        self.rerankers, self.rerank = first.rerankers, first.rerank
         self._slots = {slot.info.name: slot for slot in memory.slots}
         assert len(self._slots) == len(memory.slots) and first.models()[0].name not in self._slots, "names are unique"
         self._memory = memory
@@ -399,7 +397,6 @@ class ServedModels:
         slot = self._slots.get(request.model)
         if slot is None:
             return await self._first.prepare(request)
-        await self.wait_for_room(request.account.owner)  # a model is not loaded for what is refused anyway
         node = await slot.take()
         try:
             return _Kept(await node.prepare(request), slot.give_back)
@@ -410,46 +407,10 @@ class ServedModels:
     def load(self) -> Load:
         return total(self._first.load(), (slot.load() for slot in self._slots.values()))
 
-    # ---- of the first, for all --------------------------------------------------------------------------------------
-    @property
-    def side(self) -> Side:
-        return self._first.side
-
-    @property
-    def library(self) -> Library | None:
-        return self._first.library
-
-    async def find(self, work: Callable[[], T]) -> T:
-        return await self._first.find(work)
-
-    def strategies(self) -> Sequence[str]:
-        return self._first.strategies()
-
-    def workflows(self) -> Sequence[WorkflowName]:
-        return self._first.workflows()
-
-    def embedders(self) -> Sequence[EmbedderInfo]:
-        return self._first.embedders()
-
-    async def embed(self, texts: Sequence[str]) -> Embeddings:
-        return await self._first.embed(texts)
-
-    def rerankers(self) -> Sequence[str]:
-        return self._first.rerankers()
-
-    async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
-        return await self._first.rerank(query, passages)
-
-    async def wait_for_room(self, owner: str) -> None:
-        await self._first.wait_for_room(owner)
-
     def readiness(self) -> Readiness:
         known = self._first.readiness()
         loaded = [slot.info.name for slot in self._slots.values() if slot.state == "loaded"]
         return replace(known, detail={**known.detail, "also_loaded": ", ".join(loaded)})
-
-    def links(self) -> Sequence[LinkStatus]:
-        return self._first.links()
 
 
 @dataclass(slots=True)

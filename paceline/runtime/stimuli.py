@@ -165,11 +165,11 @@ class StimulusLog:
         number, told = self._machines, list[object]()
         line: dict[str, object] = {"machine": number, "strategy": strategy.name}
         if self.text:
-            plain = replace(config, mask=None)
-            line["config"] = {name: self._shared.encode(value) for name, value in fields_of(plain).items()}
-            line["masked"] = config.mask is not None
-            if config.mask is not None:
-                config = replace(config, mask=ToldMask(config.mask, told))
+            mask = config.output.mask
+            plain = replace(config, output=replace(config.output, mask=None))
+            line["config"], line["masked"] = self._shared.encode(plain), mask is not None
+            if mask is not None:
+                config = replace(config, output=replace(config.output, mask=ToldMask(mask, told)))
         self.write(line)
         return LoggedMachine(strategy.machine(config), number, told, self)
 

@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -105,16 +104,13 @@ def _probability(logit: float) -> float:
 # Services of a node for texts that it does not answer: tokens, log-probabilities, searches, vectors, relevance.
 
 
-T = TypeVar("T")
-
-
 class NodeTexts:
     """These methods of `Service`, for the one model of a node. Belongs to its loop."""
 
     def __init__(self, resources: Resources, reranker: Reranker | None) -> None:
         """reranker: None for the one of the store's own embedder, if it has one."""
         self.relevance = resources.relevance  # the scale of this side's; None: it keeps no documents
-        self._work = resources.work
+        self.find = resources.work.search
         self._tokenizer = resources.tokenizer
         self._scorer = PromptScorer(resources.worker, resources.tokenizer, resources.vocab_size)
         self._embedder: TextEmbedder | None = None
@@ -140,9 +136,6 @@ class NodeTexts:
 
     async def score(self, prompt: Sequence[int], top: int, model: str = "") -> Sequence[Logprobs]:  # noqa: ARG002
         return await self._scorer.score(prompt, top)
-
-    async def find(self, work: Callable[[], T]) -> T:
-        return await self._work.search(work)
 
     def embedders(self) -> Sequence[EmbedderInfo]:
         return self._info

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from paceline.errors import ConfigError
 
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 PREFIX: Final = "req_"  # of a request's id, before 32 hexadecimal digits
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 Fields = Mapping[str, str | int | float]
-
-
-class Tracer(Protocol):
-    def record(self, name: str, request: str, seconds: float, fields: Fields) -> None:
-        """A piece of work on a request has ended that took so long."""
-
-    def close(self) -> None:
-        """Send what has not been sent, for a few seconds at most."""
 
 
 def tracer_of(side: str) -> Tracer | None:
@@ -42,10 +34,10 @@ def tracer_of(side: str) -> Tracer | None:
     except ImportError as error:
         names = " and ".join(name for name in ENDPOINTS if os.environ.get(name))
         raise ConfigError(f"{names} asks for traces: pip install 'paceline[otel]'") from error
-    return SpanTracer(side, BatchSpanProcessor(OTLPSpanExporter()))
+    return Tracer(side, BatchSpanProcessor(OTLPSpanExporter()))
 
 
-class SpanTracer:
+class Tracer:
     """Makes spans of what has ended. Its processor sends them on a thread of its own."""
 
     def __init__(self, side: str, processor: SpanProcessor) -> None:
@@ -58,7 +50,8 @@ class SpanTracer:
         self._tracer = self._provider.get_tracer("paceline")
 
     def record(self, name: str, request: str, seconds: float, fields: Fields) -> None:
-        """Without effect for an id that is not one of this program's: a peer may send any."""
+        """A piece of work on a request has ended that took so long. Without effect for an id that is not one of this
+        program's: a peer may send any."""
         from opentelemetry import trace
 
         trace_id = _trace_id(request)
@@ -79,6 +72,7 @@ class SpanTracer:
         span.end(ended)
 
     def close(self) -> None:
+        """Send what has not been sent, for a few seconds at most."""
         self._provider.shutdown()
 
 

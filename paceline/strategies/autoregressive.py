@@ -32,14 +32,11 @@ class Autoregressive:
 
     def __init__(self, config: MachineConfig) -> None:
         self._config = config
-        self._tree = PrefixTree(len(config.targets))
+        self._tree = PrefixTree(len(config.seat.targets))
         self._decoder = BranchDecoder(
-            config.sampling,
-            config.vocab_size,
+            config.output,
             rescoring=config.options.rescoring,
-            mask=config.mask,
-            eos_ids=config.eos_ids,
-            keep_plain=config.needs_dists,
+            keep_plain=config.output.needs_dists,
             samples=config.takes_tokens,
         )
         self._finished = False
@@ -51,7 +48,7 @@ class Autoregressive:
             case Started():
                 return [Retrieve()]
             case Retrieved(branches, max_new_tokens):
-                return self._decoder.start(branches, self._config.targets, self._tree.head, max_new_tokens)
+                return self._decoder.start(branches, self._config.seat.targets, self._tree.head, max_new_tokens)
             case Scored(now=now) | Sampled(now=now):
                 return self._step(now) if self._decoder.take(event, now) else []
             case Cancelled(reason):
@@ -62,17 +59,17 @@ class Autoregressive:
     def _step(self, now: float) -> list[Effect]:
         """Sample the next token and ask for the forward after it."""
         config, head = self._config, self._tree.head
-        if head.position >= config.max_tokens:
+        if head.position >= config.output.max_tokens:
             return [self._finish("length")]
         token = self._decoder.sample(head)
         assert token is not None, "every branch has answered"
-        lane = None if self._decoder.log_evidence is None else config.side
+        lane = None if self._decoder.log_evidence is None else config.seat.side
         emit = Emit(token, head.plain, lane, self._decoder.mixer.decided_by)
-        if token in config.eos_ids:
+        if token in config.output.eos_ids:
             return [self._finish("stop", emit)]
         effects: list[Effect] = [emit]
         head = self._tree.advance(token)
-        if head.position >= config.max_tokens or not self._decoder.fits(head.position):
+        if head.position >= config.output.max_tokens or not self._decoder.fits(head.position):
             return [*effects, self._finish("length")]
         return [*effects, *self._decoder.append_rows([head], head, now)]
 

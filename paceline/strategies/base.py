@@ -42,39 +42,65 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class MachineConfig:
-    """Facts about a request that a machine needs before the first event.
-
-    A side that joins, or joins again, in mid-answer has non-empty `targets` or an `epoch` above 0.
-    """
+class Seat:
+    """Where a machine takes part: its side, and from where on. One that joins, or joins again, in mid-answer has
+    non-empty `targets` or an `epoch` above 0."""
 
     side: Side
     faces_client: bool  # this side emits
+    targets: tuple[int, ...] = ()  # output tokens already decided
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRules:
+    """What decides the answer's tokens, given the models' distributions."""
+
     sampling: SamplingParams
     max_tokens: int
     eos_ids: frozenset[int]
     vocab_size: int  # of the tokenizer, equal on both sides; an engine's logits may be padded beyond
-    options: Options = DEFAULT_OPTIONS  # of the strategy's own type, see `Strategy.options`
-    targets: tuple[int, ...] = ()  # output tokens already decided
-    epoch: int = 0
-    has_peer: bool = False  # the answer is written with a peer; a lost link is reported by `LinkLost`
-    waits_for_peer: bool = False  # without the peer no target is decided
-    private: bool = True  # the device never sends distributions that it computes from its documents
-    rtt: float | None = None  # s, between the sides, where it is known
-    bandwidth: float | None = None  # bytes a second towards the peer; None: no limit has been measured
-    stats: OnlineStats | None = None  # of earlier answers; None: begin without any
     mask: Mask | None = None  # the constraint of the answer; used only after `Retrieved`
     needs_dists: bool = True  # `Emit` has the distribution, for logprobs; else it may have none
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTerms:
+    """The peer of an answer, and how the machine stands to it."""
+
+    joined: bool = False  # the answer is written with it; a lost link is reported by `LinkLost`
+    awaited: bool = False  # without it no target is decided
+    private: bool = True  # the device never sends distributions that it computes from its documents
+    rtt: float | None = None  # s, between the sides, where it is known
+    bandwidth: float | None = None  # bytes a second towards it; None: no limit has been measured
+    record: PeerRecord | None = None  # of earlier answers with it; read and written
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingMeans:
+    """What a machine drafts by: what this side has learnt, may spend and runs."""
+
+    stats: OnlineStats | None = None  # of earlier answers; None: begin without any
     table: LookupTable | None = None  # n-grams of the client's earlier answers; read and written
     energy: EnergyQueue | None = None  # with this answer's energy budget, read and written; None: it has none
-    peer_record: PeerRecord | None = None  # of earlier answers with this peer; read and written
     depth: int = 1  # forwards that this side's engine has under way at once: above 1 for a pipeline of stages
     draft_positions: int = 0  # context of this side's draft model, tokens; 0: there is none, see `OnDraftModel`
+
+
+@dataclass(frozen=True, slots=True)
+class MachineConfig:
+    """Facts about a request that a machine needs before the first event."""
+
+    seat: Seat
+    output: OutputRules
+    options: Options = DEFAULT_OPTIONS  # of the strategy's own type, see `Strategy.options`
+    peer: PeerTerms = PeerTerms()
+    means: DraftingMeans = DraftingMeans()
 
     @property
     def takes_tokens(self) -> bool:
         """True if tokens that the engine samples suffice. A resumed answer needs distributions of its prefix."""
-        return not self.needs_dists and not self.targets
+        return not self.output.needs_dists and not self.seat.targets
 
 
 # ---- events: facts --------------------------------------------------------------------------------------------------
@@ -122,7 +148,7 @@ class Received(msgspec.Struct, frozen=True):
 class TimerFired(msgspec.Struct, frozen=True):
     now: float
     rtt: float | None = None  # s, between the sides, as measured last
-    bandwidth: float | None = None  # as in `MachineConfig`, as measured last
+    bandwidth: float | None = None  # as in `PeerTerms`, as measured last
     silence: float = 0.0  # s that nothing has come over the link although the peer was asked; to the front alone
 
 
@@ -189,7 +215,7 @@ class Prune(msgspec.Struct, frozen=True):
 
 
 class OnDraftModel(msgspec.Struct, frozen=True):
-    """Carry out on the engine of this side's draft model, which there is with `MachineConfig.draft_positions` alone.
+    """Carry out on the engine of this side's draft model, which there is with `DraftingMeans.draft_positions` alone.
     Its sequences and tickets are named apart from the target's."""
 
     effect: Forward | Prune

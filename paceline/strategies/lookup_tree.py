@@ -53,25 +53,22 @@ class LookupTree:
         budget: AdaptiveBudget | None = None,
     ) -> None:
         """drafter, budget: in place of its own, for baselines."""
-        online_stats = OnlineStats() if config.stats is None else config.stats
-        table = LookupTable(config.vocab_size) if config.table is None else config.table
+        online_stats = OnlineStats() if config.means.stats is None else config.means.stats
+        table = LookupTable(config.output.vocab_size) if config.means.table is None else config.means.table
         self._config = config
-        self._tree = PrefixTree(len(config.targets))
+        self._tree = PrefixTree(len(config.seat.targets))
         self._decoder = BranchDecoder(
-            config.sampling,
-            config.vocab_size,
+            config.output,
             rescoring=config.options.rescoring,
-            mask=config.mask,
-            eos_ids=config.eos_ids,
             lazy=True,
-            keep_plain=config.needs_dists,
+            keep_plain=config.output.needs_dists,
             samples=config.takes_tokens,
         )
         self._drafter: TreeDrafter = drafter or NgramDrafter(
-            table, config.sampling, eos_ids=config.eos_ids, stats=online_stats.drafter
+            table, config.output.sampling, eos_ids=config.output.eos_ids, stats=online_stats.drafter
         )
         self._budget = budget or AdaptiveBudget(online_stats.budget, rows=_max_drafts(config.options.drafting))
-        self._feed = DrafterFeed(self._drafter, config.vocab_size, samples=config.takes_tokens)
+        self._feed = DrafterFeed(self._drafter, config.output.vocab_size, samples=config.takes_tokens)
         self._woken = False  # since the forward under way was asked for
         self._expected = 0.0  # accepted drafts of the forward under way, by the drafter's probabilities
         self._step_size = online_stats.budget.guard.last_step
@@ -87,7 +84,7 @@ class LookupTree:
                 self._began = now
                 return [Retrieve()]
             case Retrieved(branches, max_new_tokens):
-                targets, resting = self._config.targets, self._budget.resting
+                targets, resting = self._config.seat.targets, self._budget.resting
                 prompts = [branch.prompt for branch in branches]
                 self._feed.begin([*prompts[:-1], (*prompts[-1], *targets)])
                 self._decoder.num_top = 0 if resting else NUM_SUCCESSORS
@@ -115,18 +112,18 @@ class LookupTree:
         config, head = self._config, self._tree.head
         effects: list[Effect] = []
         output: list[int] = []
-        reason: FinishReason | None = "length" if head.position >= config.max_tokens else None
-        lane = None if self._decoder.log_evidence is None else config.side
+        reason: FinishReason | None = "length" if head.position >= config.output.max_tokens else None
+        lane = None if self._decoder.log_evidence is None else config.seat.side
         end: Emit | None = None
         while reason is None and (token := self._decoder.sample(head)) is not None:
             emit = Emit(token, head.plain, lane, self._decoder.mixer.decided_by)
-            if token in config.eos_ids:
+            if token in config.output.eos_ids:
                 reason, end = "stop", emit
                 break
             effects.append(emit)
             output.append(token)
             head = self._tree.advance(token)
-            if head.position >= config.max_tokens or not self._decoder.fits(head.position):
+            if head.position >= config.output.max_tokens or not self._decoder.fits(head.position):
                 reason = "length"
         timed = self._decoder.timed
         if timed is not None:
@@ -151,12 +148,12 @@ class LookupTree:
         self._feed.catch_up()
         drafted = self._drafter.draft(max_drafts, head.position)
         drafted = drafted.first(self._budget.choose(drafted.probs))
-        last = self._config.max_tokens - 1  # a longer prefix has no next token
+        last = self._config.output.max_tokens - 1  # a longer prefix has no next token
         nodes: list[PrefixNode | None] = []
         for token, parent_index in zip(drafted.tokens, drafted.parents, strict=True):
             parent = head if parent_index < 0 else nodes[parent_index]
             fits = parent is not None and parent.position < last and self._decoder.fits(parent.position + 1)
-            is_draft = fits and token not in self._config.eos_ids
+            is_draft = fits and token not in self._config.output.eos_ids
             nodes.append(parent.child(token) if parent is not None and is_draft else None)
         admitted = self._decoder.admitted(head, [node for node in nodes if node is not None])
         if len(admitted) == len(nodes):

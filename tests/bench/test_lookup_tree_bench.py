@@ -10,11 +10,11 @@ import pytest
 from bench.drafting.adversarial import HUGE, PROMPT, SETTINGS, Scripted, Setting, measure
 from bench.drafting.drafters import OURS, PLAIN, DraftMemory, ways
 from bench.drafting.single_session import together
+from lab.configs import a_config
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import FakeEngine
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.strategies.base import MachineConfig
 
 
 def test_every_way_writes_the_same_text() -> None:
@@ -26,7 +26,7 @@ def test_every_way_writes_the_same_text() -> None:
         await worker.start()
         try:
             for name, way in ways(FakeEngine(2)).items():
-                config = MachineConfig("cloud", True, SamplingParams(temperature=0.0), 30, frozenset(), 257)
+                config = a_config("cloud", True, SamplingParams(temperature=0.0), 30, frozenset(), 257)
                 (answer,) = await together(worker, [partial(way, config, DraftMemory(257))], [prompt])
                 texts[name] = answer.tokens
         finally:

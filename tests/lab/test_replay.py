@@ -67,7 +67,7 @@ async def test_without_text_a_log_has_no_token_and_cannot_be_run_again(tmp_path:
 
 def test_a_line_names_nothing_that_is_not_of_the_package(tmp_path: Path) -> None:
     file = tmp_path / "rogue.jsonl"
-    config = {"side": {"c": "os:system"}}
+    config = {"c": "os:system"}
     file.write_text(json.dumps({"machine": 1, "strategy": "autoregressive", "config": config, "masked": False}))
     with pytest.raises(NotReplayableError, match="os:system"):
         replayed(file, lambda _: None)

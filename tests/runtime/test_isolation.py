@@ -29,7 +29,7 @@ from paceline.runtime.node import Node
 from paceline.runtime.parts import Kept, NodeParts
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import GenerateRequest, GenerationResult
-from paceline.strategies.base import SIDES, MachineConfig, Side
+from paceline.strategies.base import SIDES, DraftingMeans, Side
 from tests.requests import changed
 from tests.runtime.engine_loop.test_document_prefill import MIB, REQUEST, lazy, make, pair, tiny
 
@@ -149,15 +149,15 @@ def fake(side: Side) -> Engine:
 @pytest.fixture
 def teaching(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every answer teaches something, whether drafting pays or not."""
-    config = Resources.config
+    means = Resources.means
 
-    def taught(*arguments: Any, **more: Any) -> MachineConfig:
-        made = config(*arguments, **more)
+    def taught(*arguments: Any, **more: Any) -> DraftingMeans:
+        made = means(*arguments, **more)
         assert made.table is not None
         made.table.record(1, [2], [0.5], overwrite=True)
         return made
 
-    monkeypatch.setattr(Resources, "config", taught)
+    monkeypatch.setattr(Resources, "means", taught)
 
 
 @pytest.mark.usefixtures("teaching")

@@ -182,7 +182,7 @@ class Relay:
     """A number goes round the hosts, one more at each; the front ends when it is back."""
 
     def __init__(self, config: MachineConfig) -> None:
-        self._front = config.faces_client
+        self._front = config.seat.faces_client
 
     def on(self, event: Event) -> Sequence[Effect]:
         match event:

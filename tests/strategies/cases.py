@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lab.configs import a_config, changed
 from lab.simulation import SimulatedRequest
 from paceline.core.aggregation.aggregators import AggregatorName
 from paceline.core.batching.segment import Batch, Segment, SeqId
@@ -170,12 +171,12 @@ def job(
     table: LookupTable | None = None,
 ) -> SimulatedRequest:
     options = options_for(strategy.options, {"aggregator": "mixture"})
-    config = MachineConfig(front, True, sampling, max_tokens, eos_ids, VOCAB, options)
+    config = a_config(front, True, sampling, max_tokens, eos_ids, VOCAB, options)
     if manner is not None:
         table = LookupTable(VOCAB) if manner.tables and table is None else table
         asked = {"aggregator": manner.rule, "drafting": manner.drafting, "rescoring": manner.rescoring}
         asked |= dict(manner.options)
-        config = replace(
+        config = changed(
             config,
             options=options_for(strategy.options, asked),
             private=manner.private,
@@ -258,8 +259,8 @@ class Hand:
     ) -> None:
         asked = {name: changes.pop(name) for name in AggregateOptions.__struct_fields__ if name in changes}
         options = options_for(AggregateOptions, asked)
-        config = MachineConfig(side, front, SamplingParams(temperature=0.0), 8, EOS, VOCAB, options, has_peer=True)
-        self.config = replace(config, **changes)  # type: ignore[arg-type]  # any of its fields
+        config = a_config(side, front, SamplingParams(temperature=0.0), 8, EOS, VOCAB, options, joined=True)
+        self.config = changed(config, **changes)  # type: ignore[arg-type]  # any of its fields
         self.machine = machine(self.config)
         self.effects: list[Effect] = []
         self.say: Callable[[tuple[int, ...]], Dist] = lambda _: point(65)

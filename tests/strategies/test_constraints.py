@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from lab.configs import changed
 from lab.engines import Arbitrary
 from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.core.sampling.dist import Dist
@@ -24,7 +25,7 @@ from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.autoregressive import Autoregressive
-from paceline.strategies.base import SIDES, Branch, ClosePeer, Event, Forward, LinkLost, Side, Strategy
+from paceline.strategies.base import SIDES, Branch, ClosePeer, Event, Forward, LinkLost, OutputRules, Side, Strategy
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixTree
 from paceline.strategies.registry import STRATEGIES
@@ -90,7 +91,7 @@ def constrained(
     strategy: Strategy, front: Side, sampling: SamplingParams, way: str, mask: Mask, max_tokens: int = LONG
 ) -> SimulatedRequest:
     this = job(strategy, front, sampling, manner=manners(strategy)[way], max_tokens=max_tokens)
-    return replace(this, config=replace(this.config, mask=mask))
+    return replace(this, config=changed(this.config, mask=mask))
 
 
 def check(name: str, tokens: list[int]) -> None:
@@ -249,7 +250,7 @@ def test_a_peer_that_breaks_the_constraint_is_given_up_and_the_answer_goes_on(
 
 def test_after_a_draft_that_breaks_the_constraint_nothing_comes_but_the_end() -> None:
     """A drafter may know nothing of the constraint; its rows are computed, and no target goes through them."""
-    paths, decoder = PrefixTree(0), BranchDecoder(SamplingParams(), VOCAB, mask=yes_or_no(), eos_ids=EOS)
+    paths, decoder = PrefixTree(0), BranchDecoder(OutputRules(SamplingParams(), 9, EOS, VOCAB, yes_or_no()))
     asked = decoder.start((Branch(PROMPT, None),), (), paths.head, None)
     broken, whole = paths.head.child(ord("m")), paths.head.child(ord('"'))
     for nodes in ([paths.head], [whole, broken, broken.child(65)]):
@@ -269,7 +270,7 @@ def test_what_an_engine_pads_its_vocabulary_with_is_never_chosen() -> None:
         probs[VOCAB:] = 1.0
         return Dist.dense(probs / probs.sum())
 
-    hand = Hand(Autoregressive, "device", front=True, has_peer=False, mask=yes_or_no())
+    hand = Hand(Autoregressive, "device", front=True, joined=False, mask=yes_or_no())
     hand.say = padded
     hand.begin()
     assert bytes(hand.tokens) == b'"no"'
@@ -277,7 +278,7 @@ def test_what_an_engine_pads_its_vocabulary_with_is_never_chosen() -> None:
 
 
 def test_logprobs_are_the_models_own_whatever_the_mask_leaves() -> None:
-    hand = Hand(Autoregressive, "device", front=True, has_peer=False, mask=yes_or_no())
+    hand = Hand(Autoregressive, "device", front=True, joined=False, mask=yes_or_no())
     hand.say = lambda _: point(ord("y"), 0.5)
     hand.begin()
     assert bytes(hand.tokens) == b'"yes"'

@@ -8,11 +8,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from lab.configs import a_config, changed
 from paceline.core.aggregation.weights import sample_mixed_rows
 from paceline.core.batching.segment import Batch
 from paceline.core.drafting.lookup_table import LookupTable
@@ -32,7 +32,6 @@ from paceline.strategies.base import (
     LinkBack,
     LinkLost,
     Machine,
-    MachineConfig,
     OpenPeer,
     Prune,
     Received,
@@ -91,7 +90,7 @@ class Run:
         self.kind = kind
         side, self.front = chance.choice(SIDES), chance.random() < 0.6
         strategy = STRATEGIES[chance.choice(sorted(STRATEGIES))] if self.front else STRATEGIES["aggregate"]
-        self.config = MachineConfig(
+        self.config = a_config(
             side=side,
             faces_client=self.front,
             sampling=chance.choice(SAMPLINGS),
@@ -100,7 +99,7 @@ class Run:
             vocab_size=VOCAB,
             targets=() if self.front else tuple(chance.randrange(VOCAB - 1) for _ in range(chance.choice((0, 0, 3)))),
             epoch=0 if self.front else chance.choice((0, 0, 5)),
-            has_peer=strategy.needs_peer and chance.random() < 0.95,
+            joined=strategy.needs_peer and chance.random() < 0.95,
             options=AggregateOptions(
                 rescoring=chance.random() < 0.3,
                 drafting=chance.choice(DRAFTINGS),
@@ -110,27 +109,30 @@ class Run:
             private=chance.random() < 0.3,
             rtt=chance.choice((None, 0.5, 0.5)),
             table=LookupTable(VOCAB) if chance.random() < 0.6 else None,
-            waits_for_peer=chance.random() < 0.2,
+            awaited=chance.random() < 0.2,
             needs_dists=chance.random() < 0.4,
         )
         assert isinstance(self.config.options, AggregateOptions)
         self.options = self.config.options
         if not isinstance(self.options, strategy.options):
-            self.config = replace(self.config, options=strategy.options())
-        self._linked = self.config.has_peer
+            self.config = changed(self.config, options=strategy.options())
+        self._linked = self.config.peer.joined
         self._strategy = strategy
         may_move = (
-            self.config.has_peer
+            self.config.peer.joined
             and not self.options.needs_dists
-            and ((self.options.aggregator == "coin" and not self.options.rescoring) or not self.config.private)
+            and ((self.options.aggregator == "coin" and not self.options.rescoring) or not self.config.peer.private)
         )
         self._moved = may_move and chance.random() < 0.4  # the cloud decides
         self.machine = self.make()
         self.log: list[Event] = []
         self.effects: list[Effect] = []
-        self.known = list(self.config.targets)  # what has been emitted
+        self.known = list(self.config.seat.targets)  # what has been emitted
         self.finished = False
-        self._epoch, self._at = self.config.epoch, len(self.config.targets)  # as the machine sent its peer last
+        self._epoch, self._at = (
+            self.config.seat.epoch,
+            len(self.config.seat.targets),
+        )  # as the machine sent its peer last
         self._ledger = SequenceTable(vocab_size=VOCAB, max_positions=10_000)
         self._pending: list[Forward] = []
         self._peer_nodes: list[tuple[int, int]] = []  # names of nodes that the peer has used, and their positions
@@ -144,7 +146,7 @@ class Run:
     def make(self) -> Machine:
         """The machine, new; with a table of its own, since another has written into the config's."""
         machine = self._strategy.machine(
-            replace(self.config, table=LookupTable(VOCAB) if self.config.table is not None else None)
+            changed(self.config, table=LookupTable(VOCAB) if self.config.means.table is not None else None)
         )
         if self._moved and isinstance(machine, Aggregate):
             machine._peer.move(1, 0)
@@ -189,7 +191,7 @@ class Run:
             case LinkLost():
                 self._linked = False
             case LinkBack():
-                self._linked = self.config.has_peer or self._strategy.needs_peer
+                self._linked = self.config.peer.joined or self._strategy.needs_peer
         effects = list(self.machine.on(event))
         self.effects += effects
         for effect in effects:
@@ -203,9 +205,9 @@ class Run:
             case Prune(seq, keep, live):
                 self._ledger.prune(seq, keep, live)  # raises for what no engine can do
             case Emit(token):
-                assert self.front and len(self.known) < self.config.max_tokens
-                needs_peer = self._strategy.needs_peer and self._strategy.text_of != self.config.side
-                assert self._linked or not (self.config.waits_for_peer and needs_peer), "it does not wait"
+                assert self.front and len(self.known) < self.config.output.max_tokens
+                needs_peer = self._strategy.needs_peer and self._strategy.text_of != self.config.seat.side
+                assert self._linked or not (self.config.peer.awaited and needs_peer), "it does not wait"
                 self.known.append(token)
                 self._at = len(self.known)
             case OpenPeer(targets, epoch):
@@ -260,7 +262,7 @@ class Run:
 
     def _private(self, message: SessionMessage) -> None:
         """A device sends nothing that is computed from private documents but choices, whatever it is asked for."""
-        if self.config.side == "device" and self.config.private:
+        if self.config.seat.side == "device" and self.config.peer.private:
             if self.options.aggregator != "coin" or self.options.rescoring:
                 assert not isinstance(message, EvidenceWeight | SpeedReport | Handover), message
             if isinstance(message, Drafts):

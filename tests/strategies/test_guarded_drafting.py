@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from lab.configs import changed
 from lab.engines import Arbitrary
 from lab.simulation import SimulatedRequest, SimulatedSession, Simulation
 from paceline.core.drafting.budget import OnlineStats
@@ -46,7 +47,7 @@ def played(
     def request(seed: int) -> SimulatedRequest:
         sampling = SamplingParams(temperature=temperature, seed=seed)
         this = job(STRATEGIES[name], "cloud", sampling, max_tokens=TOKENS, eos_ids=frozenset())
-        return replace(this, config=replace(this.config, table=table, stats=stats, needs_dists=needs_dists))
+        return replace(this, config=changed(this.config, table=table, stats=stats, needs_dists=needs_dists))
 
     hosts: dict[Side, Engine] = {"cloud": engine()}
     world = Simulation([request(seed) for seed in range(count)], hosts, forward={"cloud": forward})

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lab.baselines.lookup import FixedBudget
+from lab.configs import a_config, changed
 from lab.simulation import Simulation
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable, bigram_key
@@ -27,7 +28,6 @@ from paceline.strategies.base import (
     WakeAt,
 )
 from paceline.strategies.lookup_tree import LookupTree
-from paceline.strategies.strategy import Strategy
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, PROMPT, SAMPLINGS, VOCAB, Hand, engines, found, job, point
 
@@ -46,7 +46,7 @@ def always(count: int) -> type | object:
 
 
 def hand(count: int = 8, **changes: object) -> Hand:
-    return Hand(always(count), "cloud", front=True, has_peer=False, **changes)  # type: ignore[arg-type]
+    return Hand(always(count), "cloud", front=True, joined=False, **changes)  # type: ignore[arg-type]
 
 
 def cycling(hand: Hand, *, ends_after: int | None = None) -> Hand:
@@ -115,7 +115,7 @@ def test_a_step_is_learnt_from_while_the_next_one_runs() -> None:
 def test_the_end_of_a_prompt_is_learnt_from_the_forward_that_read_it() -> None:
     prompt = tuple(range(20, 30))
     table = LookupTable(VOCAB)
-    machine = LookupTree(MachineConfig("cloud", True, GREEDY, 40, EOS, VOCAB, table=table))
+    machine = LookupTree(a_config("cloud", True, GREEDY, 40, EOS, VOCAB, table=table))
     machine.on(Started(0.0))
     (read,) = [e for e in machine.on(Retrieved((Branch(prompt, None),), None)) if isinstance(e, Forward)]
     dists = tuple(point(prompt[row] + 10) for row in read.segment.logits_rows())
@@ -144,7 +144,7 @@ def test_many_drafts_in_every_step_change_no_token(sampling: SamplingParams) -> 
     accepted = 0.0
     for seed in range(6):
         this = job(strategy, "cloud", sampling)
-        config = replace(this.config, table=table, stats=experience)
+        config = changed(this.config, table=table, stats=experience)
         answer = Simulation(replace(this, config=config), engines(), seed=seed).run()
         expected = oracle.continued_alone(engines()["cloud"], BRANCHES["cloud"], [], sampling, MAX_TOKENS, EOS)
         assert answer.tokens == expected

@@ -56,7 +56,6 @@ async def prepare_all(service: Service, requests: Sequence[GenerateRequest]) -> 
     Where the model has to be loaded first, each is admitted when it is run, and may be refused then.
     """
     if must_load(service, requests[0].model):
-        await service.wait_for_room(requests[0].account.owner)  # a model is not loaded for what is refused anyway
         return [LateGeneration(partial(service.prepare, request)) for request in requests]
     generations: list[Generation] = []
     try:

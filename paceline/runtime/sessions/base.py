@@ -8,7 +8,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Protocol
 
 import msgspec
 
@@ -45,23 +44,10 @@ from paceline.wire.messages import CloseSession, RetrievedPassages, SessionFrame
 log = logging.getLogger("paceline.session")
 
 
-class Receiver(Protocol):
-    """What a session is to these ports."""
-
-    @property
-    def finished(self) -> bool: ...
-
-    @property
-    def salt(self) -> str | None:
-        """Within which KV of its prompts is shared."""
-
-    def deliver(self, event: Event) -> None: ...
-
-
 class DraftModelPorts:
     """Implements `driver.EnginePorts`. The energy of drafts is not counted."""
 
-    def __init__(self, worker: EngineWorker, session: Receiver) -> None:
+    def __init__(self, worker: EngineWorker, session: Session) -> None:
         self.group: Group | None = None  # of its sequences, set once their claim of memory is known
         self._worker, self._session = worker, session
         self._loop = asyncio.get_running_loop()
@@ -123,7 +109,7 @@ class Session(ABC):
         self._first = self._driver = Driver(machine, self, client, drafts=self._drafts)
         self._prefixes: Sequence[StoredPrefix] = ()  # stored prefixes of its prompts
         self._group: Group | None = None  # of its sequences, once their claim of memory is known
-        self._salt = salt
+        self.salt = salt
         self._masked = masked
         self._energy = worker.account()
         self._cached = 0  # tokens of a prompt that were not computed, the most of all branches
@@ -151,10 +137,6 @@ class Session(ABC):
     def finished(self) -> bool:
         """The machine has ended."""
         return self._driver.finished
-
-    @property
-    def salt(self) -> str | None:
-        return self._salt
 
     def fail(self, error: PacelineError) -> None:
         """End the session without the machine."""
@@ -185,7 +167,7 @@ class Session(ABC):
         submitted = requests(forward, answer)
         for each in submitted:
             each.prefix = next((prefix for prefix in self._prefixes if prefix.begins(each.segment)), None)
-            each.group, each.salt = self._group, self._salt
+            each.group, each.salt = self._group, self.salt
             self._worker.submit(each)
 
     def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:
@@ -297,7 +279,7 @@ class PeerSession(Session):
         """Give the machine its branches and send the passages. claim: KV rows of all branches together. salt: see
         `Session`."""
         if not self._driver.finished and self._number is not None:
-            self._prefixes, self._salt = prefixes, salt
+            self._prefixes, self.salt = prefixes, salt
             self._group = self._worker.group(claim, line=(id(self.link), self._number), owner=self._turns_of)
             self._post(msgspec.structs.replace(found, session=self._number))
             self.deliver(Retrieved(tuple(branches), room))

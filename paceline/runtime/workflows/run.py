@@ -368,7 +368,7 @@ class Workflows:
         """Nothing runs before the workflow is. Raises RequestError for one that cannot run here. closed: called once,
         when it has ended."""
         resources, side = self._resources, self._resources.side
-        if request.sources.workflow not in self.names:
+        if request.sources.workflow not in self.names():
             raise RequestError(
                 "The workflow 'research' searches the web, for which no provider is configured here: its operator can "
                 "set web_search.",
@@ -393,7 +393,6 @@ class Workflows:
         web, cloud = self._web_for(request, link), self._cloud_for(request, link)
         return WorkflowRun(request, side, places, self._driver, self._admit, closed, web, cloud)
 
-    @property
     def names(self) -> tuple[WorkflowName, ...]:
         """Those that can run here."""
         can_search = self._web is not None and self._resources.store is not None

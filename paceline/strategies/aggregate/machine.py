@@ -63,31 +63,24 @@ class Aggregate(PeeredMachine):
     def __init__(self, config: MachineConfig, *, keep_at: Side | None = None) -> None:
         """keep_at: see `placement_of`."""
         self._keep_at = keep_at
-        options = options_of(config)
+        options, output = options_of(config), config.output
         self._aggregator = make_aggregator(
-            aggregator_of(config), config.sampling, needs_dists=options.needs_dists, vocab_size=config.vocab_size
+            aggregator_of(config), output.sampling, needs_dists=options.needs_dists, vocab_size=output.vocab_size
         )
-        tree = PrefixTree(len(config.targets))
-        online_stats = config.stats or OnlineStats()
+        tree = PrefixTree(len(config.seat.targets))
+        online_stats = config.means.stats or OnlineStats()
         ngrams = NgramDrafts.of(config, online_stats)
-        heads = not (config.needs_dists or options.needs_dists) and self._aggregator.reads_heads
+        heads = not (output.needs_dists or options.needs_dists) and self._aggregator.reads_heads
         decoder = BranchDecoder(
-            config.sampling,
-            config.vocab_size,
-            rescoring=options.rescoring,
-            mask=config.mask,
-            eos_ids=config.eos_ids,
-            keep_heads=ngrams is not None,
-            samples=heads,
-            heads=heads,
+            output, rescoring=options.rescoring, keep_heads=ngrams is not None, samples=heads, heads=heads
         )
-        self._weights = SideWeights(config.side, decoder, rescoring=options.rescoring, writer=options.writer)
+        self._weights = SideWeights(config.seat.side, decoder, rescoring=options.rescoring, writer=options.writer)
         self._planner = DraftTreePlanner(
-            config.side,
+            config.seat.side,
             self._aggregator,
-            config.sampling,
+            output.sampling,
             draft_limits(config),
-            config.eos_ids,
+            output.eos_ids,
             online_stats,
             weigh=self._weights.at,
             ngram_drafts=ngrams,
@@ -103,20 +96,19 @@ class Aggregate(PeeredMachine):
         tree.forget_peer_ids()
         self._weights.reset_peer()
         planner, shows_choices = self._planner, announces(config)
-        shows = shows_choices and config.side == "device"
+        shows = shows_choices and config.seat.side == "device"
         exchange = DraftExchange(
-            config.side,
+            config.seat.side,
             self._aggregator,
-            config.vocab_size,
+            config.output.vocab_size,
             tree,
             derivable=planner.may_be_announced if shows else planner.derivable_by_peer,
             uses=None if shows else planner.uses,
             announce=planner.expected if shows else None,
-            only_choices=shows_choices and config.side == "cloud",
+            only_choices=shows_choices and config.seat.side == "cloud",
         )
-        peer = PeerState(
-            config.side, self._epoch, self._linked, len(answer.targets), exchange, placement_of(config, self._keep_at)
-        )
+        placement = placement_of(config, self._keep_at)
+        peer = PeerState(config.seat.side, self._epoch, self._linked, len(answer.targets), exchange, placement)
         self._peer = peer
         self._decider = Decider(config, answer, peer, tree, self._aggregator, self._weights, self._timing, self._stats)
         self._follower = Follower(config, answer, peer)
@@ -157,7 +149,7 @@ class Aggregate(PeeredMachine):
             case Handover():
                 self._follower.take_over(message)
             case SpeedReport(decode_s=decode_s, row_s=row_s):
-                self._peer.placement.observe_speed(other(self._config.side), DecodeSpeed(decode_s, row_s))
+                self._peer.placement.observe_speed(other(self._config.seat.side), DecodeSpeed(decode_s, row_s))
             case SyncState():
                 effects = self._resync.receive(message)
         return [] if effects is None else [*effects, *self._advance()]
@@ -166,7 +158,7 @@ class Aggregate(PeeredMachine):
     def _advance(self) -> list[Effect]:
         """Do everything that has become possible: targets, messages, the next forward."""
         config, answer = self._config, self._answer
-        if self._ngrams is not None and len(answer.targets) > len(config.targets):
+        if self._ngrams is not None and len(answer.targets) > len(config.seat.targets):
             self._ngrams.read()  # not sooner: the first token would wait for it
         effects: list[Effect] = []
         while not answer.ended and (decided := self._decider.decide()) is not None:
@@ -174,7 +166,7 @@ class Aggregate(PeeredMachine):
         effects += self._decider.send_targets()
         if answer.ended:
             return [*effects, *self._end()]
-        if not (config.faces_client or self._decoder.fits(len(answer.targets))):
+        if not (config.seat.faces_client or self._decoder.fits(len(answer.targets))):
             return [*effects, self._finish("length")]  # its context has ended, the answer has not
         effects += self._decider.request_detail()
         if handover := self._decider.hand_over(self._rtt):
@@ -187,7 +179,7 @@ class Aggregate(PeeredMachine):
         if not decoder.idle:
             return []
         effects = decoder.commit_to(head)
-        limit = self._config.max_tokens
+        limit = self._config.output.max_tokens
         if decoder.max_new_tokens is not None:
             limit = min(limit, decoder.max_new_tokens + 1)
         delay = self._rtt or 0.0 if self._sender.sends else 0.0
@@ -207,10 +199,10 @@ class Aggregate(PeeredMachine):
 
     def _end(self) -> list[Effect]:
         """All targets are known. The side that faces the client finishes; the other waits to be closed."""
-        if not self._config.faces_client:
+        if not self._config.seat.faces_client:
             return []
         targets = self._answer.targets
-        stopped = bool(targets) and targets[-1] in self._config.eos_ids
+        stopped = bool(targets) and targets[-1] in self._config.output.eos_ids
         return [self._finish("stop" if stopped else "length")]
 
     def _report(self) -> dict[str, float]:

@@ -72,9 +72,9 @@ def pinned_side(config: MachineConfig) -> Side | None:
     decided could continue texts of its choice, and would be sent the weight of the documents.
     """
     options = options_of(config)
-    front = config.side if config.faces_client else other(config.side)
+    front = config.seat.side if config.seat.faces_client else other(config.seat.side)
     may_follow = aggregator_of(config) == "coin" and not options.rescoring and front == "device"
-    stays = config.private and not may_follow
+    stays = config.peer.private and not may_follow
     return "device" if options.needs_dists or stays else None
 
 
@@ -89,7 +89,7 @@ def announces(config: MachineConfig) -> bool:
 
     Only for its own clients, and with trees: chains are those of the paper.
     """
-    front = config.side if config.faces_client else other(config.side)
+    front = config.seat.side if config.seat.faces_client else other(config.seat.side)
     return pinned_side(config) == "device" and front == "device" and config.options.drafting.rows > 1
 
 
@@ -97,5 +97,5 @@ def draft_limits(config: MachineConfig) -> DraftLimits:
     """Limits of this side's drafts. A device that may send choices alone sends one a position: several would reveal
     the distribution behind them."""
     limits = config.options.drafting
-    only_choices = config.private and config.side == "device" and pinned_side(config) is None
+    only_choices = config.peer.private and config.seat.side == "device" and pinned_side(config) is None
     return msgspec.structs.replace(limits, width=1) if only_choices else limits

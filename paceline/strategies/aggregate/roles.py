@@ -104,16 +104,16 @@ class Decider:
         """Append the next target; None where it is not determined, or not for this side to decide."""
         if self._peer.linked:
             return self._decide_together() if self._peer.decides and not self._peer.broken else None
-        return None if self._config.waits_for_peer else self._decide_alone()
+        return None if self._config.peer.awaited else self._decide_alone()
 
     def _decide_alone(self) -> list[Effect] | None:
         own, position = self._tree.head.own_dist, len(self._answer.targets)
         if own is None:
             return None
         self._stats.alone += 1
-        lane = LANES.index(self._config.side) if self._weights.has_own_documents else 0
-        final = None if own.head is not None else filter_top(own.whole, self._config.sampling)
-        return self._answer.append(own.token(self._config.sampling, position), lane, final, self._peer)
+        lane = LANES.index(self._config.seat.side) if self._weights.has_own_documents else 0
+        final = None if own.head is not None else filter_top(own.whole, self._config.output.sampling)
+        return self._answer.append(own.token(self._config.output.sampling, position), lane, final, self._peer)
 
     def _decide_together(self) -> list[Effect] | None:
         """One target from both sides' distributions, once those that count are here."""
@@ -124,7 +124,7 @@ class Decider:
         known = head, head.own_dist is not None, -1 if head.peer_dist is None else head.peer_dist.level
         if known == self._undecided:
             return None
-        target = self._aggregator.decide(self._config.side, head.own_dist, head.peer_dist, weights, head.position)
+        target = self._aggregator.decide(self._config.seat.side, head.own_dist, head.peer_dist, weights, head.position)
         if target is None:
             self._undecided = known
             return None
@@ -139,7 +139,7 @@ class Decider:
         if not (peer.decides and peer.linked) or start >= len(self._answer.targets):
             return []
         # Not to a device, which remembers what it was told (`runtime.asking`).
-        refers = self._config.faces_client and self._config.side == "device"
+        refers = self._config.seat.faces_client and self._config.seat.side == "device"
         sources = bytes(self._answer.sources[start:]) if refers else b""
         message = self.targets_message(start, sources if any(sources) else b"")
         peer.num_sent = len(self._answer.targets)
@@ -151,7 +151,7 @@ class Decider:
         tokens = self._answer.targets[start:]
         if sources:
             tokens = [token if source == NAMED else 0 for token, source in zip(tokens, sources, strict=True)]
-        lanes = b"" if self._config.faces_client else bytes(self._answer.lanes[start:])
+        lanes = b"" if self._config.seat.faces_client else bytes(self._answer.lanes[start:])
         return Targets(0, self._peer.epoch, start, tokens, lanes, sources)
 
     def request_detail(self) -> list[Effect]:
@@ -162,7 +162,7 @@ class Decider:
             return []
         if head.peer_dist is None or head.peer_id is None:
             return []
-        if head.own_dist is None and weights[self._config.side] > 0.0:
+        if head.own_dist is None and weights[self._config.seat.side] > 0.0:
             return []
         request = head.peer_id, head.peer_dist.level + 1
         if head.peer_dist.head is None or request[1] > LAST_LEVEL or request in self._requested:
@@ -176,14 +176,14 @@ class Decider:
 
     def hand_over(self, rtt: float | None) -> list[Effect]:
         """Let the peer decide where that is faster. rtt: s; None: not measured yet."""
-        peer, side = self._peer, self._config.side
+        peer, side = self._peer, self._config.seat.side
         if not (peer.decides and peer.linked and self._weights.peer_known) or rtt is None:
             return []
         position = len(self._answer.targets)
         peer.placement.observe_speed(side, self._timing.speed(position))
         peer.placement.observe_round_trip(rtt)
         ready = self._tree.head.own_dist is not None
-        if peer.placement.choose(self._config.max_tokens - position, ready=ready) == side:
+        if peer.placement.choose(self._config.output.max_tokens - position, ready=ready) == side:
             return []
         peer.move(peer.turn + 1, len(self._answer.targets))
         self._stats.handovers += 1
@@ -208,15 +208,15 @@ class Follower:
         self._config = config
         self._answer = answer
         self._peer = peer
-        self._may_decide = pinned_side(config) in (None, config.side)
+        self._may_decide = pinned_side(config) in (None, config.seat.side)
         self._early: dict[int, Targets] = {}  # by their start: messages that came before the targets they follow
 
     def receive(self, message: Targets) -> list[Effect] | None:
         """Append the targets that are new; those that come too early wait. None for a message that cannot be valid."""
         if (
             self._peer.broken
-            or any(token >= self._config.vocab_size for token in message.tokens)
-            or message.start + len(message.tokens) > self._config.max_tokens
+            or any(token >= self._config.output.vocab_size for token in message.tokens)
+            or message.start + len(message.tokens) > self._config.output.max_tokens
         ):
             return None
         targets = self._answer.targets
@@ -263,9 +263,9 @@ class DraftSender:
 
     def __init__(self, config: MachineConfig, peer: PeerState, decoder: BranchDecoder, timing: TimingModel) -> None:
         pinned, both_ways = pinned_side(config), sends_both_ways(config)
-        self.may_send = pinned != config.side  # what this side computes may leave it
+        self.may_send = pinned != config.seat.side  # what this side computes may leave it
         self._sends_deciding = both_ways or (pinned is not None and self.may_send and config.options.drafting.rows > 1)
-        self.announces = announces(config) and config.side == "device"  # choices, and nothing else of its nodes
+        self.announces = announces(config) and config.seat.side == "device"  # choices, and nothing else of its nodes
         self._reports_speed = pinned is None and not both_ways  # else the decision does not move
         self._whole_sequences = config.options.drafting.whole_sequences
         self._peer = peer

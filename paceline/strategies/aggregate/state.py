@@ -435,9 +435,9 @@ class JointAnswer:
         ngram_drafts: NgramDrafts | None,
         stats: AggregateStats,
     ) -> None:
-        self.targets = list(config.targets)
-        self.lanes = [0] * len(config.targets)
-        self.sources = [NAMED] * len(config.targets)  # how each can be told to the peer (`wire.messages.Targets`)
+        self.targets = list(config.seat.targets)
+        self.lanes = [0] * len(config.seat.targets)
+        self.sources = [NAMED] * len(config.seat.targets)  # how each can be told to the peer (`wire.messages.Targets`)
         self.ended = False  # all targets are known
         self.progressed = False  # since the last wake-up
         self._config = config
@@ -479,7 +479,7 @@ class JointAnswer:
         self.progressed = True
         if len(self.targets) % CLEANUP_TARGETS == 0:
             peer.exchange.forget_dead()
-        stops = token in self._config.eos_ids
-        self.ended = stops or len(self.targets) >= self._config.max_tokens
+        stops = token in self._config.output.eos_ids
+        self.ended = stops or len(self.targets) >= self._config.output.max_tokens
         branches = head.decided_by if head.sampled == token else None
-        return [Emit(token, dist, LANES[lane], branches)] if self._config.faces_client and not stops else []
+        return [Emit(token, dist, LANES[lane], branches)] if self._config.seat.faces_client and not stops else []

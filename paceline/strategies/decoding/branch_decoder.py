@@ -34,7 +34,6 @@ from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.sampler import (
     NOT_SAMPLED,
-    Mask,
     RowSampling,
     SampledRow,
     SamplingParams,
@@ -43,7 +42,7 @@ from paceline.core.sampling.sampler import (
     sample,
     set_ranking,
 )
-from paceline.strategies.base import Branch, Effect, Forward, Prune, Sampled, Scored
+from paceline.strategies.base import Branch, Effect, Forward, OutputRules, Prune, Sampled, Scored
 from paceline.strategies.decoding.prefix_tree import PrefixNode
 
 AllowedIds = NDArray[np.bool_] | None  # a mask; None: all ids
@@ -61,24 +60,19 @@ class BranchMixer:
 
     def __init__(
         self,
-        sampling: SamplingParams,
-        vocab_size: int,
+        output: OutputRules,
         *,
         rescoring: bool,
-        mask: Mask | None,
-        eos_ids: frozenset[int],
         keep_heads: bool,
         keep_plain: bool = False,
     ) -> None:
         self.num_prefix_rows = 0  # tokens at the prefix's end that are rescored; `take_prefix_rows` takes their rows
-        self.needs_path = mask is not None or sampling.looks_back  # `score` needs the tokens before a row
+        self.needs_path = output.mask is not None or output.sampling.looks_back  # `score` needs the tokens before a row
         self.rescoring = rescoring
         self.decided_by: frozenset[int] | None = None  # branches that decided the token decided last, where not all
-        self._sampling = sampling
-        self._penalised = sampling.looks_back
-        self._vocab_size = vocab_size
-        self._mask = mask
-        self._eos_ids = eos_ids
+        self._sampling, self._vocab_size = output.sampling, output.vocab_size
+        self._penalised = output.sampling.looks_back
+        self._mask, self._eos_ids = output.mask, output.eos_ids
         self._keep_heads, self._keep_plain = keep_heads, keep_plain
         self._branches: tuple[Branch, ...] = ()
         self._weights: tuple[float, ...] = ()  # R of each branch, 0 without a document
@@ -312,24 +306,21 @@ class BranchDecoder:
 
     def __init__(
         self,
-        sampling: SamplingParams,
-        vocab_size: int,
+        output: OutputRules,
         *,
         rescoring: bool = False,
-        mask: Mask | None = None,
-        eos_ids: frozenset[int] = frozenset(),
         lazy: bool = False,
         keep_heads: bool = False,
         keep_plain: bool = False,
         samples: bool = False,
         heads: bool = False,
     ) -> None:
-        """rescoring: scores of documents follow the text. mask: constraint of the answer. eos_ids: needed with a mask
-        only. lazy: few rows are used: distributions are made of the nodes that `dist` is called with, parents first,
-        and tokens sampled of those that they lead to. keep_heads: nodes keep the plain mixture's head (`raw_head`).
-        keep_plain: the whole of it, of rows that come as distributions (`plain`). samples: the engine mixes the
-        branches and samples each row's token (`sampled`); without a prefix only. heads: with `samples`, nodes get the
-        rows' heads, and their distributions are read on demand; `sample` is not called.
+        """rescoring: scores of documents follow the text. lazy: few rows are used: distributions are made of the nodes
+        that `dist` is called with, parents first, and tokens sampled of those that they lead to. keep_heads: nodes keep
+        the plain mixture's head (`raw_head`). keep_plain: the whole of it, of rows that come as distributions
+        (`plain`). samples: the engine mixes the branches and samples each row's token (`sampled`); without a prefix
+        only. heads: with `samples`, nodes get the rows' heads, and their distributions are read on demand; `sample` is
+        not called.
         """
         self.started = False  # the prompts are known
         self.max_new_tokens: int | None = None  # output tokens that fit the context
@@ -338,19 +329,10 @@ class BranchDecoder:
         self.rows = 0  # in them, of one branch
         self.timed: tuple[int, float] | None = None  # rows and seconds of the last forward that was no prefill
         self.num_top = NUM_SUCCESSORS if keep_heads else 0  # ids of the head of each row that is sampled from now on
-        self.mixer = BranchMixer(
-            sampling,
-            vocab_size,
-            rescoring=rescoring,
-            mask=mask,
-            eos_ids=eos_ids,
-            keep_heads=keep_heads,
-            keep_plain=keep_plain,
-        )
+        self.mixer = BranchMixer(output, rescoring=rescoring, keep_heads=keep_heads, keep_plain=keep_plain)
         self._samples, self._heads = samples, heads
-        self._sampling = sampling
+        self._sampling, self._vocab_size = output.sampling, output.vocab_size
         self._lazy = lazy
-        self._vocab_size = vocab_size
         self._branches: tuple[Branch, ...] = ()
         self._committed: list[int] = []  # output tokens whose rows are there for good
         self._open: list[PrefixNode] = []  # nodes of the open tree, in the order of their rows

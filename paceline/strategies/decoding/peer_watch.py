@@ -60,11 +60,11 @@ class PeerWatch:
     def __init__(self, config: MachineConfig, decoder: BranchDecoder) -> None:
         self.passed_over = False
         self.too_long = False  # a peer that the answer must wait for has held it up for as long as may be
-        self._waits_for_peer = config.waits_for_peer
-        self._record = config.peer_record or PeerRecord()
+        self._waits_for_peer = config.peer.awaited
+        self._record = config.peer.record or PeerRecord()
         self._decoder = decoder
         self._pace = DeliveryPace()
-        self._num_targets = len(config.targets)
+        self._num_targets = len(config.seat.targets)
         self._deliveries = 0  # since the peer's session was opened
         self._longest = 0.0  # s, stall before one of the first of them
         self._gap = 0.0  # s, since the last target
@@ -150,12 +150,12 @@ def permits(config: MachineConfig, targets: Sequence[int], token: int) -> bool:
 
     Of a token that depends on what the peer sent. For the front alone: the peer answers for nothing.
     """
-    mask = config.mask if config.faces_client else None
+    mask = config.output.mask if config.seat.faces_client else None
     allowed = None if mask is None else mask.allowed(targets)
     if allowed is None:
         return True
     if not allowed.any():
-        return token in config.eos_ids
+        return token in config.output.eos_ids
     return token < len(allowed) and bool(allowed[token])
 
 
@@ -177,9 +177,9 @@ class PeeredMachine(ABC):
         """targets: decided so far; the strategy appends to them. It calls `_meet` when it is ready to."""
         self._config, self._tree, self._decoder, self._ngrams = config, tree, decoder, ngrams
         self._timing, self._targets = timing, targets
-        self._epoch, self._linked = config.epoch, config.has_peer
+        self._epoch, self._linked = config.seat.epoch, config.peer.joined
         self._now = 0.0
-        self._rtt, self._bandwidth = config.rtt, config.bandwidth
+        self._rtt, self._bandwidth = config.peer.rtt, config.peer.bandwidth
         self._watch = PeerWatch(config, decoder)
         self._started = self._finished = False
 
@@ -230,7 +230,7 @@ class PeeredMachine(ABC):
         match event:
             case Started(now):
                 self._started, self._now = True, now
-                opens = self._config.faces_client and self._linked
+                opens = self._config.seat.faces_client and self._linked
                 opening = [OpenPeer(tuple(self._targets), self._epoch)] if opens else []
                 return [Retrieve(), *opening, self._next_wake()]
             case Retrieved(branches, max_new_tokens):
@@ -256,7 +256,7 @@ class PeeredMachine(ABC):
                 effects = self._wake(silence)
                 return effects if self._finished else [*effects, self._next_wake()]
             case LinkLost():
-                if not self._config.faces_client:
+                if not self._config.seat.faces_client:
                     return [self._finish("cancelled")]
                 self._watch.lost()
                 self._meet(self._epoch, linked=False)
@@ -274,7 +274,7 @@ class PeeredMachine(ABC):
 
     def _back(self) -> list[Effect]:
         """The link is back, and the peer with it."""
-        if self._linked or not self._config.faces_client:
+        if self._linked or not self._config.seat.faces_client:
             return []
         if self._started:
             return self._open_again()
@@ -289,7 +289,7 @@ class PeeredMachine(ABC):
 
     def _wake(self, silence: float) -> list[Effect]:
         """Time has passed: go on without a peer that is silent or stuck, or see to what may have been lost."""
-        if self._config.faces_client:
+        if self._config.seat.faces_client:
             if self._watch.wake(self._now, silence, self._rtt, linked=self._linked):
                 reason = self._watch.pass_over()
                 self._meet(self._epoch, linked=False)
@@ -299,7 +299,7 @@ class PeeredMachine(ABC):
         return self._synchronise()
 
     def _next_wake(self) -> WakeAt:
-        listens = self._config.faces_client and self._linked
+        listens = self._config.seat.faces_client and self._linked
         return WakeAt(self._now + (LISTEN_S if listens else SYNC_INTERVAL_S))
 
     def _finish(self, reason: FinishReason) -> Finish:

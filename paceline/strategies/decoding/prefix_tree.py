@@ -344,11 +344,10 @@ class NgramDrafts:
     @staticmethod
     def of(config: MachineConfig, online_stats: OnlineStats) -> NgramDrafts | None:
         """None where nothing is to be drafted, or there are no tables to draft from."""
-        if config.table is None or config.options.drafting.ahead == 0:
+        if config.means.table is None or config.options.drafting.ahead == 0:
             return None
-        return NgramDrafts(
-            NgramDrafter(config.table, config.sampling, eos_ids=config.eos_ids, stats=online_stats.drafter)
-        )
+        table, output = config.means.table, config.output
+        return NgramDrafts(NgramDrafter(table, output.sampling, eos_ids=output.eos_ids, stats=online_stats.drafter))
 
     def start(self, branches: Sequence[Branch], targets: Sequence[int]) -> None:
         """Set the prompts. Nothing is drafted until `read` has been called for each of them."""

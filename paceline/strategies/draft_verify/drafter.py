@@ -83,27 +83,24 @@ class Drafter(PeeredMachine):
 
     def __init__(self, config: MachineConfig) -> None:
         options = options_of(config)
-        stats = config.stats or OnlineStats()
+        stats = config.means.stats or OnlineStats()
         reads_dists = verifier_of(config).reads_dists
-        heads = not (config.needs_dists or options.needs_dists or reads_dists)
+        heads = not (config.output.needs_dists or options.needs_dists or reads_dists)
         # A draft that is drawn needs the distribution it is drawn from, and a form the mask.
-        ngrams = None if reads_dists or config.mask else NgramDrafts.of(config, stats)
+        ngrams = None if reads_dists or config.output.mask else NgramDrafts.of(config, stats)
         decoder = BranchDecoder(
-            config.sampling,
-            config.vocab_size,
+            config.output,
             rescoring=options.rescoring,
-            mask=config.mask,
-            eos_ids=config.eos_ids,
             keep_heads=ngrams is not None,
-            keep_plain=config.needs_dists,
+            keep_plain=config.output.needs_dists,
             samples=heads,
             heads=heads,
         )
-        tree = PrefixTree(len(config.targets))
-        super().__init__(config, tree, decoder, ngrams, stats.timing, list(config.targets))
+        tree = PrefixTree(len(config.seat.targets))
+        super().__init__(config, tree, decoder, ngrams, stats.timing, list(config.seat.targets))
         self._answers = stats.offload.pace
         self._first: tuple[int, float] | None = None  # targets when the cloud's first came, and when
-        self._pace = Pace(options, stats.offload, config.energy)
+        self._pace = Pace(options, stats.offload, config.means.energy)
         self._ended = False
         self._synced, self._next_sync = len(self._targets), 0.0  # targets when last looked at, and when next
         self._alone = 0
@@ -159,7 +156,7 @@ class Drafter(PeeredMachine):
         while not self._ended and (verdict := self._early.pop(len(self._targets))) is not None:
             tokens = decode_tokens(verdict.tokens)
             fresh = len(self._targets) - verdict.start
-            if max(tokens, default=0) >= self._config.vocab_size:
+            if max(tokens, default=0) >= self._config.output.vocab_size:
                 continue
             lane: Side | None = "cloud" if verdict.documents else None
             given = [(token, _decoded(self._config, verdict.dists, index)) for index, token in enumerate(tokens)][
@@ -199,40 +196,41 @@ class Drafter(PeeredMachine):
             self._ngrams.observe_target(self._tree.head, token)
         self._drafting.target(token)
         self._targets.append(token)
-        stops = token in self._config.eos_ids
-        self._ended = stops or len(self._targets) >= self._config.max_tokens
-        if stops or not self._config.faces_client:
+        stops = token in self._config.output.eos_ids
+        self._ended = stops or len(self._targets) >= self._config.output.max_tokens
+        if stops or not self._config.seat.faces_client:
             return []
         return [Emit(token, dist, lane, rest=0.0 if dist is None else dist.tail)]
 
     # ---- a step -----------------------------------------------------------------------------------------------------
     def _advance(self) -> list[Effect]:
         """Do everything that has become possible: targets of its own where the cloud is gone, drafts, a forward."""
-        if self._ngrams is not None and len(self._targets) > len(self._config.targets):
+        if self._ngrams is not None and len(self._targets) > len(self._config.seat.targets):
             self._ngrams.read()  # not sooner: the first token would wait for it
         effects: list[Effect] = []
         if not self._linked:
             effects += self._decide_alone()
         if self._ended:
-            stopped = bool(self._targets) and self._targets[-1] in self._config.eos_ids
-            return [*effects, self._finish("stop" if stopped else "length")] if self._config.faces_client else effects
+            stopped = bool(self._targets) and self._targets[-1] in self._config.output.eos_ids
+            finish = [self._finish("stop" if stopped else "length")] if self._config.seat.faces_client else []
+            return [*effects, *finish]
         if not self._decoder.started:
             return effects
         if not self._linked:
             if not self._decoder.fits(len(self._targets)):
                 return [*effects, self._finish("length")]
             head = self._tree.head
-            waits = self._config.waits_for_peer
+            waits = self._config.peer.awaited
             return effects if waits else [*effects, *forward_to(head, self._decoder, head, self._now)]
         return [*effects, *self._drafting.draft(self._now, self._bandwidth, self._rtt)]
 
     def _decide_alone(self) -> list[Effect]:
         effects: list[Effect] = []
         config = self._config
-        while not (self._ended or config.waits_for_peer) and (own := self._tree.head.own_dist) is not None:
+        while not (self._ended or config.peer.awaited) and (own := self._tree.head.own_dist) is not None:
             self._alone += 1
-            lane = None if self._decoder.log_evidence is None else config.side
-            effects += self._append(own.token(config.sampling, len(self._targets)), lane, self._tree.head.plain)
+            lane = None if self._decoder.log_evidence is None else config.seat.side
+            effects += self._append(own.token(config.output.sampling, len(self._targets)), lane, self._tree.head.plain)
         return effects
 
     def _report(self) -> dict[str, float]:
@@ -258,6 +256,6 @@ def _decoded(config: MachineConfig, dists: Sequence[DistPayload], index: int = 0
     if index >= len(dists):
         return None
     try:
-        return decode_head(dists[index], config.vocab_size)
+        return decode_head(dists[index], config.output.vocab_size)
     except RemoteProtocolError:
         return None

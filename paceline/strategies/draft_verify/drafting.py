@@ -195,7 +195,7 @@ class Drafting:
         """Learn whether a draft in the place of this target would have been accepted, where it was looked at."""
         head, looked_at, self._looked_at = self._tree.head, self._looked_at, None
         if looked_at is head and head.own_dist is not None:
-            would_draft = head.own_dist.token(self._config.sampling, head.position)
+            would_draft = head.own_dist.token(self._config.output.sampling, head.position)
             self._pace.examined(entropy(head.own_dist.known), accepted=would_draft == token)
 
     def recover(self, head: Dist) -> int:
@@ -242,7 +242,7 @@ class Drafting:
             else:
                 nats = entropy(last.own_dist.known)
                 draft = self._drafted(last) if self._pace.admits(nats) else None
-            is_end = draft is not None and draft.token in self._config.eos_ids
+            is_end = draft is not None and draft.token in self._config.output.eos_ids
             if draft is None or (is_end and not self._verifier.drafts_ends):
                 self._pace.end(self._step_bytes(), bandwidth)
                 return [*effects, *self._pause(now)]
@@ -278,7 +278,7 @@ class Drafting:
         if len(rows) >= MAX_LOOKED_UP or not decoder.spare_rows([*decoder.missing_rows(head), *rows]):
             return None
         children = self._ngrams.children(last, head)
-        if not children or children[0][0] in self._config.eos_ids:
+        if not children or children[0][0] in self._config.output.eos_ids:
             return None
         token, prob = children[0]
         if prob < LEAST_LOOKED_UP or prob < self._pace.acceptance:
@@ -303,9 +303,9 @@ class Drafting:
     def _has_room(self, last: PrefixNode) -> bool:
         """A token may be drafted behind this node."""
         length = last.position + 1
-        if last is not self._tree.head and last.token in self._config.eos_ids:
+        if last is not self._tree.head and last.token in self._config.output.eos_ids:
             return False
-        return not self._chain.full and length < self._config.max_tokens and self._decoder.fits(length)
+        return not self._chain.full and length < self._config.output.max_tokens and self._decoder.fits(length)
 
     def _pause(self, now: float) -> list[Effect]:
         """Draft no more until the next verdict. A cloud that waits for drafts is told so."""

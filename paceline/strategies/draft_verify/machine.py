@@ -15,7 +15,7 @@ from paceline.wire.verify_messages import VERIFY_MESSAGES, VerifyOptions
 
 
 def machine(config: MachineConfig) -> Machine:
-    return Drafter(config) if config.side == "device" else TargetWriter(config)
+    return Drafter(config) if config.seat.side == "device" else TargetWriter(config)
 
 
 draft_verify = Strategy(

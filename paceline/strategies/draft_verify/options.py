@@ -21,8 +21,8 @@ def options_of(config: MachineConfig) -> VerifyOptions:
     """
     options = config.options if isinstance(config.options, VerifyOptions) else VerifyOptions()
     if options.verifier != "agreement":
-        greedy = config.sampling.temperature == 0.0
-        cloud_in_front = config.faces_client == (config.side == "cloud")
+        greedy = config.output.sampling.temperature == 0.0
+        cloud_in_front = config.seat.faces_client == (config.seat.side == "cloud")
         waiting: VerifierName = "truncated" if cloud_in_front else options.verifier
         options = msgspec.structs.replace(
             options, verifier="agreement" if greedy else waiting, waits=options.waits or not greedy

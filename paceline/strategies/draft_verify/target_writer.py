@@ -99,28 +99,25 @@ class TargetWriter:
         self._config = config
         self._options = options_of(config)
         self._verifier = verifier_of(config)
-        self._sends_dists = self._options.needs_dists and not config.faces_client
-        self._tree = PrefixTree(len(config.targets))
+        self._sends_dists = self._options.needs_dists and not config.seat.faces_client
+        self._tree = PrefixTree(len(config.seat.targets))
         self._decoder = BranchDecoder(
-            config.sampling,
-            config.vocab_size,
+            config.output,
             rescoring=self._options.rescoring,
-            mask=config.mask,
-            eos_ids=config.eos_ids,
             lazy=True,
-            keep_plain=config.needs_dists or self._options.needs_dists,
+            keep_plain=config.output.needs_dists or self._options.needs_dists,
             samples=config.takes_tokens and not (self._options.needs_dists or self._verifier.reads_dists),
         )
-        self._targets = list(config.targets)
-        self._dists: list[DistPayload] = []  # of the targets since `config.targets`, where verdicts carry them
+        self._targets = list(config.seat.targets)
+        self._dists: list[DistPayload] = []  # of the targets since `config.seat.targets`, where verdicts carry them
         self._chain = PeerChain()
-        self._epoch, self._linked = config.epoch, config.has_peer
+        self._epoch, self._linked = config.seat.epoch, config.peer.joined
         self._now = 0.0
         self._started = self._finished = self._ended = False
         self._waiting = False  # for drafts, until the next wake-up at most
         self._left: Dist | None = None  # head of the distribution of the next target, which the device draws
         self._left_plain: DistPayload | None = None  # the model's own there, for logprobs
-        self._opened_at = len(config.targets)  # targets when the device was asked to take part
+        self._opened_at = len(config.seat.targets)  # targets when the device was asked to take part
         self._drafter_silent = False  # they did not come in that time; not waited for until the next ones do
         self._progressed = False  # since the last wake-up
         self._resent = False  # verdicts, since then: a few bytes that ask for all of them are answered once
@@ -132,7 +129,7 @@ class TargetWriter:
         match event:
             case Started(now):
                 self._started, self._now = True, now
-                opens = self._config.faces_client and self._linked
+                opens = self._config.seat.faces_client and self._linked
                 opening = [OpenPeer(tuple(self._targets), self._epoch)] if opens else []
                 return [Retrieve(), *opening, WakeAt(now + WAKE_INTERVAL_S)]
             case Retrieved(branches, max_new_tokens):
@@ -162,7 +159,7 @@ class TargetWriter:
                 return self._take_drafts(message)
             case VerdictRequest(start=start) if start <= len(self._targets) and not self._resent:
                 self._resent = True
-                return [self._verdict(max(start, len(self._config.targets)))]
+                return [self._verdict(max(start, len(self._config.seat.targets)))]
             case _:
                 return []
 
@@ -180,7 +177,7 @@ class TargetWriter:
             return []
         self._append(recovered, self._left_plain)
         self._left, self._progressed = None, True
-        self._ended = recovered in self._config.eos_ids
+        self._ended = recovered in self._config.output.eos_ids
         return self._compute()
 
     def _wake(self) -> list[Effect]:
@@ -190,18 +187,18 @@ class TargetWriter:
         self._resent = False
         self._drafter_silent = self._drafter_silent or self._waiting
         effects = self._verify() if self._waiting else []
-        alive = self._linked and not progressed and not self._config.faces_client
+        alive = self._linked and not progressed and not self._config.seat.faces_client
         return [*effects, self._verdict(len(self._targets))] if alive else effects
 
     def _lost(self) -> list[Effect]:
-        if not self._config.faces_client:
+        if not self._config.seat.faces_client:
             return [self._finish("cancelled")]
         self._linked = False
         return self._verify() if self._waiting else []
 
     def _back(self) -> list[Effect]:
         """Open a session with the device again: it drafts from the last target on."""
-        if self._linked or not self._config.faces_client:
+        if self._linked or not self._config.seat.faces_client:
             return []
         self._linked = True
         if not self._started:
@@ -216,7 +213,7 @@ class TargetWriter:
         self._waiting = False
         config, head = self._config, self._tree.head
         first = len(self._targets)
-        lane = None if self._decoder.log_evidence is None else config.side
+        lane = None if self._decoder.log_evidence is None else config.seat.side
         effects: list[Effect] = []
         end: Emit | None = None
         while not self._is_over(head) and (outcome := self._decide(head)) is not None:
@@ -226,11 +223,11 @@ class TargetWriter:
                 break
             emit = Emit(outcome, head.plain, lane, self._decoder.mixer.decided_by)
             payload = self._payload(head, np.array([outcome], dtype=np.int32))
-            if outcome in config.eos_ids:
+            if outcome in config.output.eos_ids:
                 self._append(outcome, payload)
                 self._ended, end = True, emit
                 break
-            if config.faces_client:
+            if config.seat.faces_client:
                 effects.append(emit)
             head = self._append(outcome, payload)
             self._accepted += head.cached
@@ -245,7 +242,7 @@ class TargetWriter:
 
     def _decide(self, head: PrefixNode) -> Outcome | None:
         """The next target, once its row is known, and where the verifier needs one a draft."""
-        row = Row(self._decoder, head, self._config.sampling)
+        row = Row(self._decoder, head, self._config.output.sampling)
         if not self._verifier.needs_drafts:
             return self._verifier.decide(row, None)
         drafts = self._chain.below(self._targets) if self._linked else None
@@ -276,22 +273,22 @@ class TargetWriter:
         self._targets.append(token)
         if plain is not None:
             self._dists.append(plain)
-        return self._tree.head if token in self._config.eos_ids else self._tree.advance(token)
+        return self._tree.head if token in self._config.output.eos_ids else self._tree.advance(token)
 
     def _is_over(self, head: PrefixNode) -> bool:
-        return self._ended or head.position >= self._config.max_tokens or not self._decoder.fits(head.position)
+        return self._ended or head.position >= self._config.output.max_tokens or not self._decoder.fits(head.position)
 
     def _end(self, end: Emit | None) -> list[Effect]:
         """No more targets. The front finishes; a device that faces the client closes the session."""
-        if self._config.faces_client:
+        if self._config.seat.faces_client:
             return [self._finish("stop" if self._ended else "length", end)]
-        is_whole = self._ended or len(self._targets) >= self._config.max_tokens
+        is_whole = self._ended or len(self._targets) >= self._config.output.max_tokens
         return [] if is_whole else [self._finish("length")]  # its context has ended, the answer has not
 
     def _verdict(self, start: int) -> Send:
         """The targets from there on, as many as fit a frame with their distributions."""
         end = start + MAX_VERDICT
-        first = len(self._config.targets)
+        first = len(self._config.seat.targets)
         dists = self._dists[start - first : end - first]
         documents = self._decoder.log_evidence is not None
         tokens = encode_tokens(self._targets[start:end])
@@ -317,7 +314,7 @@ class TargetWriter:
 
     def _nodes(self, head: PrefixNode, drafts: Sequence[Draft]) -> list[PrefixNode]:
         """The drafts as nodes below the head, up to one that cannot be a row, and their second guesses beside them."""
-        last = self._config.max_tokens - 1  # a longer prefix has no next token
+        last = self._config.output.max_tokens - 1  # a longer prefix has no next token
         most = min(MAX_ROWS if self._options.most else 0, self._decoder.spare_rows(self._decoder.missing_rows(head)))
         chain: list[PrefixNode] = []
         seconds: list[PrefixNode] = []
@@ -325,9 +322,9 @@ class TargetWriter:
         for draft in drafts[:most]:
             if node.position >= last or not self._decoder.fits(node.position + 1):
                 break
-            if draft.second is not None and draft.second not in self._config.eos_ids:
+            if draft.second is not None and draft.second not in self._config.output.eos_ids:
                 seconds.append(node.child(draft.second))
-            if draft.token in self._config.eos_ids:
+            if draft.token in self._config.output.eos_ids:
                 break
             node = node.child(draft.token)
             chain.append(node)

@@ -255,11 +255,11 @@ class Truncation(AcceptOrReject):
 
 def verifier_of(config: MachineConfig) -> Verifier:
     """By its options, the same on both sides."""
-    options, sampling = options_of(config), config.sampling
+    options, sampling = options_of(config), config.output.sampling
     match options.verifier:
         case "rejection":
             return Rejection(sampling, precise=options.needs_dists)
         case "truncated":
-            return Truncation(sampling, mass=options.mass, vocab_size=config.vocab_size)
+            return Truncation(sampling, mass=options.mass, vocab_size=config.output.vocab_size)
         case _:
             return Agreement(sampling)

@@ -46,13 +46,10 @@ class ModelDrafter:
         """rates: of earlier answers, read and written. Its tokens must be the target's."""
         self.forwards = 0
         self._config, self._rates = config, rates
-        self._tree = PrefixTree(len(config.targets))
+        self._tree = PrefixTree(len(config.seat.targets))
         self._decoder = BranchDecoder(
-            config.sampling,
-            config.vocab_size,
+            config.output,
             rescoring=rescoring,
-            mask=config.mask,
-            eos_ids=config.eos_ids,
             samples=True,
             heads=True,
         )
@@ -64,15 +61,15 @@ class ModelDrafter:
     # ---- events -----------------------------------------------------------------------------------------------------
     def start(self, branches: Sequence[Branch], max_new_tokens: int | None) -> list[Effect]:
         """Prefill the prompts. Call only where `fits`."""
-        self._room = self._config.draft_positions - max(len(branch.prompt) for branch in branches)
+        self._room = self._config.means.draft_positions - max(len(branch.prompt) for branch in branches)
         room = self._room if max_new_tokens is None else min(self._room, max_new_tokens)
-        return _wrapped(self._decoder.start(branches, self._config.targets, self._tree.head, room))
+        return _wrapped(self._decoder.start(branches, self._config.seat.targets, self._tree.head, room))
 
     @staticmethod
     def fits(config: MachineConfig, branches: Sequence[Branch]) -> bool:
         """There is a draft model, and its context is longer than the prompts and what has been decided."""
         longest = max(len(branch.prompt) for branch in branches)
-        return config.draft_positions > longest + len(config.targets)
+        return config.means.draft_positions > longest + len(config.seat.targets)
 
     def answered(self, answer: Scored | Sampled) -> None:
         nodes = self._decoder.take(answer, answer.now)
@@ -165,8 +162,8 @@ class ModelDrafter:
 
     def _may_follow(self, node: PrefixNode) -> bool:
         """Something may be drafted behind this node."""
-        within = node.position + 1 < self._config.max_tokens and node.position <= self._room
-        return within and (node is self._tree.head or node.token not in self._config.eos_ids)
+        within = node.position + 1 < self._config.output.max_tokens and node.position <= self._room
+        return within and (node is self._tree.head or node.token not in self._config.output.eos_ids)
 
     def _up(self, node: PrefixNode) -> list[PrefixNode]:
         """The nodes below the head down to this one; the head where it is that."""
@@ -188,7 +185,7 @@ class ModelDrafter:
         return prob
 
     def _ranked(self, node: PrefixNode) -> DraftTokens:
-        own, sampling = node.own_dist, self._config.sampling
+        own, sampling = node.own_dist, self._config.output.sampling
         assert own is not None
         dist = own.known
         places = top_by_score(dist, sampling, node.position, MAX_RANKS)
@@ -219,14 +216,14 @@ class TreeGrowth:
         nodes: int = TREE_NODES,
     ) -> None:
         """drafter: in place of its own, which drafts from look-up tables and the text. nodes: of a tree."""
-        stats = OnlineStats() if config.stats is None else config.stats
-        table = LookupTable(config.vocab_size) if config.table is None else config.table
+        stats = OnlineStats() if config.means.stats is None else config.means.stats
+        table = LookupTable(config.output.vocab_size) if config.means.table is None else config.means.table
         self._config, self._tree, self._decoder = config, tree, decoder
         self._rows, self._nodes = config.options.drafting.rows, nodes
         self._drafter: TreeDrafter = drafter or NgramDrafter(
-            table, config.sampling, eos_ids=config.eos_ids, stats=stats.drafter
+            table, config.output.sampling, eos_ids=config.output.eos_ids, stats=stats.drafter
         )
-        self._feed = DrafterFeed(self._drafter, config.vocab_size, samples=config.takes_tokens)
+        self._feed = DrafterFeed(self._drafter, config.output.vocab_size, samples=config.takes_tokens)
         self._model: ModelDrafter | None = ModelDrafter(config, stats.draft_model, rescoring=config.options.rescoring)
         self._drafts = config.options.drafting.ahead > 0
         self._ignores_model = drafter is not None or not self._drafts
@@ -248,7 +245,7 @@ class TreeGrowth:
     def begin(self, branches: Sequence[Branch], max_new_tokens: int | None) -> list[Effect]:
         """Read the prompts, or have the draft model prefill them."""
         texts = [branch.prompt for branch in branches]
-        texts[-1] = (*texts[-1], *self._config.targets)
+        texts[-1] = (*texts[-1], *self._config.seat.targets)
         if self._model is not None and not self._ignores_model and ModelDrafter.fits(self._config, branches):
             self._texts = texts
             return self._model.start(branches, max_new_tokens)
@@ -357,5 +354,5 @@ class TreeGrowth:
 
     def _admits(self, parent: DraftNode, token: int) -> bool:
         """A draft may be verified: the answer goes on behind it, and its context holds it."""
-        position = parent.position + 1
-        return position < self._config.max_tokens and self._decoder.fits(position) and token not in self._config.eos_ids
+        position, output = parent.position + 1, self._config.output
+        return position < output.max_tokens and self._decoder.fits(position) and token not in output.eos_ids

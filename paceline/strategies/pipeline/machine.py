@@ -61,12 +61,12 @@ class Pipeline:
         """drafter: in place of its own, which drafts from a model where there is one, else from look-up tables. The
         other arguments are for baselines; nodes: of a tree."""
         self._config = config
-        self._tree = tree(len(config.targets))
+        self._tree = tree(len(config.seat.targets))
         self._decoder = SegmentDecoder(config, self._tree, rescoring=config.options.rescoring)
         self._growth = growth(config, self._tree, self._decoder, drafter, nodes=nodes)
         # One fewer than the engine asks for, which waits at its first stage: what it would hold is better chosen when
         # the stage is free, from what has come by then.
-        self._max_under_way = max(1, config.depth - 1)
+        self._max_under_way = max(1, config.means.depth - 1)
         self._max_rows = max(1, min(config.options.drafting.rows, MAX_OPEN_ROWS))
         self._least_gain = least_gain
         self._started = False  # the prompts have been computed
@@ -123,14 +123,14 @@ class Pipeline:
         output: list[int] = []
         reason: FinishReason | None = None
         end: Emit | None = None
-        lane = None if decoder.log_evidence is None else config.side
+        lane = None if decoder.log_evidence is None else config.seat.side
         while tree.head.known:
-            if tree.head.position >= config.max_tokens:
+            if tree.head.position >= config.output.max_tokens:
                 reason = "length"
                 break
             token = decoder.sample()
             emit = Emit(token, decoder.head.plain, lane)
-            if token in config.eos_ids:
+            if token in config.output.eos_ids:
                 reason, end = "stop", emit
                 break
             effects.append(emit)
@@ -139,7 +139,7 @@ class Pipeline:
             self._stats["accepted"] += drafted
             head = decoder.advance(token)
             self._growth.advance(token, drafted=drafted)
-            if head.position >= config.max_tokens or not decoder.fits(head.position):
+            if head.position >= config.output.max_tokens or not decoder.fits(head.position):
                 reason = "length"
                 break
         self._growth.read(output)

@@ -60,17 +60,14 @@ class SegmentDecoder:
         self._config = config
         self._tree = tree
         self._mixer = BranchMixer(
-            config.sampling,
-            config.vocab_size,
+            config.output,
             rescoring=rescoring,
-            mask=config.mask,
-            eos_ids=config.eos_ids,
             keep_heads=False,
-            keep_plain=config.needs_dists,
+            keep_plain=config.output.needs_dists,
         )
         self._branches: tuple[Branch, ...] = ()
-        self._output: list[int] = list(config.targets)  # decided
-        self._prefixes = PrefixTree(len(config.targets))
+        self._output: list[int] = list(config.seat.targets)  # decided
+        self._prefixes = PrefixTree(len(config.seat.targets))
         self._prefix: dict[DraftNode, PrefixNode] = {tree.head: self._prefixes.head}  # of nodes sent, and of the head
         self._ticket = 0
         self._under_way: dict[int, tuple[_Sent, int]] = {}  # by ticket, with the branch
@@ -110,7 +107,7 @@ class SegmentDecoder:
     def admit(self, nodes: Sequence[DraftNode]) -> list[DraftNode]:
         """Those of the waiting nodes, parents first, that the answer's constraint allows; the rest are discarded. Call
         `send` next, for these."""
-        if self._config.mask is None or not self.samples:
+        if self._config.output.mask is None or not self.samples:
             return list(nodes)
         self._make_prefixes(nodes)
         head = self._tree.head
@@ -203,7 +200,7 @@ class SegmentDecoder:
 
     def sample(self) -> int:
         """The token after the head, which is known."""
-        node, sampling = self._tree.head, self._config.sampling
+        node, sampling = self._tree.head, self._config.output.sampling
         rows = self._rows[node].branches
         first = rows[0]
         if isinstance(first, SampledRow):

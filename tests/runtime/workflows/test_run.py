@@ -343,7 +343,7 @@ async def test_the_engine_is_told_how_much_of_a_workflow_waits_for_each_text() -
     asked: list[GenerateRequest] = []
     async with nodes() as (bench, _):
         node = bench.device
-        admit = node._admission.admit
+        admit = node._preparation.admit
 
         async def listening(request: GenerateRequest, **how: Any) -> Any:
             asked.append(request)

@@ -143,8 +143,8 @@ def check_text(
         request = job(strategy, front, sampling, manner=manner)
         answer = harsh(seed, reorders=reorders).world(request, seed).run(changing_speeds if seed % 2 else None)
         assert answer.tokens == expected, f"seed {seed}"
-        if request.config.table is not None:
-            request.config.table.check()
+        if request.config.means.table is not None:
+            request.config.means.table.check()
         assert answer.finished is not None
         assert answer.finished.reason == ("length" if len(expected) == MAX_TOKENS else "stop")
 
@@ -360,7 +360,7 @@ def check_lane_alone(strategy: Strategy, manner: Manner, front: Side) -> None:
     """A front that writes alone names itself as the lane where it reads a document, and no side where it reads none."""
     options = job(strategy, front, SAMPLINGS["greedy"], manner=manner).config.options
     for score, lane in ((0.5, front), (None, None)):
-        hand = Hand(strategy.machine, front, front=True, has_peer=False, options=options)
+        hand = Hand(strategy.machine, front, front=True, joined=False, options=options)
         hand.begin(score)
         assert {emit.lane for emit in hand.emitted} == {lane}
 

@@ -87,8 +87,8 @@ class SaltedFront:
         assert isinstance(config.options, SaltOptions)
         self._options = config.options
         self._inner = Autoregressive(config)
-        self._tokens = list(config.targets)
-        self._linked, self._epoch = config.has_peer, config.epoch
+        self._tokens = list(config.seat.targets)
+        self._linked, self._epoch = config.peer.joined, config.seat.epoch
         self._started = self._finished = False
         self._expected: dict[int, bytes] = {}
         self._echoes = 0
@@ -143,7 +143,7 @@ class SaltedPeer:
     """Echoes salts of its own opening."""
 
     def __init__(self, config: MachineConfig) -> None:
-        self._epoch = config.epoch
+        self._epoch = config.seat.epoch
         self._finished = False
 
     def on(self, event: Event) -> Sequence[Effect]:
@@ -160,7 +160,7 @@ class SaltedPeer:
 
 
 def machine(config: MachineConfig) -> Machine:
-    return SaltedFront(config) if config.faces_client else SaltedPeer(config)
+    return SaltedFront(config) if config.seat.faces_client else SaltedPeer(config)
 
 
 def choose_options(context: RoutingContext) -> SaltOptions | None:
@@ -253,7 +253,7 @@ def test_alone_and_repeated(front: Side) -> None:
 def test_the_option_reaches_the_machine_and_the_messages_are_counted(front: Side, period: int) -> None:
     request = job(SALTED, front, SAMPLINGS["sampled"])
     options = SaltOptions(rescoring=False, period=period)
-    request = replace(request, config=replace(request.config, options=options))
+    request = replace(request, config=changed(request.config, options=options))
     world = Simulation(request, engines(), network=IN_ORDER, forward={front: 0.2})
     answer = world.run()
     assert answer.tokens == reference(SALTED, front, SAMPLINGS["sampled"], Manner())
@@ -267,7 +267,7 @@ def test_the_option_reaches_the_machine_and_the_messages_are_counted(front: Side
 
 def test_a_peer_that_refuses_the_options_leaves_the_front_alone() -> None:
     request = job(SALTED, "cloud", SAMPLINGS["greedy"])
-    request = replace(request, config=replace(request.config, options=SaltOptions(rescoring=False, period=40)))
+    request = replace(request, config=changed(request.config, options=SaltOptions(rescoring=False, period=40)))
     world = Simulation(request, engines(), network=IN_ORDER)
     assert world.run().tokens == reference(SALTED, "cloud", SAMPLINGS["greedy"], Manner())
     peer = world.session("device")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,13 +17,17 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams, T
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
-from paceline.strategies.base import SIDES, Branch, Effect, Forward, Prune, Side
+from paceline.strategies.base import SIDES, Branch, Effect, Forward, OutputRules, Prune, Side
 from paceline.strategies.decoding.branch_decoder import RESCORED_TOKENS, BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB
 
 TOKENS = (65, 66, 67, 32)
+
+
+def rules(sampling: SamplingParams) -> OutputRules:
+    return OutputRules(sampling, 1, frozenset(), VOCAB)
 
 
 def path(node: PrefixNode) -> list[int]:
@@ -38,7 +43,7 @@ class Play:
         self.branches, self.sampling = branches, sampling
         self.engine: Engine = FakeEngine(seed=1, spread=0.4)
         self.tree = PrefixTree(len(self.prefix))
-        self.decoder = BranchDecoder(sampling, VOCAB)
+        self.decoder = BranchDecoder(rules(sampling))
         self.answers: list[tuple[int, tuple[Dist, ...]]] = []
         self.scored: list[tuple[PrefixNode, Dist]] = []
         self.now = 0.0
@@ -116,7 +121,7 @@ def test_a_prefix_is_scored_as_if_it_had_been_decoded_here(side: Side, length: i
     chance = random.Random(length)
     prefix = [chance.choice(TOKENS) for _ in range(length)]
     engine, tree = FakeEngine(seed=1, spread=0.4), PrefixTree(length)
-    decoder = BranchDecoder(SAMPLINGS["sampled"], VOCAB, rescoring=True)
+    decoder = BranchDecoder(rules(SAMPLINGS["sampled"]), rescoring=True)
     for effect in decoder.start(BRANCHES[side], prefix, tree.head, None):
         assert isinstance(effect, Forward)
         decoder.scored(effect.ticket, engine.forward(Batch((effect.segment,))).dists[0], 0.0)
@@ -168,7 +173,8 @@ class Paths:
 def test_drafts_that_the_constraint_forbids_and_all_below_them_have_no_row_and_no_mask(samples: bool) -> None:
     mask = Paths((1, 2, 3), (1, 4, 5))
     tree = PrefixTree(0)
-    decoder = BranchDecoder(SamplingParams(), VOCAB, mask=mask, eos_ids=frozenset({9}), lazy=True, samples=samples)
+    output = replace(rules(SamplingParams()), mask=mask, eos_ids=frozenset({9}))
+    decoder = BranchDecoder(output, lazy=True, samples=samples)
     decoder.start([Branch((7, 8), None)], [], tree.head, None)
     one = tree.head.child(1)
     drafts = [one, tree.head.child(6), one.child(2), tree.head.child(6).child(2), one.child(4), one.child(7)]

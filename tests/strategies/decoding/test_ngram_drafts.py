@@ -97,7 +97,7 @@ def test_tables_learn_what_the_model_predicted_before_any_processing(
     machine: Callable[[MachineConfig], Machine], changes: dict[str, object]
 ) -> None:
     table = LookupTable(VOCAB)
-    hand = Hand(machine, "device", front=True, has_peer=False, table=table, **{"max_tokens": 12} | changes)
+    hand = Hand(machine, "device", front=True, joined=False, table=table, **{"max_tokens": 12} | changes)
     hand.say = lambda _: DIST
     hand.forward_s = 0.01
     hand.begin()
@@ -122,7 +122,7 @@ def test_a_context_of_two_tokens_is_learnt_with_the_distribution_after_it(
         return random.Random(f"15 {before} {token}").randrange(10, 20)
 
     table = LookupTable(VOCAB)
-    hand = Hand(machine, "device", front=True, has_peer=False, table=table, max_tokens=800)
+    hand = Hand(machine, "device", front=True, joined=False, table=table, max_tokens=800)
     hand.say = lambda path: point(after(*(*PROMPT, *path)[-2:]))
     hand.forward_s = 0.01
     hand.begin()

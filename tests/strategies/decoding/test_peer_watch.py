@@ -120,7 +120,7 @@ def test_a_peer_that_never_contributes_is_passed_over_late_once_and_soon_in_late
     record = PeerRecord()
     waits = []
     for _ in range(3):
-        hand = Hand(Aggregate, side, front=True, peer_record=record)
+        hand = Hand(Aggregate, side, front=True, record=record)
         hand.begin()
         waits.append(stall(hand))
         hand.answer()
@@ -131,7 +131,7 @@ def test_a_peer_that_never_contributes_is_passed_over_late_once_and_soon_in_late
 
 def test_a_peer_that_takes_part_again_may_read_a_long_prompt_again() -> None:
     record = PeerRecord(first_s=AGAIN_S)
-    hand = device(peer_record=record, max_tokens=LONG, drafting=TOKEN_BY_TOKEN)
+    hand = device(record=record, max_tokens=LONG, drafting=TOKEN_BY_TOKEN)
     hand.begin()
     stall(hand)
     hand.wake_until(hand.now + 1.0, lambda: hand.on(has(0)))
@@ -171,7 +171,7 @@ def test_a_slow_search_or_engine_of_its_own_is_not_held_against_the_peer() -> No
 
 # ---- an answer that must wait ---------------------------------------------------------------------------------------
 def test_a_pausing_answer_waits_for_the_link_and_asks_no_longer_than_a_minute() -> None:
-    hand = cloud(waits_for_peer=True, max_tokens=LONG)
+    hand = cloud(awaited=True, max_tokens=LONG)
     hand.begin()
     hand.silent_since = hand.now
     hand.wake_until(hand.now + 0.9 * LONGEST_FIRST_S)

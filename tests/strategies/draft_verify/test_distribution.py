@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.configs import changed
 from lab.simulation import Network, Simulation
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.drafting.budget import OnlineStats
@@ -132,7 +133,7 @@ def test_every_token_has_the_clouds_distribution(
             eos_ids=frozenset(),
             manner=manner,
         )
-        config = replace(this.config, waits_for_peer=front == "device", stats=stats)
+        config = changed(this.config, awaited=front == "device", stats=stats)
         world = Simulation(
             replace(this, config=config),
             models(),

@@ -7,17 +7,18 @@ The bounds of specs 2.1, (i) and (ii) and monotonicity, hold for the served queu
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
+from lab.configs import a_config, changed
 from lab.simulation import Network, SimulatedRequest, Simulation, Watts
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.energy import Spent
 from paceline.core.offloading import EnergyQueue, OffloadStats, Unit
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import FakeEngine
-from paceline.strategies.base import Branch, Finish, MachineConfig
+from paceline.strategies.base import Branch, Finish
 from paceline.strategies.draft_verify.pace import Pace
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.verify_messages import VerifyOptions
@@ -50,13 +51,13 @@ def write(
     engines = {"cloud": FakeEngine(seed=1, spread=0.3), "device": FakeEngine(seed=1, spread=0.4)}
     before, written = stats.offload.joules, Written()
     for seed in range(answers):
-        config = MachineConfig(
+        config = a_config(
             "device", True, SamplingParams(temperature=1.0, seed=seed), tokens, frozenset(), 257, how, stats=stats
         )
         request = SimulatedRequest(
             STRATEGIES["draft_verify"],
             "device",
-            replace(config, needs_dists=False, energy=queue),
+            changed(config, needs_dists=False, energy=queue),
             {side: (Branch(PROMPT, None),) for side in engines},
         )
         world = Simulation(
@@ -135,7 +136,7 @@ def test_a_budget_of_nothing_ends_drafting() -> None:
 
 def test_the_session_reports_all_that_its_forwards_and_messages_took() -> None:
     engines = {"cloud": FakeEngine(seed=1, spread=0.3), "device": FakeEngine(seed=1, spread=0.4)}
-    config = MachineConfig("device", True, SamplingParams(seed=1), 40, frozenset(), 257, IN_STEPS, needs_dists=False)
+    config = a_config("device", True, SamplingParams(seed=1), 40, frozenset(), 257, IN_STEPS, needs_dists=False)
     request = SimulatedRequest(
         STRATEGIES["draft_verify"], "device", config, {side: (Branch(PROMPT, None),) for side in engines}
     )

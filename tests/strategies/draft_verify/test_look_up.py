@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from lab.configs import a_config
 from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
-from paceline.strategies.base import Branch, MachineConfig, Side
+from paceline.strategies.base import Branch, Side
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.verify_messages import VerifyOptions
 from tests.strategies.cases import VOCAB
@@ -26,7 +27,7 @@ def written(
         "cloud": FakeEngine(seed=1, order=2, spread=0.3),
         "device": FakeEngine(seed=1, order=2, spread=0.5),
     }
-    config = MachineConfig(
+    config = a_config(
         "device",
         True,
         SamplingParams(temperature=temperature, seed=3),

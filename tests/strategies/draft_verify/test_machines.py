@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.configs import a_config
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.base import (
     Branch,
@@ -41,8 +42,8 @@ class OnlyA:
 
 
 def config(side: str, **fields: object) -> MachineConfig:
-    given = {"has_peer": True, "needs_dists": True, "options": VerifyOptions(rescoring=False)} | fields
-    return MachineConfig(side, side == "device", SamplingParams(temperature=0.0), 400, EOS, VOCAB, **given)  # type: ignore[arg-type]
+    given = {"joined": True, "needs_dists": True, "options": VerifyOptions(rescoring=False)} | fields
+    return a_config(side, side == "device", SamplingParams(temperature=0.0), 400, EOS, VOCAB, **given)  # type: ignore[arg-type]
 
 
 def verdict(start: int, *tokens: int) -> Received:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.configs import changed
 from lab.simulation import Network, Simulation
 from paceline.core.aggregation.aggregators import OwnDist
 from paceline.core.sampling.dist import Dist
@@ -42,7 +43,7 @@ def test_both_sides_choose_the_same_verifier(front: Side) -> None:
             options = VerifyOptions(verifier=verifier)
             sampling = SamplingParams(temperature=temperature)
             config = replace(job(STRATEGIES["draft_verify"], front, sampling).config, options=options)
-            both = [replace(config, side=side, faces_client=side == front) for side in ("cloud", "device")]
+            both = [changed(config, side=side, faces_client=side == front) for side in ("cloud", "device")]
             kinds = {type(verifier_of(each)) for each in both}
             assert len(kinds) == 1
             if verifier == "rejection" and front == "cloud" and temperature:

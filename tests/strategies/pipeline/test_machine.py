@@ -9,11 +9,12 @@ from functools import partial
 import pytest
 
 from lab.baselines.flowspec import WAYS, strategy_of
+from lab.configs import a_config
 from lab.engines import Arbitrary
 from lab.simulation import SimulatedSession, Simulation, StageTimes
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import FakeEngine
-from paceline.strategies.base import Branch, Cancelled, Emit, Forward, MachineConfig, Retrieved, Scored, Started
+from paceline.strategies.base import Branch, Cancelled, Emit, Forward, Retrieved, Scored, Started
 from paceline.strategies.pipeline.machine import Pipeline
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import DraftLimits, Options
@@ -175,7 +176,7 @@ def test_a_prompt_flows_through_the_stages_in_chunks() -> None:
 def test_as_many_segments_are_under_way_as_the_engine_asks_for() -> None:
 
     for depth in (1, 3, 6):
-        config = MachineConfig("cloud", True, SamplingParams(temperature=0.0), 200, EOS, VOCAB, FULL, depth=depth)
+        config = a_config("cloud", True, SamplingParams(temperature=0.0), 200, EOS, VOCAB, FULL, depth=depth)
         machine = Pipeline(config, drafter=Wrong())
         machine.on(Started(0.0))
         machine.on(Retrieved((Branch(PROMPT, None),)))

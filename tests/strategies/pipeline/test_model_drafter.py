@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lab.baselines.flowspec import WAYS, strategy_of
+from lab.configs import changed
 from lab.engines import Arbitrary, Noisy, WrappedEngine
 from lab.simulation import SimulatedSession, Simulation, StageTimes
 from paceline.core.batching.segment import Batch
@@ -71,7 +72,7 @@ def drafted(
         max_tokens=tokens,
         eos_ids=eos_ids,
     )
-    config = replace(request.config, options=FULL, needs_dists=False)
+    config = changed(request.config, options=FULL, needs_dists=False)
     return Simulation(
         replace(request, config=config),
         {"cloud": target()},

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from lab.configs import changed
 from lab.simulation import Simulation, StageTimes
 from paceline.core.drafting.growing_tree import Candidates
 from paceline.core.drafting.tree_search import DraftTree
@@ -127,9 +128,9 @@ def simulated(
         max_tokens=tokens,
         eos_ids=eos_ids,
     )
-    config = replace(request.config, needs_dists=needs_dists)
+    config = changed(request.config, needs_dists=needs_dists)
     if options is not None:
-        config = replace(config, options=options)
+        config = changed(config, options=options)
     return Simulation(
         replace(request, config=config), {"cloud": engine or FakeEngine(seed=1, spread=0.3)}, stages={"cloud": stages}
     )
