@@ -65,8 +65,8 @@ class Block(Schema):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, value: object) -> object:
-        if isinstance(value, dict) and value.get("type") not in READ | CHANGES:
-            return {"type": value.get("type")}
+        if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind not in READ | CHANGES:
+            return {"type": kind}
         return value
 
 

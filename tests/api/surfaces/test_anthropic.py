@@ -410,3 +410,10 @@ def test_tokens_are_counted_without_an_answer(http: httpx.Client, service: Scrip
     assert counted.json() == {"input_tokens": 2} and not service.requests
     with_tools = http.post("/v1/messages/count_tokens", json=body | {"tools": [TOOL]}).json()["input_tokens"]
     assert with_tools > 100
+
+
+@pytest.mark.parametrize("kind", [[], {}, 5])
+def test_a_block_whose_type_is_no_text_is_refused(http: httpx.Client, kind: object) -> None:
+    messages = [{"role": "user", "content": [{"type": kind}]}]
+    refused = http.post("/v1/messages", json={"model": "scripted", "max_tokens": 1, "messages": messages})
+    assert refused.status_code == 400 and refused.json()["error"]["type"] == "invalid_request_error"
