@@ -1,4 +1,4 @@
-"""Ports 8000 and 8001, which README and the demonstration name: one test at a time has them."""
+"""A pair for all modules that ask for nothing but the fake model; ports 8000 and 8001, for one test at a time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.pair import Pair, running_pair
 from tests.slow import slow_in
 
 pytest_collection_modifyitems = slow_in(__file__)
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Linked, with the documents of `tests.e2e.pair`."""
+    with running_pair(tmp_path_factory.mktemp("pair")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai import BadRequestError
 
 from paceline.strategies.base import Side
-from tests.e2e.pair import QUESTION, Pair, running_pair
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running_pair(tmp_path_factory.mktemp("pair")) as pair:
-        yield pair
+from tests.e2e.pair import QUESTION, Pair
 
 
 def ask(

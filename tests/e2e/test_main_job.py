@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
 
 from paceline.strategies.base import SIDES, Side
-from tests.e2e.pair import QUESTION, Pair, running_pair
+from tests.e2e.pair import QUESTION, Pair
 
 ASKED = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 1.0, "seed": 11},
 }
 MAX_TOKENS = 48
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running_pair(tmp_path_factory.mktemp("pair")) as running:
-        yield running
 
 
 def request(how: str, **more: object) -> dict[str, Any]:

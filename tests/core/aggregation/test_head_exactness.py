@@ -12,6 +12,7 @@ from paceline.core.sampling.dist import Dist, gumbel
 from paceline.core.sampling.sampler import HEAD_BY_PROB, RowHead, SamplingParams, filter_top, row_head, sample
 from paceline.wire.dist_codec import decode_head, encode_head
 from tests.core.dists import from_logits
+from tests.depth import DEPTH
 
 SAMPLINGS = {
     "plain": SamplingParams(seed=3),
@@ -60,7 +61,7 @@ def test_targets_are_those_of_the_whole_rows(name: str, kind: str, vocab: int) -
     """Each level by itself: none may decide otherwise, whichever side decides; and only heads are read at first."""
     params, rng = SAMPLINGS[name], np.random.default_rng(vocab)
     aggregator = make_aggregator("mixture", params, vocab_size=vocab)
-    for position in range(60):
+    for position in range(20 * DEPTH):
         dists = rows(rng, vocab, kind)
         cloud = float(rng.choice([0.03, 0.5, 0.8]))
         mixed = mix_weighted(list(dists), [cloud, 1.0 - cloud])

@@ -8,9 +8,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from lab.baselines.lookup import AS_PUBLISHED, DrafterOptions, VariedDrafter, static_shape
+from lab.baselines.lookup import AS_PUBLISHED, DrafterOptions, VariedDrafter
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, bigram_key
 from paceline.core.drafting.ngram_drafter import DrafterStats, NgramDrafter
 from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree
@@ -125,24 +124,6 @@ def test_learnt_acceptance_rates_predict_the_accepted_tokens(temperature: float)
     assert expected == pytest.approx(gained, rel=0.15)
 
 
-@pytest.mark.parametrize("budget", [8, 16, 32, 64])
-def test_a_dynamic_tree_yields_more_than_a_static_one_of_its_size(budget: int) -> None:
-    """With true rows the expected acceptance is exact, so no sampling is needed."""
-    dists = markov(4, 1.5)
-    static = replace(TABLE_PROBS, shape=static_shape(budget))
-    expected = []
-    for token in range(VOCAB):
-        drafters = [
-            VariedDrafter(filled_table(dists), SamplingParams(), options=options) for options in (TABLE_PROBS, static)
-        ]
-        for drafter in drafters:
-            drafter.observe(token)
-        expected.append([sum(drafter.draft(budget, 0).probs) for drafter in drafters])
-    assert all(dynamic >= fixed - 1e-9 for dynamic, fixed in expected)
-    dynamic, fixed = np.mean(expected, axis=0)
-    assert dynamic > 1.05 * fixed
-
-
 @pytest.mark.parametrize("bigrams", [False, True])
 def test_bigrams_predict_more_than_tokens_if_the_target_depends_on_two(bigrams: bool) -> None:
     """The successor of 2 depends on the token before it; its previous successor does not help."""
@@ -233,13 +214,3 @@ def test_nothing_is_drafted_after_eos_and_before_the_first_token() -> None:
     drafter.observe(1)
     assert drafter.draft(0, 0) == NO_DRAFT
     assert drafter.draft(4, 0).tokens == (2,)
-
-
-def test_a_row_of_a_large_vocabulary_is_its_head(rows: int = 3) -> None:
-    table = LookupTable(50_000)
-    drafter = NgramDrafter(table, SamplingParams(temperature=0.0))
-    logits: NDArray[np.float64] = np.random.default_rng(0).normal(size=(rows, 50_000))
-    dists = [from_logits(row) for row in logits]
-    for token, dist in enumerate(dists):
-        drafter.learn(token, dist)
-    assert table.successors(1)[0] == np.argsort(-logits[1])[:NUM_SUCCESSORS].tolist()

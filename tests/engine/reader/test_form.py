@@ -15,8 +15,7 @@ from paceline.core.sampling.sampler import Constraint, apply_mask
 from paceline.engine.base import LoadedModel
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.loader import load_model
-from paceline.engine.reader.answer import listed
-from paceline.engine.reader.question import of_kind, question_for
+from paceline.engine.reader.question import question_for
 from paceline.models import READER
 
 FERRY = "The ferry to Holm leaves at 8:30 in the morning from the north pier. Its captain is Ostrey."
@@ -219,16 +218,3 @@ def test_a_required_call_is_made_once_and_whole(
 )
 def test_what_is_asked_for_a_property_follows_from_its_name(name: str, parts: list[str], asked: str) -> None:
     assert question_for(name, parts) == asked
-
-
-def test_values_are_told_from_texts() -> None:
-    assert of_kind("8:30 in the morning", "opening time") == "8:30"
-    assert of_kind("7 in the evening", "time") == "7 in the evening"
-    several, one = [("Ann, Ben and Cleo", 0.9), ("Ann", 0.1)], [("the north pier", 0.9)]
-    assert [listed(several, place) for place in range(4)] == [
-        (("Ann", 0.9),),
-        (("Ben", 0.9),),
-        (("Cleo", 0.9),),
-        (),
-    ]
-    assert (listed(one, 0), listed(one, 1), listed((), 0)) == (one, (), ())

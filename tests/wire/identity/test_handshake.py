@@ -19,6 +19,7 @@ from paceline.wire.effects import Authenticate, Connected, Disconnected, Effect,
 from paceline.wire.identity import CHALLENGE, DeviceHandshake
 from paceline.wire.link import LinkMachine, LinkState, Role
 from paceline.wire.messages import NONCE_BYTES, VERSION, Challenge, Hello, Proof, Welcome
+from tests.depth import DEPTH
 from tests.wire.identities import (
     CLOUD,
     DEVICE,
@@ -34,7 +35,7 @@ from tests.wire.identities import (
 )
 from tests.wire.samples import have, opening
 
-TRIES = 10_000
+TRIES = 3_000 * DEPTH
 
 
 @dataclass(slots=True)
