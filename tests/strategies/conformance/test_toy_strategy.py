@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 import pytest
 
+from lab.configs import changed as configured
 from lab.simulation import Simulation
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RemoteProtocolError, RequestError
@@ -253,7 +254,7 @@ def test_alone_and_repeated(front: Side) -> None:
 def test_the_option_reaches_the_machine_and_the_messages_are_counted(front: Side, period: int) -> None:
     request = job(SALTED, front, SAMPLINGS["sampled"])
     options = SaltOptions(rescoring=False, period=period)
-    request = replace(request, config=changed(request.config, options=options))
+    request = replace(request, config=configured(request.config, options=options))
     world = Simulation(request, engines(), network=IN_ORDER, forward={front: 0.2})
     answer = world.run()
     assert answer.tokens == reference(SALTED, front, SAMPLINGS["sampled"], Manner())
@@ -267,7 +268,7 @@ def test_the_option_reaches_the_machine_and_the_messages_are_counted(front: Side
 
 def test_a_peer_that_refuses_the_options_leaves_the_front_alone() -> None:
     request = job(SALTED, "cloud", SAMPLINGS["greedy"])
-    request = replace(request, config=changed(request.config, options=SaltOptions(rescoring=False, period=40)))
+    request = replace(request, config=configured(request.config, options=SaltOptions(rescoring=False, period=40)))
     world = Simulation(request, engines(), network=IN_ORDER)
     assert world.run().tokens == reference(SALTED, "cloud", SAMPLINGS["greedy"], Manner())
     peer = world.session("device")
