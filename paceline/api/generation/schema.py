@@ -55,7 +55,7 @@ class StreamOptions(Schema):
 
 
 class EnergyFields(Schema):
-    """Energy budget of the device's drafting; see docs/energy.md."""
+    """Energy budget of the device's drafting; see docs/deployment.md."""
 
     model_config = ConfigDict(extra="forbid")
 
