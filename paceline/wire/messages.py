@@ -54,7 +54,7 @@ class Frame(SentPart, frozen=True, tag_field="t"):
 
 # Messages by which the two ends of a link prove who they are, and by which a device's key is renewed.
 #
-# What each signature covers is defined in `wire.identity.handshake` and `wire.identity.renewal`.
+# What each signature covers is defined in `wire.identity`: `DeviceHandshake`, `DeviceRenewal`.
 
 
 MAX_INTRODUCTION_BYTES = 32_768

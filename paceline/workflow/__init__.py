@@ -1,4 +1,4 @@
-"""Scheduling of a RAG workflow over every processing unit there is (HeRo, arXiv 2603.01661); specs 3.
+"""Scheduling of a RAG workflow over every processing unit there is (HeRo, arXiv 2603.01661).
 
 - `graph`: stages, which grow as agents decide; units; facts and instructions of the scheduler
 - `flows`: the three workflows as stages

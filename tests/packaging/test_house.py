@@ -63,6 +63,36 @@ def test_a_page_names_files_that_exist(page: Path) -> None:
     assert not {file for file in linked if not (page.parent / file).exists()}
 
 
+def defined(file: Path) -> set[str]:
+    """Names of everything that a module defines, attributes included."""
+    nodes = list(ast.walk(ast.parse(file.read_text("utf-8"))))
+    defs = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return defs | stored | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+
+def test_comments_name_modules_that_exist() -> None:
+    """In backticks: dotted names that begin with a room of the package, and paths of Python files."""
+    tops = {folder.name for folder in (ROOT / "paceline").iterdir() if (folder / "__init__.py").is_file()}
+    modules = {name.removeprefix("paceline."): file for name, file in modules_of("paceline", *PROGRAMS, "lab").items()}
+    names = {module: defined(file) for module, file in modules.items()}
+    stale: set[tuple[str, str]] = set()
+    for file in modules.values():
+        text = file.read_text("utf-8")
+        for dotted in re.findall(r"`([a-z_]\w*(?:\.\w+)+)[`(]", text):
+            parts = dotted.removeprefix("paceline.").split(".")
+            known = [n for n in range(1, len(parts) + 1) if ".".join(parts[:n]) in modules]
+            if parts[0] not in tops | {*PROGRAMS, "lab"} or parts[-1] in ("py", "md", "json", "toml"):
+                continue
+            if not known or not set(parts[known[-1] :]) <= names[".".join(parts[: known[-1]])]:
+                stale.add((name(file), dotted))
+        for path in re.findall(r"`([a-z_][\w./]*/[\w.]*\.py)`", text):
+            here = path.split("/")[0] in tops | {*PACKAGES}
+            if here and not any((root / path).exists() for root in (ROOT, ROOT / "paceline")):
+                stale.add((name(file), path))
+    assert not stale
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_imports_itself_relatively_and_no_other(program: str) -> None:
     for file in (ROOT / program).rglob("*.py"):

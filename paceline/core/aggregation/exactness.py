@@ -1,9 +1,9 @@
-"""Tests whether the head of one side's distribution determines the token (specs of the truncated payload).
+"""Tests whether the head of one side's distribution determines the token.
 
 One side's row is known exactly; of the other only the head and its tail's mass. A missing id cannot exceed the tail,
 nor rank before the last id of the head: by probability, or, since the noise is common, by log p + G, which gives much
-tighter bounds. Where these bounds do not determine the token, more of the row must be requested. No
-false positives, provided the head consists of the first ids of that ranking.
+tighter bounds. Where these bounds do not determine the token, more of the row must be requested. No false
+positives, provided the head consists of the first ids of that ranking.
 
 `rounding`: relative error by which a probability of the head may be too low, because its payload truncates bits. It is
 never too high: the lost mass is in the tail.

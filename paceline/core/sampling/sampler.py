@@ -299,8 +299,7 @@ def sample(dist: Dist, params: SamplingParams, position: int) -> int:
 # Structured output: the constraint of a request, and the interface of its masks over the vocabulary.
 #
 # A mask depends on the tokens of a path alone, so both sides can compute it for every draft, and rolling back a path
-# needs no undo. Grammars are compiled in `engine.grammar.compiler`; this module knows only the interface of the
-# result.
+# needs no undo. Grammars are compiled in `engine.grammar.compiler`; here is only the interface of the result, `Mask`.
 
 
 T = TypeVar("T")

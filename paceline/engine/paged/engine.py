@@ -54,7 +54,7 @@ from paceline.errors import EngineError
 # Launching a model's kernels takes the host longer than the device needs to run them when rows are few. A graph
 # launches all of them at once, but repeats addresses and shapes: so steps are padded to the next row count of
 # `buckets`, their integers are copied to the same places, and only these decide what each program does
-# (`attention.step_layout`). Chains, trees and the ends of prompts are alike; what is longer runs as it is.
+# (`tile_plan.StepShape`). Chains, trees and the ends of prompts are alike; what is longer runs as it is.
 #
 # The first step of a shape runs as it is padded, which compiles its kernels; the second is captured. Where a graph
 # cannot be captured, all further steps run unpadded. `capture` of the CPU is a plain call.
