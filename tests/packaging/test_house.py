@@ -93,6 +93,16 @@ def test_comments_name_modules_that_exist() -> None:
     assert not stale
 
 
+def test_a_map_of_a_package_lists_every_module() -> None:
+    """A docstring of `__init__` with lines `module  what it is` has one for each module and folder beside it."""
+    for file in modules_of("paceline", *PROGRAMS, "lab").values():
+        text = ast.get_docstring(ast.parse(file.read_text("utf-8"))) if file.name == "__init__.py" else None
+        listed = set(re.findall(r"^(\w+) {2,}\S", text or "", re.MULTILINE))
+        beside = [each for each in file.parent.iterdir() if each.suffix == ".py" or (each / "__init__.py").is_file()]
+        modules = {each.stem for each in beside if not each.stem.startswith("__")}
+        assert not listed or listed - {"assets"} == modules, name(file)
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_imports_itself_relatively_and_no_other(program: str) -> None:
     for file in (ROOT / program).rglob("*.py"):
