@@ -122,9 +122,6 @@ def counts_of(dist: Dist) -> NDArray[np.int64]:
     return (dist.probs * POINTS).astype(np.int64)
 
 
-# Names of the verifiers.
-
-
 VerifierName = Literal["agreement", "rejection", "truncated"]
 
 

@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+T = TypeVar("T")
+
 # Threads on which embedders and rerankers compute: those of their own, or the caller's where it is made for that.
 #
 # A processing unit has a thread that is kept on its cores: what is computed for it is computed there, so that units on
 # two cores compute side by side. Other callers share the threads of the model.
-
-
-T = TypeVar("T")
 
 
 class _Marks(threading.local):

@@ -31,6 +31,8 @@ from paceline.settings import AgentSettings
 from paceline.sqlite import connect, prepare, speaking, transaction
 from paceline.wire.messages import OpenSession, SessionMessage, Targets
 
+log = logging.getLogger("paceline.asking")
+
 # The log of what a cloud asked a device, for the device's owner: questions, documents read, bytes sent, outcome.
 #
 # A SQLite file that other processes may read at any time. An entry is on disk before a document is read for it, so
@@ -276,7 +278,7 @@ def _place(cloud: str) -> str:
     return url.netloc.lower() + url.path.rstrip("/")
 
 
-# How many questions of the cloud a device answers in a minute and in an hour. Pure: the time is an argument.
+# How many questions of the cloud a device answers in a minute and in an hour. The time is an argument.
 
 
 MINUTE_S = 60.0
@@ -317,8 +319,6 @@ class AskCounter:
 #
 # A cloud may send thousands a second. What is kept of them, and the disk accesses, do not grow with their number.
 
-
-log = logging.getLogger("paceline.asking")
 
 MAX_KINDS = 16  # a minute; further ones share an entry
 _OTHERS = "for further reasons, or of further keys"

@@ -44,10 +44,8 @@ from paceline.runtime.workflows.run import Tools, Workflows
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
 
-# What a node does for ever beside its answers.
-
-
 log = logging.getLogger("paceline.node")
+T = TypeVar("T")
 
 
 async def watch_removals(store: DocumentStore, forget: Callable[[int], None]) -> None:
@@ -81,9 +79,6 @@ async def prefill_documents(prefiller: DocumentPrefiller, is_busy: Callable[[], 
         except Exception:
             log.exception("KV of documents could not be computed ahead")
         await asyncio.sleep(WATCH_S)
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

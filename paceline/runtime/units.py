@@ -19,6 +19,8 @@ from paceline.settings import TASKS, Task
 from paceline.workflow.flows import ANSWER, EMBED, FETCH, SCORE, SEARCH, SEARCH_FAR, WRITE
 from paceline.workflow.graph import ProcessingUnit
 
+T = TypeVar("T")
+
 # Cores of this machine that a thread may be kept on, where the system supports that.
 
 
@@ -33,13 +35,10 @@ def pin(cores: Set[int]) -> None:
         os.sched_setaffinity(0, cores)
 
 
-# Processing units of a node: lanes of its engine, threads of its host, the link to the other side.
-#
 # A lane is one sequence's place in the engine's steps: launches on several lanes are batched, and slow each other down
 # as units of one memory do. A host unit is one thread, on cores of its own where those are given.
 
 
-T = TypeVar("T")
 ENGINE: Final = "engine"  # kind of a lane
 HOST: Final = "cpu"
 LINK: Final = "link"

@@ -2,7 +2,7 @@
 
 A connection belongs to a stranger until a key on it is accepted (any request, where none is required) or a device's
 credential. So silent connections, half heads, bodies of open routes and unadmitted WebSockets are counted together,
-by address and in all (`core.shares.Strangers`). Knows neither HTTP nor sockets.
+by address and in all (`core.shares.Strangers`).
 """
 
 from __future__ import annotations

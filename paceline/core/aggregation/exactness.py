@@ -214,9 +214,9 @@ def _bounds(exact: Dist, truncated: Dist, caps: float | ProbArray, weight: float
 # Tests whether the heads of both sides' distributions determine the token of their mixture.
 #
 # Neither row is known as a whole, so a choice costs a few hundred ids in place of two vocabularies. An id that a head
-# lacks is bounded by the head's last score, its least probability and its tail's mass (`core.sampling.sampler`,
-# `exactness`). Where these bounds do not determine the token, the own row must be read as a whole (`exactness`), or
-# more of the peer's requested. No false positives: bounds allow for the rounding of both heads.
+# lacks is bounded by the head's last score, its least probability and its tail's mass. Where these bounds do not
+# determine the token, the own row must be read as a whole (`sample_is_exact`), or more of the peer's requested. No
+# false positives: bounds allow for the rounding of both heads.
 
 
 _MAX_EXPONENT = 600.0  # exp of it is finite

@@ -49,6 +49,8 @@ from paceline.engine.self_test import agrees, plain_scores, prompt_for
 from paceline.engine.tensors import engine_error, use_device
 from paceline.errors import EngineError
 
+log = logging.getLogger("paceline.engine")
+
 # Forwards of few rows, padded to a few shapes in memory of their own, so that a CUDA graph can replay them.
 #
 # Launching a model's kernels takes the host longer than the device needs to run them when rows are few. A graph
@@ -59,8 +61,6 @@ from paceline.errors import EngineError
 # The first step of a shape runs as it is padded, which compiles its kernels; the second is captured. Where a graph
 # cannot be captured, all further steps run unpadded. `capture` of the CPU is a plain call.
 
-
-log = logging.getLogger("paceline.engine")
 
 Forward = Callable[[DeviceStep], Tensor]  # returns (wanted, vocab)
 Run = Callable[[], Tensor]

@@ -33,12 +33,12 @@ from paceline.wire.identity import CloudRenewal, DeviceRenewal, Handshake
 from paceline.wire.link import LinkMachine
 from paceline.wire.messages import CloseSession, Introduction, OpenSession, SessionFrame
 
+log = logging.getLogger("paceline.link")
+
 # The link machine's effects on keys: they read or write a registry or a file, and so take time.
 #
 # On a cloud a device's claim is checked and its new key kept; on a device a new key is made and the former dropped.
 
-
-log = logging.getLogger("paceline.link")
 
 # The public key that proves the claim, or why it is refused; never raises for a false claim.
 Authenticator = Callable[[Claim], Awaitable[bytes | CloseCode]]

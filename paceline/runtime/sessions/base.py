@@ -38,14 +38,14 @@ from paceline.strategies.base import (
 )
 from paceline.wire.messages import CloseSession, RetrievedPassages, SessionFrame, SessionMessage
 
-# A session's sequences on the engine of the draft model, which has a thread of its own.
-
-
 log = logging.getLogger("paceline.session")
 
 
 class DraftModelPorts:
-    """Implements `driver.EnginePorts`. The energy of drafts is not counted."""
+    """A session's sequences on the engine of the draft model, which has a thread of its own.
+
+    Implements `driver.EnginePorts`. The energy of drafts is not counted.
+    """
 
     def __init__(self, worker: EngineWorker, session: Session) -> None:
         self.group: Group | None = None  # of its sequences, set once their claim of memory is known

@@ -279,9 +279,7 @@ class ClientSession(Session):
         if self._stopped:
             return
         self._cancel_pause()  # not earlier: a link that comes and goes must not prolong the pause
-        if (
-            token.token in self.prepared.request.output.stop_token_ids
-        ):  # like the model's own end, it is not in the answer
+        if token.token in self.prepared.request.output.stop_token_ids:  # not in the answer, like the model's own end
             self._stopped, self._stop_token = True, token
             self._put_text(self.written.text.flush()[0], last=True)
             self.deliver(Cancelled("stop"))
