@@ -92,7 +92,10 @@ class Beside:
 
 
 class Node(NodeTexts):
-    """Use as an async context manager on the loop that serves it. Methods belong to that loop's thread."""
+    """The `Service` of one model; what it does with texts that are not answered is in `NodeTexts`.
+
+    Use as an async context manager on the loop that serves it. Methods belong to that loop's thread.
+    """
 
     debug_options = False  # accepted by `ServedModels` where its settings say so
 

@@ -87,7 +87,7 @@ class DraftModelPorts:
 
 
 class Session(ABC):
-    """Ports shared by both kinds of session. Every method is called on one event loop."""
+    """Implements `driver.Ports` for both kinds of session. Every method is called on one event loop."""
 
     def __init__(
         self,
