@@ -1,4 +1,4 @@
-"""Embedders: the protocol, the hashing one, those of sentence-transformers, and loading by name.
+"""Embedders: the protocol, MiniLM, the hashing one, those of sentence-transformers, and loading by name.
 
 Knows nothing of documents. torch and sentence-transformers are imported only when an embedder that needs them is used.
 """

@@ -1,4 +1,4 @@
-"""Services of a node for texts that it does not answer: embeddings, relevance, tokens."""
+"""Embeds, reranks, tokenizes and scores texts for clients."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def _probability(logit: float) -> float:
 
 
 class NodeTexts:
-    """These methods of `Service`, for the one model of a node. Belongs to its loop."""
+    """The methods of `Service` for tokens, log-probabilities, searches, vectors and relevance of texts, for the one
+    model of a node. Belongs to its loop."""
 
     def __init__(self, resources: Resources, reranker: Reranker | None) -> None:
         """reranker: None for the one of the store's own embedder, if it has one."""
