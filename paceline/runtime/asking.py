@@ -29,7 +29,7 @@ from paceline.rag.prompt import query_of
 from paceline.runtime.sessions.driver import Egress
 from paceline.settings import AgentSettings
 from paceline.sqlite import connect, prepare, speaking, transaction
-from paceline.wire.messages import OpenSession, SessionMessage, Targets
+from paceline.wire.messages import REFUSED, OpenSession, SessionMessage, Targets
 
 log = logging.getLogger("paceline.asking")
 
@@ -45,7 +45,6 @@ FILE = "asking.sqlite"
 MAX_AGE_S = 90 * 86_400.0
 MAX_ENTRIES = 20_000  # of readings, and as many of refusals; an entry has 2 KiB at most
 MAX_QUESTION = 1000  # characters
-REFUSED = "refused: "
 _TRIM_EVERY = 256  # entries between two deletions of old ones
 _VERSION = 1  # PRAGMA user_version
 _SCHEMA = (

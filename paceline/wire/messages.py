@@ -260,6 +260,9 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
     template: Annotated[str, msgspec.Meta(max_length=MAX_TEMPLATE)] = ""  # JSON: further variables of chat templates
 
 
+REFUSED: Final = "refused: "  # begins the reason with which a side closes a session that it does not take part in
+
+
 class CloseSession(SessionFrame, frozen=True, tag="close"):
     """The sender leaves the session. `reason` is a FinishReason, or a sentence after "refused: "."""
 

@@ -31,7 +31,7 @@ from paceline.wire.effects import (
 )
 from paceline.wire.identity import CloudRenewal, DeviceRenewal, Handshake
 from paceline.wire.link import LinkMachine
-from paceline.wire.messages import CloseSession, Introduction, OpenSession, SessionFrame
+from paceline.wire.messages import REFUSED, CloseSession, Introduction, OpenSession, SessionFrame
 
 log = logging.getLogger("paceline.link")
 
@@ -295,7 +295,7 @@ class Link:
                 if self.on_open is not None:
                     self.on_open(message)
                 if session not in self._handlers and session in self._machine.sessions:
-                    self.send(CloseSession(session=session, reason="refused: this side takes part in no sessions"))
+                    self.send(CloseSession(session=session, reason=f"{REFUSED}this side takes part in no sessions"))
                 return
             handler = self._handlers.get(session)
             if isinstance(message, CloseSession):

@@ -36,7 +36,7 @@ from paceline.strategies.base import (
     Started,
     TimerFired,
 )
-from paceline.wire.messages import CloseSession, RetrievedPassages, SessionFrame, SessionMessage
+from paceline.wire.messages import REFUSED, CloseSession, RetrievedPassages, SessionFrame, SessionMessage
 
 log = logging.getLogger("paceline.session")
 
@@ -296,9 +296,9 @@ class PeerSession(Session):
     def refuse(self, reason: str) -> None:
         """Leave the session; the peer continues without this side."""
         log.info("an answer of the peer's is not taken part in: %s", reason, extra={"id": self.trace})
-        self.outcome = f"refused: {reason}"
+        self.outcome = f"{REFUSED}{reason}"
         self._driver.abandon()
-        self._end(f"refused: {reason}"[:1024])
+        self._end(f"{REFUSED}{reason}"[:1024])
         self._closed(self)
 
     def link_lost(self) -> None:

@@ -37,6 +37,7 @@ from paceline.strategies.base import (
     other,
 )
 from paceline.wire.messages import (
+    REFUSED,
     CloseSession,
     OpenSession,
     Options,
@@ -48,7 +49,6 @@ from paceline.wire.messages import (
 
 log = logging.getLogger("paceline.session")
 
-REFUSED: Final = "refused: "  # begins the reason with which a peer closes a session it does not take part in
 MAX_REFUSAL: Final = 300  # characters of it that are told
 PAUSE_S: Final = 60.0  # longest wait for a lost peer, for a request with on_loss "pause"
 
