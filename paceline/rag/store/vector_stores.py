@@ -25,8 +25,8 @@ from paceline.sealing import Box, DamagedError
 
 # Filters over file attributes, as in OpenAI's file search: comparisons, combined by `and` and `or`.
 #
-# Pure. `ne` and `nin` are the negations of `eq` and `in`, so they also hold for a file without the attribute. Values
-# of different kinds are unequal and unordered; booleans are not numbers.
+# `ne` and `nin` are the negations of `eq` and `in`, so they also hold for a file without the attribute. Values of
+# different kinds are unequal and unordered; booleans are not numbers.
 
 
 Value = str | float | bool
