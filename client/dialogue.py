@@ -117,7 +117,7 @@ class Screen:
         try:
             for text, lane in pieces:
                 begun = True
-                self._write(text, COLOURS.get(lane or "", ""), end="")
+                self.say(text, COLOURS.get(lane or "", ""), end="")
         finally:
             if begun:
                 self._console.print()
@@ -131,26 +131,23 @@ class Screen:
             side = str(citation.get("side", ""))
             document = citation.get("document") or "a private document"
             # On one line: a name must not pass for a further source.
-            self._write(printable(f"[{number}] {document} ({side})"), f"dim {COLOURS.get(side, '')}".strip())
+            self.say(printable(f"[{number}] {document} ({side})"), f"dim {COLOURS.get(side, '')}".strip())
         degraded = answer.report.get("degraded")
         if degraded:
             why = f": {answer.report.get('why')}" if str(degraded).endswith("_refused") else ""
-            self._write(printable(f"Note: {DEGRADED.get(str(degraded), degraded)}{why}."), "yellow")
+            self.say(printable(f"Note: {DEGRADED.get(str(degraded), degraded)}{why}."), "yellow")
         if answer.finish_reason == "length":
-            self._write("Note: cut at the limit of tokens; give more with --max-tokens.", "yellow")
-
-    def say(self, sentence: str, style: str = "dim") -> None:
-        self._write(sentence, style)
+            self.say("Note: cut at the limit of tokens; give more with --max-tokens.", "yellow")
 
     def show_legend(self) -> None:
         """Write which side's words have which colour; nothing where there are no colours."""
         if self._console.color_system is None:
             return
         for side, colour in COLOURS.items():
-            self._write(f"words from the {side}'s documents  ", colour, end="")
+            self.say(f"words from the {side}'s documents  ", colour, end="")
         self._console.print()
 
-    def _write(self, text: str, style: str, end: str = "\n") -> None:
+    def say(self, text: str, style: str = "dim", end: str = "\n") -> None:
         self._console.print(printable_lines(text), style=style, end=end, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -2,9 +2,10 @@
 
 activity     `paceline devices activity`
 cloud        keeps this device enrolled at a cloud, and linked to it
-commands     `paceline agent`
+commands     `paceline agent`, `paceline stage` and `paceline devices activity`
 credentials  file of keys, one entry per cloud
 enrolment    exchanges keys with a cloud by a one-time code
 link_check   what `paceline doctor` says of the link
 program      the process from start to stop
+stage        layers of a model as a process, for a server
 """

@@ -63,7 +63,7 @@ class Credentials:
 
 
 class CloudKeys:
-    """This device's keys for one cloud: what the link needs of them, and their renewal (`runtime.link.keys`)."""
+    """This device's keys for one cloud: what the link needs of them, and their renewal (a `KeyStore`)."""
 
     def __init__(self, credentials: Credentials, cloud: str, credential: Credential) -> None:
         self.credential = credential

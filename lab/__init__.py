@@ -1,7 +1,15 @@
 """Research beside the product, outside the wheel: what papers, benches and training need and no user carries.
 
 simulation     hosts, network and answers in virtual time, driving the machines that serve
+baselines      what papers describe and benches compare with
+scheduling     other policies for the scheduler of workflows
 training       of the demonstration's models
 demo_pair      their answers, side by side and together
+engines        engines around another engine
+torch_kernels  the twin in torch of the attention kernels
+configs        configurations of machines by the names of their fields
+replay         a log of machines, run again
+walk           the files that a request walks through
 link_document  the generator of openapi/link.md
+link_stages    its part about the links of a model in stages
 """

@@ -249,7 +249,7 @@ def open_web(settings: NodeSettings) -> WebAccess | None:
 def open_tables(settings: NodeSettings, model: ServedModel, seal: Seal = PLAIN) -> TableStore:
     """Open the look-up tables that answers are drafted from: one table per key, in the state directory.
 
-    seal: of the files, see `sealing.answers`.
+    seal: of the files, see `sealing.open_answers_seal`.
     """
     tokenizer = model.tokenizer
     return TableStore(settings.state_dir / TABLES, tokenizer.fingerprint, tokenizer.vocab_size, seal=seal)

@@ -112,8 +112,8 @@ def further_models(
 ) -> ModelMemory:
     """The models but the first, none of which is loaded yet.
 
-    open_node: of a model and its served name. Models of the hub are fetched now, so
-    that a wrong name is found at the start. Raises ConfigError.
+    open_node: of a model and its served name. Models of the hub are fetched now, so that a wrong name is found at the
+    start. Raises ConfigError.
     """
     device = "cpu" if len(settings.model) == 1 else choose_device(settings.engine_device)
     if device != "cpu" and settings.kv_mib is None:

@@ -8,5 +8,6 @@ keys       API keys, stored as hashes
 links      `/v1/link`: admits devices, has their keys renewed, closes links of revoked ones
 openapi    writes `openapi/openapi.json`
 program    the process from start to stop
+stages     the stages of the model, where its layers are spread over processes
 state      SQLite file shared by the server and its commands
 """

@@ -38,15 +38,12 @@ from .devices import Registry
 from .keys import Keys
 from .links import Links
 
-# The draft model beside this server's model, which the setting `draft_model` names.
-
-
 log = logging.getLogger("paceline.server")
 
 
 def opened_draft(settings: ServerSettings) -> Callable[[ServedModel], Engine] | None:
-    """Loads it, given the model that it drafts for; None where the settings name none. What it returns raises
-    ConfigError for a draft model that cannot be used."""
+    """What loads the draft model that the setting `draft_model` names, given the model that it drafts for; None where
+    none is named. What it returns raises ConfigError for a draft model that cannot be used."""
     wanted = settings.draft_model
     if wanted is None:
         return None

@@ -25,7 +25,7 @@ PROMPT: Final = tuple(range(1000, 1008))
 COMPUTE_W: Final = 12.0  # of the device (Table I)
 SEND_W: Final = 0.2  # 23 dBm
 RECEIVE_W: Final = 0.0794  # 19 dBm, of DSSD's receiver
-DRAFT_S: Final = 0.0154  # s, a forward of the device (specs 2.1)
+DRAFT_S: Final = 0.0154  # s, a forward of the device
 
 
 @dataclass(frozen=True, slots=True)

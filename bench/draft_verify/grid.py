@@ -54,7 +54,7 @@ WAYS: Final[Mapping[str, VerifyOptions]] = {
 class Load:
     round_trips: Sequence[float] = (0.005, 0.05, 0.2)  # s
     verify: Sequence[float] = (0.03, 0.06, 0.1, 0.14)  # s, a forward of the cloud
-    draft: float = 0.0154  # s, a forward of the device (specs 2.1)
+    draft: float = 0.0154  # s, a forward of the device
     spreads: Sequence[float] = field(default=(0.1, 0.3, 0.6))  # of the device's engine; the cloud's is 0.3
     tokens: int = 160
     answers: int = 4  # at temperature 1, one after another, with what was learnt before

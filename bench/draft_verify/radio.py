@@ -36,7 +36,7 @@ from .ways import (
 OURS: Final = Way("ours")
 COMPRESSED_DSSD: Final = "DSSD, top-p down"
 THRIFTY: Final = at_most(1)
-STATIC_7_UPLINK_S: Final = 0.25  # s a step at 1 MHz in the mean: what payloads are scaled to (specs 2.4: 0.2 to 0.3)
+STATIC_7_UPLINK_S: Final = 0.25  # s a step at 1 MHz in the mean: what payloads are scaled to (of 0.2 to 0.3)
 CLOUD_DRAFT: Final = 0.065  # of a verify forward: the weights of Qwen2.5-0.5B ÷ those of 7B
 FIGURE_BANDS: Final = (1e6, 2e6, 3e6, 5e6, 10e6)  # Hz, at 100 ms
 FIGURE_VERIFY: Final = (0.06, 0.1, 0.14)  # s, at 5 MHz

@@ -104,7 +104,7 @@ def units() -> list[ProcessingUnit]:
 
 
 def true_profiles(phone: Phone, family: Family, efficiency: Efficiency, contention: float) -> dict[Key, Truth]:
-    """contention: kappa of an operation that only reads memory; specs 3.4 has the form, not the value."""
+    """contention: kappa of an operation that only reads memory; the paper has the form, not the value."""
     found = {
         ("host/split", "cpu"): Truth(OperationProfile({n: 0.0002 * n for n in BATCHES}), {1: 2.0}),
         ("host/search", "cpu"): Truth(OperationProfile({1: 0.002}), {1: 5.0}),

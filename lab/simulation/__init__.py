@@ -1,13 +1,13 @@
 """Simulator: the machines, driver, engine steps and codec of the program on a virtual clock and a seeded network.
 
-- `clock.py`: virtual time.
-- `channel.py`: a fading radio channel, as the rate of a link.
-- `network.py`: links between named hosts, in order as a WebSocket or, for robustness tests, unreliable.
-- `host.py`: an engine in virtual time, shared by the machines that run on the host.
-- `stages.py`: an engine cut into stages, in virtual time.
-- `session.py`: one machine of one request, the simulator's `Ports`.
-- `simulation.py`: requests played from start to end.
-- `workflows.py`: workflows on processing units, which drives the scheduler of `paceline.workflow`.
+clock       virtual time
+channel     a fading radio channel, as the rate of a link
+network     links between named hosts, in order as a WebSocket or, for robustness tests, unreliable
+host        an engine in virtual time, shared by the machines that run on the host
+stages      an engine cut into stages, in virtual time
+session     one machine of one request, the simulator's `Ports`
+simulation  requests played from start to end
+workflows   workflows on processing units, which drives the scheduler of `paceline.workflow`
 
 For tests and for the simulations of `paceline bench`. Knows nothing of tokenizers and documents.
 """

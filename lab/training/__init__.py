@@ -1,4 +1,4 @@
-"""Training of the demo pair.
+"""Training of the demonstration's models.
 
 architecture   a lean Llama with transformers' parameter names
 average        mean of several models' weights
@@ -7,6 +7,7 @@ data_parallel  gradient exchange between training processes
 evaluate       exact-match scores on held-out facts and SQuAD
 model_growth   the cloud model, grown from the device model
 optimizer      Muon and AdamW
+reading        the reader's training
 texts          the texts that are learnt from
 train          the training loop and its curriculum
 vocabulary     the tokenizer

@@ -1,7 +1,23 @@
-"""The OpenAI-compatible HTTP API, shared by the server and the device agent.
+"""The OpenAI-compatible HTTP API, shared by the server and the device agent, and other APIs as shapes over it.
 
-`app`: the application. `routes`: its table of routes. `openapi`: the document made from it. `description`: the route
-that serves it. `models`: models, health. `chat`, `completions`, `responses`, `embeddings`, `vector_stores`: one package
-per endpoint. `page`: the web page. `generation`: shared by those that generate text. `http`: everything below the
-endpoints.
+app            the application: every router by name
+chat           `/v1/chat/completions`
+completions    `/v1/completions`
+responses      `/v1/responses` and `/v1/conversations`
+embeddings     `/v1/embeddings`
+rerank         `/v1/rerank`
+vector_stores  `/v1/vector_stores` and `/v1/files`
+tokens         `/tokenize` and `/detokenize`
+passages       `/v1/passages/{id}`: cited passages in their documents
+models         models, versions, health
+status         `/v1/status`
+metrics        `/metrics`
+anthropic      Anthropic's Messages API
+ollama         Ollama's API
+page           the web page
+generation     shared by those that generate text
+observation    counts, logs and traces of requests for text
+dependencies   what endpoints are given
+openapi        the OpenAPI document
+http           everything below the endpoints
 """

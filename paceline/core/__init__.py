@@ -1,12 +1,15 @@
 """Pure algorithms on numpy and the standard library: no clock, socket, thread, global randomness or model inside.
 
-sampling: next-token distributions, logits processors, the sampler and its noise
-batching: segments, the scheduler, the block manager
-verification: drafted chains against the target's distributions
-offloading: how much a device drafts for a verifier elsewhere, within an energy budget
-drafting: drafts without a draft model, and how many draft tokens pay
-aggregation: DRAGON's weights and the aggregators
-estimation: running estimates of times, bandwidth and acceptance
-side: the names of the two sides, and who may ask a device
-shares: places shared among owners, and among strangers
+sampling      next-token distributions, logits processors, the sampler and its noise
+batching      segments, the scheduler, the block manager
+drafting      drafts without a draft model, and how many draft tokens pay
+verification  drafted chains against the target's distributions
+offloading    how much a device drafts for a verifier elsewhere, within an energy budget
+aggregation   DRAGON's weights and the aggregators
+estimation    running estimates of times, bandwidth and acceptance
+energy        joules of steps, messages and answers
+side          the names of the two sides, and who may ask a device
+shares        places shared among owners, and among strangers
+words         the words of a text, for comparison
+printable     strangers' text for logs and terminals
 """

@@ -1,6 +1,4 @@
-"""Running estimates from measurements: averages and medians; decode and forward times, link delays,
-bandwidth, patience.
-"""
+"""Running estimates from measurements: averages and medians, bandwidth, patience, times of forwards."""
 
 from __future__ import annotations
 

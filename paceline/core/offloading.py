@@ -129,7 +129,7 @@ def choose_length(
 #
 # Each draft's entropy flows in, a constant amount leaks out (eq. 12); where the bucket runs over, drafting stops (eq.
 # 13). The gate looks at the distribution before a token is drawn from it, so what it decides depends on no drafted
-# token of that row, which the exactness of accept-or-reject verification needs (specs 7.2), and costs no forward.
+# token of that row, which the exactness of accept-or-reject verification needs, and costs no forward.
 
 
 ACCEPTANCE_SLOPE: Final = 0.35  # 1/nat: acceptance is about exp(-0.35 H) in the paper (eq. 10)

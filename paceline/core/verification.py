@@ -1,4 +1,4 @@
-"""Verification of drafts against the target model's distributions, exact in distribution (specs 7.2).
+"""Verification of drafts against the target model's distributions, exact in distribution.
 
 | verifier | the drafter sends for each draft | drawn from | a rejection costs |
 |---|---|---|---|
@@ -87,11 +87,11 @@ def _inverse(probs: ProbArray, u: float) -> int:
 
 # The distribution that a draft is drawn from, on a grid that few bytes carry exactly.
 #
-# Accept-or-reject verification is exact only under the very distribution that the draft was drawn from (specs 7.2), so
-# it is rounded first, drawn from, and sent as it is. `POINTS` points lie evenly on the cumulative distribution; a
-# token's probability is the share of points that fall on it. So probabilities are multiples of 1 / `POINTS` and sum to
-# exactly 1, tokens too unlikely for a point of their own keep their mass together, and one number of 16 bits carries
-# any of them.
+# Accept-or-reject verification is exact only under the very distribution that the draft was drawn from, so it is
+# rounded first, drawn from, and sent as it is. `POINTS` points lie evenly on the cumulative distribution; a token's
+# probability is the share of points that fall on it. So probabilities are multiples of 1 / `POINTS` and sum to exactly
+# 1, tokens too unlikely for a point of their own keep their mass together, and one number of 16 bits carries any of
+# them.
 
 
 POINTS: Final = 1 << 16
@@ -122,9 +122,6 @@ def counts_of(dist: Dist) -> NDArray[np.int64]:
     return (dist.probs * POINTS).astype(np.int64)
 
 
-# Names of the verifiers.
-
-
 VerifierName = Literal["agreement", "rejection", "truncated"]
 
 
@@ -132,8 +129,7 @@ VerifierName = Literal["agreement", "rejection", "truncated"]
 #
 # target = head + rest, id by id. A coin that knows no draft says which part the token is of, with the probability of
 # its mass; in the rest the target's side draws it alone, in the head it is verified, and recovered by the drafter,
-# under the head renormalised. So the token follows the whole target distribution, and no row of a vocabulary travels
-# (specs 7.3, lazy tail).
+# under the head renormalised. So the token follows the whole target distribution, and no row of a vocabulary travels.
 
 
 HEAD_IDS: Final = 1024

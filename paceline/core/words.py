@@ -1,4 +1,4 @@
-"""Words of a text for comparison: whoever compares words compares these, so that no spelling hides what is the same.
+"""The words of a text in one spelling, so that they can be compared.
 
 Texts are folded as Unicode's NFKC_Casefold does it: compatible characters (ligatures, full-width forms), case, and
 characters that are not seen (soft hyphens, zero-width ones) make no difference. Scripts that set no blanks give single

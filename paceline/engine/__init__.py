@@ -1,15 +1,18 @@
 """Inference engines: run batches of segments on a model; return tokens, or distributions.
 
-- `base`: the contract that all engines obey: `Engine`, `AsyncEngine`, `TextModel`, `ModelInfo` and `Output`.
-- `loader`: load an engine and its tokenizer from a directory, a Hugging Face name or `fake`.
-- `hf`: reference engine on transformers' own KV cache. `paged/`: fast engine with a paged KV cache.
-- `sampling/`: tokens of many rows in one pass on the model's device.
-- `reader/`: an encoder that points at the answer in a document, as an engine; the demonstration's model.
-- `fake/`: engine without a model, for tests, the simulator and `--model fake`.
-- `stages/`: a model cut into spans of layers, and an asynchronous engine of them.
-- `tokenizer`: text to token ids and back, and chat templates. `grammar/`: token masks of JSON schemas and tool calls.
-- `sequence_table`: cached rows and open trees of each sequence, with the checks that all engines share.
-- `tensors`: logits to distributions, tensors to `KvPrefix` and back.
-- `self_test`: check at load time that an engine scores as the model's plain forward does.
-- `model_config`: settings read from a model's `config.json` and `generation_config.json`.
+base            the contract that all engines obey: `Engine`, `AsyncEngine`, `TextModel`, `ModelInfo` and `Output`
+loader          an engine and its tokenizer from a directory, a Hugging Face name or `fake`
+hf              reference engine on transformers' own KV cache
+paged           fast engine with a paged KV cache
+stage           a span of a model's layers, for pipelines
+reader          an encoder that points at the answer in a document, as an engine; the demonstration's model
+fake            engine without a model, for tests, the simulator and `--model fake`
+sampling        tokens of many rows in one pass on the model's device
+tokenizer       text to token ids and back, and chat templates
+grammar         token masks of JSON schemas and tool calls
+sequence_table  cached rows and open trees of each sequence, with the checks that all engines share
+tensors         logits to distributions, tensors to `KvPrefix` and back
+self_test       check at load time that an engine scores as the model's plain forward does
+model_config    settings read from a model's `config.json` and `generation_config.json`
+heap            free memory, given back to the system
 """

@@ -199,7 +199,8 @@ class SequenceEngine(Protocol):
 class Engine(SequenceEngine, Protocol):
     """Runs one batch after the other."""
 
-    def forward(self, batch: Batch) -> Output: ...
+    def forward(self, batch: Batch) -> Output:
+        """Run one batch to its end. The worker calls it through `ImmediateRunner`. Raises EngineError."""
 
 
 Ticket = NewType("Ticket", int)

@@ -459,7 +459,7 @@ def _plain_message(message: Message) -> dict[str, object]:
     Qwen2.5's own template renders it that way.
     """
     # The API has joined parts and replaced `developer` already, since it extends the system message
-    # (`api/chat/messages.py`). Conversations of a peer, a demo or a bench have not passed there.
+    # (`api/chat/request.py`). Conversations of a peer, a demo or a bench have not passed there.
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))

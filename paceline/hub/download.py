@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 
-# Names of models on the Hugging Face hub, with a revision behind an `@`. Pure.
+# Names of models on the Hugging Face hub, with a revision behind an `@`.
 
 
 MAIN: Final = "main"
@@ -91,7 +91,7 @@ def check_kind(name: str) -> None:
         )
 
 
-# Which files of a repository make a model that can be run. Pure.
+# Which files of a repository make a model that can be run.
 #
 # Weights are safetensors only: nothing is ever unpickled. Not handled: weights in subfolders, and variants such as
 # `model.fp16.safetensors` beside the plain ones, which are fetched too.

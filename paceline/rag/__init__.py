@@ -1,9 +1,16 @@
 """Retrieval: parse, chunk, embed, index and search documents, and put passages into prompts.
 
-`records`: documents, passages, selections. `parsing`: files to title and text, in a process of its own. `chunk`: text
-to chunks. `embedder`: the protocol, loading by name. `database`: SQLite schema and transactions; `rows`: documents and
-chunks in it. `index`: vector and word search over chunks. `rerank`: passages scored again, each together with the
-query. `store`: document store, uploaded files, vector stores; `folders`: documents that follow files. `web`: web
-search, and fetching pages. `document_kv`: stored keys and values of documents. `prompt`: queries from conversations,
-passages into prompts.
+records      documents, passages, selections
+parsing      files to title and text, in a process of its own
+chunk        text to chunks
+embedder     the protocol, loading by name
+database     SQLite schema and transactions
+rows         documents and chunks in the database
+index        vector and word search over chunks
+rerank       passages scored again, each together with the query
+store        document store, uploaded files, vector stores
+folders      documents that follow files
+web          web search, and fetching pages
+document_kv  stored keys and values of documents
+prompt       queries from conversations, passages into prompts
 """

@@ -18,7 +18,7 @@ from paceline.rag.parsing.kinds import FULL_STOPS, Kind
 from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.records import titled
 
-# Where in a document a chunk stands, as people say it: its page, slide, heading, definition, lines or rows. Pure.
+# Where in a document a chunk stands, as people say it: its page, slide, heading, definition, lines or rows.
 #
 # A place is kept with its chunk and shown in citations; it is not part of what is embedded or of a prompt. Not
 # handled: headings that are only underlined, and lines of a source file that is no text, such as a workbook.

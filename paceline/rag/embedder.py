@@ -1,4 +1,4 @@
-"""Embedders: the protocol, the hashing one, those of sentence-transformers, and loading by name.
+"""Embedders: the protocol, MiniLM, the hashing one, those of sentence-transformers, and loading by name.
 
 Knows nothing of documents. torch and sentence-transformers are imported only when an embedder that needs them is used.
 """
@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+T = TypeVar("T")
+
 # Threads on which embedders and rerankers compute: those of their own, or the caller's where it is made for that.
 #
 # A processing unit has a thread that is kept on its cores: what is computed for it is computed there, so that units on
 # two cores compute side by side. Other callers share the threads of the model.
-
-
-T = TypeVar("T")
 
 
 class _Marks(threading.local):

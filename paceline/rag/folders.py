@@ -17,8 +17,7 @@ from paceline.rag.records import Document, FilesProgress, IngestResult, Zone
 from paceline.rag.store.documents import DocumentStore
 
 # Finding documents as people name them: by name or id, by a pattern with wildcards, or by the folder of their files.
-#
-# Pure, but for relative paths, which begin at the working directory.
+# Relative paths begin at the working directory.
 
 
 _WILDCARDS = frozenset("*?[")

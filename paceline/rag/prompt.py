@@ -15,7 +15,7 @@ Messages = Sequence[Mapping[str, object]]  # a conversation: role and content of
 Ids = list[int]
 
 RELEVANCE_TEMPERATURE = 0.8
-"""τ_R: a passage's relevance is R = cosine / τ_R, and branches and sides are weighted by exp(R) (specs 1.1).
+"""τ_R: a passage's relevance is R = cosine / τ_R, and branches and sides are weighted by exp(R) (DRAGON).
 
 Both sides use the same scorer and τ_R, and relevance is never normalised per side: the side with the better passage
 must weigh more. At 0.8, a cosine that is higher by 0.8 weighs e times as much. Sharper weights suppress the side whose

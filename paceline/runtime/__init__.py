@@ -1,13 +1,24 @@
 """Asyncio, threads and clocks: runs strategies' machines on engines and links.
 
-- `service`: the protocol that the HTTP surface uses
-- `node`: one side of the program, its implementation
-- `admission`: places of answers, and answers written in stretches
-- `preparation`: from a request to a session that is ready to run
-- `peers`: links of a node and the sessions that peers open
-- `resources`: engine, tokenizer, documents, n-gram tables, grammars and statistics of a side
-- `sessions`: one answer on one side
-- `engine_loop`: the thread that owns an engine
-- `link`: connections between device and cloud
-- `lookup_tables`: n-gram tables on disk
+service        the protocol that the HTTP surface uses
+node           one side of the program, its implementation
+parts          what a node is made of besides its model and documents
+texts          its services for texts that it does not answer
+served_models  several models behind one service
+admission      places of answers, and answers written in stretches
+preparation    from a request to a session that is ready to run
+resources      engine, tokenizer, documents, n-gram tables, grammars and statistics of a side
+sessions       one answer on one side
+engine_loop    the thread that owns an engine
+stages         a model whose layers are spread over processes
+units          processing units: lanes of the engine, threads, the link
+workflows      workflows of agents, served
+lookup_tables  n-gram tables on disk
+peers          links of a node and the sessions that peers open
+link           connections between device and cloud
+identity       keys and their signatures
+asking         what a cloud may ask a device, and the log of it
+energy         meters of this machine, and the budget
+stimuli        the log of what machines are told and answer
+tracing        spans of OpenTelemetry
 """

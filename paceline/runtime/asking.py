@@ -29,7 +29,9 @@ from paceline.rag.prompt import query_of
 from paceline.runtime.sessions.driver import Egress
 from paceline.settings import AgentSettings
 from paceline.sqlite import connect, prepare, speaking, transaction
-from paceline.wire.messages import OpenSession, SessionMessage, Targets
+from paceline.wire.messages import REFUSED, OpenSession, SessionMessage, Targets
+
+log = logging.getLogger("paceline.asking")
 
 # The log of what a cloud asked a device, for the device's owner: questions, documents read, bytes sent, outcome.
 #
@@ -43,7 +45,6 @@ FILE = "asking.sqlite"
 MAX_AGE_S = 90 * 86_400.0
 MAX_ENTRIES = 20_000  # of readings, and as many of refusals; an entry has 2 KiB at most
 MAX_QUESTION = 1000  # characters
-REFUSED = "refused: "
 _TRIM_EVERY = 256  # entries between two deletions of old ones
 _VERSION = 1  # PRAGMA user_version
 _SCHEMA = (
@@ -276,7 +277,7 @@ def _place(cloud: str) -> str:
     return url.netloc.lower() + url.path.rstrip("/")
 
 
-# How many questions of the cloud a device answers in a minute and in an hour. Pure: the time is an argument.
+# How many questions of the cloud a device answers in a minute and in an hour. The time is an argument.
 
 
 MINUTE_S = 60.0
@@ -317,8 +318,6 @@ class AskCounter:
 #
 # A cloud may send thousands a second. What is kept of them, and the disk accesses, do not grow with their number.
 
-
-log = logging.getLogger("paceline.asking")
 
 MAX_KINDS = 16  # a minute; further ones share an entry
 _OTHERS = "for further reasons, or of further keys"

@@ -44,10 +44,8 @@ from paceline.runtime.workflows.run import Tools, Workflows
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
 
-# What a node does for ever beside its answers.
-
-
 log = logging.getLogger("paceline.node")
+T = TypeVar("T")
 
 
 async def watch_removals(store: DocumentStore, forget: Callable[[int], None]) -> None:
@@ -83,9 +81,6 @@ async def prefill_documents(prefiller: DocumentPrefiller, is_busy: Callable[[], 
         await asyncio.sleep(WATCH_S)
 
 
-T = TypeVar("T")
-
-
 @dataclass(frozen=True, slots=True)
 class Beside:
     """Parts of the first node that the node of a further model uses, and does not close."""
@@ -97,7 +92,10 @@ class Beside:
 
 
 class Node(NodeTexts):
-    """Use as an async context manager on the loop that serves it. Methods belong to that loop's thread."""
+    """The `Service` of one model; what it does with texts that are not answered is in `NodeTexts`.
+
+    Use as an async context manager on the loop that serves it. Methods belong to that loop's thread.
+    """
 
     debug_options = False  # accepted by `ServedModels` where its settings say so
 

@@ -1,4 +1,4 @@
-"""What a node is made of besides its model and its documents, in parts by what they are for."""
+"""Arguments of `Node`, grouped by what they are for."""
 
 from __future__ import annotations
 

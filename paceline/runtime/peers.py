@@ -28,6 +28,7 @@ from paceline.strategies.base import MachineConfig, PeerTerms, Seat, Strategy
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import constraint_from_wire, decode_options, sampling_from_wire
 from paceline.wire.messages import (
+    REFUSED,
     SEARCH,
     WRITE,
     CloseSession,
@@ -185,7 +186,7 @@ class Peers:
                 self._shares.give_back(peer)
             if self._resources.side == "device":
                 self._asks.refuse(opening, str(refusal))
-            link.send(CloseSession(opening.session, f"refused: {refusal}"[:1024]))
+            link.send(CloseSession(opening.session, f"{REFUSED}{refusal}"[:1024]))
             return
         try:
             session = self._session(link, peer, opening, strategy, options, ask)

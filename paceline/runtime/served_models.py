@@ -31,7 +31,9 @@ from paceline.runtime.service import (
     Readiness,
 )
 
-# Sums of what several engines have done. Pure.
+log = logging.getLogger("paceline.models")
+
+# Sums of what several engines have done.
 
 
 _COUNTED: Final = ("steps", "rows", "cached_rows", "preemptions")  # since the start; never fewer
@@ -62,8 +64,6 @@ def ended(load: Load) -> Load:
 
 # One model that is loaded when it is first asked for, and can be unloaded while nobody uses it.
 
-
-log = logging.getLogger("paceline.models")
 
 Open = Callable[["ModelSlot"], Awaitable[AbstractAsyncContextManager[Node]]]
 """Loads the model of a slot into a node, which the slot enters and leaves. Raises PacelineError."""

@@ -1,4 +1,4 @@
-"""Services of a node for texts that it does not answer: embeddings, relevance, tokens."""
+"""Embeds, reranks, tokenizes and scores texts for clients."""
 
 from __future__ import annotations
 
@@ -19,18 +19,13 @@ from paceline.runtime.sessions.output_text import PromptScorer, token_strings
 from paceline.runtime.units import PlainWork
 from paceline.runtime.workflows.run import own_reranker
 
-# Text embeddings for clients, by the embedder of the document index.
-#
-# Computed off the event loop a few texts at a time: other requests take turns between two parts, and a cancelled
-# request costs at most the part under way.
-
-
 PART_TEXTS = 32
 MAX_TOKENS = 8192  # of one text, as in OpenAI's API; an embedder may truncate it further
 
 
 class TextEmbedder:
-    """Embeds one part at a time, because embedders use the cores that the engine needs."""
+    """Embeds off the event loop one part at a time, because embedders use the cores that the engine needs: other
+    requests take turns between two parts, and a cancelled request costs at most the part under way."""
 
     def __init__(self, embedder: Embedder, work: PlainWork) -> None:
         self._embedder = embedder
@@ -63,15 +58,11 @@ class TextEmbedder:
         return counts
 
 
-# Relevance of passages for clients, by the reranker of this side's workflows, a few passages at a time: other requests
-# take turns between two parts, and a cancelled request costs at most the part under way.
-
-
 PART_PASSAGES = 8  # half a second of late interaction on one core, for passages of 160 tokens
 
 
 class PassageReranker:
-    """Scores one part at a time, because rerankers use the cores that the engine needs."""
+    """Scores one part at a time, as `TextEmbedder` does."""
 
     def __init__(self, reranker: Reranker, work: PlainWork, count: Callable[[str], int]) -> None:
         """count: tokens of a text."""
@@ -101,11 +92,9 @@ def _probability(logit: float) -> float:
     return 1 / (1 + math.exp(-logit)) if logit > 0 else math.exp(logit) / (1 + math.exp(logit))
 
 
-# Services of a node for texts that it does not answer: tokens, log-probabilities, searches, vectors, relevance.
-
-
 class NodeTexts:
-    """These methods of `Service`, for the one model of a node. Belongs to its loop."""
+    """The methods of `Service` for tokens, log-probabilities, searches, vectors and relevance of texts, for the one
+    model of a node. Belongs to its loop."""
 
     def __init__(self, resources: Resources, reranker: Reranker | None) -> None:
         """reranker: None for the one of the store's own embedder, if it has one."""

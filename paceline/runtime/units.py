@@ -19,6 +19,8 @@ from paceline.settings import TASKS, Task
 from paceline.workflow.flows import ANSWER, EMBED, FETCH, SCORE, SEARCH, SEARCH_FAR, WRITE
 from paceline.workflow.graph import ProcessingUnit
 
+T = TypeVar("T")
+
 # Cores of this machine that a thread may be kept on, where the system supports that.
 
 
@@ -33,13 +35,18 @@ def pin(cores: Set[int]) -> None:
         os.sched_setaffinity(0, cores)
 
 
-# Processing units of a node: lanes of its engine, threads of its host, the link to the other side.
-#
+def settle(cores: Set[int], least: int = 0) -> None:
+    """Keep this thread on these cores, and have models compute in it there. Empty: it runs wherever there is time, and
+    models compute in it with `least` threads; 0: on threads of their own."""
+    pin(cores)
+    if threads := len(cores) or least:
+        compute_here(threads)
+
+
 # A lane is one sequence's place in the engine's steps: launches on several lanes are batched, and slow each other down
 # as units of one memory do. A host unit is one thread, on cores of its own where those are given.
 
 
-T = TypeVar("T")
 ENGINE: Final = "engine"  # kind of a lane
 HOST: Final = "cpu"
 LINK: Final = "link"
@@ -150,13 +157,7 @@ class UnitRegistry:
 
 
 def _thread(host: HostUnit) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, f"unit {host.name}", initializer=_settle, initargs=(host.cores,))
-
-
-def _settle(cores: frozenset[int]) -> None:
-    """Keep this thread on its cores; what embedders and rerankers compute for it is computed there."""
-    pin(cores)
-    compute_here(max(1, len(cores)))
+    return ThreadPoolExecutor(1, f"unit {host.name}", initializer=settle, initargs=(host.cores, 1))
 
 
 # Work of requests without a workflow, on the units of a node: searches, embeddings, uploaded files.
@@ -227,11 +228,3 @@ class PlainWork:
             yield
         finally:
             self._busy.remove(unit)
-
-
-def settle(cores: frozenset[int]) -> None:
-    """Keep this thread on these cores and have models compute in it there. Empty: it runs wherever there is time, and
-    models compute on threads of their own."""
-    if cores:
-        pin(cores)
-        compute_here(len(cores))

@@ -1,10 +1,12 @@
 """Strategies: ways for one or two sides to write one answer, each a pure machine.
 
-base: events, effects and configuration of machines; the record `Strategy`, all that the program around one reads
-registry: strategies by name
-autoregressive: one side, one token a forward
-lookup_tree: one side, verifying a draft tree from look-up tables (DIAA)
-pipeline: one side, whose draft tree flows through an engine of several stages (FlowSpec)
-aggregate: both sides, mixing their distributions token by token (DRAGON)
-decoding: sequences on the engine and the tree of prefixes, shared by all strategies
+base            events, effects and configuration of machines; the record `Strategy`, all that the program around one
+                reads
+registry        strategies by name
+autoregressive  one side, one token a forward
+lookup_tree     one side, verifying a draft tree from look-up tables (DIAA)
+pipeline        one side, whose draft tree flows through an engine of several stages (FlowSpec)
+draft_verify    the device drafts, the cloud's model verifies (GELATO)
+aggregate       both sides, mixing their distributions token by token (DRAGON)
+decoding        sequences on the engine and the tree of prefixes, shared by all strategies
 """

@@ -278,7 +278,7 @@ Handshake = DeviceHandshake | CloudHandshake
 #
 # If the link is lost in between, the device holds both keys and proves both in its next handshake; Welcome says which
 # one the cloud holds. At no time does the device hold no key that the cloud accepts. Every signature covers the
-# connection's identifier (`wire.identity.handshake`), so none can be used on another connection.
+# connection's identifier (`DeviceHandshake`), so none can be used on another connection.
 
 
 RENEWAL, POSSESSION, KEPT = "device renewal", "device possession", "cloud renewal"  # purposes

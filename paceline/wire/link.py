@@ -19,6 +19,7 @@ from paceline.wire.codec import decode, encode, peek_version
 from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, SettleKey, TickAt, Transmit
 from paceline.wire.identity import CloudHandshake, DeviceHandshake, Handshake, Renewal, renewal_of
 from paceline.wire.messages import (
+    REFUSED,
     VERSION,
     Challenge,
     CloseSession,
@@ -406,7 +407,7 @@ class LinkMachine:
         if refusal is None:
             yield Deliver(message)
         else:
-            yield Transmit(encode(CloseSession(session=message.session, reason=f"refused: {refusal}")))
+            yield Transmit(encode(CloseSession(session=message.session, reason=f"{REFUSED}{refusal}")))
 
     # ---- common -----------------------------------------------------------------------------------------------------
     def _step(self, trigger: Trigger, *, received: Message | None = None) -> None:

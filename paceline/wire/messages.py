@@ -54,7 +54,7 @@ class Frame(SentPart, frozen=True, tag_field="t"):
 
 # Messages by which the two ends of a link prove who they are, and by which a device's key is renewed.
 #
-# What each signature covers is defined in `wire.identity.handshake` and `wire.identity.renewal`.
+# What each signature covers is defined in `wire.identity`: `DeviceHandshake`, `DeviceRenewal`.
 
 
 MAX_INTRODUCTION_BYTES = 32_768
@@ -258,6 +258,9 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
     cache_key: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
     trace: Name = ""  # random id of the client's request, for the logs of both sides
     template: Annotated[str, msgspec.Meta(max_length=MAX_TEMPLATE)] = ""  # JSON: further variables of chat templates
+
+
+REFUSED: Final = "refused: "  # begins the reason with which a side closes a session that it does not take part in
 
 
 class CloseSession(SessionFrame, frozen=True, tag="close"):

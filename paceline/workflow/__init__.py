@@ -1,9 +1,10 @@
-"""Scheduling of a RAG workflow over every processing unit there is (HeRo, arXiv 2603.01661); specs 3.
+"""Scheduling of a RAG workflow over every processing unit there is (HeRo, arXiv 2603.01661).
 
-- `graph`: stages, which grow as agents decide; units; facts and instructions of the scheduler
-- `flows`: the three workflows as stages
-- `profiles`: what operations take on units, learnt while they run
-- `placement`: criticality of stages (eq. 4); the unit and the shape of a stage's next launch (eq. 3 and 5)
-- `scheduler`: the machine: facts in, launches out (algorithm 1)
-- `agents`: what each agent is asked, and how what it writes is read
+graph      stages, which grow as agents decide; units; facts and instructions of the scheduler
+flows      the three workflows as stages
+profiles   what operations take on units, learnt while they run
+placement  criticality of stages (eq. 4); the unit and the shape of a stage's next launch (eq. 3 and 5)
+scheduler  the machine: facts in, launches out (algorithm 1)
+agents     what each agent is asked, and how what it writes becomes stages
+reading    lines, items, words and citations in what agents write
 """

@@ -157,6 +157,7 @@ def continued(
 
 # The unit and the shape of the next launch of a stage.
 
+
 FIRST_SHAPE: Final = 8  # items of the first launch of an operation that has no profile
 
 

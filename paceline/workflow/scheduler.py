@@ -1,4 +1,4 @@
-"""The scheduler of workflows over all units, as a machine (HeRo, algorithm 1, corrected as in specs 3.1).
+"""The scheduler of workflows over all units, as a machine (HeRo, algorithm 1; `placement` says what differs).
 
 On every event the observed graph and the criticality of its stages are brought up to date; then each stage that can
 begin, the most critical first, is placed on an idle unit, or waits for a busy one. Work that several units could share

@@ -63,6 +63,46 @@ def test_a_page_names_files_that_exist(page: Path) -> None:
     assert not {file for file in linked if not (page.parent / file).exists()}
 
 
+def defined(file: Path) -> set[str]:
+    """Names of everything that a module defines, attributes included."""
+    nodes = list(ast.walk(ast.parse(file.read_text("utf-8"))))
+    defs = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return defs | stored | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+
+def test_comments_name_modules_that_exist() -> None:
+    """In backticks: dotted names that begin with a room of the package, and paths of Python files."""
+    tops = {folder.name for folder in (ROOT / "paceline").iterdir() if (folder / "__init__.py").is_file()}
+    modules = {name.removeprefix("paceline."): file for name, file in modules_of("paceline", *PROGRAMS, "lab").items()}
+    names = {module: defined(file) for module, file in modules.items()}
+    stale: set[tuple[str, str]] = set()
+    for file in modules.values():
+        text = file.read_text("utf-8")
+        for dotted in re.findall(r"`([a-z_]\w*(?:\.\w+)+)[`(]", text):
+            parts = dotted.removeprefix("paceline.").split(".")
+            known = [n for n in range(1, len(parts) + 1) if ".".join(parts[:n]) in modules]
+            if parts[0] not in tops | {*PROGRAMS, "lab"} or parts[-1] in ("py", "md", "json", "toml"):
+                continue
+            if not known or not set(parts[known[-1] :]) <= names[".".join(parts[: known[-1]])]:
+                stale.add((name(file), dotted))
+        for path in re.findall(r"`([a-z_][\w./]*/[\w.]*\.py)`", text):
+            here = path.split("/")[0] in tops | {*PACKAGES}
+            if here and not any((root / path).exists() for root in (ROOT, ROOT / "paceline")):
+                stale.add((name(file), path))
+    assert not stale
+
+
+def test_a_map_of_a_package_lists_every_module() -> None:
+    """A docstring of `__init__` with lines `module  what it is` has one for each module and folder beside it."""
+    for file in modules_of("paceline", *PROGRAMS, "lab").values():
+        text = ast.get_docstring(ast.parse(file.read_text("utf-8"))) if file.name == "__init__.py" else None
+        listed = set(re.findall(r"^(\w+) {2,}\S", text or "", re.MULTILINE))
+        beside = [each for each in file.parent.iterdir() if each.suffix == ".py" or (each / "__init__.py").is_file()]
+        modules = {each.stem for each in beside if not each.stem.startswith("__")}
+        assert not listed or listed - {"assets"} == modules, name(file)
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_imports_itself_relatively_and_no_other(program: str) -> None:
     for file in (ROOT / program).rglob("*.py"):

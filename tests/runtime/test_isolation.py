@@ -61,7 +61,7 @@ async def cloud(folder: Path, make: Callable[[Side], Engine]) -> AsyncIterator[t
 
 async def uploaded(library: Library, owner: str) -> str:
     """A vector store of this owner with the text."""
-    file = library.upload(owner, f"{owner}.txt", "assistants", io.BytesIO(TEXT.encode())).id
+    file = library.uploads.add(owner, f"{owner}.txt", "assistants", io.BytesIO(TEXT.encode())).id
     store = library.create_store(owner, "", {}, [FileSpec(file)])
     while library.stores.get(owner, store.id).counts.in_progress:
         await asyncio.sleep(0)

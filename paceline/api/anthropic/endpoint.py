@@ -85,7 +85,7 @@ SHAPE = ErrorShape("/v1/messages", AnthropicError, envelope, id_header=b"request
 
 # Blocks of an answer in Anthropic's shape, while it is written: a whole answer holds what a streamed one adds up to.
 #
-# Pure. Citations belong to the text block that ends the answer; where a call ends it, it has none.
+# Citations belong to the text block that ends the answer; where a call ends it, it has none.
 
 
 Json = dict[str, object]
@@ -180,7 +180,7 @@ def _citation(citation: Citation, links: PassageLinks) -> Json:
     }
 
 
-# Encoders of answers in Anthropic's shape, in one piece and as named events. Pure.
+# Encoders of answers in Anthropic's shape, in one piece and as named events.
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ async def complete_chat(
     links = settings.addresses.links(request)
     name, fingerprint = f"chatcmpl-{secrets.token_hex(12)}", f"fp_{model.fingerprint[:12]}"
     meta = ChatMeta(name, int(time.time()), fingerprint, call, links, generations[0].prompt_tokens)
+    # The answer starts when the response is sent: `GenerationFanIn` calls `run` of each generation.
     if not asked.stream:
         return JsonAnswer(generations, WholeCompletion(meta), settings.keep_alive)
     return StreamedAnswer(generations, ChatChunks(meta), settings.keep_alive, meta.id)

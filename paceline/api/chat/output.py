@@ -68,7 +68,7 @@ class MessageBuilder:
         return "function_call" if self._tools.legacy else "tool_calls"
 
     def message(self) -> Json:
-        """The whole message. Without text, content is null if functions may be called, as in `output.role_chunk`."""
+        """The whole message. Without text, content is null if functions may be called, as in `ChatChunks.begin`."""
         text = "".join(self._content)
         message: Json = {"role": "assistant", "content": text, "refusal": None}
         if self._tools is not None and not text:

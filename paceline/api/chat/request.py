@@ -27,7 +27,7 @@ from paceline.wire.messages import MAX_TEMPLATE
 #
 # Parts are joined, and `developer` becomes `system`. Earlier tool calls and their results are written in the text
 # format of Hermes and Qwen2.5, in the order of the calls. Images and sound are refused by name: a text model cannot
-# read them; files have become text before (`generation/attachments.py`). Source of the format: the chat template of
+# read them; files have become text before (`api/generation/attachments.py`). Source of the format: the chat template of
 # Qwen2.5.
 
 

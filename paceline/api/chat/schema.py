@@ -1,7 +1,8 @@
 """Request body of `/v1/chat/completions`, with OpenAI's names and ranges.
 
-Unknown fields are ignored, since front ends send many; `generation.unsupported` refuses those that ask for something
-this server does not do. docs/api.md lists all fields. Source: openai-openapi 2.3.0, CreateChatCompletionRequest.
+Unknown fields are ignored, since front ends send many; `generation.request.refuse_unsupported` refuses those that ask
+for something this server does not do. docs/api.md lists all fields. Source: openai-openapi 2.3.0,
+CreateChatCompletionRequest.
 """
 
 from __future__ import annotations

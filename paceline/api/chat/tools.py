@@ -23,7 +23,7 @@ from paceline.errors import RequestError
 
 # Incremental parser of tool calls in an answer's text. Pure.
 #
-# The format is that of Hermes and Qwen2.5, which `core.sampling.constraint` enforces: `<tool_call>\n{"name": ...,
+# The format is that of Hermes and Qwen2.5, which a `Constraint` of kind `tools` enforces: `<tool_call>\n{"name": ...,
 # "arguments": {...}}\n</tool_call>`. The output does not depend on where the text is split, so that a streamed answer
 # equals a whole one. Marks, the space around them, and a call that ends before its name is complete are dropped; text
 # that only resembles a call is content, with its marks.

@@ -1,7 +1,7 @@
-"""Conversion of the common request fields to a `GenerateRequest`: defaults filled in, one seed per choice; and of what
-asks for a form of the answer to its constraint.
+"""Common request fields to a `GenerateRequest`, and the answer's form to a `Constraint`.
 
-Knows what the service can do (models, strategies, vocabulary), starts nothing.
+Defaults are filled in, and each choice has a seed. Knows what the service can do (models, strategies, vocabulary),
+starts nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Sending of generated answers, in one piece or streamed, for every endpoint that generates text.
 
 Requests are refused before headers are sent; headers of a stream go out with the first token, or after a second. A
-later failure, or the refusal of a request whose model had to be loaded first (`late`), is reported in the stream, which
-always ends as its protocol requires. What is sent in one piece is kept open as in `held_open`. Each endpoint has its
-own pure encoders, an `AnswerBody` and an `AnswerChunks`, which receive the events of the generations and return bytes.
+later failure, or the refusal of a request whose model had to be loaded first (`fan_in.LateGeneration`), is reported in
+the stream, which always ends as its protocol requires. What is sent in one piece is kept open as in `HeldOpen`. Each
+endpoint has its own pure encoders, an `AnswerBody` and an `AnswerChunks`, which receive the events of the generations
+and return bytes.
 """
 
 from __future__ import annotations

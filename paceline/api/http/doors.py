@@ -2,7 +2,7 @@
 
 A connection belongs to a stranger until a key on it is accepted (any request, where none is required) or a device's
 credential. So silent connections, half heads, bodies of open routes and unadmitted WebSockets are counted together,
-by address and in all (`core.shares.Strangers`). Knows neither HTTP nor sockets.
+by address and in all (`core.shares.Strangers`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ GRACE_S = 0.25  # until a new connection counts: one whose head is here already 
 @dataclass(frozen=True, slots=True)
 class DoorLimits:
     """`trusted`: reverse proxies whose word on the sender's address is taken. Where no key is required: `origins`,
-    those let in besides `cors`'s own; `every_user`, whether other users of this machine are let in, too."""
+    those let in besides local pages (`admission.is_local_origin`); `every_user`, whether other users of this machine
+    are let in, too."""
 
     strangers_per_address: int = STRANGERS_PER_ADDRESS
     trusted: tuple[Network, ...] = ()

@@ -1,6 +1,11 @@
 """`/v1/responses` and `/v1/conversations`, with the event log from which streams are resumed.
 
-`endpoint`, `conversations`: the routes. `request`: from the body to a chat. `events`: from generation events to
-response events. `runs`: the tasks that write responses. `log`: the events of each response, on their way to readers.
-`store`: in SQLite. `replay`: from stored events back to a response.
+endpoint       the routes of responses
+conversations  the routes of conversations
+request        from the body to a chat
+events         from generation events to response events
+runs           the tasks that write responses
+log            the events of each response, on their way to readers
+store          responses and conversations in SQLite
+replay         from stored events back to a response
 """

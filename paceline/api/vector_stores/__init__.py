@@ -1,4 +1,6 @@
 """`/v1/files` and `/v1/vector_stores`.
 
-`files`, `endpoint`: their routes. `search`: filters and ranking, and the stores that an answer reads.
+files     the routes of files
+endpoint  the routes of vector stores
+search    filters and ranking, and the stores that an answer reads
 """

@@ -1,5 +1,6 @@
 """DRAGON's aggregation of two sides' distributions.
 
-exactness: tests whether a truncated distribution settles the token
-weights: mixtures over documents and sides
+weights      mixtures over documents and sides
+exactness    tests whether a truncated distribution settles the token
+aggregators  from both sides' distributions to the target
 """

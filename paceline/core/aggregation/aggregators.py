@@ -1,4 +1,4 @@
-"""The three aggregators: from both sides' distributions after one prefix to the target (DRAGON; specs 1.1, 1.6).
+"""The three aggregators: from both sides' distributions after one prefix to the target (DRAGON).
 
 An aggregator determines what a side sends of its distribution (`to_wire`), when that suffices and which token follows
 (`decide`), and what to draft (`draft_tokens`). Knows nothing of trees, epochs or messages; `wire.dist_codec` and
@@ -162,7 +162,7 @@ def lane_of(token: int, dists: Mapping[Side, Dist]) -> Side | None:
     return best if probs[best] >= CLEAR_MARGIN * rest else None
 
 
-# `coin`: the target is the token of one side, picked by a coin weighted with eta (specs 1.6, mode B).
+# `coin`: the target is the token of one side, picked by a coin weighted with eta.
 #
 # The target follows the mixture, and neither side sends a distribution. Both sides sample with the same noise, so that
 # their tokens mostly agree whichever side is picked. Each side applies top-k, top-p and min-p to its own distribution,
@@ -211,14 +211,12 @@ class Coin(Aggregator):
         return "cloud" if uniform(self._sampling.seed, position, "coin") < weights["cloud"] else "device"
 
 
-# `mixture`: the target is argmax(log p + G) of the mixture of both sides' distributions (DRAGON eq. 4; specs 1.6,
-# mode C).
+# `mixture`: the target is argmax(log p + G) of the mixture of both sides' distributions (DRAGON eq. 4).
 #
 # Exact although a side sends only the head of its distribution: `exactness` tests whether the head determines the
-# token; if it does not, a larger head is requested (specs 7.3). In a vocabulary of more than `HEADS[LAST_LEVEL]` ids
-# even the last level may not determine it; then both distributions are cut to what that level sends, so that both
-# sides would still decide alike. Only in that case may ids beyond the first 16,384 make the target differ from that of
-# the whole rows.
+# token; if it does not, a larger head is requested. In a vocabulary of more than `HEADS[LAST_LEVEL]` ids even the last
+# level may not determine it; then both distributions are cut to what that level sends, so that both sides would still
+# decide alike. Only in that case may ids beyond the first 16,384 make the target differ from that of the whole rows.
 
 
 # Ids in a head, by level; fewer at level 0 if the row is peaked. The first 16 ids settled all Zipf-like rows of 152,000
@@ -398,7 +396,7 @@ def _whole(head: Dist, level: int, vocab_size: int | None) -> bool:
     return len(head.ids) == vocab_size if vocab_size is not None else level == LAST_LEVEL and len(head.ids) < HEADS[-1]
 
 
-# `paper`: DRAGON's Algorithm 1 (specs 1.1, step 4), with every draw and coin a function of seed, position and purpose.
+# `paper`: DRAGON's Algorithm 1, with every draw and coin a function of seed, position and purpose.
 #
 # Each side drafts from its own distribution, with noise of its own. Each draft is accepted or resampled so that it
 # follows the mixture, and one of the two is picked: the cloud's with probability gamma. The distributions are those
@@ -538,7 +536,7 @@ def make_aggregator(
 
 
 def default_aggregator(sampling: SamplingParams, *, logprobs: bool, seeded: bool) -> AggregatorName:
-    """The aggregator of a request that names none (specs 1.6).
+    """The aggregator of a request that names none.
 
     `coin`, whose messages are smallest and whose drafts are accepted as often, unless the request rules it out: at
     temperature 0 the target is the mixture's argmax, which a coin between two argmaxes is not; logprobs need the

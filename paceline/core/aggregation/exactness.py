@@ -1,9 +1,9 @@
-"""Tests whether the head of one side's distribution determines the token (specs of the truncated payload).
+"""Tests whether the head of one side's distribution determines the token.
 
 One side's row is known exactly; of the other only the head and its tail's mass. A missing id cannot exceed the tail,
 nor rank before the last id of the head: by probability, or, since the noise is common, by log p + G, which gives much
-tighter bounds. Where these bounds do not determine the token, more of the row must be requested. No
-false positives, provided the head consists of the first ids of that ranking.
+tighter bounds. Where these bounds do not determine the token, more of the row must be requested. No false
+positives, provided the head consists of the first ids of that ranking.
 
 `rounding`: relative error by which a probability of the head may be too low, because its payload truncates bits. It is
 never too high: the lost mass is in the tail.
@@ -214,9 +214,9 @@ def _bounds(exact: Dist, truncated: Dist, caps: float | ProbArray, weight: float
 # Tests whether the heads of both sides' distributions determine the token of their mixture.
 #
 # Neither row is known as a whole, so a choice costs a few hundred ids in place of two vocabularies. An id that a head
-# lacks is bounded by the head's last score, its least probability and its tail's mass (`core.sampling.sampler`,
-# `exactness`). Where these bounds do not determine the token, the own row must be read as a whole (`exactness`), or
-# more of the peer's requested. No false positives: bounds allow for the rounding of both heads.
+# lacks is bounded by the head's last score, its least probability and its tail's mass. Where these bounds do not
+# determine the token, the own row must be read as a whole (`sample_is_exact`), or more of the peer's requested. No
+# false positives: bounds allow for the rounding of both heads.
 
 
 _MAX_EXPONENT = 600.0  # exp of it is finite

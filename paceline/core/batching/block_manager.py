@@ -4,9 +4,9 @@ Knows block numbers only: the engine owns the memory and performs the copies. On
 slot is block * block_size + offset. Forks share every block, including a partly filled last one, until one of them
 writes to it. After PagedAttention (Kwon et al. 2023).
 
-A block may be registered under a name of its content (`BlockName`); sequences that begin with the
-same content adopt it, and of a block that begins as they do they adopt a copy of those rows. A registered block that no
-sequence uses stays until its memory is needed, or more than `max_unused` stay, the least recently used first.
+A block may be registered under a name of its content (`BlockName`); sequences that begin with the same content adopt
+it, and of a block that begins as they do they adopt a copy of those rows. A registered block that no sequence uses
+stays until its memory is needed, or more than `max_unused` stay, the least recently used first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.errors import EngineError
 
 # KV blocks by their content: the block that holds these tokens after those, or the one that begins as they do.
 #
-# Knows neither sequences nor memory: see `block_manager`. As in a radix tree (SGLang, Zheng et al. 2024) a prefix ends
+# Knows neither sequences nor memory: see `BlockManager`. As in a radix tree (SGLang, Zheng et al. 2024) a prefix ends
 # at any token, not at a border of blocks: blocks that begin alike are compared token by token.
 
 
@@ -359,8 +359,8 @@ class BlockManager:
 # Names of KV blocks by content, so that sequences that begin alike share them.
 #
 # A block is named by a chained hash: of the salt, of all tokens before it, and of its own. The salt is the owner of a
-# request: blocks are shared within an owner alone, so that no timing reveals what somebody else has asked. Knows
-# neither blocks nor memory: see `block_manager`. After vLLM's automatic prefix caching.
+# request: blocks are shared within an owner alone, so that no timing reveals what somebody else has asked. After vLLM's
+# automatic prefix caching.
 
 
 HASH_BYTES = 16

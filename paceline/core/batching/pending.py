@@ -1,4 +1,7 @@
-"""Who is next: pending segments in order of arrival, their groups, and the rows that each may have in a step."""
+"""Who is next: pending segments in order of arrival, and their groups.
+
+Limits rows of long prompts, and of one owner, by measured step times.
+"""
 
 from __future__ import annotations
 

@@ -29,6 +29,8 @@ from paceline.core.sampling.dist import (
     gumbel_of,
 )
 
+T = TypeVar("T")
+
 LEAST_TEMPERATURE: Final = 1e-6
 """Below, its inverse magnifies rounding until scores are no numbers."""
 MAX_TEMPERATURE: Final = 100.0  # where all tokens are as good as equal
@@ -299,11 +301,8 @@ def sample(dist: Dist, params: SamplingParams, position: int) -> int:
 # Structured output: the constraint of a request, and the interface of its masks over the vocabulary.
 #
 # A mask depends on the tokens of a path alone, so both sides can compute it for every draft, and rolling back a path
-# needs no undo. Grammars are compiled in `engine.grammar.compiler`; this module knows only the interface of the
-# result.
+# needs no undo. Grammars are compiled in `engine.grammar.compiler`; here is only the interface of the result, `Mask`.
 
-
-T = TypeVar("T")
 
 ConstraintKind = Literal["text", "json_object", "json_schema", "loose_schema", "tools", "regex", "choice", "grammar"]
 MAX_TEXT = 262_144  # characters of a constraint's text

@@ -1,5 +1,5 @@
 """Token masks that constrain answers to JSON schemas and tool calls.
 
-- `compiler`: compile a constraint for one vocabulary with llguidance, and evaluate its masks.
-- `json_schema`: checks and relaxations of JSON schemas.
+compiler     compiles a constraint for one vocabulary with llguidance, and evaluates its masks
+json_schema  checks and relaxations of JSON schemas
 """

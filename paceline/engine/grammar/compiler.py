@@ -4,7 +4,7 @@ of several texts, a grammar; and when an answer may end.
 A mask is exact: a token is allowed iff its bytes can be continued to a text that satisfies the constraint, for any
 tokenisation of that text. White space is bounded (at most one blank after a comma or colon), so that no model can fill
 an answer with it; and where a model repeats itself without end in a string or a number of JSON, only its end is allowed
-(`REPEATS`). The only module that has llguidance compile; `lark` writes the grammars.
+(`REPEATS`). The only module that has llguidance compile; `json_schema` prepares the schemas.
 
 A schema that is not strict is relaxed where necessary: keywords and formats that llguidance does not support are
 ignored, `oneOf` becomes `anyOf`, and if that is not enough, patterns and bounds of numbers are removed.
@@ -259,7 +259,7 @@ class EndMask:
 
 
 class GrammarMask:
-    """`core.sampling.constraint.Mask` on a matcher that moves from path to path, reusing their common prefix."""
+    """`core.sampling.sampler.Mask` on a matcher that moves from path to path, reusing their common prefix."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: frozenset[int], ends: _Ends | None = None) -> None:
         """matcher: at the beginning, owned by the mask. ends: of values of JSON; None: the answer is none."""

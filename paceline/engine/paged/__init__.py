@@ -1,7 +1,8 @@
 """Fast engine: transformers' modules with paged attention, a paged KV cache and packed weights.
 
-- `engine`: `PagedEngine`, and `patch_model`, which replaces a model's attention and linears.
-- `kv_cache`: `PagedKvCache`, sequences with their block tables; base class of `PagedEngine` and `Stage`.
-- `flat_batch`: a batch as one flat row of tokens. `attention/`: attention over the blocks for it, gathered or tiled.
-- `packed_linear`: linears packed for oneDNN, fused decoder layers and MLPs.
+engine         `PagedEngine`, and `patch_model`, which replaces a model's attention and linears
+kv_cache       `PagedKvCache`, sequences with their block tables; base class of `PagedEngine` and `Stage`
+flat_batch     a batch as one flat row of tokens
+attention      attention over the blocks for it, gathered or tiled
+packed_linear  linears packed for oneDNN, fused decoder layers and MLPs
 """

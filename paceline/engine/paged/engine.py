@@ -49,18 +49,18 @@ from paceline.engine.self_test import agrees, plain_scores, prompt_for
 from paceline.engine.tensors import engine_error, use_device
 from paceline.errors import EngineError
 
+log = logging.getLogger("paceline.engine")
+
 # Forwards of few rows, padded to a few shapes in memory of their own, so that a CUDA graph can replay them.
 #
 # Launching a model's kernels takes the host longer than the device needs to run them when rows are few. A graph
 # launches all of them at once, but repeats addresses and shapes: so steps are padded to the next row count of
 # `buckets`, their integers are copied to the same places, and only these decide what each program does
-# (`attention.step_layout`). Chains, trees and the ends of prompts are alike; what is longer runs as it is.
+# (`tile_plan.StepShape`). Chains, trees and the ends of prompts are alike; what is longer runs as it is.
 #
 # The first step of a shape runs as it is padded, which compiles its kernels; the second is captured. Where a graph
 # cannot be captured, all further steps run unpadded. `capture` of the CPU is a plain call.
 
-
-log = logging.getLogger("paceline.engine")
 
 Forward = Callable[[DeviceStep], Tensor]  # returns (wanted, vocab)
 Run = Callable[[], Tensor]

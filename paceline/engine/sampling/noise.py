@@ -1,4 +1,4 @@
-"""The common noise of `core.sampling.noise` as tensors, on a model's device.
+"""The common noise of `core.sampling.dist` as tensors, on a model's device.
 
 On the CPU it is numpy's, which takes half of torch's time; elsewhere the same hash in torch's int64 arithmetic, equal
 bit for bit. Logarithms may differ from numpy's in their last bit, so who decides by this noise leaves a margin.
@@ -23,7 +23,7 @@ class GroupNoise:
     """The noise of some positions, by groups of ids."""
 
     def __init__(self, keys: Tensor, num_groups: int) -> None:
-        """keys: (rows,) int64, `noise.row_keys`."""
+        """keys: (rows,) int64, `dist.row_keys`."""
         self._keys = keys
         self._hashes = _group_hashes(keys[:, None], torch.arange(num_groups, device=keys.device))
         self.least = _exponentials(self._hashes) / GROUP  # (rows, groups) the least exp(-G) of each

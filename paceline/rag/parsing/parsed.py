@@ -1,6 +1,4 @@
-"""A document as read, the rules of its name, and a text that the program has as such: titled like a file of that name,
-and not parsed.
-"""
+"""A document as read, the rules of its name, and plain text wrapped as one without parsing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Uploaded files: their bytes in a folder beside the documents, their rows in the documents' database.
 
 A file is stored whole or not at all: its bytes are written to a temporary name and renamed in the transaction that
-inserts the row. In a sealed store the bytes are encrypted with a key that
-stands, wrapped, in that row. Bytes without a row, left by a crash, are removed when the store is next opened. A file
-belongs to an owner; for other owners its id does not exist.
+inserts the row. In a sealed store the bytes are encrypted with a key that stands, wrapped, in that row. Bytes without a
+row, left by a crash, are removed when the store is next opened. A file belongs to an owner; for other owners its id
+does not exist.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from paceline.rag.rows import (
     remove_documents,
 )
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.store.files import StoredFile, Uploads, read_file_name
+from paceline.rag.store.files import Uploads, read_file_name
 from paceline.rag.store.vector_stores import (
     MAX_OWNED_USAGE,
     Attributes,
@@ -374,9 +374,6 @@ class Library:
         self._database.close()
 
     # ---- files ------------------------------------------------------------------------------------------------------
-    def upload(self, owner: str, name: str, purpose: str, content: BinaryIO) -> StoredFile:
-        return self.uploads.add(owner, name, purpose, content)
-
     def delete_file(self, owner: str, file_id: str) -> None:
         """Delete an uploaded file and remove it from every vector store."""
         self._forget(self.stores.forget_file(owner, file_id))

@@ -1,8 +1,8 @@
 """Vector stores: named collections of one side's documents, made of uploaded files.
 
-Changes rows only: a file to be read into a store is a row `in_progress`, which `ingester` processes. A store belongs to
-an owner; for other owners its id does not exist. Whatever was derived from a removed row is removed in the same
-transaction; methods that remove return the hashes under which stored KV of the removed texts is found.
+Changes rows only: a file to be read into a store is a row `in_progress`, which `library.Ingester` processes. A store
+belongs to an owner; for other owners its id does not exist. Whatever was derived from a removed row is removed in the
+same transaction; methods that remove return the hashes under which stored KV of the removed texts is found.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from paceline.sealing import Box, DamagedError
 
 # Filters over file attributes, as in OpenAI's file search: comparisons, combined by `and` and `or`.
 #
-# Pure. `ne` and `nin` are the negations of `eq` and `in`, so they also hold for a file without the attribute. Values
-# of different kinds are unequal and unordered; booleans are not numbers.
+# `ne` and `nin` are the negations of `eq` and `in`, so they also hold for a file without the attribute. Values of
+# different kinds are unequal and unordered; booleans are not numbers.
 
 
 Value = str | float | bool

@@ -33,7 +33,7 @@ from paceline.errors import DocumentError, ParserLost, WebError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split_document
 from paceline.rag.parsing.process import Around, ParserPool, memory_file
 
-# Which IP addresses are public: unicast, and reachable by anyone on the Internet. Pure.
+# Which IP addresses are public: unicast, and reachable by anyone on the Internet.
 #
 # The tables are those of IANA's registries of special-purpose addresses (RFC 6890), written down here because Python's
 # `is_global` differs between releases, and calls multicast, NAT64 and 6to4 global. IPv6 is public only within
@@ -159,7 +159,7 @@ def _addresses(host: str, port: int) -> list[str]:
     return [str(address[0]) for *_, address in found]
 
 
-# Which URLs may be fetched, as far as their text tells. Pure; where a name leads, `fetch` finds out.
+# Which URLs may be fetched, as far as their text tells; where a name leads, its resolver does.
 #
 # A host is a name or an address in its usual form. The other forms that programs accept for an address (decimal,
 # octal, hexadecimal, with fewer parts, with a zone) are refused: nobody links to them.

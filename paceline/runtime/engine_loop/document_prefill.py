@@ -1,7 +1,7 @@
 """Document KV of one side: looked up while a request is prepared, stored after first use, prefilled while idle.
 
-Connects `rag.document_kv`, which knows files, to `prefix_reuse`, which knows the engine. The text of an answer does not
-depend on it.
+Connects `rag.document_kv`, which knows files, to `requests.PrefixReuse`, which knows the engine. The text of an answer
+does not depend on it.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class DocumentPrefiller:
 
 # Forward times measured at start, so that the draft budget is known from the first step of the first answer.
 #
-# Replaced gradually by live measurements (`core.drafting.online_stats`).
+# Replaced gradually by live measurements (`core.drafting.budget.OnlineStats`).
 
 
 _calibration_log = logging.getLogger("paceline.engine")

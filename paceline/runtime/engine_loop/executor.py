@@ -38,10 +38,10 @@ from paceline.runtime.engine_loop.requests import (
     Sequences,
 )
 
+log = logging.getLogger("paceline.engine")
+
 # Answers to forward requests that have run: rows sampled in one pass of a step, or their distributions.
 
-
-log = logging.getLogger("paceline.engine")
 
 Answered = tuple[Answer, Rows | EngineError]
 Answers = list[Answered]

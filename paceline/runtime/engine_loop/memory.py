@@ -1,8 +1,8 @@
 """KV rows that an answer may need, its claim. Pure.
 
 An answer whose claim fits into memory alone can always finish, since others are preempted for it
-(`core.batching.admission`); so no other is accepted. Nothing is reserved. A claim covers all branches together:
-prompts, output tokens, and open rows of drafts.
+(`core.batching.scheduler.MemoryAdmission`); so no other is accepted. Nothing is reserved. A claim covers all branches
+together: prompts, output tokens, and open rows of drafts.
 """
 
 from __future__ import annotations

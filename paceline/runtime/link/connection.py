@@ -31,14 +31,14 @@ from paceline.wire.effects import (
 )
 from paceline.wire.identity import CloudRenewal, DeviceRenewal, Handshake
 from paceline.wire.link import LinkMachine
-from paceline.wire.messages import CloseSession, Introduction, OpenSession, SessionFrame
+from paceline.wire.messages import REFUSED, CloseSession, Introduction, OpenSession, SessionFrame
+
+log = logging.getLogger("paceline.link")
 
 # The link machine's effects on keys: they read or write a registry or a file, and so take time.
 #
 # On a cloud a device's claim is checked and its new key kept; on a device a new key is made and the former dropped.
 
-
-log = logging.getLogger("paceline.link")
 
 # The public key that proves the claim, or why it is refused; never raises for a false claim.
 Authenticator = Callable[[Claim], Awaitable[bytes | CloseCode]]
@@ -295,7 +295,7 @@ class Link:
                 if self.on_open is not None:
                     self.on_open(message)
                 if session not in self._handlers and session in self._machine.sessions:
-                    self.send(CloseSession(session=session, reason="refused: this side takes part in no sessions"))
+                    self.send(CloseSession(session=session, reason=f"{REFUSED}this side takes part in no sessions"))
                 return
             handler = self._handlers.get(session)
             if isinstance(message, CloseSession):

@@ -238,7 +238,7 @@ def _check_times(path: Path, rows: Sequence[TraceRow]) -> None:
         raise ConfigError(f"emulate: {path} needs two rows or more, times rising from 0; the last ends the trace")
 
 
-# An emulated network between a link and its transport. `emulation.Shaper` computes arrival times; this module waits.
+# An emulated network between a link and its transport. `Shaper` computes arrival times; `EmulatedTransport` waits.
 # Order is kept in each direction, a close included.
 
 

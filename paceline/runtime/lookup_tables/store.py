@@ -3,10 +3,9 @@
 A table holds n-grams of somebody's text. Each owner's table is therefore used for that owner's requests only, has a
 file of its own and is erased by one call; the base comes from dialogues that the operator chose
 (`runtime.lookup_tables.warmup`). Rows of answers written from documents are never in these tables, so that none
-outlives its document: see `document_tables`. A file belongs
-to a vocabulary, not to a model: models with the same tokenizer share it. Files are written to a temporary name and
-renamed; a damaged one counts as missing. Owners' files may be sealed (`table_files`), the base never is. Not
-thread-safe, except `Snapshot.write`.
+outlives its document: see `DocumentTables`. A file belongs to a vocabulary, not to a model: models with the same
+tokenizer share it. Files are written to a temporary name and renamed; a damaged one counts as missing. Owners' files
+may be sealed, the base never is. Not thread-safe, except `Snapshot.write`.
 """
 
 from __future__ import annotations

@@ -36,16 +36,16 @@ from paceline.strategies.base import (
     Started,
     TimerFired,
 )
-from paceline.wire.messages import CloseSession, RetrievedPassages, SessionFrame, SessionMessage
-
-# A session's sequences on the engine of the draft model, which has a thread of its own.
-
+from paceline.wire.messages import REFUSED, CloseSession, RetrievedPassages, SessionFrame, SessionMessage
 
 log = logging.getLogger("paceline.session")
 
 
 class DraftModelPorts:
-    """Implements `driver.EnginePorts`. The energy of drafts is not counted."""
+    """A session's sequences on the engine of the draft model, which has a thread of its own.
+
+    Implements `driver.EnginePorts`. The energy of drafts is not counted.
+    """
 
     def __init__(self, worker: EngineWorker, session: Session) -> None:
         self.group: Group | None = None  # of its sequences, set once their claim of memory is known
@@ -87,7 +87,7 @@ class DraftModelPorts:
 
 
 class Session(ABC):
-    """Ports shared by both kinds of session. Every method is called on one event loop."""
+    """Implements `driver.Ports` for both kinds of session. Every method is called on one event loop."""
 
     def __init__(
         self,
@@ -296,9 +296,9 @@ class PeerSession(Session):
     def refuse(self, reason: str) -> None:
         """Leave the session; the peer continues without this side."""
         log.info("an answer of the peer's is not taken part in: %s", reason, extra={"id": self.trace})
-        self.outcome = f"refused: {reason}"
+        self.outcome = f"{REFUSED}{reason}"
         self._driver.abandon()
-        self._end(f"refused: {reason}"[:1024])
+        self._end(f"{REFUSED}{reason}"[:1024])
         self._closed(self)
 
     def link_lost(self) -> None:

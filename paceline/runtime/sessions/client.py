@@ -37,6 +37,7 @@ from paceline.strategies.base import (
     other,
 )
 from paceline.wire.messages import (
+    REFUSED,
     CloseSession,
     OpenSession,
     Options,
@@ -48,7 +49,6 @@ from paceline.wire.messages import (
 
 log = logging.getLogger("paceline.session")
 
-REFUSED: Final = "refused: "  # begins the reason with which a peer closes a session it does not take part in
 MAX_REFUSAL: Final = 300  # characters of it that are told
 PAUSE_S: Final = 60.0  # longest wait for a lost peer, for a request with on_loss "pause"
 
@@ -279,9 +279,7 @@ class ClientSession(Session):
         if self._stopped:
             return
         self._cancel_pause()  # not earlier: a link that comes and goes must not prolong the pause
-        if (
-            token.token in self.prepared.request.output.stop_token_ids
-        ):  # like the model's own end, it is not in the answer
+        if token.token in self.prepared.request.output.stop_token_ids:  # not in the answer, like the model's own end
             self._stopped, self._stop_token = True, token
             self._put_text(self.written.text.flush()[0], last=True)
             self.deliver(Cancelled("stop"))

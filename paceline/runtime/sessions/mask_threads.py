@@ -1,7 +1,7 @@
 """Masks of constraints computed beside the event loop, in turns of their owners.
 
 A mask over a real vocabulary takes 0.03 ms in most places and, under a schema that is made for it, 30 ms; llguidance
-lets go of the GIL meanwhile. A session that needs one waits for it by itself (`suspension`), and the loop serves the
+lets go of the GIL meanwhile. A session that needs one waits for it by itself (`run_apart`), and the loop serves the
 others. An owner has `MOST_OF_ONE` of the threads at most, so that costly schemas hold up their own owner.
 
 Not handled: taking a token into a path, during which llguidance 1.9 holds the GIL, 16 ms at the worst.
@@ -109,7 +109,7 @@ class MaskThreads:
 
 
 class MaskBesideLoop:
-    """`core.sampling.constraint.Mask` of one answer, computed on threads where its session can wait for that."""
+    """`core.sampling.sampler.Mask` of one answer, computed on threads where its session can wait for that."""
 
     def __init__(self, mask: Mask, threads: MaskThreads, owner: str) -> None:
         self._mask = mask

@@ -21,6 +21,8 @@ from paceline.runtime.units import PlainWork
 from paceline.strategies.base import Branch, Side, other
 from paceline.wire.messages import RelevanceScale
 
+log = logging.getLogger("paceline.node")
+
 SEARCHED_CHARACTERS = 600  # of an answer: with a question, about what MiniLM embeds, which reads the first 256 tokens
 
 
@@ -221,8 +223,6 @@ def _build(
 # Where it cannot, the documents of each side together weigh the same (`PromptSet.with_equal_sides`), until the text
 # shows which predict it better. Not handled: a link that comes with another scale in mid-answer; the weights stay.
 
-
-log = logging.getLogger("paceline.node")
 
 EQUAL_WEIGHTS = "the documents of both sides weigh the same, since their"
 

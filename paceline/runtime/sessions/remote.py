@@ -41,6 +41,7 @@ from paceline.strategies.base import FinishReason, Privacy
 from paceline.wire.codec import encode_options, sampling_from_wire, sampling_to_wire
 from paceline.wire.messages import (
     DEFAULT_OPTIONS,
+    REFUSED,
     SEARCH,
     WRITE,
     ChatMessage,
@@ -216,14 +217,14 @@ class SearchServer:
         egress, session = Egress(), opening.session
         found, reason = RetrievedPassages(session, []), "stop"
         if store is not None and not self._shares.take(peer):
-            reason = "refused: it is busy"
+            reason = f"{REFUSED}it is busy"
         elif store is not None:
             query, count = opening.query[:MAX_QUERY], min(opening.top_k_documents, max_passages)
             try:
                 found = RetrievedPassages(session, to_wire(await work.search(partial(store.search, query, count))))
             except Exception:  # the device must receive a reply in any case
                 log.exception("a device's search failed")
-                reason = "refused: its documents cannot be searched"
+                reason = f"{REFUSED}its documents cannot be searched"
             finally:
                 self._shares.give_back(peer)
         close = CloseSession(session, reason)
@@ -350,7 +351,7 @@ class TextServer:
     def open(self, link: Link, peer: str, opening: OpenSession) -> None:
         """A device asks for a text. It ends with the session, and with the link."""
         if not self._shares.take(peer):
-            link.send(CloseSession(opening.session, "refused: it is busy"))
+            link.send(CloseSession(opening.session, f"{REFUSED}it is busy"))
             return
         writing = asyncio.create_task(self._write(link, peer, opening))
         self._writing[writing] = link
@@ -383,10 +384,10 @@ class TextServer:
             try:
                 reason = await self._text(_request(opening, peer), session, send)
             except PacelineError as refusal:
-                reason = f"refused: {refusal}"[:1024]
+                reason = f"{REFUSED}{refusal}"[:1024]
             except Exception:  # the device must receive a reply in any case
                 log.exception("a text could not be written for a device")
-                reason = "refused: it cannot be written here"
+                reason = f"{REFUSED}it cannot be written here"
             with suppress(LinkClosed):
                 send(CloseSession(session, reason))
         finally:

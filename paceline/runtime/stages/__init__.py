@@ -1,4 +1,11 @@
 """A pipeline whose stages are processes.
 
-- `connecting`: dialling and accepting, with the handshake
+pipeline      the whole as one asynchronous engine
+stage_head    its thread: what is sent to the stages, and what happens when one is lost
+members       the stages as their head sees them, put in a row
+history       what lost stages are built up from again
+stage_server  a stage's process: who connects to it, and whom it dials
+stage_worker  a stage's thread, which runs its layers
+connecting    dialling and accepting, with the handshake
+local         stages that the head starts itself
 """

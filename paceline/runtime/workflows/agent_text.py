@@ -113,9 +113,6 @@ class TextStream:
                 await events.aclose()
 
 
-# What becomes of a text.
-
-
 class Reader(Protocol):
     """What an agent is asked, and what becomes of its text."""
 

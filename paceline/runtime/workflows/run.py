@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -29,7 +29,6 @@ from paceline.runtime.service import (
     AskedStrategy,
     GenerateEvent,
     GenerateRequest,
-    Generation,
     GenerationResult,
     Joining,
     OutputForm,
@@ -37,6 +36,7 @@ from paceline.runtime.service import (
     TextDelta,
     WorkflowStep,
 )
+from paceline.runtime.sessions.remote import Admit
 from paceline.runtime.sessions.routing import peer_missing
 from paceline.runtime.workflows.agent_text import (
     CHARACTERS,
@@ -71,7 +71,6 @@ log = logging.getLogger("paceline.workflow")
 
 LOCAL: Final = "autoregressive"  # strategy of the agents' texts: this side alone
 LANE_S: Final = 5.0  # for which an answer that stands still (a peer that is waited for) keeps a lane from others
-Admit = Callable[[GenerateRequest], Awaitable[Generation]]
 
 
 class WorkflowRun:
@@ -211,7 +210,7 @@ class WorkflowRun:
         if failed:
             self._failed.append(stage)
             if launch.stage.operation is SEARCH_FAR and self._request.joining.on_loss != "continue":
-                self._fail(peer_missing(other(self._side)))
+                self._events.put_nowait(peer_missing(other(self._side)))
         if self._request.sources.steps:
             self._events.put_nowait(TextDelta("", 0, step=step))
 
@@ -250,14 +249,14 @@ class WorkflowRun:
         )
         try:
             generation = await self._admit(request)
-            self._answer = TextStream(generation, self._heard, self._fail)
+            self._answer = TextStream(generation, self._heard, self._events.put_nowait)
             async with asyncio.timeout(LANE_S):
                 await self._answer.begun()
         except TimeoutError:
             pass  # it goes on without a lane
         except PacelineError as error:
             if self._answer is None:  # else the client has been told
-                self._fail(error)
+                self._events.put_nowait(error)
         self.note(launch, f"{len(own) + len(others)} passages")
         return Outcome(_prompt_tokens(self._request, (*own, *others)), finished=True)
 
@@ -299,10 +298,7 @@ class WorkflowRun:
     def _ended(self, fault: PacelineError | None) -> None:
         """The driver has ended the workflow. After an answer or a failure, which the client has heard of, no more."""
         if fault is not None:
-            self._fail(fault)
-
-    def _fail(self, error: Exception) -> None:
-        self._events.put_nowait(error)
+            self._events.put_nowait(fault)
 
 
 def _prompt_tokens(request: GenerateRequest, passages: Sequence[Passage]) -> int:

@@ -1,6 +1,6 @@
-"""Parts that the machines of all strategies share.
+"""Parts that the machines of several strategies share.
 
-branch_decoder: this side's branches as sequences on the engine, one forward each along the tree, and their mixture
-prefix_tree: the tree of continuations that one side knows of, and what the drafter of an answer has yet to read
-peer_watch: what a machine with a peer does when the peer is lost, silent or back
+branch_decoder  this side's branches as sequences on the engine, one forward each along the tree, and their mixture
+prefix_tree     the tree of continuations that one side knows of, and what the drafter of an answer has yet to read
+peer_watch      what a machine with a peer does when the peer is lost, silent or back
 """

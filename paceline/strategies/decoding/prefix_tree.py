@@ -186,7 +186,10 @@ class TreeDrafter(Protocol):
 
 
 class DrafterFeed:
-    """Feeds one drafter. Texts are separate ones, of which the answer continues the last."""
+    """Feeds an answer's n-gram drafter in short slices, while a forward runs.
+
+    Texts are separate ones, of which the answer continues the last.
+    """
 
     def __init__(self, drafter: TreeDrafter, vocab_size: int, *, samples: bool) -> None:
         """samples: rows come as heads; else as distributions, which take longer to read."""

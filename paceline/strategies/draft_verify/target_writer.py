@@ -229,7 +229,7 @@ class TargetWriter:
                 break
             if config.seat.faces_client:
                 effects.append(emit)
-            head = self._append(outcome, payload)
+            head = self._append(outcome, payload)  # a draft is accepted here: its row is cached
             self._accepted += head.cached
         if not any(child.cached for child in head.children.values()):  # else rows that drafts to come may lead to
             self._decoder.pop_branch_dists()

@@ -25,8 +25,6 @@ from paceline.wire.payloads import (
 )
 from paceline.wire.verify_messages import DraftChain, DraftsWithDists
 
-# The interface of verifiers: what the machines of both sides ask of one.
-
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -250,11 +248,8 @@ class Truncation(AcceptOrReject):
         return self.coins.recover(position, dist, final)
 
 
-# The verifier of an answer.
-
-
 def verifier_of(config: MachineConfig) -> Verifier:
-    """By its options, the same on both sides."""
+    """The verifier of an answer, by its options, the same on both sides."""
     options, sampling = options_of(config), config.output.sampling
     match options.verifier:
         case "rejection":

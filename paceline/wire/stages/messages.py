@@ -294,7 +294,7 @@ class HiddenRows(Frame, frozen=True, tag="hidden"):
 
 
 class KvRows(Frame, frozen=True, tag="kv"):
-    """Keys, then values, of a sequence's first rows: `core.batching.kv_prefix.KvPrefix`."""
+    """Keys, then values, of a sequence's first rows: `core.batching.block_manager.KvPrefix`."""
 
     request: Number
     dtype: Name

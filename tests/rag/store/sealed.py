@@ -35,8 +35,8 @@ def filled(folder: Path, source: Path, *, encrypt: bool) -> tuple[str, str]:
         library = Library(store, "device")
         library.start()
         try:
-            file = library.upload(OWNER, "cellar-notes.txt", "assistants", io.BytesIO(CELLAR.encode())).id
-            broken = library.upload(OWNER, "broken-pdf.pdf", "assistants", io.BytesIO(b"%PDF-1.7 no")).id
+            file = library.uploads.add(OWNER, "cellar-notes.txt", "assistants", io.BytesIO(CELLAR.encode())).id
+            broken = library.uploads.add(OWNER, "broken-pdf.pdf", "assistants", io.BytesIO(b"%PDF-1.7 no")).id
             specs = [FileSpec(file, {"grape": "merlot"}), FileSpec(broken)]
             made = library.create_store(OWNER, "winebook", {"kind": "burgundy"}, specs).id
             while library.stores.get(OWNER, made).counts.in_progress:

@@ -65,7 +65,7 @@ def library(documents: DocumentStore) -> Iterator[Library]:
 
 def upload(library: Library, text: str | bytes, name: str = "note.txt", owner: str = ANN) -> str:
     data = text.encode() if isinstance(text, str) else text
-    return library.upload(owner, name, "assistants", io.BytesIO(data)).id
+    return library.uploads.add(owner, name, "assistants", io.BytesIO(data)).id
 
 
 def settled(library: Library, store: str, owner: str = ANN) -> Counts:
@@ -305,7 +305,7 @@ def test_an_upload_that_others_have_overtaken_meets_the_limit_too(
             return super().read(size)
 
     with pytest.raises(RequestError, match="delete some first"):
-        library.upload(ANN, "late.txt", "assistants", Overtaken(BOAT.encode()))
+        library.uploads.add(ANN, "late.txt", "assistants", Overtaken(BOAT.encode()))
     assert len(library.uploads.page(ANN, Paging())[0]) == 2
     assert len(list(library.uploads.path("x").parent.iterdir())) == 2, "its bytes are gone"
 

@@ -55,7 +55,7 @@ def library(tmp_path: Path, embedder: Noting) -> Iterator[Library]:
 
 def attached(library: Library, owner: str, data: bytes, name: str = "note.txt") -> tuple[str, str]:
     """A store of one file: (store, file)."""
-    file = library.upload(owner, name, "assistants", io.BytesIO(data)).id
+    file = library.uploads.add(owner, name, "assistants", io.BytesIO(data)).id
     return library.create_store(owner, "", {}, [FileSpec(file)]).id, file
 
 

@@ -1,4 +1,6 @@
 """Attention over the paged KV cache, behind one seam.
 
-- `backends`: which of the two below serves a device, a number format and head sizes.
+backends        `gathered`, and which of the two ways serves a device, a number format and head sizes
+tile_plan       the seam, the integers that a step's programs read, and `tiled`
+triton_kernels  the kernels of `tiled`
 """

@@ -6,7 +6,7 @@ whole device; the parts of a row are combined afterwards. A chain needs no mask,
 one bit for each of its own columns, rows that are open already included: the committed prefix is visible entirely. So
 no mask grows with the context.
 
-Pure: numpy alone. The plan of one batch serves all layers; a layer's sliding window is applied by the kernel.
+The plan is numpy alone. That of one batch serves all layers; a layer's sliding window is applied by the kernel.
 """
 
 from __future__ import annotations
@@ -239,9 +239,9 @@ def _split(tiles: Ints, chunk: int, splits: Ints, num_slots: int, window: int | 
 
 # The seam between transformers' models and our attention over the paged KV cache.
 #
-# transformers calls `attention` by name (`AttentionInterface.register`) with the metadata of the running forward,
-# which store the rows' K and V and attend: `gathered` or `tiled`, as `backends` chooses. Knows nothing of models or of
-# either way. Attention sinks are not handled: they raise.
+# transformers calls `attention` by name (`AttentionInterface.register`) with the metadata of the running forward, which
+# store the rows' K and V and attend: `gathered` or `tiled`, as `backends` chooses. Knows nothing of models. Attention
+# sinks are not handled: they raise.
 
 
 NAME = "paceline"  # registered with transformers, for `config._attn_implementation`

@@ -1,11 +1,18 @@
 """Readers: the bytes of one kind of document to a `ReadText`, in the parser process.
 
-A reader is a function `(data, name) -> Content`, and raises `UnreadableError` with a sentence for the user; any other
+A reader is a function `(data, name) -> ReadText`, and raises `UnreadableError` with a sentence for the user; any other
 error means that the document is damaged. They trust the process around them to end what takes too long or too much.
 
-`content`: the result, the text under construction, character sets. `sniffing`: kinds by content, zip containers.
-`text`: text, Markdown, code, CSV, JSON and notebooks. `markup`: HTML and EPUB, and the trees of `office`: DOCX, PPTX,
-ODT, and spreadsheets. `mail`, `pdf`, `rtf`. Libraries beyond Python's own are those of the extra `documents`.
+content   the result, the text under construction, character sets
+sniffing  kinds by content, zip containers
+text      text, Markdown, code, CSV, JSON and notebooks
+markup    HTML and EPUB, and the trees of `office`
+office    DOCX, PPTX, ODT, and spreadsheets
+mail      messages with their parts
+pdf       PDF
+rtf       RTF
+
+Libraries beyond Python's own are those of the extra `documents`.
 """
 
 from __future__ import annotations
