@@ -1,6 +1,6 @@
 """docs/figures.md and its plots, printed from the benches' own JSON: `python -m bench.figures` (`--check`: compare).
 
-A result is a file of `results/`, written by `paceline bench NAME --json bench/results/NAME.json`. `figures.toml` says
+A result is a file of docs/figures, written by `paceline bench NAME --json docs/figures/NAME.json`. `figures.toml` says
 what each bench did and what each claim means; no claimed value stands there. Plots need matplotlib (`paceline[bench]`).
 """
 
@@ -36,7 +36,7 @@ def page() -> str:
 
 
 def _result(name: str) -> Json:
-    result: Json = json.loads((HERE / "results" / f"{name}.json").read_text("utf-8"))
+    result: Json = json.loads((PLOTS / f"{name}.json").read_text("utf-8"))
     return result
 
 

@@ -8,11 +8,13 @@ import logging
 import math
 from collections.abc import Callable, Collection
 from pathlib import Path
-
-from transformers import PretrainedConfig, PreTrainedModel
+from typing import TYPE_CHECKING
 
 from paceline.core.offloading import ModelShape
 from paceline.core.sampling.sampler import SamplingDefaults
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 MASKED_KINDS = frozenset({"full_attention", "sliding_attention"})  # kinds with masks that the engines can build
 

@@ -215,9 +215,9 @@ class GgufFile:
         size = int(self.get("{arch}.rope.dimension_count"))
         base = float(self.get("{arch}.rope.freq_base", 10000.0))
         factor, low, high, original = float(divisors.max()), 1.0, 4.0, 8192
-        wavelengths = 2 * math.pi * base ** (np.arange(0, size, 2) / size)
-        blend = np.clip((original / wavelengths - low) / (high - low), 0, 1)
-        if not np.allclose(1 / ((1 - blend) / factor + blend), divisors, rtol=1e-3):
+        wavelengths = 2 * math.pi * base ** (np.arange(0, size, 2) * (1 / size))
+        blend = np.clip((1 / wavelengths * original - low) * (1 / (high - low)), 0, 1)
+        if not np.allclose(1 / ((1 - blend) * (1 / factor) + blend), divisors, rtol=1e-3):
             raise ConfigError(f"{self.path}: its rotary embeddings are scaled in a way that is not known here.")
         return {
             "rope_type": "llama3",

@@ -17,9 +17,9 @@ def test_the_page_is_what_the_results_print_and_has_its_plots() -> None:
 def test_every_result_stands_on_the_page_and_says_on_what_it_was_measured() -> None:
     sections = tomllib.loads((figures.HERE / "figures.toml").read_text("utf-8"))["section"]
     named = {result for section in sections for result in section["results"]}
-    assert {file.stem for file in (figures.HERE / "results").glob("*.json")} == named
+    assert {file.stem for file in figures.PLOTS.glob("*.json")} == named
     for name in named:
-        result = json.loads((figures.HERE / "results" / f"{name}.json").read_text("utf-8"))
+        result = json.loads((figures.PLOTS / f"{name}.json").read_text("utf-8"))
         assert {"date", "cpu", "instructions", "cores"} <= set(result["conditions"])
         for claim in result["claims"]:
             low, high = claim["interval"] or (claim["value"],) * 2
