@@ -18,7 +18,7 @@ from paceline.rag.parsing.process import ParserProcess
 
 HOSTILE = """
 import ctypes, os, resource, socket, sys
-from paceline.rag.parsing.readers.content import Content
+from paceline.rag.parsing.readers.content import ReadText
 
 CALLS = {}  # by number, on the architecture that has these
 if os.uname().machine == "x86_64":
@@ -64,7 +64,7 @@ def read(data, name):
         **{what: tried(call, number) for what, number in CALLS.items()},
         "library": tried(open, os.__file__),
     }
-    return Content("", ";".join(f"{what}={how}" for what, how in done.items()))
+    return ReadText("", ";".join(f"{what}={how}" for what, how in done.items()))
 
 from paceline.rag.parsing import worker
 worker.reader = lambda kind: read
