@@ -312,7 +312,6 @@ class EventLog:
         self._writer = EventWriter(
             self._store, retention, live_ids=lambda: set(self._live.copy()), deliver=self._deliver
         )
-        self.query = self._writer.query
 
     def close(self) -> None:
         """Write what was appended, and end. May be called twice."""
@@ -462,6 +461,10 @@ class EventLog:
             return rows
         data = await asyncio.to_thread(filled, rows[-1].data, self._passages)  # not on the writer thread: appends wait
         return [*rows[:-1], rows[-1]._replace(data=data)]
+
+    async def query(self, run: Callable[[], T]) -> T:
+        """The result of `run`, called on the writer's thread after everything that was appended before."""
+        return await self._writer.query(run)
 
     async def change(self, run: Callable[[], int]) -> None:
         """`query` for a change of `conversations`, which returns by how many bytes they have grown."""

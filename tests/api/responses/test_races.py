@@ -9,7 +9,7 @@ from typing import TypeVar
 import httpx
 import pytest
 
-from paceline.api.responses.log import EventLog, EventWriter, Retention
+from paceline.api.responses.log import EventLog, Retention
 from paceline.api.responses.store import EventStore, ResponseRecord
 from paceline.errors import ConfigError
 from paceline.runtime.service import TextDelta
@@ -27,19 +27,19 @@ class Ending:
         self.after = 0
         self.go = Signal()
         service.script = Script([TextDelta("Hello", 1), self.go, TextDelta(" there.", 1), done()])
-        query = EventWriter.query
+        query = EventLog.query
 
-        async def observed(log: EventWriter, run: Callable[[], T]) -> T:
+        async def observed(log: EventLog, run: Callable[[], T]) -> T:
             answer = await query(log, run)
             self.after -= 1
             if self.after == 0:
                 self.go.set()
                 async with asyncio.timeout(WAIT):
-                    while log._live_ids():
+                    while log._live:
                         await asyncio.sleep(0.001)
             return answer
 
-        monkeypatch.setattr(EventWriter, "query", observed)
+        monkeypatch.setattr(EventLog, "query", observed)
 
 
 def begun(http: httpx.Client) -> str:
