@@ -151,7 +151,7 @@ class Replay:
         }
 
     def run(self) -> Iterator[tuple[int, Event, list[object], list[object]]]:
-        """Of each stimulus: its machine, the event, its effects now and as logged, an error in place of all effects.
+        """Run each stimulus: its machine, the event, its effects now and as logged, an error in place of all effects.
         Raises NotReplayableError."""
         for line in self._lines:
             if "machine" in line:

@@ -63,7 +63,7 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What an operation takes on a kind of unit, and what it asks of its memory."""
+    """Seconds of an operation on a kind of unit, and the bandwidth that it asks of its memory."""
 
     profile: OperationProfile  # alone on the memory
     bandwidth: Mapping[int, float] = field(default_factory=dict)  # shape -> GB/s
@@ -87,7 +87,7 @@ class Script(Protocol):
         """How many of a launch's items there are; at least 1."""
 
     def after(self, stage: Stage, done: int) -> Outcome:
-        """What happens when so many items of a stage are done."""
+        """The outcome of a stage of which so many items are done."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What endpoints are given: `Annotated[..., Depends(...)]` parameters, in place of globals.
+"""Parameters of endpoints: `Annotated[..., Depends(...)]`, in place of globals.
 
 All of it hangs on `app.state`, where `create_app` puts it. They are coroutines: FastAPI runs others on threads.
 """
@@ -22,7 +22,7 @@ KEEP_ALIVE_S = 15.0  # a quarter of the 60 s after which nginx gives up on a sil
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the program's settings say of answers.
+    """The program's settings that concern answers.
 
     `documents`: passages per side where the request sets none. `keep_alive`: s of silence before a comment or a space
     is sent. `addresses`: under which cited passages are shown. `longest_silent`: s that an answer in one piece may

@@ -106,7 +106,7 @@ def _unfit(extra: str) -> list[str]:
 
 
 def _compared(extra: str = "") -> tuple[list[str], list[str], list[str]]:
-    """What paceline, or an extra of it, requires: what is here, what is of a wrong release, what is missing."""
+    """Requirements of paceline, or of an extra: present, of a wrong release, or missing."""
     here, wrong, missing = [], [], []
     for line in requires("paceline") or ():
         requirement = Requirement(line)

@@ -82,7 +82,7 @@ MEDIA_TYPE = "application/x-ndjson"
 
 @dataclass(frozen=True, slots=True)
 class LineMeta:
-    """What all parts of one answer repeat."""
+    """Fields that all parts of one answer repeat."""
 
     model: str  # as asked
     chat: bool  # `/api/chat`, or `/api/generate`

@@ -173,7 +173,7 @@ class EventWriter:
 
     # ---- the thread -------------------------------------------------------------------------------------------------
     def grown(self, num_bytes: int) -> None:
-        """What is stored has grown: called within a query."""
+        """Count the growth of what is stored; called within a query."""
         self._total_bytes += num_bytes
         if self._total_bytes > self._retention.max_bytes:
             self._shrink_target = int(self._retention.max_bytes * (1 - SHRINK_SLACK))

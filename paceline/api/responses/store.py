@@ -433,7 +433,7 @@ class EventStore:
         self._connection.executemany("DELETE FROM responses WHERE id = ?", [(response,) for response in responses])
 
     def _overwrite(self) -> None:
-        """What has been deleted, in the file, and its keys in memory."""
+        """Overwrite what has been deleted in the file, and forget its keys."""
         sqlite.checkpoint(self._connection)
         self._rows.seal.forget()
 
