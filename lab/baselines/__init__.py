@@ -1,4 +1,4 @@
-"""Forms of strategies as papers describe them, to compare with: subclasses of the served machines, and arguments for them.
+"""Forms of strategies as papers describe them: subclasses of the served machines, and arguments for them.
 
 lookup     DIAA's parts: fixed budgets, static trees, the paper's scores, drafters without one of their features
 flowspec   `pipeline` as naive, pruned and PipeDec's tree speculation
