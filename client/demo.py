@@ -206,7 +206,8 @@ def _ended_by_signals() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001  # a signal handler's signature
         raise typer.Exit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:

@@ -21,6 +21,7 @@ settings_sources  where settings come from, and which wins
 sealing           encryption at rest
 secret_files      private folders and files; secrets that people pass in
 sqlite            private SQLite files with a write-ahead log
+system            users, locks, cores and signals of this operating system
 errors            every error raised on purpose
 """
 

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from paceline.errors import ConfigError, StorageError
 from paceline.secret_files import make_folder, read_private, write_private
+from paceline.system import user_id
 
 if TYPE_CHECKING:
     from keyring.backend import KeyringBackend
@@ -284,7 +285,7 @@ class StoreKey:
         content = read_private(self.path, otherwise=self.anew)
         if content is None:
             return None
-        if self.path.stat().st_uid != os.geteuid():
+        if self.path.stat().st_uid != user_id():
             raise ConfigError(f"{self.path} belongs to another user: put back the key of the {self.what}.")
         try:
             entry = json.loads(content)

@@ -9,16 +9,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import getpass
-import grp
 import logging
 import os
-import pwd
 import stat
 import sys
 import tempfile
 from pathlib import Path
 
 from paceline.errors import ConfigError
+from paceline.system import is_others, open_mode, sync_folder, user_id
 
 STDIN = "-"
 MAX_BYTES = 1 << 20
@@ -59,7 +58,7 @@ def secret_lines(file: Path) -> list[str]:
             with file.expanduser().open("rb") as stream:
                 status = os.fstat(stream.fileno())
                 text = stream.read(MAX_BYTES).decode()
-            if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
+            if stat.S_ISREG(status.st_mode) and open_mode(status):
                 _log.warning(
                     "%s can be read by others: run `chmod 600 %s` if they are not to know its secrets", file, file
                 )
@@ -81,17 +80,6 @@ def make_folder(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
-def is_others(status: os.stat_result) -> bool:
-    """True where another user than this one and root owns it or may write it."""
-    by_group = bool(status.st_mode & 0o020)
-    if by_group:
-        with contextlib.suppress(KeyError):  # distributions make a group for each user, and a umask of 002
-            user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(status.st_gid)
-            is_own = (group.gr_gid, group.gr_name) == (user.pw_gid, user.pw_name)
-            by_group = not is_own or not {*group.gr_mem} <= {user.pw_name}
-    return status.st_uid not in (os.geteuid(), 0) or by_group or bool(status.st_mode & 0o002)
-
-
 def private_folder(folder: Path) -> None:
     """Make a folder, with those above it, that only this user may enter; let nobody else into one that exists.
 
@@ -100,7 +88,7 @@ def private_folder(folder: Path) -> None:
     make_folder(folder)
     status = folder.stat()
     mode = stat.S_IMODE(status.st_mode)
-    if status.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (user_id(), 0):
         raise ConfigError(
             f"{folder} belongs to another user, who could replace what is in it: choose a folder of yours."
         )
@@ -109,7 +97,7 @@ def private_folder(folder: Path) -> None:
             f"Others may write to {folder} (mode {mode:04o}), and so replace what is in it: run `chmod 700 {folder}` "
             "if nobody has."
         )
-    if mode & 0o077 and status.st_uid == os.geteuid():
+    if open_mode(status) and status.st_uid == user_id():
         _log.info("%s was open to others (mode %04o); it is closed to them now", folder, mode)
         folder.chmod(0o700)
 
@@ -134,11 +122,7 @@ def write_private(file: Path, content: bytes, *, replace: bool = True) -> bool:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the name, too, survives a power cut
-    finally:
-        os.close(folder)
+    sync_folder(file.parent)  # the name, too, survives a power cut
     return True
 
 
@@ -149,13 +133,14 @@ def read_private(file: Path, *, otherwise: str) -> bytes | None:
     """
     try:
         with file.open("rb") as stream:
-            mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+            status = os.fstat(stream.fileno())
             content = stream.read(MAX_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
-    if mode & 0o077:
+    if open_mode(status):
+        mode = stat.S_IMODE(status.st_mode)
         raise ConfigError(
             f"{file} can be read by others (mode {mode:04o}): run `chmod 600 {file}`, and {otherwise} if somebody may "
             "have read it."

@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from paceline.core.energy import MeterName
 from paceline.core.shares import is_loopback
 from paceline.core.side import MayAsk, Side
+from paceline.system import cores
 
 PREFIX = "PACELINE_"
 STORE: Final = "store"  # as `web_search`: the cloud's public documents stand for the web
@@ -91,7 +92,7 @@ class UnitSettings(BaseModel):
     def _own_cores(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if value and not hasattr(os, "sched_setaffinity"):
             raise ValueError("this system keeps no thread on a core")
-        if value and not set(value) <= (allowed := os.sched_getaffinity(0)):
+        if value and not set(value) <= (allowed := cores()):
             raise ValueError(f"this process has the cores {sorted(allowed)}")
         return value
 

@@ -29,8 +29,8 @@ from pydantic.fields import FieldInfo
 from paceline.core.printable import is_text
 from paceline.core.side import SIDES, Side
 from paceline.errors import ConfigError
-from paceline.secret_files import is_others
 from paceline.settings import DERIVED, PREFIX, PROGRAMS, SECRETS, TRUSTING, ProgramSettings, Table, variable
+from paceline.system import is_others, open_mode, user_id
 
 DEFAULT_FILE = Path("paceline.toml")
 FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {  # settings that name one, and files of a side
@@ -241,8 +241,8 @@ def _check_own(path: Path, status: os.stat_result) -> None:
 
 def _warn_of_readers(path: Path, status: os.stat_result, content: Mapping[str, object]) -> None:
     secrets = SECRETS & {key for table in (content, *content.values()) if isinstance(table, dict) for key in table}
-    readers = 0o077 if status.st_uid == os.geteuid() else 0o007  # root's file is this user's by its group
-    if secrets and stat.S_ISREG(status.st_mode) and status.st_mode & readers:
+    readers = 0o077 if status.st_uid == user_id() else 0o007  # root's file is this user's by its group
+    if secrets and stat.S_ISREG(status.st_mode) and open_mode(status) & readers:
         _log.warning(
             "%s has %s and can be read by others: run `chmod 600 %s` if they are not to know its secrets",
             path,

@@ -52,7 +52,8 @@ def _make_private(file: Path) -> None:
     with _MAKING, suppress(FileExistsError):
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.fchmod(descriptor, 0o600)  # a umask may have taken more away
+            if hasattr(os, "fchmod"):
+                os.fchmod(descriptor, 0o600)  # a umask may have taken more away
         finally:
             os.close(descriptor)
 

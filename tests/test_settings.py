@@ -18,7 +18,6 @@ from paceline.core.shares import is_loopback
 from paceline.errors import ConfigError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
-from paceline.secret_files import is_others
 from paceline.settings import (
     PROGRAMS,
     SCHEMAS,
@@ -30,6 +29,7 @@ from paceline.settings import (
     variable,
 )
 from paceline.settings_sources import describe, describe_given, paths, resolve
+from paceline.system import is_others
 
 PORTS = st.integers(0, 65_535)
 

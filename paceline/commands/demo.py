@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from paceline.core.side import SIDES, Side
 from paceline.errors import PacelineError
 from paceline.secret_files import write_private
 from paceline.settings import PREFIX
+from paceline.system import signal_group
 
 if TYPE_CHECKING:
     import httpx
@@ -164,24 +164,18 @@ class Children:
     def _end(self, patience_s: float) -> None:
         running = [child for child in reversed(self.members) if child.process.poll() is None]
         for child in running:
-            _signal(child.process, signal.SIGTERM)
+            signal_group(child.process, kill=False)
         deadline = time.monotonic() + patience_s
         for child in running:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.0, deadline - time.monotonic()))
         for child in self.members:
-            _signal(child.process, signal.SIGKILL)  # to the group, which may outlive the program
+            signal_group(child.process, kill=True)  # to the group, which may outlive the program
             child.process.wait()
 
     @staticmethod
     def _tails(children: Sequence[Child]) -> str:
         return "\n".join(child.tail() for child in children)
-
-
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """Signal the process group, whose id is that of the process since it leads its session."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 @dataclass(slots=True)

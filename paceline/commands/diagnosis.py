@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import json
-import os
 import platform
 import socket
 import stat
@@ -27,6 +26,7 @@ from paceline import __version__, models
 from paceline.core.side import EVERYBODY, NOBODY
 from paceline.errors import ConfigError, PacelineError
 from paceline.settings import AgentSettings, NodeSettings
+from paceline.system import cores, missing, processor_flags
 
 if TYPE_CHECKING:
     import torch
@@ -362,6 +362,7 @@ def run(nodes: tuple[NodeSettings, ...], others: NodeChecks) -> Iterator[Check]:
         ("torch", torch_build),
         ("processor", processor),
         ("sampling", sampling),
+        ("system", system),
         ("memory", memory),
         ("embedder", embedder),
         ("relevance", lambda: relevance(nodes)),
@@ -421,10 +422,9 @@ def processor() -> Found:
     """Check for AVX-512 BF16 or AMX, without which packed bfloat16 weights are slow."""
     import torch
 
-    flags = _cpu_flags()
-    fast = [flag for flag in FAST if flag in flags]
-    cores = len(os.sched_getaffinity(0))
-    text = f"{cores} core{'' if cores == 1 else 's'}, {', '.join(fast) or 'none of ' + ', '.join(FAST)}"
+    fast = [flag for flag in FAST if flag in processor_flags()]
+    count = len(cores())
+    text = f"{count} core{'' if count == 1 else 's'}, {', '.join(fast) or 'none of ' + ', '.join(FAST)}"
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "warn", f"{text}; no bfloat16 arithmetic, so weights are kept as float32 and need twice the memory"
     return "ok", f"{text}, bfloat16"
@@ -437,6 +437,13 @@ def sampling() -> Found:
     if kernel() is None:
         return "warn", "on a CPU by numpy, several times slower: install a C compiler, then paceline again"
     return "ok", "on a CPU by the kernel in C"
+
+
+def system() -> Found:
+    """Say what this system does not protect or limit."""
+    if lacking := missing():
+        return "warn", "; ".join(lacking)
+    return "ok", f"{platform.system()}: private files, locks, cores and process groups"
 
 
 def memory() -> Found:
@@ -567,12 +574,3 @@ def cloud_may_ask(settings: AgentSettings) -> Found:
 
 def _existing(path: Path) -> Path:
     return next(parent for parent in (path, *path.parents) if parent.is_dir())
-
-
-def _cpu_flags() -> frozenset[str]:
-    """Flags from /proc/cpuinfo; empty on systems other than Linux."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), []))

@@ -14,5 +14,4 @@ sequence_table  cached rows and open trees of each sequence, with the checks tha
 tensors         logits to distributions, tensors to `KvPrefix` and back
 self_test       check at load time that an engine scores as the model's plain forward does
 model_config    settings read from a model's `config.json` and `generation_config.json`
-heap            free memory, given back to the system
 """

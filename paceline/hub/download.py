@@ -13,12 +13,12 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from fcntl import LOCK_EX, LOCK_NB, flock
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from paceline.errors import ConfigError
+from paceline.system import lock
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -170,10 +170,8 @@ def fetch(file: RemoteFile, path: Path, headers: Mapping[str, str], counted: Cou
 
     partial = path.with_name(path.name + PARTIAL)
     with partial.open("ab") as stream:
-        try:
-            flock(stream, LOCK_EX | LOCK_NB)
-        except OSError:
-            raise ConfigError(f"{partial} is being written by another process: wait until it has ended.") from None
+        if not lock(stream.fileno(), alone=True):
+            raise ConfigError(f"{partial} is being written by another process: wait until it has ended.")
         if path.exists():  # another process has just ended with it
             counted(file.size - stream.tell())
             return

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from paceline.encoder import CLS, SEP, WIDTH, installed_tokenizer, installed_weights, outputs, package_directory
 from paceline.errors import ConfigError
 from paceline.rag.records import Vectors
+from paceline.system import cores
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -276,7 +276,7 @@ def embed_all(embedder: Embedder, texts: Sequence[str], progress: ProgressCallba
         progress(len(texts), len(texts))
         return vectors
     parts: list[Vectors] = []
-    with ThreadPoolExecutor(min(_THREADS, num_cores())) as threads:
+    with ThreadPoolExecutor(min(_THREADS, len(cores()))) as threads:
         try:
             for part in threads.map(embedder.embed, batches):
                 parts.append(part)
@@ -285,11 +285,6 @@ def embed_all(embedder: Embedder, texts: Sequence[str], progress: ProgressCallba
             threads.shutdown(cancel_futures=True)
             raise
     return np.concatenate(parts)
-
-
-def num_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class HashEmbedder:

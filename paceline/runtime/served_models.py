@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from paceline.engine.base import ModelInfo
-from paceline.engine.heap import trim_heap
 from paceline.errors import EngineError, EngineLost, PacelineError, RequestError
 from paceline.runtime.node import Node
 from paceline.runtime.service import (
@@ -30,6 +29,7 @@ from paceline.runtime.service import (
     ModelStatus,
     Readiness,
 )
+from paceline.system import trim_heap
 
 log = logging.getLogger("paceline.models")
 

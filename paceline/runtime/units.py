@@ -16,17 +16,13 @@ from typing import Any, Final, TypeVar
 from paceline.core.side import Zone
 from paceline.rag.embedder import compute_here
 from paceline.settings import TASKS, Task
+from paceline.system import cores
 from paceline.workflow.flows import ANSWER, EMBED, FETCH, SCORE, SEARCH, SEARCH_FAR, WRITE
 from paceline.workflow.graph import ProcessingUnit
 
 T = TypeVar("T")
 
 # Cores of this machine that a thread may be kept on, where the system supports that.
-
-
-def allowed_cores() -> frozenset[int]:
-    """Cores that this process may use; none where the system does not say."""
-    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
 def pin(cores: Set[int]) -> None:
@@ -113,7 +109,7 @@ class UnitRegistry:
 
     def __post_init__(self) -> None:
         """Raises ValueError for cores that this process may not use."""
-        allowed = allowed_cores()
+        allowed = cores()
         if wrong := {core for host in self.hosts for core in host.cores} - allowed:
             raise ValueError(f"this process may not run on the cores {sorted(wrong)}; it may on {sorted(allowed)}")
         if missing := set(TASKS) - {task for host in self.hosts for task in host.does}:

@@ -11,8 +11,6 @@ import asyncio
 import functools
 import gc
 import logging
-import os
-import resource
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -34,6 +32,7 @@ from paceline.api.http.doors import GRACE_S, Doors, Visitor
 from paceline.api.http.logs import quieten
 from paceline.errors import ConfigError
 from paceline.runtime.link.transport import CONNECTION, MAX_QUEUED_FRAMES
+from paceline.system import raise_open_files, user_id
 from paceline.wire.messages import MAX_FRAME_BYTES
 
 # The user behind a connection from this machine, as the kernel knows it.
@@ -72,8 +71,8 @@ def can_tell() -> bool:
     """True if the owner of a connection can be found here. Tried once, with a connection of this program to itself."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-            return user_of(client.getsockname(), client.getpeername()) == os.geteuid()
-    except OSError:
+            return user_of(client.getsockname(), client.getpeername()) == user_id()
+    except (AttributeError, OSError):  # AttributeError: no netlink on this system
         return False
 
 
@@ -94,7 +93,7 @@ def user_of(near: Address, far: Address) -> int | None:
 
 
 def _welcome() -> set[int]:
-    return {os.geteuid(), ROOT}
+    return {user_id(), ROOT}
 
 
 # HTTP connections that are counted at the doors, with a time limit on each request's head and on each stranger.
@@ -356,13 +355,9 @@ def connections_within(files: int) -> int:
 
 def _raise_file_limit() -> int:
     """Allow as many open files as connections need: the default of many systems is 1,024. Returns what is allowed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
-    if soft == resource.RLIM_INFINITY:
+    allowed = raise_open_files(MAX_FILES)
+    if allowed is None:
         return MAX_FILES
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    allowed = max(soft, wanted)
     if allowed < MAX_FILES:
         _log.warning(
             "only %d files may be open, so that %d connections are taken instead of %d: raise the hard limit (ulimit "

@@ -14,7 +14,6 @@ and events are sealed; ids, owners, times, sizes and types of events are not.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import os
@@ -31,6 +30,7 @@ import msgspec
 from paceline import sqlite
 from paceline.errors import ConfigError
 from paceline.sealing import PLAIN, PLAIN_BOX, Box, DamagedError, Seal
+from paceline.system import lock
 
 FILE = "responses.sqlite"
 VERSION = 1  # PRAGMA user_version
@@ -339,22 +339,20 @@ class EventStore:
 
     def _hold(self, file: Path) -> None:
         """Find out whether another process has the log open, and hold the lock that shows it this one."""
-        self._lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        self._lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        if not lock(self._lock, alone=True):
             self.alone = False
             _log.warning(
                 "Another program serves from %s too: the two share responses, documents and keys. If that was not "
                 "meant, stop one, or give this one a --state-dir of its own.",
                 file.parent,
             )
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
+            lock(self._lock, alone=False)
 
     def allow_others(self) -> None:
         """Let other processes open the log. Called after `repair`."""
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
+            lock(self._lock, alone=False)
 
     def close(self) -> None:
         self._connection.close()

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from paceline.engine.heap import trim_heap
 from paceline.engine.paged.attention.tile_plan import Attending, LayerAttention
+from paceline.system import trim_heap
 
 _ROWS = 16  # the batch that oneDNN packs for; the packed weights serve any
 _EXACT_ROWS = 16  # up to here every row count is computed as it is: steps of answers, where a padded row costs most

@@ -99,7 +99,7 @@ def read_files(files: Sequence[FoundFile], parsers: ParserPool) -> Iterator[tupl
     under_way: deque[Future[Parsed]] = deque()
     for number, file in enumerate(files):
         for later in files[number + len(under_way) : number + _AHEAD]:
-            under_way.append(parsers.submit(later.name, partial(_open, later)))
+            under_way.append(parsers.submit(later.name, partial(open_file, later)))
         parsing = under_way.popleft()
         try:
             yield file, _parsed(file, parsing, parsers)
@@ -114,13 +114,13 @@ def _parsed(file: FoundFile, parsing: Future[Parsed], parsers: ParserPool) -> Pa
             return parsing.result()
         except ParserLost:
             if tries_left:
-                parsing = parsers.submit(file.name, partial(_open, file))
+                parsing = parsers.submit(file.name, partial(open_file, file))
     raise DocumentError(
         f"{file.path}: its reader was killed {MAX_TRIES} times; see whether memory is short, or split it."
     )
 
 
-def _open(file: FoundFile) -> BinaryIO:
+def open_file(file: FoundFile) -> BinaryIO:
     """Raises DocumentError for what is not a file that can be read, or another than was found."""
     path = file.path
     try:
@@ -142,14 +142,14 @@ def _open(file: FoundFile) -> BinaryIO:
 
 def _descriptor(file: FoundFile) -> int:
     """An open file, without waiting for a writer. Below a folder each part of the path is opened from the one before,
-    so that nobody can lead out of it by a link meanwhile."""
-    if file.root is None:
-        return os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    so that nobody can lead out of it by a link meanwhile; where the system cannot, the caller compares what it is."""
+    if file.root is None or os.open not in os.supports_dir_fd:
+        return os.open(file.path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     *folders, name = file.path.relative_to(file.root).parts
-    here = os.open(file.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    here = os.open(file.root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part, flag in [*((folder, os.O_DIRECTORY) for folder in folders), (name, os.O_NONBLOCK)]:
-            inner = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flag, dir_fd=here)
+            inner = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | flag, dir_fd=here)
             os.close(here)
             here = inner
     except OSError:

@@ -6,7 +6,6 @@ See `worker` for what one does. One document at a time; several processes parse 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -15,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,14 +39,17 @@ from paceline.rag.parsing.kinds import (
     Limits,
 )
 from paceline.rag.parsing.parsed import Parsed, check_name, parsed
+from paceline.system import signal_group
 
 MAX_TRIES = 3  # of a document whose parser was killed from outside
 _START_S = 60.0  # for a new process to say that it is there
 _GRACE_S = 30.0  # beyond the limit at which the kernel ends a parser
 _MAX_HEAD = 32 * (MAX_PAGES + 100)  # bytes of an answer before the text
 _READ = 1 << 20  # bytes at a time
-_TIMES = (signal.SIGXCPU, signal.SIGALRM)
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by a person or for want of memory
+_MAX_MESSAGE = 4096  # bytes
+# Signals that end a parser; 0 is none. A system has those that it knows.
+_TIMES = {getattr(signal, name, -1) for name in ("SIGXCPU", "SIGALRM")}
+_FROM_OUTSIDE = {getattr(signal, name, -1) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")}  # or short of memory
 
 _logger = logging.getLogger("paceline.rag")
 
@@ -112,8 +115,9 @@ class ParserProcess:
         check_name(name)
         self.cpu_s = 0.0
         limits = self._limits.for_size(os.fstat(document.fileno()).st_size)
+        exchange = self._exchange if can_fork() else self._exchange_alone
         try:
-            answer, end = self._exchange(name, document, limits)
+            answer, end = exchange(name, document, limits)
         except BaseException:
             self.close()
             raise
@@ -152,48 +156,47 @@ class ParserProcess:
     # ---- internal ---------------------------------------------------------------------------------------------------
     def _end_group(self) -> None:
         if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            signal_group(self._process, kill=True)
 
     def _started(self) -> socket.socket:
         """The control socket of a running process. Raises OSError or ConfigError when there can be none."""
         if self._control is not None:
             return self._control
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             try:
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "paceline.rag.parsing.worker"],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    cwd="/",
-                    env=_environment(),
-                    start_new_session=True,  # a group of its own, to be killed together; no keyboard's signals
-                )
+                process = _worker(theirs.fileno(), subprocess.DEVNULL)
             except BaseException:
                 ours.close()
                 raise
-        with self._guard:
-            self._process, self._control = process, ours
-            if self._is_killed:
-                self._end_group()
+        self._control = ours
+        self._keep(process)
         ours.settimeout(_START_S)
         try:
-            hello = ours.recv(4096)
+            hello = _message(ours)
         except TimeoutError:
             hello = b""
         if self._is_killed:
             raise ParserLost("The process that reads documents was stopped.")
         if not hello:
             raise ConfigError("The process that reads documents could not be started: install paceline again.")
-        said = msgspec.json.decode(hello, type=_Hello)
+        self._heard(msgspec.json.decode(hello, type=_Hello))
+        return ours
+
+    def _keep(self, process: subprocess.Popen[bytes]) -> None:
+        with self._guard:
+            self._process = process
+            if self._is_killed:
+                self._end_group()
+
+    def _heard(self, said: _Hello) -> None:
+        if self.has_network is not None:
+            return
         self.has_network, self.has_files = said.network, said.files
         if said.network:
             _logger.warning("this machine does not let documents be read without access to the network")
         if said.files:
             _logger.info("this machine does not let documents be read without access to the user's files")
-        return ours
 
     def _exchange(self, name: str, document: BinaryIO, limits: Limits) -> tuple[bytes, _Ended | None]:
         """The answer, and how the parser ended; None where its whole process is gone."""
@@ -201,7 +204,7 @@ class ParserProcess:
         reading, writing = os.pipe()
         try:
             try:
-                asked = msgspec.json.encode({"name": name, "limits": limits})
+                asked = msgspec.json.encode({"name": name, "limits": limits}) + b"\n"
                 socket.send_fds(control, [asked], [document.fileno(), writing])
             except (BrokenPipeError, ConnectionResetError):
                 return b"", None
@@ -217,7 +220,7 @@ class ParserProcess:
             _refuse(name, "makes its reader write too much; convert it to text")
         control.settimeout(max(1.0, deadline - time.monotonic()))
         try:
-            said = control.recv(4096)
+            said = _message(control)
         except (TimeoutError, ConnectionResetError):
             said = b""
         if not said:
@@ -226,13 +229,68 @@ class ParserProcess:
         self.cpu_s = ended.cpu_s
         return answer, ended
 
+    def _exchange_alone(self, name: str, document: BinaryIO, limits: Limits) -> tuple[bytes, _Ended | None]:
+        """As `_exchange`, by a process for this document alone, which ends at the limit of time and has no other."""
+        document.seek(0)
+        began = time.monotonic()
+        process = _worker(document.fileno(), subprocess.PIPE, name, msgspec.json.encode(limits).decode())
+        self._keep(process)
+        self._heard(_Hello(network=True, files=True))
+        late = threading.Timer(limits.wall_s + _START_S, process.kill)
+        late.start()
+        try:
+            assert process.stdout is not None
+            with process.stdout as stream:
+                answer = stream.read(_MAX_HEAD + MAX_TEXT_BYTES + 1)
+            if len(answer) > _MAX_HEAD + MAX_TEXT_BYTES:
+                _refuse(name, "makes its reader write too much; convert it to text")
+            code = process.wait()
+        finally:
+            late.cancel()
+            self.cpu_s = time.monotonic() - began
+        if code and self.cpu_s >= limits.wall_s:
+            _refuse(name, f"takes too long to be read, more than {limits.wall_s} s; split it, or convert it to text")
+        return answer, None if code else _Ended(0, self.cpu_s)
+
 
 def memory_file(data: bytes) -> BinaryIO:
     """An open file in memory that holds these bytes."""
-    document = os.fdopen(os.memfd_create("document"), "w+b")
+    document: BinaryIO
+    if hasattr(os, "memfd_create"):
+        document = os.fdopen(os.memfd_create("document"), "w+b")
+    else:
+        document = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
     document.write(data)
     document.flush()
     return document
+
+
+def can_fork() -> bool:
+    """One process can parse document after document, each in a child that it forks: on every system but Windows."""
+    return hasattr(os, "fork") and hasattr(socket, "send_fds")
+
+
+def _worker(stdin: int, stdout: int, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "paceline.rag.parsing.worker", *arguments],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env=_environment(),
+        start_new_session=True,  # a group of its own, to be killed together; no keyboard's signals
+    )
+
+
+def _message(control: socket.socket) -> bytes:
+    """The next line; empty where the other end is gone, or sends none that is short enough."""
+    line = b""
+    while not line.endswith(b"\n"):
+        part = control.recv(_MAX_MESSAGE - len(line)) if len(line) < _MAX_MESSAGE else b""
+        if not part:
+            return b""
+        line += part
+    return line
 
 
 def _read(descriptor: int, deadline: float) -> Iterator[bytes]:

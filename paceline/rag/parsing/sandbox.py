@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import resource
 import signal
 import struct
 import sys
@@ -23,6 +22,10 @@ from pathlib import Path
 
 import paceline
 from paceline.rag.parsing.kinds import Limits
+from paceline.system import HAS_USERS
+
+if HAS_USERS:
+    import resource
 
 _MAX_FILES = 64  # open ones: modules that a library imports late, and few others
 _SPARE = 64 * 2**20  # bytes of address space for saying that there was too little
@@ -76,8 +79,10 @@ def isolate() -> bool:
 
 def limit(limits: Limits) -> mmap.mmap:
     """Limit this process, which parses one document, and leave it the calls for that alone. The kernel ends it beyond
-    the times. Returns memory to close, to say that there was too little.
+    the times. Returns memory to close, to say that there was too little. Windows has none of it.
     """
+    if not HAS_USERS:
+        return mmap.mmap(-1, _SPARE)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     kinds = {

@@ -1,9 +1,10 @@
 """The parser process: `python -m paceline.rag.parsing.worker`, with a Unix socket as standard input.
 
-For each document it receives a message, `{"name", "limits"}`, with two descriptors: the document and a pipe for the
+For each document it receives a line, `{"name", "limits"}`, with two descriptors: the document and a pipe for the
 answer. It imports the reader and forks; the child takes limits on itself, parses, writes the answer and ends, so no
 document meets what another left in memory. Then it reports how the child ended, and what processor time it took. It
-ends with its socket.
+ends with its socket. With a name and limits as arguments it parses one document, its standard input, and answers on
+standard output: for systems that cannot fork.
 
 An answer is a line of JSON, `{"title", "kind", "pages", "size"}` or `{"reason", "code"}`, and the text of that size.
 Its user (`process`) believes none of it without a check.
@@ -17,6 +18,8 @@ import os
 import select
 import signal
 import socket
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NoReturn
 
@@ -35,11 +38,13 @@ def main() -> None:
     control = socket.socket(fileno=0)
     # The files last: what is left of their rights would not suffice to make the namespace of the network.
     left = {"network": not sandbox.isolate(), "files": not sandbox.hide_files()}
-    control.send(json.dumps(left).encode())
+    _send(control, left)
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 2)
         if not message:
             return
+        while not message.endswith(b"\n"):
+            message += control.recv(_MAX_MESSAGE)
         document, answer = descriptors
         asked = json.loads(message)
         name, limits = asked["name"], Limits(**asked["limits"])
@@ -55,7 +60,19 @@ def main() -> None:
             return
         status, cpu_s = ended
         signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        control.send(json.dumps({"signal": signal_number, "cpu_s": cpu_s}).encode())
+        _send(control, {"signal": signal_number, "cpu_s": cpu_s})
+
+
+def once(name: str, limits: Limits) -> None:
+    sandbox.isolate()
+    sandbox.hide_files()
+    with suppress(UnreadableError):
+        reader(kind_of(name) or "markdown")
+    _write(1, _answer(name, limits, 0, sandbox.limit(limits)))
+
+
+def _send(control: socket.socket, message: Mapping[str, object]) -> None:
+    control.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _ended(child: int, control: socket.socket) -> tuple[int, float] | None:
@@ -153,4 +170,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1:
+        once(sys.argv[1], Limits(**json.loads(sys.argv[2])))
+    else:
+        main()

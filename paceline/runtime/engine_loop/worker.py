@@ -20,12 +20,12 @@ from paceline.core.batching.segment import Segment, SeqId, StepSize
 from paceline.core.energy import AnswerEnergy, StepMeter
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import AsyncEngine, Engine
-from paceline.engine.heap import trim_heap
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, TICK_S, Answered, Answers, StepExecutor, StepLimits
 from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, Rows, SequenceOp, StoredPrefix
 from paceline.runtime.service import Load
 from paceline.runtime.units import pin
+from paceline.system import trim_heap
 
 log = logging.getLogger("paceline.engine")
 

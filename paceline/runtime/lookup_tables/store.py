@@ -19,6 +19,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, cast
 
@@ -133,28 +134,24 @@ def write_part(part: Path, content: bytes) -> None:
 def replace_table(part: Path, path: Path, *, whole: bool = False) -> None:
     """Rename `part` to `path`, and overwrite the key of the file that was there; `whole`: all of it. Raises OSError."""
     try:
-        former = os.open(path, os.O_RDWR)
+        former = path.open("r+b", buffering=0)
     except FileNotFoundError:
         part.replace(path)
         return
-    try:
+    with former:
         part.replace(path)
         _overwrite(former, whole=whole)
-    finally:
-        os.close(former)
 
 
 def remove_table(path: Path) -> bool:
     """Overwrite and remove a file. False if there was none. Raises OSError."""
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        file = path.open("r+b", buffering=0)
     except FileNotFoundError:
         return False
-    try:
+    with file:
         path.unlink(missing_ok=True)
-        _overwrite(descriptor, whole=True)
-    finally:
-        os.close(descriptor)
+        _overwrite(file, whole=True)
     return True
 
 
@@ -197,15 +194,15 @@ def _inode(path: Path) -> int:
         return -1
 
 
-def _overwrite(descriptor: int, *, whole: bool) -> None:
+def _overwrite(file: FileIO, *, whole: bool) -> None:
     """Overwrite the header of a sealed file, which holds its key; of any other nothing, or all of it."""
-    start = os.pread(descriptor, 8, 0)
-    header = 8 + int.from_bytes(start, "little")
-    size = os.fstat(descriptor).st_size
-    sealed = header <= size and b'"key"' in os.pread(descriptor, header, 0)
+    header = 8 + int.from_bytes(file.read(8), "little")
+    size = os.fstat(file.fileno()).st_size
+    sealed = header <= size and b'"key"' in file.read(header - 8)
     if sealed or whole:
-        os.pwrite(descriptor, bytes(header if sealed else size), 0)
-        os.fsync(descriptor)
+        file.seek(0)
+        file.write(bytes(header if sealed else size))
+        os.fsync(file.fileno())
 
 
 FOLDER: Final = "tables"  # in the state directory

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 from collections.abc import Callable, Coroutine
 from functools import partial
 
@@ -21,6 +20,7 @@ from paceline.errors import EngineLost, LinkClosed, LocalProtocolError, RemotePr
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages.connecting import NOT_YOURS, Accepted, Certificate, Channel, accept, dial_stage
 from paceline.runtime.stages.stage_worker import StageWorker
+from paceline.system import open_files
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
 from paceline.wire.messages import Frame
@@ -108,8 +108,8 @@ class StageServer:
         self._previous_key: bytes | None = None
         self._epoch = 0
         self._jobs: set[asyncio.Task[None]] = set()
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = MAX_STRANGERS if files == resource.RLIM_INFINITY else min(MAX_STRANGERS, files // 2)
+        files = open_files()
+        most = MAX_STRANGERS if files is None else min(MAX_STRANGERS, files // 2)
         self.strangers: Strangers[asyncio.Transport] = Strangers(STRANGERS_PER_ADDRESS, most)
 
     async def listen(self, host: str, port: int) -> asyncio.Server:

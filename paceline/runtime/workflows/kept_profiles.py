@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import platform
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +17,7 @@ import psutil
 
 from paceline.errors import ConfigError
 from paceline.secret_files import private_folder, read_private, write_private
+from paceline.system import cores, processor
 from paceline.workflow.profiles import Profiles
 
 FILE: Final = "profiles.json"
@@ -78,20 +77,7 @@ class KeptProfiles:
         return None
 
 
-CPU_INFO: Final = Path("/proc/cpuinfo")
-
-
 def describe_machine(gpu: str | None = None) -> str:
     """Processor, cores that this process may use, GiB of memory, and the GPU."""
-    cores = len(os.sched_getaffinity(0))
     gib = round(psutil.virtual_memory().total / 2**30)
-    return f"{processor()}, {cores} cores, {gib} GiB{'' if gpu is None else f', {gpu}'}"
-
-
-def processor() -> str:
-    try:
-        lines = CPU_INFO.read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = (value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() == "model name")
-    return next(names, "") or platform.processor() or platform.machine()
+    return f"{processor()}, {len(cores())} cores, {gib} GiB{'' if gpu is None else f', {gpu}'}"

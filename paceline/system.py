@@ -1,0 +1,171 @@
+"""This operating system: who its files belong to, its processor, and limits, locks and signals that not every one has.
+
+Linux has all of it. Where something is missing (Windows has no users, modes or process groups; macOS keeps no thread on
+a core) each function says what it does instead, and `missing` lists what that leaves open. What is taken from the
+process that parses documents is in `rag.parsing.sandbox`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import signal
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+try:  # not on Windows
+    import fcntl
+    import grp
+    import pwd
+    import resource
+
+    HAS_USERS: Final = True  # files have an owner and a mode
+except ImportError:
+    HAS_USERS = False  # type: ignore[misc]
+
+CPU_INFO: Final = Path("/proc/cpuinfo")
+
+
+def missing() -> list[str]:
+    """What this system does not protect or limit, a sentence's part each; of what `rag.parsing` needs see there."""
+    found = []
+    if not HAS_USERS:
+        found.append("files are as private as their folder, whose access the program neither checks nor changes")
+        found.append("two programs on one state directory do not notice each other")
+    if not hasattr(os, "sched_setaffinity"):
+        found.append("threads are not kept on cores")
+    return found
+
+
+# ---- users and files ------------------------------------------------------------------------------------------------
+def user_id() -> int:
+    """Of this program's user; 0, as of every file, where files have no owner."""
+    return os.geteuid() if HAS_USERS else 0
+
+
+def is_others(status: os.stat_result) -> bool:
+    """True where another user than this one and root owns it or may write it. False where files have no owner."""
+    if not HAS_USERS:
+        return False
+    by_group = bool(status.st_mode & 0o020)
+    if by_group:
+        with contextlib.suppress(KeyError):  # distributions make a group for each user, and a umask of 002
+            user, group = pwd.getpwuid(user_id()), grp.getgrgid(status.st_gid)
+            is_own = (group.gr_gid, group.gr_name) == (user.pw_gid, user.pw_name)
+            by_group = not is_own or not {*group.gr_mem} <= {user.pw_name}
+    return status.st_uid not in (user_id(), 0) or by_group or bool(status.st_mode & 0o002)
+
+
+def open_mode(status: os.stat_result) -> int:
+    """The part of a file's mode that lets others than its owner in; 0 where files have no modes."""
+    return status.st_mode & 0o077 if HAS_USERS else 0
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk. Windows does so by itself. Raises OSError."""
+    if not HAS_USERS:
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def lock(descriptor: int, *, alone: bool) -> bool:
+    """Lock an open file, alone or with others, instead of the lock held before. False: not alone, others have it.
+
+    True, without a lock, where there are none. Shared locks are waited for.
+    """
+    if not HAS_USERS:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def open_files() -> int | None:
+    """Files that this process may have open; None: as many as it likes, or the system does not say."""
+    if not HAS_USERS:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_open_files(wanted: int) -> int | None:
+    """Let this process have so many files open, or as many as it may; what `open_files` then is."""
+    soft = open_files()
+    if soft is None:
+        return None
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if most > soft:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return open_files()
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+def signal_group(process: subprocess.Popen[bytes], *, kill: bool) -> None:
+    """Ask a process that leads its session, and all that it has started, to end; kill: at once. Without process groups
+    that process alone."""
+    with contextlib.suppress(ProcessLookupError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
+        elif kill:
+            process.kill()
+        else:
+            process.terminate()
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """`malloc_trim(3)`; None where the C library has none."""
+    try:
+        found = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
+    found.argtypes, found.restype = (ctypes.c_size_t,), ctypes.c_int
+    return found
+
+
+def trim_heap() -> None:
+    """Give the C library's free memory back to the system: glibc keeps what loading weights and long batches have
+    freed. Elsewhere nothing is done. Takes some milliseconds, and holds no lock of Python's meanwhile."""
+    if (trim := _malloc_trim()) is not None:
+        trim(0)
+
+
+# ---- the processor --------------------------------------------------------------------------------------------------
+def cores() -> frozenset[int]:
+    """Numbers of the cores that this process may use; all, where it cannot be told otherwise."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def processor() -> str:
+    """The processor's name."""
+    return _cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def processor_flags() -> frozenset[str]:
+    """Instruction sets, as Linux spells them; empty on other systems."""
+    return frozenset(_cpu_info("flags").split())
+
+
+def _cpu_info(field: str) -> str:
+    """The first value of a field; "" where there is none."""
+    try:
+        lines = CPU_INFO.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    split = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in split if key.strip() == field), "")

@@ -1,0 +1,162 @@
+"""The program without what Linux alone has: each thing taken away, and everything that is not there on Windows."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline import secret_files, system
+from paceline.commands import diagnosis
+from paceline.errors import DocumentError, ParserLost
+from paceline.rag.parsing import process
+from paceline.rag.parsing.folders import find_files, open_file
+from paceline.rag.parsing.kinds import Limits
+from paceline.rag.parsing.process import ParserProcess, memory_file
+
+# Refused to paceline's own modules; Python's and those of libraries have their own ways.
+_LIKE_WINDOWS = """
+import builtins, os, signal, socket, sys, select
+ABSENT = {"fcntl", "grp", "pwd", "resource", "termios"}
+imported = builtins.__import__
+
+def guarded(name, globals=None, locals=None, fromlist=(), level=0):
+    if name in ABSENT and (globals or {}).get("__name__", "").startswith("paceline"):
+        raise ImportError(f"no {name} on this system")
+    return imported(name, globals, locals, fromlist, level)
+
+builtins.__import__ = guarded
+import paceline.server.commands, paceline.device_agent.commands, paceline.bootstrap, paceline.client.commands
+import paceline.rag.parsing.worker, paceline.runtime.stages.stage_server, paceline.api.http.server
+from pathlib import Path
+from paceline import secret_files, system
+
+assert not system.HAS_USERS
+folder = Path(sys.argv[1], "state")
+secret_files.private_folder(folder)
+assert secret_files.write_private(folder / "key", b"secret")
+assert secret_files.read_private(folder / "key", otherwise="") == b"secret"
+print(len(system.missing()))
+"""
+
+
+def test_every_program_imports_without_the_modules_that_windows_lacks(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _LIKE_WINDOWS, str(tmp_path)], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) == 2
+
+
+@pytest.fixture
+def no_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "HAS_USERS", False)
+
+
+@pytest.mark.usefixtures("no_users")
+def test_without_owners_and_modes_folders_are_taken_as_they_are(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    status = tmp_path.stat()
+    assert not system.is_others(status) and not system.open_mode(status)
+    secret_files.private_folder(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o777
+    assert secret_files.write_private(tmp_path / "key", b"secret")
+
+
+@pytest.mark.usefixtures("no_users")
+def test_without_locks_and_limits_each_question_has_an_answer(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("wb") as one, (tmp_path / "lock").open("wb") as other:
+        assert system.lock(one.fileno(), alone=True) and system.lock(other.fileno(), alone=True)
+    assert system.open_files() is None and system.raise_open_files(64) is None
+    status, text = diagnosis.system()
+    assert status == "warn" and "do not notice each other" in text
+
+
+def test_here_a_lock_is_noticed_and_nothing_is_missing(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("wb") as one, (tmp_path / "lock").open("wb") as other:
+        assert system.lock(one.fileno(), alone=True)
+        assert not system.lock(other.fileno(), alone=True)
+        assert system.lock(one.fileno(), alone=False) and system.lock(other.fileno(), alone=False)
+    assert diagnosis.system()[0] == "ok"
+
+
+def test_without_proc_the_processor_still_has_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(system, "CPU_INFO", tmp_path / "absent")
+    assert system.processor()
+    assert not system.processor_flags()
+
+
+def test_without_affinity_all_cores_are_this_process_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert len(system.cores()) == os.cpu_count()
+
+
+def test_without_process_groups_the_process_alone_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "killpg")
+    started = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert started.stdin is not None
+    with started.stdin:
+        system.signal_group(started, kill=True)
+        started.wait()
+    assert started.returncode
+
+
+# ---- documents ------------------------------------------------------------------------------------------------------
+@pytest.fixture(params=["fork", "send_fds"])
+def one_process_each(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr({"fork": os, "send_fds": socket}[request.param], request.param)
+    assert not process.can_fork()
+
+
+@pytest.mark.usefixtures("one_process_each")
+def test_without_fork_each_document_has_a_process(caplog: pytest.LogCaptureFixture) -> None:
+    with ParserProcess() as parser:
+        for title in ("One", "Two"):
+            read = parser.parse_bytes("page.md", f"# {title}\n\na bicycle race".encode())
+            assert (read.title, "a bicycle race" in read.text) == (title, True)
+        assert parser.cpu_s > 0.0
+        with pytest.raises(DocumentError, match="damaged"):
+            parser.parse_bytes("book.epub", b"PK\x03\x04" + bytes(64))
+    assert caplog.text.count("without access to the network") == 1
+
+
+def test_without_fork_a_document_is_ended_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "fork")
+    monkeypatch.setattr(process, "_START_S", 0.0)
+    with ParserProcess(Limits(wall_s=0)) as parser, pytest.raises(DocumentError, match="takes too long"):
+        parser.parse_bytes("page.md", b"a bicycle race")
+
+
+def test_without_fork_a_killed_parser_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "fork")
+    parser = ParserProcess()
+    parser.kill()
+    with pytest.raises(ParserLost):
+        parser.parse_bytes("page.md", b"a bicycle race")
+
+
+def test_without_files_in_memory_bytes_are_read_from_a_temporary_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with memory_file(b"a bicycle race") as document:
+        document.seek(0)
+        assert document.read() == b"a bicycle race"
+
+
+def test_without_folder_descriptors_an_exchanged_file_is_still_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "supports_dir_fd", set())
+    file = tmp_path / "page.md"
+    file.write_text("a bicycle race")
+    ((found,), _) = find_files([tmp_path])
+    with open_file(found) as stream:
+        assert stream.read() == b"a bicycle race"
+    file.rename(tmp_path / "kept.md")
+    file.write_text("another text")
+    with pytest.raises(DocumentError, match="exchanged"):
+        open_file(found)
