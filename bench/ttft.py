@@ -23,8 +23,8 @@ import httpx
 import torch
 
 from paceline.api.app import create_app
-from paceline.api.dependencies import Settings
 from paceline.api.http.auth import Keyring
+from paceline.api.http.routing import Settings
 from paceline.api.http.server import listen, serve, url_of
 from paceline.core.side import SIDES, Side
 from paceline.engine.base import Engine, TextModel

@@ -19,9 +19,8 @@ from cryptography.hazmat.primitives.serialization import (
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
-from paceline.api.dependencies import Settings
-from paceline.api.generation.links import Addresses
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
+from paceline.api.http.routing import Addresses, Settings
 from paceline.api.http.server import listen
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, door_limits, retention_of, run_node
 from paceline.engine.base import Engine, LoadedModel, ServedModel

@@ -17,7 +17,6 @@ ollama         Ollama's API
 page           the web page
 generation     shared by those that generate text
 observation    counts, logs and traces of requests for text
-dependencies   what endpoints are given
 openapi        the OpenAPI document
 http           everything below the endpoints
 """

@@ -15,13 +15,12 @@ from fastapi import APIRouter, FastAPI
 from paceline import __version__
 from paceline.api import completions, embeddings, metrics, models, openapi, passages, rerank, status, tokens
 from paceline.api.anthropic import endpoint as anthropic
-from paceline.api.chat import endpoint as chat
-from paceline.api.dependencies import DEFAULTS, Settings
+from paceline.api.chat import output as chat
 from paceline.api.generation.attachments import Attachments
 from paceline.api.http.admission import MAX_ACTIVE, AdmissionControl, AdmissionMiddleware
 from paceline.api.http.auth import Keyring
 from paceline.api.http.doors import DoorLimits
-from paceline.api.http.routing import HANDLERS, Route
+from paceline.api.http.routing import DEFAULTS, HANDLERS, Route, Settings
 from paceline.api.observation import Observer
 from paceline.api.ollama import endpoint as ollama
 from paceline.api.page import endpoint as page
@@ -76,7 +75,7 @@ def create_app(
     `keyring`: the keys that are let in; without any key, all requests are (see `http.auth.check_exposure`).
     `state`: the folder that stores responses; None: in memory. `retention`: limits on stored responses.
     `max_active`: POSTs at a time. `limits`: on strangers. `seal`: of stored responses. `tracer`: of answers.
-    `app.state` holds what `dependencies` hands to endpoints, the `observer` of answers, the `attachments` of messages,
+    `app.state` holds what `http.routing` hands to endpoints, the `observer` of answers, the `attachments` of messages,
     and `closers`, which are awaited when the server ends.
     """
     admission = AdmissionControl(keyring, max_active, limits)

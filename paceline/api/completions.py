@@ -19,26 +19,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.api.chat.output import Json, report, running_usage, summary, usage
-from paceline.api.dependencies import Caller, ServiceDep, SettingsDep
 from paceline.api.generation.attachments import PromptRoute
-from paceline.api.generation.fan_in import LateGeneration, close_all, must_load, prepare_all
 from paceline.api.generation.request import (
     Input,
     Inputs,
+    LateGeneration,
     check_relations,
     choices_of,
+    close_all,
     form_of,
     generation_of,
     inputs,
+    must_load,
+    prepare_all,
     refuse_forms,
 )
 from paceline.api.generation.schema import SamplingFields
-from paceline.api.generation.streaming import AnswerChunks, JsonAnswer, StreamedAnswer
-from paceline.api.http import sse
+from paceline.api.generation.streaming import SSE_DONE, AnswerChunks, JsonAnswer, StreamedAnswer, sse_event
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import while_connected
-from paceline.api.http.errors import encode_json
-from paceline.api.http.routing import key
+from paceline.api.http.body import encode_json, while_connected
+from paceline.api.http.routing import Caller, ServiceDep, SettingsDep, key
 from paceline.api.models import chat_model
 from paceline.api.openapi import REFUSALS, official
 from paceline.engine.base import ModelInfo
@@ -374,8 +374,8 @@ class CompletionChunks(AnswerChunks):
 
     def end(self) -> bytes:
         if not self._meta.call.asked.include_usage:
-            return sse.DONE
-        return sse.event(self._meta.frame() | {"choices": []} | self._meta.tail(self._dones)) + sse.DONE
+            return SSE_DONE
+        return sse_event(self._meta.frame() | {"choices": []} | self._meta.tail(self._dones)) + SSE_DONE
 
     def _chunk(self, index: int, delta: ChoiceDelta | None) -> bytes:
         if delta is None:
@@ -385,7 +385,7 @@ class CompletionChunks(AnswerChunks):
         usage_of: Json = {"usage": None} if call.asked.include_usage else {}
         if call.asked.running_usage:
             usage_of = running_usage(self._meta.prompt_tokens, sum(self._tokens))
-        return sse.event(self._meta.frame() | {"choices": [choice]} | usage_of)
+        return sse_event(self._meta.frame() | {"choices": [choice]} | usage_of)
 
 
 class CompletionBody:

@@ -21,11 +21,9 @@ from pydantic import Field, PlainValidator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.dependencies import ServiceDep
 from paceline.api.generation.request import Input, Inputs, inputs
-from paceline.api.http.body import Schema, while_connected
-from paceline.api.http.errors import encode_json
-from paceline.api.http.routing import LargeRoute, key
+from paceline.api.http.body import Schema, encode_json, while_connected
+from paceline.api.http.routing import LargeRoute, ServiceDep, key
 from paceline.api.models import embedder
 from paceline.api.openapi import REFUSALS, official
 from paceline.errors import RequestError

@@ -16,8 +16,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from paceline.api.dependencies import ServiceDep
-from paceline.api.http.routing import Route, key
+from paceline.api.http.routing import Route, ServiceDep, key
 from paceline.api.observation import AnswerCounts, Histogram
 from paceline.api.openapi import REFUSALS
 from paceline.runtime.service import Load

@@ -7,25 +7,33 @@ models and embedders share one list, since clients read only one. Each endpoint 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from typing import TypeVar
 
 from fastapi import APIRouter, Security
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from paceline import __version__
-from paceline.api.dependencies import AdmissionDep, ServiceDep
-from paceline.api.generation.schema import SWITCHES
+from paceline.api.generation.schema import SamplingFields
 from paceline.api.http.pagination import answer
-from paceline.api.http.routing import OpenRoute, Route, key
+from paceline.api.http.routing import AdmissionDep, OpenRoute, Route, ServiceDep, key
 from paceline.api.openapi import REFUSALS, official
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import EmbedderInfo, Service
 from paceline.workflow.flows import WORKFLOWS
 
+Fields = TypeVar("Fields", bound=SamplingFields)
 EMBEDDER_PREFIX = "text-embedding-"
+# Switches behind the name of a model, as in `demo:plain`, which every program that has a menu of models can set: each
+# sets a field of `paceline` to a value, and a request that sets it otherwise is refused.
+SWITCHES: Mapping[str, tuple[str, object]] = {
+    "plain": ("documents", 0),  # no document is read, on either side
+    "local-only": ("privacy", "local-only"),
+    **{workflow: ("workflow", workflow) for workflow in WORKFLOWS},
+}
 
 
 class Version(BaseModel):
@@ -121,10 +129,22 @@ def chat_model(service: Service, name: str) -> ModelInfo:
     raise _unknown(name, [model.name for model in service.models()])
 
 
-def named_switch(service: Service, name: str) -> str | None:
-    """The switch that a model's name ends with, as in `demo:plain`; None for a plain name."""
+def switched(asked: Fields, name: str, service: Service) -> Fields:
+    """The request with the switch that the name of its model ends with, if any. Raises RequestError (400) where it
+    says otherwise itself."""
     found = (_with_switches(model).get(name) for model in service.models() if model.name != name)
-    return next((switch for switch in found if switch is not None), None)
+    switch = next((switch for switch in found if switch is not None), None)
+    if switch is None:
+        return asked
+    field, value = SWITCHES[switch]
+    own = asked.paceline
+    said = getattr(own, field) if field in own.model_fields_set else None
+    if said not in (None, value):
+        raise RequestError(
+            f"The model's name asks for {field} {value!r}, and paceline.{field} for {said!r}.",
+            param=f"paceline.{field}",
+        )
+    return asked.model_copy(update={"paceline": own.model_copy(update={field: value})})
 
 
 def _with_switches(model: ModelInfo) -> dict[str, str]:

@@ -20,7 +20,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.http.errors import encode_json
+from paceline.api.http.body import encode_json
 from paceline.api.http.routing import Route, key
 
 Json = dict[str, Any]

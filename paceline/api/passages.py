@@ -12,8 +12,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Security
 from pydantic import BaseModel
 
-from paceline.api.dependencies import Caller, ServiceDep
-from paceline.api.http.routing import Route, key
+from paceline.api.http.routing import Caller, Route, ServiceDep, key
 from paceline.api.openapi import REFUSALS
 from paceline.api.vector_stores.search import library_of
 from paceline.errors import RequestError

@@ -13,9 +13,8 @@ from fastapi import APIRouter, Security
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 
-from paceline.api.dependencies import ServiceDep
 from paceline.api.http.body import Schema, while_connected
-from paceline.api.http.routing import LargeRoute, key
+from paceline.api.http.routing import LargeRoute, ServiceDep, key
 from paceline.api.openapi import REFUSALS
 from paceline.errors import RequestError
 from paceline.runtime.service import Service

@@ -10,8 +10,7 @@ from dataclasses import asdict
 from fastapi import APIRouter, Security
 
 from paceline import __version__
-from paceline.api.dependencies import AdmissionDep, ServiceDep
-from paceline.api.http.routing import Route, key
+from paceline.api.http.routing import AdmissionDep, Route, ServiceDep, key
 from paceline.api.openapi import REFUSALS
 
 router = APIRouter(

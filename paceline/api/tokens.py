@@ -11,14 +11,11 @@ from typing import Annotated
 from fastapi import APIRouter, Security
 from pydantic import BaseModel, Field, model_validator
 
-from paceline.api.chat.request import begun, conversation
-from paceline.api.chat.schema import MAX_MESSAGES, ChatRequest, Message, Tool
-from paceline.api.chat.tools import tool_use
-from paceline.api.dependencies import ServiceDep
+from paceline.api.chat.request import MAX_MESSAGES, ChatRequest, Message, Tool, begun, conversation, tool_use
 from paceline.api.generation.attachments import ConversationRoute
 from paceline.api.generation.schema import MAX_TOOLS
 from paceline.api.http.body import Schema
-from paceline.api.http.routing import Route, key
+from paceline.api.http.routing import Route, ServiceDep, key
 from paceline.api.models import chat_model
 from paceline.api.openapi import REFUSALS
 from paceline.engine.base import ModelInfo

@@ -13,8 +13,8 @@ import httpx
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
-from paceline.api.dependencies import Settings
 from paceline.api.http.auth import Keyring
+from paceline.api.http.routing import Settings
 from paceline.api.http.server import HttpServer, listen, url_of
 from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import ModelInfo

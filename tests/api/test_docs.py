@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from paceline.api.anthropic.request import CountRequest, MessagesRequest
-from paceline.api.chat.schema import ChatRequest
+from paceline.api.chat.request import ChatRequest
 from paceline.api.completions import CompletionRequest
 from paceline.api.embeddings import EmbeddingRequest
 from paceline.api.ollama.request import ChatBody, EmbedBody, GenerateBody

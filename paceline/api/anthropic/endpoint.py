@@ -20,27 +20,21 @@ from paceline.api.anthropic.request import (
     TokenCount,
     chat_body,
 )
-from paceline.api.chat.endpoint import admit_chat
-from paceline.api.chat.output import annotations_of, step_line, summary
-from paceline.api.chat.request import ChatCall, chat_call
-from paceline.api.chat.schema import ChatRequest
+from paceline.api.chat.output import admit_chat, annotations_of, step_line, summary
+from paceline.api.chat.request import ChatCall, ChatRequest, ToolUse, chat_call
 from paceline.api.chat.tools import (
     ParsedOutput,
     TextOutput,
     ToolCallArguments,
     ToolCallParser,
     ToolCallStart,
-    ToolUse,
     arguments_of,
 )
-from paceline.api.dependencies import Caller, ServiceDep, SettingsDep
 from paceline.api.generation.attachments import AnswerRoute
-from paceline.api.generation.links import NO_LINKS, PassageLinks
-from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
-from paceline.api.http import sse
-from paceline.api.http.body import parse
-from paceline.api.http.errors import ErrorShape, Failure, encode_json
-from paceline.api.http.routing import key
+from paceline.api.generation.streaming import SSE_HEADERS, JsonAnswer, StreamedAnswer, sse_named
+from paceline.api.http.body import encode_json, parse
+from paceline.api.http.errors import ErrorShape, Failure
+from paceline.api.http.routing import NO_LINKS, Caller, PassageLinks, ServiceDep, SettingsDep, key
 from paceline.api.observation import request_id
 from paceline.api.openapi import answered, events, refusals
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
@@ -226,7 +220,7 @@ class MessageBody:
 class MessageEvents:
     """Encoder of a streamed answer (`AnswerChunks`)."""
 
-    headers = sse.HEADERS
+    headers = SSE_HEADERS
 
     def __init__(self, meta: MessageMeta) -> None:
         self._meta = meta
@@ -255,7 +249,7 @@ class MessageEvents:
 
 
 def _event(body: Json) -> bytes:
-    return sse.named(str(body["type"]), encode_json(body))
+    return sse_named(str(body["type"]), encode_json(body))
 
 
 def _usage(done: GenerationResult) -> Json:

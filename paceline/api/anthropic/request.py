@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from paceline.api.chat.schema import MAX_MESSAGES
+from paceline.api.chat.request import MAX_MESSAGES
 from paceline.api.generation.request import refuse_forms, required, unreadable
 from paceline.api.generation.schema import (
     MAX_STOPS,

@@ -1,8 +1,6 @@
 """`/v1/chat/completions`.
 
-endpoint  the route
-schema    the request body
-request   from the body to requests of generations
-tools     tools and response format
-output    encoders of the answer
+request  the body, and from it to requests of generations
+tools    calls of tools in the answer's text
+output   the route, and encoders of the answer
 """

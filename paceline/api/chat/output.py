@@ -1,4 +1,5 @@
-"""Encoders of chat completions, in one piece and streamed: generation events to OpenAI's JSON, nulls included. Pure.
+"""The route `/v1/chat/completions`, and encoders of chat completions, in one piece and streamed: generation events to
+OpenAI's JSON, nulls included.
 
 Source: openai-openapi 2.3.0, CreateChatCompletionResponse and CreateChatCompletionStreamResponse.
 """
@@ -6,21 +7,33 @@ Source: openai-openapi 2.3.0, CreateChatCompletionResponse and CreateChatComplet
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
-from paceline.api.chat.request import ChatCall
-from paceline.api.chat.tools import ParsedOutput, TextOutput, ToolCallArguments, ToolCallParser, ToolCallStart, ToolUse
-from paceline.api.generation.links import NO_LINKS, PassageLinks
-from paceline.api.generation.streaming import AnswerChunks
-from paceline.api.http import sse
-from paceline.api.http.errors import encode_json
+from fastapi import APIRouter, Security
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.api.chat.request import ChatCall, ChatRequest, ToolUse, chat_call
+from paceline.api.chat.tools import ParsedOutput, TextOutput, ToolCallArguments, ToolCallParser, ToolCallStart
+from paceline.api.generation.attachments import AnswerRoute
+from paceline.api.generation.request import prepare_all
+from paceline.api.generation.streaming import SSE_DONE, AnswerChunks, JsonAnswer, StreamedAnswer, sse_event
+from paceline.api.http.body import encode_json, while_connected
+from paceline.api.http.routing import NO_LINKS, Caller, PassageLinks, ServiceDep, SettingsDep, key
+from paceline.api.models import chat_model
+from paceline.api.openapi import REFUSALS, official
+from paceline.api.vector_stores.search import select_stores
 from paceline.core.energy import EnergyUse
+from paceline.errors import RequestError
 from paceline.runtime.service import (
     Citation,
     GenerateEvent,
+    Generation,
     GenerationResult,
+    Service,
     TextDelta,
     TokenLogprob,
     WorkflowStep,
@@ -210,10 +223,10 @@ class ChatChunks(AnswerChunks):
     def end(self) -> bytes:
         """Usage, if it was requested, with the summary again, so that the last event always has it."""
         if not self._asked.include_usage:
-            return sse.DONE
+            return SSE_DONE
         dones = [self._dones[index] for index in sorted(self._dones)]
         chunk = self._frame() | {"choices": [], "usage": usage(dones)}
-        return sse.event(chunk | _optional("paceline", summary(self._meta.call, dones, self._meta.links))) + sse.DONE
+        return sse_event(chunk | _optional("paceline", summary(self._meta.call, dones, self._meta.links))) + SSE_DONE
 
     def _delta(self, index: int, delta: Json, lane: Side | None = None) -> bytes:
         logprobs, self._logprobs[index] = self._logprobs[index], []
@@ -243,7 +256,7 @@ class ChatChunks(AnswerChunks):
         chunk = self._frame() | {"choices": [choice]} | ({"usage": None} if self._asked.include_usage else {})
         if self._asked.running_usage:
             chunk |= running_usage(self._meta.prompt_tokens, sum(self._tokens))
-        return sse.event(chunk | _optional("paceline", extension))
+        return sse_event(chunk | _optional("paceline", extension))
 
     def _frame(self) -> Json:
         return self._meta.frame("chat.completion.chunk")
@@ -393,3 +406,44 @@ def logprob_items(delta: TextDelta) -> list[Json]:
 
 def _logprob(one: TokenLogprob) -> Json:
     return {"token": one.token, "logprob": max(one.logprob, LOGPROB_FLOOR), "bytes": list(one.bytes)}
+
+
+# ---- the route ------------------------------------------------------------------------------------------------------
+async def admit_chat(request: Request, call: ChatCall, service: Service) -> list[Generation]:
+    """All of the call's generations, or none, by `prepare_all`. Raises RequestError, and ClientGoneError when the
+    client leaves."""
+    request.state.model = call.requests[0].model  # for the log
+    requests, stores = call.requests, call.asked.paceline.vector_stores
+    if stores is not None:
+        requests, _ = await select_stores(requests, service, request.state.identity, stores)
+    return await while_connected(request.receive, prepare_all(service, requests))
+
+
+router = APIRouter(
+    route_class=AnswerRoute,
+    dependencies=[Security(key, scopes=["chat"])],
+    responses=REFUSALS,
+    tags=["chat"],
+)
+
+
+@router.post("/v1/chat/completions", responses=official("chat.ChatCompletion", stream="chat.ChatCompletionChunk"))
+async def complete_chat(
+    asked: ChatRequest, request: Request, service: ServiceDep, settings: SettingsDep, caller: Caller
+) -> Response:
+    """Answer a conversation, with what both sides' documents say."""
+    call = chat_call(asked, service, caller, documents=settings.documents)
+    model = chat_model(service, asked.model)
+    try:
+        generations = await admit_chat(request, call, service)
+    except RequestError as error:
+        if error.param == "tools" and call.tools is not None and call.tools.legacy:
+            error.param = "functions"
+        raise
+    links = settings.addresses.links(request)
+    name, fingerprint = f"chatcmpl-{secrets.token_hex(12)}", f"fp_{model.fingerprint[:12]}"
+    meta = ChatMeta(name, int(time.time()), fingerprint, call, links, generations[0].prompt_tokens)
+    # The answer starts when the response is sent: `GenerationFanIn` calls `run` of each generation.
+    if not asked.stream:
+        return JsonAnswer(generations, WholeCompletion(meta), settings.keep_alive)
+    return StreamedAnswer(generations, ChatChunks(meta), settings.keep_alive, meta.id)

@@ -1,27 +1,333 @@
-"""Conversion of chat bodies to requests of generations: validated, defaults filled in, one seed per choice."""
+"""`/v1/chat/completions`: the body with OpenAI's names and ranges, its tools, and its conversion to requests of
+generations: validated, defaults filled in, one seed per choice.
+
+Unknown fields are ignored, since front ends send many; `generation.request.refuse_unsupported` refuses those that ask
+for something this server does not do. docs/api.md lists all fields. Source: openai-openapi 2.3.0,
+CreateChatCompletionRequest.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
-from paceline.api.chat.schema import ChatRequest, Message, Part
-from paceline.api.chat.tools import CLOSE, OPEN, ToolUse, format_instructions, tool_use
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from paceline.api.chat.tools import CLOSE, OPEN
 from paceline.api.generation.request import (
+    MAX_SCHEMAS,
     check_relations,
     choices_of,
     form_of,
     generation_of,
+    refuse_forms,
+    refuse_unsupported,
     size_of_schema,
     unreadable,
 )
-from paceline.api.generation.schema import switched
+from paceline.api.generation.schema import (
+    MAX_METADATA,
+    MAX_TOOLS,
+    Hint,
+    JsonFormat,
+    JsonObject,
+    Name,
+    SamplingFields,
+    SchemaFormat,
+    kind_tag,
+)
 from paceline.api.http.auth import Identity
-from paceline.api.models import chat_model, named_switch
+from paceline.api.http.body import Schema
+from paceline.api.models import chat_model, switched
+from paceline.core.sampling.sampler import Constraint
 from paceline.errors import RequestError
 from paceline.runtime.service import AskedPrompt, GenerateRequest, Service, SharedPrompt
 from paceline.wire.messages import MAX_TEMPLATE
+
+MAX_MESSAGES = 1000
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class Part(Schema):
+    """One part of a message's content: text or a refusal. A file has become text before."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(Schema):
+    name: str
+    arguments: str = ""
+
+
+class CustomCall(Schema):
+    name: str
+    input: str = ""
+
+
+class ToolCall(Schema):
+    """A call the model made in an earlier turn, here or at another server."""
+
+    id: str | None = None
+    type: str = "function"
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
+
+
+class Message(Schema):
+    role: Role
+    content: str | list[Part] | None = None
+    refusal: str | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] = Field(default_factory=list)
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+
+
+class Function(Schema):
+    """A function that the model may call. Unless `strict`, schema keywords that cannot be enforced are ignored."""
+
+    name: Name
+    description: str | None = None
+    parameters: JsonObject | None = None  # a JSON schema of an object; without one the function has no parameters
+    strict: bool = False
+
+
+class Tool(Schema):
+    type: str = "function"
+    function: Function | None = None
+
+
+class FunctionName(Schema):
+    name: str
+
+
+class NamedChoice(Schema):
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+
+class AllowedTools(Schema):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedChoice(Schema):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+    | Annotated[NamedChoice, Tag("<function>")]
+    | Annotated[AllowedChoice, Tag("<allowed_tools>")],
+    Discriminator(
+        kind_tag,
+        custom_error_type="tool_choice",
+        custom_error_message='it must be "none", "auto", "required", or an object of the type "function" or '
+        '"allowed_tools"',
+    ),
+]
+LegacyChoice = Annotated[
+    Annotated[Literal["none", "auto"], Tag("<word>")] | Annotated[FunctionName, Tag("<function>")],
+    Discriminator(
+        kind_tag, custom_error_type="function_call", custom_error_message='it must be "none", "auto" or an object'
+    ),
+]
+
+
+class ChatRequest(SamplingFields):
+    model: str
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    functions: Annotated[list[Function], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    function_call: LegacyChoice | None = None
+    chat_template_kwargs: JsonObject = Field(default_factory=dict)  # as at vLLM
+    enable_thinking: bool | None = None  # one of them
+    continue_final_message: bool | None = None  # default: where the last message is the assistant's
+    add_generation_prompt: bool | None = None  # the opposite, as in vLLM
+
+    # Accepted without effect: they identify the user or are hints, and promise nothing about the answer.
+    user: Hint | None = None
+    metadata: Annotated[
+        dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+        Field(max_length=MAX_METADATA),
+    ] = Field(default_factory=dict)
+    store: bool = False
+    service_tier: Hint | None = None
+    safety_identifier: Hint | None = None
+    prompt_cache_key: Hint | None = None
+    prompt_cache_retention: Hint | None = None
+    verbosity: Hint | None = None
+    reasoning_effort: Hint | None = None
+    prediction: JsonObject | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _served(cls, body: object) -> object:
+        """Raises RequestError for a field that asks for what is not done here."""
+        if isinstance(body, dict):
+            refuse_unsupported(body)
+            refuse_forms(body)
+        return body
+
+
+# ---- tools ----------------------------------------------------------------------------------------------------------
+# Functions are described in the system message, in the words of Hermes and Qwen2.5, since not every chat template
+# supports tools; `api/chat/tools.py` parses the answer. Which functions can be called is enforced by the constraint
+# alone.
+_NO_PARAMETERS: dict[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of one request, some of which may be called."""
+
+    functions: tuple[Function, ...]  # described to the model
+    callable: tuple[str, ...]  # names of those it may call
+    required: bool = False
+    named: bool = False  # the client named the one function to call
+    parallel: bool = True
+    legacy: bool = False  # requested and answered in the form of `functions`
+
+    def constraint(self, content: Constraint | None) -> Constraint:
+        """The constraint on the answer. `content`: that on an answer without calls."""
+        tools = [
+            {"name": function.name, "parameters": parameters_of(function), "strict": function.strict}
+            for function in self.functions
+            if function.name in self.callable
+        ]
+        fields: dict[str, object] = {"tools": tools, "required": self.required, "parallel": self.parallel}
+        param = "" if content is None else content.param
+        if content is not None and not self.required:
+            if content.kind == "grammar":
+                raise RequestError(f"{param} holds for the whole answer: it cannot go with tools.", param=param)
+            fields["content"] = {"kind": content.kind, "text": content.text}
+        return Constraint("tools", json.dumps(fields, ensure_ascii=False), param=param)
+
+    def instructions(self) -> str:
+        """The description of the functions for the system message."""
+        lines = "\n".join(json.dumps(_signature(function), ensure_ascii=False) for function in self.functions)
+        return (
+            "# Tools\n\nFunctions that may be called to help with the user's request, as JSON within "
+            f"<tools></tools>:\n<tools>\n{lines}\n</tools>\n\n"
+            f"To call one, write a JSON object with its name and arguments within {OPEN}{CLOSE}:\n"
+            f'{OPEN}\n{{"name": <function-name>, "arguments": <args-json-object>}}\n{CLOSE}'
+        )
+
+
+def tool_use(asked: ChatRequest) -> ToolUse | None:
+    """The tools of a request; None when none may be called. Raises RequestError (400) that names the field."""
+    if asked.functions and asked.tools:
+        raise RequestError("functions is the older name of tools: only one of them may be given.", param="functions")
+    if asked.functions or asked.function_call is not None:
+        return _legacy(asked)
+    functions = _functions(asked.tools)
+    match asked.tool_choice:
+        case NamedChoice(function=chosen):
+            check_known([chosen.name], functions, "tool_choice")
+            return ToolUse(functions, (chosen.name,), required=True, named=True, parallel=False)
+        case AllowedChoice(allowed_tools=allowed):
+            names = tuple(dict.fromkeys(tool.function.name for tool in allowed.tools))
+            check_known(names, functions, "tool_choice")
+            return ToolUse(functions, names, allowed.mode == "required", parallel=asked.parallel_tool_calls)
+        case choice:
+            if choice == "required" and not functions:
+                raise RequestError("tool_choice may only be required when there are tools.", param="tool_choice")
+            if choice == "none" or not functions:
+                return None
+            names = tuple(function.name for function in functions)
+            return ToolUse(functions, names, choice == "required", parallel=asked.parallel_tool_calls)
+
+
+def _legacy(asked: ChatRequest) -> ToolUse | None:
+    functions = checked(asked.functions, "functions", "")
+    choice = asked.function_call
+    if choice is not None and not isinstance(choice, str):
+        check_known([choice.name], functions, "function_call")
+        return ToolUse(functions, (choice.name,), required=True, named=True, parallel=False, legacy=True)
+    if choice == "none" or not functions:
+        return None
+    return ToolUse(functions, tuple(function.name for function in functions), parallel=False, legacy=True)
+
+
+def _functions(tools: Sequence[Tool]) -> tuple[Function, ...]:
+    functions: list[Function] = []
+    for index, tool in enumerate(tools):
+        if tool.type != "function":
+            raise RequestError(
+                f"Only tools of the type function are served, not {tool.type[:64]!r}.",
+                code="unsupported_parameter",
+                param=f"tools[{index}].type",
+            )
+        if tool.function is None:
+            raise RequestError(f"The field tools[{index}].function is required.", param=f"tools[{index}].function")
+        functions.append(tool.function)
+    return checked(functions, "tools", ".function")
+
+
+def checked(functions: Sequence[Function], field: str, inner: str) -> tuple[Function, ...]:
+    """Check that names differ and parameters are schemas of objects. Function i is at `field`[i]`inner` of the body."""
+    names: set[str] = set()
+    size = 0
+    for index, function in enumerate(functions):
+        where = f"{field}[{index}]{inner}"
+        if function.name in names:
+            raise RequestError(f"Two functions have the name {function.name}.", param=f"{where}.name")
+        names.add(function.name)
+        schema = function.parameters or {}
+        if schema.get("type", "object") != "object":
+            raise RequestError('The schema of parameters must have the type "object".', param=f"{where}.parameters")
+        size += size_of_schema(schema, f"{where}.parameters") + len(function.description or "")
+        if size > MAX_SCHEMAS:
+            raise RequestError(f"{field} takes more than {MAX_SCHEMAS} characters.", param=field)
+    return tuple(functions)
+
+
+def check_known(names: Sequence[str], functions: Sequence[Function], param: str) -> None:
+    for name in names:
+        if all(function.name != name for function in functions):
+            raise RequestError(f"{param} names the function {name[:64]!r}, which is not among the tools.", param=param)
+
+
+def parameters_of(function: Function) -> dict[str, object]:
+    return _NO_PARAMETERS if function.parameters is None else {"type": "object"} | function.parameters
+
+
+def _signature(function: Function) -> dict[str, object]:
+    described = {} if function.description is None else {"description": function.description}
+    body = {"name": function.name} | described | {"parameters": parameters_of(function)}
+    return {"type": "function", "function": body}
+
+
+# ---- the format of an answer ----------------------------------------------------------------------------------------
+def format_instructions(asked: ChatRequest, tools: ToolUse | None) -> str | None:
+    """The description of the schema of `response_format` for the system message.
+
+    None where a function must be called: such an answer has no content.
+    """
+    wanted = asked.response_format
+    if tools is not None and tools.required:
+        return None
+    name, about, described = "", "", wanted.schema_ if isinstance(wanted, JsonFormat) else None
+    if isinstance(wanted, SchemaFormat):
+        named = wanted.json_schema
+        described, name = named.schema_, f", {named.name}"
+        about = f" ({named.description})" if named.description else ""
+    if described is None:
+        return None
+    only = "" if tools is not None else ", and nothing else"
+    return f"Answer with JSON of this schema{name}{about}{only}:\n{json.dumps(described, ensure_ascii=False)}"
+
 
 # Conversion of a conversation to the input of a chat template: one role and one text per message.
 #
@@ -157,7 +463,7 @@ class ChatCall:
 def chat_call(asked: ChatRequest, service: Service, identity: Identity, *, documents: int) -> ChatCall:
     """Raises RequestError: 400 that names the field, 403 for a device of another key, 404 for an unknown model."""
     model = chat_model(service, asked.model)
-    asked = switched(asked, named_switch(service, asked.model))
+    asked = switched(asked, asked.model, service)
     check_relations(asked)
     if asked.top_logprobs is not None and not asked.logprobs:
         raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")

@@ -1,9 +1,7 @@
 """Shared by every endpoint that generates text.
 
 schema       common request fields
-request      from the fields to a `GenerateRequest`
+request      from the fields to a `GenerateRequest`, and its admission
 attachments  files in messages, read into their text
-fan_in       several generations read at the same time
-streaming    answers sent in one piece or as server-sent events
-links        where a cited passage can be seen
+streaming    answers of one or several generations, sent in one piece or as server-sent events
 """

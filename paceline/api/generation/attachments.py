@@ -20,9 +20,8 @@ from weakref import WeakValueDictionary
 from starlette.requests import Request
 
 from paceline.api.generation.request import unreadable
-from paceline.api.http.body import MAX_BODY, read_body, while_connected
+from paceline.api.http.body import MAX_BODY, decode_object, read_body, while_connected
 from paceline.api.http.body import body_too_large as too_large
-from paceline.api.http.errors import decode_object
 from paceline.api.http.routing import Route
 from paceline.errors import DocumentError, ParserLost, RequestError
 from paceline.rag.parsing.parsed import Parsed

@@ -1,7 +1,7 @@
 """Common request fields to a `GenerateRequest`, and the answer's form to a `Constraint`.
 
-Defaults are filled in, and each choice has a seed. Knows what the service can do (models, strategies, vocabulary),
-starts nothing.
+Defaults are filled in, and each choice has a seed. Knows what the service can do (models, strategies, vocabulary). At
+the end, the admission of a call's requests.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, replace
 from functools import partial
 from types import MappingProxyType
@@ -30,7 +31,7 @@ from paceline.api.generation.schema import (
     TypedGrammar,
 )
 from paceline.api.http.auth import Identity
-from paceline.api.http.errors import decode_object
+from paceline.api.http.body import decode_object
 from paceline.api.observation import request_id
 from paceline.core.sampling.sampler import (
     Constraint,
@@ -45,7 +46,9 @@ from paceline.runtime.service import (
     Account,
     AskedPrompt,
     AskedStrategy,
+    GenerateEvent,
     GenerateRequest,
+    Generation,
     Joining,
     OutputForm,
     Service,
@@ -435,3 +438,51 @@ def unsupported(param: str, sentence: str) -> RequestError:
 def required(param: str) -> RequestError:
     """The refusal of a request without this field."""
     return RequestError(f"The field {param} is required.", param=param)
+
+
+# ---- admission ------------------------------------------------------------------------------------------------------
+def must_load(service: Service, model: str) -> bool:
+    """True if an answer of this model, by its served name, waits for the model to be loaded."""
+    return service.model_status(model).state != "loaded"
+
+
+class LateGeneration:
+    """A `Generation` that begins with its admission, so that a stream is not silent while its model is loaded. What
+    would refuse the request then ends its stream, if that takes more than `streaming.HEADERS_WAIT_S`."""
+
+    prompt_tokens = 0  # not known yet
+
+    def __init__(self, prepare: Callable[[], Awaitable[Generation]]) -> None:
+        """prepare: as `Service.prepare`."""
+        self._prepare = prepare
+
+    async def run(self) -> AsyncIterator[GenerateEvent]:
+        generation = await self._prepare()
+        async with aclosing(generation.run()) as events:  # type: ignore[type-var]  # every one is a generator
+            async for event in events:
+                yield event
+
+    async def aclose(self) -> None:
+        """Nothing has begun."""
+
+
+async def prepare_all(service: Service, requests: Sequence[GenerateRequest]) -> list[Generation]:
+    """Admit all requests of one model, or none. Raises what `prepare` raises.
+
+    Where the model has to be loaded first, each is admitted when it is run, and may be refused then.
+    """
+    if must_load(service, requests[0].model):
+        return [LateGeneration(partial(service.prepare, request)) for request in requests]
+    generations: list[Generation] = []
+    try:
+        for request in requests:
+            generations.append(await service.prepare(request))
+    except BaseException:  # also a cancellation: the client may leave while others are admitted
+        await close_all(generations)
+        raise
+    return generations
+
+
+async def close_all(generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        await generation.aclose()

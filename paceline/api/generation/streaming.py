@@ -1,7 +1,7 @@
 """Sending of generated answers, in one piece or streamed, for every endpoint that generates text.
 
 Requests are refused before headers are sent; headers of a stream go out with the first token, or after a second. A
-later failure, or the refusal of a request whose model had to be loaded first (`fan_in.LateGeneration`), is reported in
+later failure, or the refusal of a request whose model had to be loaded first (`request.LateGeneration`), is reported in
 the stream, which always ends as its protocol requires. What is sent in one piece is kept open as in `HeldOpen`. Each
 endpoint has its own pure encoders, an `AnswerBody` and an `AnswerChunks`, which receive the events of the generations
 and return bytes.
@@ -12,25 +12,118 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from sse_starlette.sse import EventSourceResponse
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from paceline.api.generation.fan_in import GenerationFanIn
-from paceline.api.http import sse
-from paceline.api.http.body import BrokenOffError, ClientGoneError, while_connected
+from paceline.api.generation.request import close_all
+from paceline.api.http.body import BrokenOffError, ClientGoneError, encode_json, while_connected
 from paceline.api.http.errors import Failure, failure_of
 from paceline.api.observation import AnswerWatch, Observer
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import GenerateEvent, Generation, GenerationResult
 
-READ_S = 60.0  # s that a client may take to read what is buffered before it counts as gone
+# ---- server-sent events ---------------------------------------------------------------------------------------------
+# As OpenAI's clients read them (WHATWG HTML, 9.2): no ids, event names in `/v1/responses` only. Clients ignore
+# comments, which keep proxies from closing a silent connection.
+SSE_DONE = b"data: [DONE]\n\n"
+SSE_PING = b": ping\n\n"
+SSE_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # else nginx buffers the stream
+}
 
 
+def sse_event(data: object) -> bytes:
+    return b"data: " + encode_json(data) + b"\n\n"
+
+
+def sse_named(name: str, data: bytes) -> bytes:
+    """`data`: JSON, on one line."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+# ---- several generations at once ------------------------------------------------------------------------------------
+# A slow reader blocks no generation: events it has not taken wait in the generation, `max_tokens` of them at most. A
+# timeout while waiting for the next event cancels nothing. Leaving the context cancels generations that run and closes
+# those that never began.
+QUEUE_LIMIT = 64  # events of all choices together
+
+
+class GenerationFanIn:
+    """Reader of several generations, which it owns. A context manager, to be entered once."""
+
+    def __init__(self, generations: Sequence[Generation], watches: Sequence[AnswerWatch]) -> None:
+        """watches: of each generation."""
+        self._waiting = dict(enumerate(generations))  # not yet running
+        self._watches = watches
+        self._queue: asyncio.Queue[tuple[int, GenerateEvent | Exception]] = asyncio.Queue(QUEUE_LIMIT)
+        self._readers: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._readers = [asyncio.create_task(self._read(index)) for index in self._waiting]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        await close_all(tuple(self._waiting.values()))
+        self._waiting.clear()
+        for watch in self._watches:
+            watch.left()
+
+    async def next(self, timeout: float | None = None) -> tuple[int, GenerateEvent] | None:
+        """The next event, after the index of its generation; None after `timeout` seconds without any.
+
+        Raises the exception of a generation that failed. Waits for ever after the last GenerationResult.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                index, event = await self._queue.get()
+        except TimeoutError:
+            return None
+        if isinstance(event, Exception):
+            raise event
+        return index, event
+
+    async def _read(self, index: int) -> None:
+        events, watch = self._waiting.pop(index).run(), self._watches[index]
+        try:
+            async for event in events:
+                if isinstance(event, GenerationResult) and event.reason not in ("stop", "length"):
+                    raise PacelineError(f"The answer could not be finished ({event.reason}).")
+                watch.took(event)
+                await self._queue.put((index, event))
+                if isinstance(event, GenerationResult):
+                    return
+            raise PacelineError("The answer ended without saying why.")
+        except Exception as error:
+            watch.failed()
+            await self._queue.put((index, error))
+        finally:
+            if isinstance(events, AsyncGenerator):
+                await events.aclose()  # cancels the generation if it has not ended
+
+
+# ---- in one piece ---------------------------------------------------------------------------------------------------
 # JSON that is sent in one piece and may be long in coming: its connection is kept open with spaces.
 #
 # Proxies and clients give up on a silent connection, after 30 to 100 s mostly, and JSON allows spaces before a value
@@ -45,7 +138,7 @@ READ_S = 60.0  # s that a client may take to read what is buffered before it cou
 #
 # Spaces rather than empty lines, since clients of Ollama's read lines. Not for HTTP/1.0, where the end of the
 # connection is the end of the body, so that a failure would look whole.
-
+READ_S = 60.0  # s that a client may take to read what is buffered before it counts as gone
 
 _WAITS = (b"x-stainless-read-timeout", b"x-stainless-timeout")  # s, in which a client says how long it waits
 _TYPE = (b"content-type", b"application/json")
@@ -159,11 +252,11 @@ class AnswerChunks(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return sse.HEADERS
+        return SSE_HEADERS
 
     def ping(self) -> bytes:
         """A piece that clients ignore; it keeps a silent connection open."""
-        return sse.PING
+        return SSE_PING
 
     def begin(self) -> bytes: ...
 
@@ -174,7 +267,7 @@ class AnswerChunks(Protocol):
 
     def fail(self, failure: Failure) -> bytes:
         """The error event, and the end of the stream."""
-        return sse.event(failure.envelope()) + sse.DONE
+        return sse_event(failure.envelope()) + SSE_DONE
 
 
 def watches_of(scope: Scope, generations: Sequence[Generation]) -> list[AnswerWatch]:
@@ -213,8 +306,8 @@ class EventStream(EventSourceResponse):
         self,
         pieces: AsyncIterable[bytes] | Iterator[bytes],
         keep_alive: float,
-        headers: Mapping[str, str] = sse.HEADERS,
-        ping: Callable[[], bytes] = lambda: sse.PING,
+        headers: Mapping[str, str] = SSE_HEADERS,
+        ping: Callable[[], bytes] = lambda: SSE_PING,
     ) -> None:
         """keep_alive: s from one ping to the next."""
         super().__init__(

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 from starlette.responses import Response
 
-from paceline.api.http.body import Schema
-from paceline.api.http.errors import encode_json
+from paceline.api.http.body import Schema, encode_json
 from paceline.errors import RequestError
 from paceline.rag.store.files import Paging
 from paceline.rag.store.vector_stores import Status

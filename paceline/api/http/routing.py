@@ -1,4 +1,5 @@
-"""FastAPI's routes behind keys: the scope is checked, and the body read within its limits, before anything else.
+"""FastAPI's routes behind keys: the scope is checked, and the body read within its limits, before anything else. Then
+what endpoints are given, and addresses of cited passages.
 
 FastAPI reads a body before it solves the dependencies of its route, so that a key without the scope could send one.
 """
@@ -7,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+from urllib.parse import quote
 
-from fastapi import FastAPI, Security
+from fastapi import Depends, FastAPI, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.params import Security as SecurityParam
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
@@ -19,10 +22,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope as AsgiScope
 
+from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import MAX_BODY, read_body, refusal
-from paceline.api.http.errors import ScopeError, decode_object, failure_of, http_failure
+from paceline.api.http.body import MAX_BODY, decode_object, read_body, refusal
+from paceline.api.http.errors import ScopeError, failure_of, http_failure
 from paceline.errors import PacelineError
+from paceline.runtime.service import Citation, Service
 
 _bearer = HTTPBearer(scheme_name="bearer", auto_error=False)
 _key = APIKeyHeader(name="x-api-key", scheme_name="key", auto_error=False)
@@ -131,3 +136,95 @@ async def report(request: Request, error: Exception) -> Response:
 
 
 HANDLERS: dict[Any, Any] = dict.fromkeys((HTTPException, RequestValidationError, PacelineError), report)
+
+
+# Where a cited passage can be seen: a page of the side that has it, which shows it to whoever may read it.
+#
+# A device's passage has no address but on the device itself: a cloud's client is told only that there is one.
+
+
+PATH = "/passage"  # of the page
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Addresses of the two sides, as clients of this one reach them."""
+
+    public: str = ""  # of this side; empty: as each client addresses it
+    cloud: str = ""  # of the other side, on a device
+
+    def links(self, request: Request) -> PassageLinks:
+        return PassageLinks(self.public or str(request.base_url), self.cloud)
+
+
+@dataclass(frozen=True, slots=True)
+class PassageLinks:
+    """Addresses of passages in one answer."""
+
+    here: str = ""  # of this side
+    there: str = ""  # of the other side; empty where its clients are others
+
+    def url(self, citation: Citation) -> str:
+        """Address of the cited passage or web page; where it cannot be opened from here, one that only names it."""
+        for base, chunk in ((self.here, citation.chunk_id), (self.there, citation.peer_chunk)):
+            if base and chunk is not None and not citation.url:
+                return f"{base.rstrip('/')}{PATH}?id={chunk}"
+        return citation.url or f"paceline://{citation.side}/{quote(citation.document, safe='')}"
+
+
+NO_LINKS: Final = PassageLinks()
+NO_ADDRESSES: Final = Addresses()
+
+
+# Parameters of endpoints: `Annotated[..., Depends(...)]`, in place of globals.
+#
+# All of it hangs on `app.state`, where `create_app` puts it. They are coroutines: FastAPI runs others on threads.
+
+
+LONGEST_S = 600.0  # of an answer in one piece, where the settings say nothing else; OpenAI's clients wait as long
+KEEP_ALIVE_S = 15.0  # a quarter of the 60 s after which nginx gives up on a silent upstream
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The program's settings that concern answers.
+
+    `documents`: passages per side where the request sets none. `keep_alive`: s of silence before a comment or a space
+    is sent. `addresses`: under which cited passages are shown. `longest_silent`: s that an answer in one piece may
+    take; 0: any.
+    """
+
+    documents: int = 2
+    keep_alive: float = KEEP_ALIVE_S
+    addresses: Addresses = NO_ADDRESSES
+    longest_silent: float = LONGEST_S
+
+
+DEFAULTS = Settings()
+
+
+async def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+async def _settings(request: Request) -> Settings:
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+async def _admission(request: Request) -> AdmissionControl:
+    admission: AdmissionControl = request.app.state.admission
+    return admission
+
+
+async def _caller(request: Request) -> Identity:
+    identity: Identity = request.state.identity
+    return identity
+
+
+ServiceDep = Annotated[Service, Depends(_service)]
+SettingsDep = Annotated[Settings, Depends(_settings)]
+AdmissionDep = Annotated[AdmissionControl, Depends(_admission)]
+Caller = Annotated[Identity, Depends(_caller)]
+"""The key behind the request; empty where none is needed."""

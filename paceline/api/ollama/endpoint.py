@@ -15,23 +15,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
-from paceline.api.chat.endpoint import admit_chat
-from paceline.api.chat.output import ChoiceBuilder, Json, MessageBuilder, Reporting, logprob_items, step_line, summary
-from paceline.api.chat.request import ChatCall, chat_call
-from paceline.api.chat.schema import ChatRequest
-from paceline.api.chat.tools import ToolUse, arguments_of
+from paceline.api.chat.output import (
+    ChoiceBuilder,
+    Json,
+    MessageBuilder,
+    Reporting,
+    admit_chat,
+    logprob_items,
+    step_line,
+    summary,
+)
+from paceline.api.chat.request import ChatCall, ChatRequest, ToolUse, chat_call
+from paceline.api.chat.tools import arguments_of
 from paceline.api.completions import CompletionCall, CompletionRequest, begin, completion_call
-from paceline.api.dependencies import Caller, ServiceDep, Settings, SettingsDep
 from paceline.api.embeddings import MAX_INPUTS
 from paceline.api.generation.attachments import AnswerRoute
 from paceline.api.generation.request import required
-from paceline.api.generation.streaming import JsonAnswer, StreamedAnswer
-from paceline.api.http import sse
+from paceline.api.generation.streaming import SSE_HEADERS, JsonAnswer, StreamedAnswer
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import parse, while_connected
-from paceline.api.http.errors import ErrorShape, Failure, encode_json
+from paceline.api.http.body import encode_json, parse, while_connected
+from paceline.api.http.errors import ErrorShape, Failure
 from paceline.api.http.pagination import answer
-from paceline.api.http.routing import LargeRoute, Route, key
+from paceline.api.http.routing import Caller, LargeRoute, Route, ServiceDep, Settings, SettingsDep, key
 from paceline.api.models import any_model, chat_model, embedder, served_models
 from paceline.api.observation import request_id
 from paceline.api.ollama.request import (
@@ -119,7 +124,7 @@ class LineMeta:
 class AnswerLines:
     """Encoder of a streamed answer (`AnswerChunks`)."""
 
-    headers: Mapping[str, str] = {**sse.HEADERS, "content-type": MEDIA_TYPE}
+    headers: Mapping[str, str] = {**SSE_HEADERS, "content-type": MEDIA_TYPE}
 
     def __init__(self, meta: LineMeta) -> None:
         self._meta = meta

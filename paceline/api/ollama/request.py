@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from paceline.api.chat.schema import MAX_MESSAGES, Tool
+from paceline.api.chat.request import MAX_MESSAGES, Tool
 from paceline.api.generation.request import refuse_forms, unsupported
 from paceline.api.generation.schema import (
     MAX_TOOLS,

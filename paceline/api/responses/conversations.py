@@ -17,13 +17,11 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.dependencies import Caller
 from paceline.api.generation.attachments import ConversationRoute
 from paceline.api.generation.schema import MAX_METADATA
-from paceline.api.http.body import Schema
-from paceline.api.http.errors import encode_json
+from paceline.api.http.body import Schema, encode_json
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
-from paceline.api.http.routing import key
+from paceline.api.http.routing import Caller, key
 from paceline.api.openapi import REFUSALS, official
 from paceline.api.responses.log import EventLog
 from paceline.api.responses.request import InputItem, Json, MetadataKey, MetadataValue, input_items, new_id

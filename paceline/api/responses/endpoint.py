@@ -21,19 +21,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.api.chat.output import summary
-from paceline.api.chat.request import ChatCall, chat_call
-from paceline.api.chat.schema import MAX_MESSAGES, ChatRequest
-from paceline.api.dependencies import Caller, ServiceDep, SettingsDep
+from paceline.api.chat.request import MAX_MESSAGES, ChatCall, ChatRequest, chat_call
 from paceline.api.generation.attachments import ConversationRoute
-from paceline.api.generation.fan_in import LateGeneration, must_load
-from paceline.api.generation.streaming import EventStream, HeldOpen
-from paceline.api.http import sse
+from paceline.api.generation.request import LateGeneration, must_load
+from paceline.api.generation.streaming import EventStream, HeldOpen, sse_named
 from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import MAX_BODY, parse, while_connected
-from paceline.api.http.errors import encode_json, failure_of
+from paceline.api.http.body import MAX_BODY, encode_json, parse, while_connected
+from paceline.api.http.errors import failure_of
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
-from paceline.api.http.routing import key
+from paceline.api.http.routing import Caller, ServiceDep, SettingsDep, key
 from paceline.api.openapi import REFUSALS, official
 from paceline.api.responses.conversations import Conversations
 from paceline.api.responses.events import Json, ResponseEvents, Search
@@ -262,11 +259,11 @@ class LoggedAnswer(EventStream):
     async def _pieces(self, events: AsyncIterator[list[EventRow]], after: int) -> AsyncIterator[bytes]:
         try:
             async for rows in events:
-                yield b"".join(sse.named(row.type, row.data) for row in rows)
+                yield b"".join(sse_named(row.type, row.data) for row in rows)
                 after = rows[-1].sequence
         except PacelineError as error:  # the log cannot be written or read: this event is not in it
             event = {"type": "error", "code": "server_error", "message": failure_of(error).message, "param": None}
-            yield sse.named("error", encode_json(event | {"sequence_number": after + 1}))
+            yield sse_named("error", encode_json(event | {"sequence_number": after + 1}))
         self.ended = True
 
 

@@ -14,8 +14,8 @@ from typing import Literal
 
 from paceline.api.chat.output import UNNAMED, annotations_of, logprob_items, step_line
 from paceline.api.chat.tools import ParsedOutput, TextOutput, ToolCallArguments, ToolCallParser, ToolCallStart
-from paceline.api.generation.links import NO_LINKS, PassageLinks
 from paceline.api.http.errors import Failure
+from paceline.api.http.routing import NO_LINKS, PassageLinks
 from paceline.rag.store.files import FILE_PREFIX
 from paceline.rag.store.vector_stores import AttributesOf
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, TextDelta, WorkflowStep

@@ -12,7 +12,8 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from paceline.api.http.errors import Failure, encode_json
+from paceline.api.http.body import encode_json
+from paceline.api.http.errors import Failure
 from paceline.api.responses.events import failed
 from paceline.api.responses.store import ENDS, EventRow
 from paceline.runtime.service import GenerationResult

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from paceline.api.chat.schema import MAX_MESSAGES, Part, Role
+from paceline.api.chat.request import MAX_MESSAGES, Part, Role
 from paceline.api.generation.request import refuse_forms, required, unreadable
 from paceline.api.generation.schema import (
     MAX_METADATA,

@@ -11,9 +11,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.api.generation.fan_in import GenerationFanIn
+from paceline.api.generation.streaming import GenerationFanIn
 from paceline.api.http.admission import AdmissionControl
-from paceline.api.http.errors import Failure, encode_json, failure_of
+from paceline.api.http.body import encode_json
+from paceline.api.http.errors import Failure, failure_of
 from paceline.api.observation import AnswerWatch
 from paceline.api.responses.events import Event, Json, ResponseEvents
 from paceline.api.responses.log import EventLog, LiveEvents

@@ -15,12 +15,11 @@ from fastapi import APIRouter, Query, Security
 from pydantic import Discriminator, Field, Tag, model_validator
 from starlette.responses import Response
 
-from paceline.api.dependencies import Caller, ServiceDep
 from paceline.api.generation.request import unsupported
 from paceline.api.generation.schema import MAX_METADATA
 from paceline.api.http.body import Schema
 from paceline.api.http.pagination import AttachedQuery, PageQuery, answer, listing
-from paceline.api.http.routing import Route, key
+from paceline.api.http.routing import Caller, Route, ServiceDep, key
 from paceline.api.openapi import REFUSALS, official
 from paceline.api.vector_stores.search import (
     MAX_QUERIES,

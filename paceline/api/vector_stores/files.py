@@ -18,11 +18,10 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from paceline.api.dependencies import Caller
 from paceline.api.generation.request import required, unsupported
 from paceline.api.http.body import Schema, least_bytes, read_upload
 from paceline.api.http.pagination import FilesQuery, answer, listing
-from paceline.api.http.routing import Route, key
+from paceline.api.http.routing import Caller, Route, key
 from paceline.api.openapi import REFUSALS, form, official
 from paceline.api.vector_stores.search import LibraryDep
 from paceline.errors import RequestError

@@ -14,10 +14,10 @@ from typing import Annotated, Literal
 from fastapi import Depends
 from pydantic import Discriminator, Field, Tag
 
-from paceline.api.dependencies import ServiceDep
 from paceline.api.generation.request import unsupported
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import Schema
+from paceline.api.http.routing import ServiceDep
 from paceline.errors import RequestError
 from paceline.rag.records import DEFAULT_COLLECTION
 from paceline.rag.store.library import Library

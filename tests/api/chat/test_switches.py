@@ -7,7 +7,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from paceline.api.generation.links import PassageLinks
+from paceline.api.http.routing import PassageLinks
 from paceline.runtime.service import Citation, TextDelta
 from tests.api.chat.test_output import whole
 from tests.api.generation.test_request import fault, post

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 
-from paceline.api.chat.schema import MAX_MESSAGES
+from paceline.api.chat.request import MAX_MESSAGES
 from paceline.api.responses import endpoint as responses_context
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.api.http.errors import Failure, encode_json
+from paceline.api.http.body import encode_json
+from paceline.api.http.errors import Failure
 from paceline.api.responses.events import Event, ResponseEvents
 from paceline.api.responses.replay import close_interrupted, replay
 from paceline.api.responses.store import ENDS, EventRow

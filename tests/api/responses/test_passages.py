@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.api.http.errors import encode_json
+from paceline.api.http.body import encode_json
 from paceline.api.responses.log import EventLog
 from paceline.api.responses.replay import replay, stored_form
 from paceline.runtime.service import Citation
