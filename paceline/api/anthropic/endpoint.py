@@ -34,7 +34,7 @@ from paceline.api.generation.attachments import AnswerRoute
 from paceline.api.generation.streaming import SSE_HEADERS, JsonAnswer, StreamedAnswer, sse_named
 from paceline.api.http.body import encode_json, parse
 from paceline.api.http.errors import ErrorShape, Failure
-from paceline.api.http.routing import NO_LINKS, Caller, PassageLinks, ServiceDep, SettingsDep, key
+from paceline.api.http.routing import NO_ADDRESSES, Addresses, Caller, ServiceDep, SettingsDep, key
 from paceline.api.observation import request_id
 from paceline.api.openapi import answered, events, refusals
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
@@ -88,7 +88,7 @@ Json = dict[str, object]
 class ContentBuilder:
     """`take` returns events of the stream, without their framing."""
 
-    def __init__(self, tools: ToolUse | None, links: PassageLinks) -> None:
+    def __init__(self, tools: ToolUse | None, links: Addresses) -> None:
         self._links = links
         self.blocks: list[Json] = []
         self._parser = None if tools is None else ToolCallParser()
@@ -160,7 +160,7 @@ class ContentBuilder:
         return [{"type": "content_block_stop", "index": len(self.blocks) - 1}]
 
 
-def _citation(citation: Citation, links: PassageLinks) -> Json:
+def _citation(citation: Citation, links: Addresses) -> Json:
     """As of a search by the server: what clients know to have a URL."""
     (annotation,) = annotations_of([citation], 0, links)
     named = annotation["url_citation"]
@@ -182,7 +182,7 @@ class MessageMeta:
     id: str
     call: ChatCall
     prompt_tokens: int  # as known before the answer; 0: unknown
-    links: PassageLinks = NO_LINKS  # of citations
+    links: Addresses = NO_ADDRESSES  # of citations
 
     def message(self, content: list[Json], reason: str | None, stop: str | None, usage: Json) -> Json:
         return {
@@ -288,7 +288,7 @@ async def create_message(
     """Answer a conversation, in Anthropic's shape."""
     call = chat_call(parse(ChatRequest, chat_body(asked)), service, caller, documents=settings.documents)
     generations = await admit_chat(request, call, service)
-    links = settings.addresses.links(request)
+    links = settings.addresses.of(request)
     meta = MessageMeta(f"msg_{secrets.token_hex(12)}", call, generations[0].prompt_tokens, links)
     if not call.asked.stream:
         return JsonAnswer(generations, MessageBody(meta), settings.keep_alive)

@@ -22,7 +22,7 @@ from paceline.api.generation.attachments import AnswerRoute
 from paceline.api.generation.request import prepare_all
 from paceline.api.generation.streaming import SSE_DONE, AnswerChunks, JsonAnswer, StreamedAnswer, sse_event
 from paceline.api.http.body import encode_json, while_connected
-from paceline.api.http.routing import NO_LINKS, Caller, PassageLinks, ServiceDep, SettingsDep, key
+from paceline.api.http.routing import NO_ADDRESSES, Addresses, Caller, ServiceDep, SettingsDep, key
 from paceline.api.models import chat_model
 from paceline.api.openapi import REFUSALS, official
 from paceline.api.vector_stores.search import select_stores
@@ -129,7 +129,7 @@ class ChatMeta:
     created: int  # Unix time, s
     fingerprint: str  # of the model
     call: ChatCall
-    links: PassageLinks
+    links: Addresses
     prompt_tokens: int = 0  # as known before the answer; 0: unknown
 
     def frame(self, kind: str) -> Json:
@@ -284,7 +284,7 @@ def completion(meta: ChatMeta, choices: Sequence[ChoiceBuilder]) -> Json:
     return body | _optional("paceline", summary(call, dones, meta.links))
 
 
-def _message(choice: ChoiceBuilder, citations: Sequence[Citation], links: PassageLinks) -> Json:
+def _message(choice: ChoiceBuilder, citations: Sequence[Citation], links: Addresses) -> Json:
     annotations: Json = {"annotations": annotations_of(citations, choice.message.length, links)} if citations else {}
     reasoning: Json = {"reasoning_content": "".join(choice.reasoning)} if choice.reasoning else {}
     return choice.message.message() | reasoning | annotations
@@ -332,7 +332,7 @@ def _stat(done: GenerationResult, name: str) -> int:
     return int(done.stats.get(name, 0))
 
 
-def report(call: Reporting, done: GenerationResult, links: PassageLinks = NO_LINKS) -> Json | None:
+def report(call: Reporting, done: GenerationResult, links: Addresses = NO_ADDRESSES) -> Json | None:
     """The field `paceline` of a finished choice. A lost side is reported even without `report`, with the reason."""
     if not call.report:
         return None if done.degraded is None else {"degraded": done.degraded, "why": done.strategy_reason}
@@ -364,7 +364,7 @@ def _energy(use: EnergyUse, tokens: int) -> Json:
     }
 
 
-def summary(call: Reporting, dones: Sequence[GenerationResult], links: PassageLinks = NO_LINKS) -> Json | None:
+def summary(call: Reporting, dones: Sequence[GenerationResult], links: Addresses = NO_ADDRESSES) -> Json | None:
     """The field `paceline` of the whole call: the first choice's report, degraded if any choice was."""
     if not dones:
         return None
@@ -374,9 +374,7 @@ def summary(call: Reporting, dones: Sequence[GenerationResult], links: PassageLi
     return (report(call, dones[0], links) or {}) | {"degraded": degraded and degraded.degraded}
 
 
-def annotations_of(
-    citations: Sequence[Citation], length: int, links: PassageLinks, *, places: bool = True
-) -> list[Json]:
+def annotations_of(citations: Sequence[Citation], length: int, links: Addresses, *, places: bool = True) -> list[Json]:
     """OpenAI's `url_citation`, spanning the answer. places: titles say where in the document the passage is."""
     return [
         {
@@ -440,7 +438,7 @@ async def complete_chat(
         if error.param == "tools" and call.tools is not None and call.tools.legacy:
             error.param = "functions"
         raise
-    links = settings.addresses.links(request)
+    links = settings.addresses.of(request)
     name, fingerprint = f"chatcmpl-{secrets.token_hex(12)}", f"fp_{model.fingerprint[:12]}"
     meta = ChatMeta(name, int(time.time()), fingerprint, call, links, generations[0].prompt_tokens)
     # The answer starts when the response is sent: `GenerationFanIn` calls `run` of each generation.

@@ -36,7 +36,6 @@ from paceline.api.observation import request_id
 from paceline.core.sampling.sampler import (
     Constraint,
     ConstraintKind,
-    SamplingDefaults,
     SamplingParams,
     usable_temperature,
 )
@@ -133,23 +132,20 @@ def sampling_of(asked: SamplingFields, model: ModelInfo) -> SamplingParams:
 
     Without a seed one is drawn.
     """
-    wanted = SamplingDefaults(
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=None if asked.top_k is None else max(asked.top_k, 0),  # front ends say -1 for no limit
-        min_p=asked.min_p,
-        repetition_penalty=asked.repetition_penalty,
-    ).over(model.sampling)
-    if wanted.temperature is not None:
-        wanted = replace(wanted, temperature=usable_temperature(wanted.temperature))
-    return replace(
-        SamplingParams(
-            presence_penalty=asked.presence_penalty,
-            frequency_penalty=asked.frequency_penalty,
-            logit_bias=biases_of(asked.logit_bias, model.vocab_size),
-            seed=seed_of(asked.seed, 0),
-        ),
-        **{name: value for name, value in asdict(wanted).items() if value is not None},
+    chosen = {
+        name: default if (said := getattr(asked, name)) is None else said
+        for name, default in asdict(model.sampling).items()
+    }
+    if chosen["temperature"] is not None:
+        chosen["temperature"] = usable_temperature(chosen["temperature"])
+    if chosen["top_k"] is not None:
+        chosen["top_k"] = max(chosen["top_k"], 0)  # front ends say -1 for no limit
+    return SamplingParams(
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        logit_bias=biases_of(asked.logit_bias, model.vocab_size),
+        seed=seed_of(asked.seed, 0),
+        **{name: value for name, value in chosen.items() if value is not None},
     )
 
 

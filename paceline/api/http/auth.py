@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import Final, Literal, Self, get_args
 
 from paceline.core.shares import is_loopback
 from paceline.errors import ConfigError
@@ -43,6 +43,9 @@ class Identity:
     def may(self, scope: Scope | None) -> bool:
         """True if the key may use a route of this scope; None: a route for any key."""
         return scope is None or self.scopes is None or scope in self.scopes
+
+
+_ANYBODY: Final = Identity()  # where no key is required
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Keyring:
         """The identity behind an `Authorization` header; None when its key is unknown or expired."""
         keys = (*self._configured, *self._stored())
         if not keys:
-            return Identity()
+            return _ANYBODY
         scheme, _, key = (authorization or "").partition(" ")
         presented = _digest(key.strip())
         found: StoredKey | None = None

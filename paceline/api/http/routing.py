@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -138,11 +138,9 @@ async def report(request: Request, error: Exception) -> Response:
 HANDLERS: dict[Any, Any] = dict.fromkeys((HTTPException, RequestValidationError, PacelineError), report)
 
 
-# Where a cited passage can be seen: a page of the side that has it, which shows it to whoever may read it.
-#
-# A device's passage has no address but on the device itself: a cloud's client is told only that there is one.
-
-
+# ---- where a cited passage can be seen ------------------------------------------------------------------------------
+# A page of the side that has it shows it to whoever may read it. A device's passage has no address but on the device
+# itself: a cloud's client is told only that there is one.
 PATH = "/passage"  # of the page
 
 
@@ -151,36 +149,26 @@ class Addresses:
     """Addresses of the two sides, as clients of this one reach them."""
 
     public: str = ""  # of this side; empty: as each client addresses it
-    cloud: str = ""  # of the other side, on a device
+    cloud: str = ""  # of the other side, on a device; empty where its clients are others
 
-    def links(self, request: Request) -> PassageLinks:
-        return PassageLinks(self.public or str(request.base_url), self.cloud)
-
-
-@dataclass(frozen=True, slots=True)
-class PassageLinks:
-    """Addresses of passages in one answer."""
-
-    here: str = ""  # of this side
-    there: str = ""  # of the other side; empty where its clients are others
+    def of(self, request: Request) -> Addresses:
+        """The same, as the client behind a request has them."""
+        return self if self.public else replace(self, public=str(request.base_url))
 
     def url(self, citation: Citation) -> str:
         """Address of the cited passage or web page; where it cannot be opened from here, one that only names it."""
-        for base, chunk in ((self.here, citation.chunk_id), (self.there, citation.peer_chunk)):
+        for base, chunk in ((self.public, citation.chunk_id), (self.cloud, citation.peer_chunk)):
             if base and chunk is not None and not citation.url:
                 return f"{base.rstrip('/')}{PATH}?id={chunk}"
         return citation.url or f"paceline://{citation.side}/{quote(citation.document, safe='')}"
 
 
-NO_LINKS: Final = PassageLinks()
 NO_ADDRESSES: Final = Addresses()
 
 
-# Parameters of endpoints: `Annotated[..., Depends(...)]`, in place of globals.
-#
-# All of it hangs on `app.state`, where `create_app` puts it. They are coroutines: FastAPI runs others on threads.
-
-
+# ---- parameters of endpoints ----------------------------------------------------------------------------------------
+# `Annotated[..., Depends(...)]`, in place of globals. All of it hangs on `app.state`, where `create_app` puts it. They
+# are coroutines: FastAPI runs others on threads.
 LONGEST_S = 600.0  # of an answer in one piece, where the settings say nothing else; OpenAI's clients wait as long
 KEEP_ALIVE_S = 15.0  # a quarter of the 60 s after which nginx gives up on a silent upstream
 

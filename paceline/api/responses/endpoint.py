@@ -311,7 +311,7 @@ async def create_response(
         request.state.model = call.requests[0].model  # for the log
         wanted, search = await _searching(asked, call, service, caller)
         generation = await while_connected(request.receive, prepare(service, asked, wanted))
-    links = settings.addresses.links(request)
+    links = settings.addresses.of(request)
 
     def extension(done: GenerationResult) -> Json:
         report = summary(call, [done], links)

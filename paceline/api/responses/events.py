@@ -15,7 +15,7 @@ from typing import Literal
 from paceline.api.chat.output import UNNAMED, annotations_of, logprob_items, step_line
 from paceline.api.chat.tools import ParsedOutput, TextOutput, ToolCallArguments, ToolCallParser, ToolCallStart
 from paceline.api.http.errors import Failure
-from paceline.api.http.routing import NO_LINKS, PassageLinks
+from paceline.api.http.routing import NO_ADDRESSES, Addresses
 from paceline.rag.store.files import FILE_PREFIX
 from paceline.rag.store.vector_stores import AttributesOf
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, TextDelta, WorkflowStep
@@ -47,7 +47,7 @@ class ResponseEvents:
         new_id: Callable[[str], str],
         clock: Callable[[], int],
         extension: Callable[[GenerationResult], Json],
-        links: PassageLinks = NO_LINKS,
+        links: Addresses = NO_ADDRESSES,
     ) -> None:
         """`response`: the initial state, with all fields. `calls`: the text may hold tool calls.
 
@@ -282,7 +282,7 @@ class _Reasoning:
         return {"id": self.id, "type": "reasoning", "status": status, "summary": list(self.parts)}
 
 
-def _annotation(citation: Citation, length: int, links: PassageLinks) -> Json:
+def _annotation(citation: Citation, length: int, links: Addresses) -> Json:
     """A `file_citation` for an uploaded file; for another document a `url_citation`, without the place in it, which may
     be a heading: stored responses hold no text of documents.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from paceline.api.http.routing import PassageLinks
+from paceline.api.http.routing import Addresses
 from paceline.runtime.service import Citation, TextDelta
 from tests.api.chat.test_output import whole
 from tests.api.generation.test_request import fault, post
@@ -62,9 +62,9 @@ def test_a_passage_of_this_side_is_cited_with_its_place_and_an_address(
 
 
 def test_addresses_are_those_of_the_side_that_has_the_passage() -> None:
-    links = PassageLinks("http://device:8001", "https://cloud.test/below/")
+    links = Addresses("http://device:8001", "https://cloud.test/below/")
     there = Citation("cloud", "a b.md", "Text.", 0.5, peer_chunk=3)
     assert links.url(HERE) == "http://device:8001/passage?id=7"
     assert links.url(there) == "https://cloud.test/below/passage?id=3"
-    assert PassageLinks("http://cloud:8000").url(there) == "paceline://cloud/a%20b.md"
+    assert Addresses("http://cloud:8000").url(there) == "paceline://cloud/a%20b.md"
     assert links.url(replace(there, url="https://web.test/")) == "https://web.test/"
