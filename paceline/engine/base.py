@@ -54,6 +54,7 @@ class ModelInfo:
     num_weights: int = 0  # of the whole model; 0: unknown
     shape: ModelShape | None = None  # for models of its energy; None: not known
     refusals: tuple[str, ...] = ()  # what it says of its own, as where no document answers: such an answer cites none
+    thinking: tuple[str, str] | None = None  # marks between which it thinks before it answers; None: it does not
 
 
 class Logits(Protocol):
@@ -260,8 +261,13 @@ class TextModel(Protocol):
     def fingerprint(self) -> str:
         """Equal iff two models give every id the same meaning."""
 
-    def encode(self, text: str) -> list[int]:
-        """Encode plain text; the names of special tokens in it are never parsed as special."""
+    @property
+    def thinking(self) -> tuple[str, str] | None:
+        """As in `ModelInfo`."""
+
+    def encode(self, text: str, *, own: bool = False) -> list[int]:
+        """Encode plain text, in which names of special tokens are text. own: it is of the model's own format, such as a
+        mark, and they are these tokens."""
 
     def raw(self, text: str) -> list[int]:
         """Encode a prompt that is not a conversation, to at least one token.
@@ -275,7 +281,7 @@ class TextModel(Protocol):
         """Printable form of a token; for a special token its name."""
 
     def token_bytes(self, token: int) -> bytes:
-        """Bytes that a token adds to the text; empty for special tokens."""
+        """Bytes that a token adds to the text; empty for special tokens that are no marks of `thinking`."""
 
     def chat(
         self,

@@ -133,7 +133,9 @@ class ByteTokenizer:
     def fingerprint(self) -> str:
         return sha256(b"paceline bytes 1").hexdigest()
 
-    def encode(self, text: str) -> list[int]:
+    thinking: tuple[str, str] | None = None
+
+    def encode(self, text: str, *, own: bool = False) -> list[int]:  # noqa: ARG002  # it has no names in texts
         return list(text.encode("utf-8", errors="replace"))
 
     def raw(self, text: str) -> list[int]:

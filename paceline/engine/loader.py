@@ -269,7 +269,14 @@ def describe_model(path_or_name: str | Path, *, name: str) -> Description:
     is_reader = facts.kind == "reader"  # no architecture of transformers
     positions, vocabulary = (facts.context or 0, tokenizer.vocab_size) if is_reader else _configured(directory)
     info = ModelInfo(
-        name, fingerprint(directory), vocabulary, positions, dtype="", backend="", sampling=sampling_defaults(directory)
+        name,
+        fingerprint(directory),
+        vocabulary,
+        positions,
+        dtype="",
+        backend="",
+        sampling=sampling_defaults(directory),
+        thinking=tokenizer.thinking,
     )
     weights = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     return Description(info, tokenizer.fingerprint, weights)

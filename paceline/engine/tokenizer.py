@@ -21,6 +21,7 @@ import tokenizers
 from jinja2 import TemplateError
 
 from paceline.engine.base import NO_FIELDS
+from paceline.engine.thinking import marks_of
 from paceline.errors import ConfigError, PacelineError, RequestError
 
 Message = Mapping[str, object]
@@ -61,6 +62,8 @@ class Tokenizer:
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self._template = CHATML if template is None else template
         _check_template(self._template)
+        self.thinking = marks_of(self._template)
+        self._silent = self._special - set(map(self._hf.token_to_id, self.thinking or ()))
         names = {name: self._hf.id_to_token(token_id) for name, token_id in special.ids.items() if token_id >= 0}
         self._variables = {name: text for name, text in (names | dict(special.names)).items() if text is not None}
         ends = (self._variables.get("eos_token", ""), *([_END] if template is None else []))
@@ -98,13 +101,10 @@ class Tokenizer:
         identity = json.dumps([vocabulary, merges, special], ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(identity.encode()).hexdigest()
 
-    def encode(self, text: str) -> list[int]:
-        """Encode plain text; the names of special tokens in it are never parsed as special."""
-        return self._encode(text, special=False)
-
-    def _encode(self, text: str, *, special: bool) -> list[int]:
+    def encode(self, text: str, *, own: bool = False) -> list[int]:
+        """Encode plain text. own: it is of the model's own format, and names of special tokens in it are parsed."""
         with self._lock:
-            self._hf.encode_special_tokens = not special
+            self._hf.encode_special_tokens = not own
             return list(self._hf.encode(text, add_special_tokens=False).ids)
 
     def raw(self, text: str) -> list[int]:
@@ -133,8 +133,8 @@ class Tokenizer:
         return str(self._hf.decode(list(ids), skip_special_tokens=True))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of one token, possibly a part of a character; empty for a special or unknown token."""
-        if token_id in self._special:
+        """Bytes of one token, maybe a part of a character; empty for unknown and special ones, but thinking's marks."""
+        if token_id in self._silent:
             return b""
         token = self._added.get(token_id) or self._hf.id_to_token(token_id)
         if token is None:
@@ -383,9 +383,9 @@ class _Asked:
         begin = 0
         for end, character in enumerate(rendered if self._texts else ""):
             if character in self._texts:
-                ids += tokenizer._encode(rendered[begin:end], special=True) + tokenizer.encode(self._texts[character])
+                ids += tokenizer.encode(rendered[begin:end], own=True) + tokenizer.encode(self._texts[character])
                 begin = end + 1
-        return ids + tokenizer._encode(rendered[begin:], special=True)
+        return ids + tokenizer.encode(rendered[begin:], own=True)
 
 
 def _strings(value: object) -> Iterator[str]:

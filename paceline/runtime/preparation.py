@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
+from paceline.core.sampling.sampler import Constraint, Mask, Thinking
+from paceline.engine.thinking import thinking_after
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage, Selection
 from paceline.runtime.admission import AnswerPlaces, Stretches
@@ -27,7 +29,7 @@ from paceline.runtime.resources import Resources, without_drafts
 from paceline.runtime.service import GenerateRequest, SharedPrompt
 from paceline.runtime.sessions.client import ClientSession, PreparedRequest
 from paceline.runtime.sessions.driver import Egress
-from paceline.runtime.sessions.output_text import Written
+from paceline.runtime.sessions.output_text import Written, token_strings
 from paceline.runtime.sessions.prompts import (
     PeerScales,
     PromptSet,
@@ -67,6 +69,7 @@ from paceline.wire.messages import ChatMessage, OpenSession, Options, stretch_of
 log = logging.getLogger("paceline.node")
 
 _ASKING = frozenset({"system", "user"})  # roles of messages that no model has written
+_TAIL = 64  # tokens at the end of a prompt: more than a template writes between a message and the answer
 MIN_ANSWER_TOKENS = 256  # reserved beside documents for an answer without a limit, if the context is long enough
 
 
@@ -171,14 +174,15 @@ class Preparation:
         found = candidates(context)
         if found[0].missing and request.joining.on_loss != "continue":
             raise peer_missing(other(side), self._peers.absence(request))
-        mask = (
-            None
-            if request.output.constraint is None
-            else await resources.mask(request.output.constraint, request.account.owner)
-        )
+        mask = await self._mask(request)  # what cannot be kept is refused before documents are searched
         if common.prompts is None:
             common.prompts = await self._read(request, selection, link, egress)
         prompts, peer_passages = common.prompts
+        thinking = self._thinking(request, prompts)
+        if thinking is not None and (mask is not None or thinking.budget is not None):
+            form = replace(request.output.constraint or Constraint("text"), thinking=thinking)
+            request = replace(request, output=replace(request.output, constraint=form))
+            mask = await self._mask(request)
         read = len(prompts.passages) + len(prompts.peer_passages)
         choice = choose(found, replace(context, passages=read))
         strategy, options = STRATEGIES[choice.strategy], choice.options
@@ -207,6 +211,7 @@ class Preparation:
             missing=None if complete else f"{other(side)}_{'refused' if barred else 'missing'}",
             peer_name=name if strategy.needs_peer else None,
             mask=mask,
+            thinking=thinking,
             claim=share.rows,
             salt=salt,
             draft_claim=resources.draft_claim(strategy, prompts.branches, share.tokens),
@@ -214,6 +219,21 @@ class Preparation:
             nothing_found=_nothing_found(options.alone, side) if strategy.text_of == "both" else "",
         )
         return found_out, removals
+
+    async def _mask(self, request: GenerateRequest) -> Mask | None:
+        constraint = request.output.constraint
+        return None if constraint is None else await self._resources.mask(constraint, request.account.owner)
+
+    def _thinking(self, request: GenerateRequest, prompts: PromptSet) -> Thinking | None:
+        """What the answer may begin with before it. A raw text is continued as it is."""
+        tokenizer = self._resources.tokenizer
+        if tokenizer.thinking is None or request.prompt.tokens is not None:
+            return None
+        last = request.prompt.messages[-1]
+        begun = last["content"] if last["role"] == "assistant" else ""
+        tail = prompts.branches[0].prompt[-(_TAIL + len(begun.encode())) :]
+        text = b"".join(token_strings(tokenizer, tail)).decode(errors="replace")
+        return thinking_after(text, tokenizer.thinking, begun, request.output.thinking_tokens)
 
     async def _go_on(self, earlier: ClientSession) -> ClientSession:
         """The next stretch of an answer, in the place of the one that has ended: with the documents that this side

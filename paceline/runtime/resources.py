@@ -109,6 +109,7 @@ class Resources:
             name=parts.offer.name or info.name,
             sampling=parts.offer.sampling.over(info.sampling),
             system=parts.offer.system,
+            thinking=model.tokenizer.thinking,
         )
         self.tokenizer = model.tokenizer
         self.vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)

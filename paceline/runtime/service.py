@@ -59,6 +59,7 @@ class OutputForm:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()  # that end the answer as the model's own do
     constraint: Constraint | None = None  # on the text and its end
+    thinking_tokens: int | None = None  # of what the model thinks before, at most; None: no bound but that of all
     top_logprobs: int | None = None  # None: no logprobs
 
 
@@ -167,6 +168,7 @@ class TextDelta:
     lane: Side | None = None  # side whose documents decided the last token
     logprobs: tuple[Logprobs, ...] = ()  # of each of those tokens
     step: WorkflowStep | None = None  # instead of text, where a request wants `steps`
+    thinking: bool = False  # the text is what the model thinks before it answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import astuple
 from functools import reduce
 from operator import or_
 from typing import Any, TypeVar, cast
 
 import msgspec
 
-from paceline.core.sampling.sampler import Constraint, SamplingParams, usable_temperature
+from paceline.core.sampling.sampler import Constraint, SamplingParams, Thinking, usable_temperature
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages, payloads
 from paceline.wire.close_codes import CloseCode
@@ -232,12 +233,15 @@ def constraint_to_wire(constraint: Constraint | None) -> messages.SentConstraint
     if constraint is None:
         return None
     ends = constraint.min_tokens, constraint.ignore_eos, list(constraint.stop_ids)
-    return messages.SentConstraint(constraint.kind, constraint.text, *ends)
+    thinking = None if constraint.thinking is None else messages.SentThinking(*astuple(constraint.thinking))
+    return messages.SentConstraint(constraint.kind, constraint.text, *ends, thinking)
 
 
 def constraint_from_wire(constraint: messages.SentConstraint) -> Constraint:
     ends = constraint.min_tokens, constraint.ignore_eos, tuple(constraint.stop_ids)
-    return Constraint(constraint.kind, constraint.text, *ends)
+    sent = constraint.thinking
+    thinking = None if sent is None else Thinking(sent.begin, sent.end, sent.begun, sent.budget)
+    return Constraint(constraint.kind, constraint.text, *ends, thinking)
 
 
 def _decode_part(data: bytes | msgspec.Raw, kind: type[P]) -> P:

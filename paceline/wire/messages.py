@@ -31,6 +31,7 @@ NONCE_BYTES = 32
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Hash = Annotated[str, msgspec.Meta(max_length=128)]
+Mark = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Text = Annotated[str, msgspec.Meta(max_length=1_048_576)]
 Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -216,6 +217,15 @@ class Sampling(SentPart, frozen=True):
     repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=10)]
 
 
+class SentThinking(SentPart, frozen=True):
+    """`core.sampling.sampler.Thinking` on the wire."""
+
+    begin: Mark
+    end: Mark
+    begun: bool
+    budget: Count | None
+
+
 class SentConstraint(SentPart, frozen=True):
     """`core.sampling.sampler.Constraint` on the wire."""
 
@@ -224,6 +234,7 @@ class SentConstraint(SentPart, frozen=True):
     min_tokens: Count
     ignore_eos: bool
     stop_ids: Annotated[list[Token], msgspec.Meta(max_length=MAX_STOP_IDS)]
+    thinking: SentThinking | None = None
 
 
 class OpenSession(SessionFrame, frozen=True, tag="open"):

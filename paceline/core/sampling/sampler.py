@@ -310,8 +310,18 @@ MAX_STOP_IDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """What an answer may begin with: text between two marks, which is no part of what a constraint holds for."""
+
+    begin: str  # mark
+    end: str  # mark
+    begun: bool = False  # the prompt ends within it, so that the answer has the second mark alone
+    budget: int | None = None  # tokens of it, after which its end is written; None: no bound
+
+
+@dataclass(frozen=True, slots=True)
 class Constraint:
-    """Constraint on the whole answer.
+    """Constraint on the whole answer, or on what follows its thinking.
 
     text: empty for `json_object`; a schema as JSON for `json_schema` (enforced exactly or refused) and `loose_schema`
     (what cannot be enforced is ignored); a pattern for `regex`, which the whole answer matches; a JSON list of strings
@@ -327,6 +337,7 @@ class Constraint:
     min_tokens: int = 0  # before which the answer does not end, unless its form lets nothing else follow
     ignore_eos: bool = False  # likewise it never ends by an end-of-text token
     stop_ids: tuple[int, ...] = ()  # that end it as well; needed with `min_tokens` only
+    thinking: Thinking | None = None  # that comes before the answer, or may come; None: none
     param: str = field(default="", compare=False)  # the request's field that asks for the form; empty: as `kind` says
 
 

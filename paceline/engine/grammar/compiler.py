@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from paceline.core.sampling.sampler import MAX_TEXT, Constraint, ConstraintKind, Mask
 from paceline.engine.base import TextModel
 from paceline.engine.grammar.json_schema import TooLarge, content_of, grammar
+from paceline.engine.thinking import ThinkingMask, common_length
 from paceline.errors import RequestError
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class GrammarCompiler:
         """A new mask for one answer, if the constraint was compiled for this owner before. Raises as `mask` does."""
         form = Constraint(constraint.kind, constraint.text)
         if form.kind == "text":
-            return self._ending(None, constraint)
+            return self._whole(None, constraint)
         with self._lock:
             cached = self._cache.get((owner, form))
             if cached is None:
@@ -93,12 +94,15 @@ class GrammarCompiler:
         matcher, ends = compiled
         with self._lock:
             mask = GrammarMask(matcher.deep_copy(), self._tokenizer.vocab_size, self._eos_ids, ends)
-        return self._ending(mask, constraint)
+        return self._whole(mask, constraint)
 
-    def _ending(self, form: GrammarMask | None, constraint: Constraint) -> Mask:
-        if form is not None and not (constraint.min_tokens or constraint.ignore_eos):
-            return form
-        return EndMask(form, constraint, self._tokenizer.vocab_size, self._eos_ids)
+    def _whole(self, form: GrammarMask | None, constraint: Constraint) -> Mask:
+        """The mask of a whole answer, thinking and end included."""
+        thinking = constraint.thinking
+        mask = form if thinking is None else ThinkingMask(form, thinking, self._tokenizer)
+        if mask is not None and not (constraint.min_tokens or constraint.ignore_eos):
+            return mask
+        return EndMask(mask, constraint, self._tokenizer.vocab_size, self._eos_ids)
 
     def mask(self, constraint: Constraint, owner: str = "") -> Mask:
         """A new mask for one answer. Blocks while the constraint is compiled, for `max_compile_s` and one part more.
@@ -227,9 +231,7 @@ def _open_string(text: bytes) -> int | None:
 class EndMask:
     """A mask that keeps an answer from ending: by any of its ends for some tokens, by an end-of-text token for ever."""
 
-    def __init__(
-        self, form: GrammarMask | None, constraint: Constraint, vocab_size: int, eos_ids: frozenset[int]
-    ) -> None:
+    def __init__(self, form: Mask | None, constraint: Constraint, vocab_size: int, eos_ids: frozenset[int]) -> None:
         """form: what else the answer keeps to. It wins where it lets nothing follow but an end."""
         self._form = form
         self._min_tokens, self._ignore_eos = constraint.min_tokens, constraint.ignore_eos
@@ -300,7 +302,7 @@ class GrammarMask:
 
     def _walk(self, tokens: list[int]) -> bool:
         """Bring the matcher to that path. False if the path breaks the constraint, or has an end in it."""
-        common = _common(self._consumed, tokens)
+        common = common_length(self._consumed, tokens)
         if common < len(self._consumed):
             self._matcher.rollback(len(self._consumed) - common)
             self._matcher.compute_bitmask()  # else llguidance 1.9 may give the mask of the branch that was left
@@ -333,20 +335,6 @@ class DeferredMask:
     def at_once(self, work: Callable[[], T]) -> T:
         assert self._mask is not None, "the mask is not compiled yet"
         return self._mask.at_once(work)
-
-
-def _common(known: list[int], tokens: list[int]) -> int:
-    """Length of the common prefix, by bisection, since comparing slices is fast."""
-    low, high = 0, min(len(known), len(tokens))
-    if known[:high] == tokens[:high]:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if known[low:middle] == tokens[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 # ---- the vocabulary -------------------------------------------------------------------------------------------------

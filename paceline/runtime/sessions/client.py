@@ -11,8 +11,9 @@ from typing import Final
 
 from paceline.core.batching.pending import Group
 from paceline.core.printable import printable
-from paceline.core.sampling.sampler import Mask
+from paceline.core.sampling.sampler import Mask, Thinking
 from paceline.engine.base import TextModel
+from paceline.engine.thinking import Piece
 from paceline.errors import LinkClosed, LinkError, PacelineError, RequestError
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.link.dialer import Link
@@ -70,6 +71,7 @@ class PreparedRequest:
     missing: str | None  # "device_missing" or "cloud_missing" where a wanted peer is not linked
     peer_name: str | None  # the peer that may return; None where the strategy needs none
     mask: Mask | None = None  # of the request's constraint
+    thinking: Thinking | None = None  # that the answer may begin with
     claim: int = 0  # KV rows of all branches together
     salt: str | None = None  # of its KV; None: shared with no other answer
     draft_claim: int | None = None  # likewise of the draft model's KV; None: its machine is told of no such model
@@ -111,8 +113,9 @@ class ClientSession(Session):
         self.link = link
         self._tokenizer = tokenizer
         min_tokens = 0 if asked.output.constraint is None else asked.output.constraint.min_tokens
-        self.written = written or Written(AnswerText(tokenizer, asked.output.stop, min_tokens))
-        self._before = len(self.written.tokens)
+        text = AnswerText(tokenizer, asked.output.stop, min_tokens, prepared.thinking)
+        self.written = written or Written(text)
+        self._before, self._thought = len(self.written.tokens), self.written.text.thought
         self.goes_on = False  # it has ended, and a further stretch follows
         self._closed = closed
         self._events: asyncio.Queue[GenerateEvent | PacelineError] = asyncio.Queue()
@@ -290,8 +293,8 @@ class ClientSession(Session):
             self._lanes[token.lane] += 1
         self._deciding |= token.branches or frozenset()
         self.written.pending.append((self.written.text.length, self._logprobs(token)))
-        text, stopped = self.written.text.push(token.token)
-        self._put_text(text)
+        pieces, stopped = self.written.text.push(token.token)
+        self._put_text(pieces)
         if stopped:
             self._stopped = True
             self.written.drop_stop_string()
@@ -303,14 +306,18 @@ class ClientSession(Session):
             return None
         return logprobs_of(self._tokenizer, token.token, token.dist, top, rest=token.rest)
 
-    def _put_text(self, text: str, *, last: bool = False) -> None:
+    def _put_text(self, pieces: Sequence[Piece], *, last: bool = False) -> None:
         written = self.written
-        tokens = written.due(text, last=last)
+        tokens = written.due(text=bool(pieces), last=last)
         if tokens is None:
             return
-        written.said += text if len(written.said) < max(map(len, self.prepared.refusals), default=0) + 2 else ""
+        *ended, (text, thought) = pieces or [Piece("", written.text.is_thinking)]
+        for piece in ended:  # the token that ends the thinking may begin the answer
+            self._events.put_nowait(TextDelta(piece.text, 0, self._lane, thinking=piece.thought))
+        if not thought and len(written.said) < max(map(len, self.prepared.refusals), default=0) + 2:
+            written.said += text
         logprobs = tuple(each for each in tokens if each is not None)
-        self._events.put_nowait(TextDelta(text, len(tokens), self._lane, logprobs))
+        self._events.put_nowait(TextDelta(text, len(tokens), self._lane, logprobs, thinking=thought))
         self._lane = None
 
     def finish(self, finish: Finish) -> None:
@@ -319,8 +326,8 @@ class ClientSession(Session):
         reached = len(written.tokens) >= prepared.end
         self.goes_on = not self._stopped and finish.reason == "length" and reached and prepared.end < prepared.limit
         if not (self._stopped or self.goes_on):
-            text, self._stopped = written.text.flush()
-            self._put_text(text, last=True)
+            pieces, self._stopped = written.text.flush()
+            self._put_text(pieces, last=True)
         end = self._stop_token if self._stopped else finish.end
         if finish.stats.get("alone") and self._degraded is None:
             self._degraded = f"{other(prepared.side)}_lost"
@@ -337,11 +344,15 @@ class ClientSession(Session):
                 degraded=self._degraded,
                 citations=self._cited(),
                 found=self._citations,
-                stats={**finish.stats, "cached_tokens": self._cached, **self.egress.stats()},
+                stats={**finish.stats, "cached_tokens": self._cached, **self._thinking(), **self.egress.stats()},
                 energy={} if (use := self._energy.use) is None else {prepared.side: use},
                 end=None if end is None else self._logprobs(end),
             )
         )
+
+    def _thinking(self) -> dict[str, float]:
+        thought = self.written.text.thought - self._thought
+        return {} if self.prepared.thinking is None else {"reasoning_tokens": float(thought)}
 
     def _reason(self, reason: FinishReason) -> FinishReason:
         """Finish reason; "length" for a stop before the constraint is satisfied: the distribution had no token left

@@ -1,4 +1,5 @@
-"""From tokens to final text: whole characters, without a suffix that may begin a stop string; logprobs of prompts."""
+"""From tokens to final text: whole characters, divided into thinking and answer, without a suffix that may begin a stop
+string; logprobs of prompts."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from dataclasses import dataclass, field
 
 from paceline.core.batching.segment import Segment
 from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import Thinking
 from paceline.engine.base import TextModel
+from paceline.engine.thinking import Piece, ThinkingText
 from paceline.runtime.engine_loop.requests import SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.service import Logprobs, TokenLogprob
@@ -52,7 +55,7 @@ class StopStrings:
             raise ValueError("a stop string must not be empty")
         self._stops = tuple(stops)
         self._longest = max(map(len, self._stops), default=0)
-        self._held = ""
+        self.held = ""
         self.found = ""  # the stop string that was found
 
     def push(self, text: str, *, may_end: bool = True) -> tuple[str, bool]:
@@ -60,7 +63,7 @@ class StopStrings:
         False for text that completes none, whatever it says."""
         if self.found:
             return "", True
-        before, text = len(self._held), self._held + text
+        before, text = len(self.held), self.held + text
         matches = [
             (at + len(stop), at)
             for stop in (self._stops if may_end else ())
@@ -68,15 +71,17 @@ class StopStrings:
         ]
         if matches:
             end, at = min(matches)
-            self.found, self._held = text[at:end], ""
+            self.found, self.held = text[at:end], text[at:]
             return text[:at], True
         keep = self._held_back_length(text)
-        self._held = text[len(text) - keep :]
+        self.held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
     def flush(self) -> str:
-        """The text held back at the end of the answer."""
-        held, self._held = self._held, ""
+        """The text held back at the end of the answer; none where a stop string has ended it."""
+        if self.found:
+            return ""
+        held, self.held = self.held, ""
         return held
 
     def _held_back_length(self, text: str) -> int:
@@ -88,32 +93,63 @@ class StopStrings:
 
 
 class AnswerText:
-    """Text of one answer. Text after a stop string is dropped."""
+    """Text of one answer. Stop strings are looked for behind its thinking, and text after one is dropped."""
 
-    def __init__(self, tokenizer: TextModel, stops: Sequence[str], min_tokens: int = 0) -> None:
-        """min_tokens: that complete no stop string."""
+    def __init__(
+        self, tokenizer: TextModel, stops: Sequence[str], min_tokens: int = 0, thinking: Thinking | None = None
+    ) -> None:
+        """min_tokens: that complete no stop string. thinking: that the answer may begin with."""
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
+        self._parts = ThinkingText(thinking)
         self._stops = StopStrings(tuple(stops))
         self._early = min_tokens  # tokens to come of those
         self.length = 0  # characters of all tokens so far, without an incomplete one
         self.may_stop = bool(stops)
+        self.thought = 0  # tokens of thinking so far, its marks included
 
     @property
     def stop(self) -> str:
         """The stop string that ended the answer; empty if none did."""
         return self._stops.found
 
-    def push(self, token: int) -> tuple[str, bool]:
+    @property
+    def settled(self) -> int:
+        """Characters of the tokens so far that are not held back."""
+        return self.length - len(self._parts.held) - len(self._stops.held)
+
+    @property
+    def is_thinking(self) -> bool:
+        return self._parts.part == "thinking"
+
+    def push(self, token: int) -> tuple[list[Piece], bool]:
         """Append a token: (text that has become final, whether a stop string ended the answer)."""
         text = self._detokenizer.push(token)
         self.length += len(text)
         self._early -= 1
-        return self._stops.push(text, may_end=self._early < 0)
+        was_thinking = self.is_thinking
+        pieces = self._parts.push(text)
+        self.thought += was_thinking or self.is_thinking
+        return self._searched(pieces)
 
-    def flush(self) -> tuple[str, bool]:
+    def flush(self) -> tuple[list[Piece], bool]:
         """Text held back, at the end of the answer. An incomplete character is dropped."""
-        text, stopped = self._stops.push(self._detokenizer.flush())
-        return (text, True) if stopped else (text + self._stops.flush(), False)
+        self._detokenizer.flush()
+        pieces, stopped = self._searched(self._parts.flush())
+        rest = self._stops.flush()
+        return [*pieces, *([Piece(rest, thought=False)] if rest else [])], stopped
+
+    def _searched(self, pieces: Sequence[Piece]) -> tuple[list[Piece], bool]:
+        """The pieces up to a stop string in the answer."""
+        found: list[Piece] = []
+        for piece in pieces:
+            text, stopped = piece.text, False
+            if not piece.thought:
+                text, stopped = self._stops.push(text, may_end=self._early < 0)
+            if text:
+                found.append(Piece(text, piece.thought))
+            if stopped:
+                return found, True
+        return found, False
 
 
 @dataclass(slots=True)
@@ -122,8 +158,7 @@ class Written:
 
     text: AnswerText
     tokens: list[int] = field(default_factory=list)
-    said: str = ""  # of the text, no more than is compared with a refusal
-    sent: int = 0  # characters of the text
+    said: str = ""  # of the answer's text, no more than is compared with a refusal
     # Tokens of no delta yet: characters before each, and its logprobs where they are wanted.
     pending: list[tuple[int, Logprobs | None]] = field(default_factory=list)
     faulty: bool = False  # the peer has broken a rule, and takes no further part
@@ -131,12 +166,12 @@ class Written:
     passed_over: int = 0  # stretches in which the peer was too slow
     left_out: int = 0  # stretches from now on for which it is not asked
 
-    def due(self, text: str, *, last: bool) -> list[Logprobs | None] | None:
-        """Tokens to be told of with this text, which may be empty; None where there is nothing to be told. A token that
-        may lie within a stop string waits. last: of the answer's text."""
-        self.sent += len(text)
+    def due(self, *, text: bool, last: bool) -> list[Logprobs | None] | None:
+        """Tokens to be told of now; None where there is nothing to be told. A token that may lie within a stop string
+        waits. text: there is some as well. last: no more of it follows."""
         waits = self.text.may_stop and not last
-        number = sum(start < self.sent for start, _ in self.pending) if waits else len(self.pending)
+        settled = self.text.settled
+        number = sum(start < settled for start, _ in self.pending) if waits else len(self.pending)
         tokens = [logprobs for _, logprobs in self.pending[:number]]
         if not text and not any(tokens):
             return None

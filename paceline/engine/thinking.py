@@ -1,0 +1,260 @@
+"""What a model thinks before it answers, between two marks: which marks a chat template knows, whether a prompt ends
+between them, how a text is divided at them, and masks that hold for the answer alone or bring the thinking to its end.
+
+The text of an answer is, in this order: blanks, the first mark, thinking, the second mark, the answer. Without the
+first mark all of it is the answer, and after a prompt that ends with the first mark it begins with thinking. Blanks
+around marks belong to neither part. Marks are found by their text, however they are divided into tokens.
+
+Not handled: channels that follow one another, as gpt-oss writes them; a second thinking within one answer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.sampling.sampler import Mask, Thinking
+from paceline.engine.base import TextModel
+
+T = TypeVar("T")
+Part = Literal["before", "thinking", "answer"]  # before: it is not known yet which of the others follows
+
+MARKS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+
+
+def marks_of(template: str) -> tuple[str, str] | None:
+    """The marks of a model by its chat template; None: it does not think."""
+    return next((marks for marks in MARKS if marks[1] in template), None)
+
+
+def thinking_after(prompt: str, marks: tuple[str, str], begun: str, budget: int | None) -> Thinking | None:
+    """What the text after a prompt begins with; None where that is the answer. prompt: its end. begun: the beginning of
+    the answer, with which a prompt ends that goes on from one."""
+    begin, end = marks
+    head = prompt.removesuffix(begun).rstrip()
+    if head.endswith(end):
+        return None
+    text = begun.lstrip()
+    is_open = head.endswith(begin) or text.startswith(begin)
+    if end in text or (text and not is_open):
+        return None
+    return Thinking(begin, end, is_open, budget)
+
+
+def with_thinking(reasoning: str, content: str, marks: tuple[str, str]) -> str:
+    """An earlier answer with its thinking, as the model wrote it: what stays of that is the template's to say."""
+    return f"{marks[0]}\n{reasoning.strip()}\n{marks[1]}\n\n{content}"
+
+
+class Piece(NamedTuple):
+    text: str
+    thought: bool  # else it is the answer's
+
+
+class ThinkingText:
+    """Divides the text of one answer while it comes. Where it is cut makes no difference."""
+
+    def __init__(self, thinking: Thinking | None) -> None:
+        """thinking: None where there is none, and all text is the answer's."""
+        self._thinking = thinking
+        self.part: Part = "answer" if thinking is None else "thinking" if thinking.begun else "before"
+        self.held = ""  # text that may be a mark, or blanks around one
+        self._at_start = thinking is not None  # nothing of this part has come, and blanks are dropped
+
+    def push(self, text: str) -> list[Piece]:
+        """The pieces that have become final, none of them empty."""
+        self.held += text
+        pieces: list[Piece] = []
+        while self._step(pieces):
+            pass
+        return pieces
+
+    def flush(self) -> list[Piece]:
+        """What was held back, at the end."""
+        held, self.held = self.held, ""
+        text = held.rstrip() if self.part == "thinking" else held
+        return [Piece(text, self.part == "thinking")] if text else []
+
+    def _step(self, pieces: list[Piece]) -> bool:
+        """Read as far as the present part goes. False when more text is needed."""
+        if self.part == "before":
+            return self._before()
+        if self._at_start:
+            self.held = self.held.lstrip()
+            self._at_start = not self.held
+        if self.part == "answer":
+            text, self.held = self.held, ""
+        else:
+            text = self._thought()
+        if text:
+            pieces.append(Piece(text, self.part == "thinking"))
+        if self.part == "answer" or not self.held.lstrip().startswith(self._marks.end):
+            return False
+        self.held = self.held.lstrip()[len(self._marks.end) :]
+        self.part, self._at_start = "answer", True
+        return True
+
+    @property
+    def _marks(self) -> Thinking:
+        assert self._thinking is not None, "without thinking there is the answer alone"
+        return self._thinking
+
+    def _before(self) -> bool:
+        begin, text = self._marks.begin, self.held.lstrip()
+        if text.startswith(begin):
+            self.part, self.held = "thinking", text[len(begin) :]
+        elif begin.startswith(text):
+            return False
+        else:
+            self.part, self._at_start = "answer", False
+        return True
+
+    def _thought(self) -> str:
+        """The text up to the second mark, or to where that may begin; blanks before it are held back."""
+        end = self._marks.end
+        at = self.held.find(end)
+        if at < 0:
+            at = len(self.held) - next((n for n in range(len(end) - 1, 0, -1) if self.held.endswith(end[:n])), 0)
+        text = self.held[:at].rstrip()
+        self.held = self.held[len(text) :]
+        return text
+
+
+class ThinkingMask:
+    """`core.sampling.sampler.Mask` that lets any thinking come first: the form holds behind it, the budget ends it.
+
+    One blank token, a line end or two, may stand between the second mark and the answer, as models write it.
+    """
+
+    def __init__(self, form: Mask | None, thinking: Thinking, tokenizer: TextModel) -> None:
+        """form: what the answer keeps to; None: nothing."""
+        self._form, self._thinking, self._tokenizer = form, thinking, tokenizer
+        self._path = _Path(thinking, tokenizer.token_bytes)
+        self._begin = tokenizer.encode(thinking.begin, own=True)
+        self._end = tokenizer.encode(thinking.end, own=True)
+        blanks = (tokenizer.encode(text) for text in ("\n", "\n\n"))
+        self._blanks = frozenset(ids[0] for ids in blanks if len(ids) == 1)
+        size = tokenizer.vocab_size
+        self._no_eos = np.ones(size, dtype=np.bool_)
+        self._no_eos[[token for token in tokenizer.eos_ids if token < size]] = False
+        self._no_eos.flags.writeable = False
+
+    def allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
+        part, at = self._path.read(path)
+        if part == "answer":
+            answer = self._answer(path, at)
+            found = None if self._form is None else self._form.allowed(answer)
+            return _also(found, self._blanks) if len(path) == at > 0 and not answer else found
+        if part == "before":
+            return self._before(path)
+        budget = self._thinking.budget
+        if budget is not None and len(path) - at >= budget:
+            return _only(self._next_of_end(path), self._tokenizer.vocab_size)
+        return None if self._form is None else self._no_eos
+
+    def complete(self, path: Sequence[int]) -> bool:
+        part, at = self._path.read(path)
+        if self._form is None:
+            return True
+        return part != "thinking" and self._form.complete(self._answer(path, at) if part == "answer" else path)
+
+    def at_once(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def _answer(self, path: Sequence[int], at: int) -> Sequence[int]:
+        """The answer's tokens, from `at` on. What the last token of the mark holds beyond it is encoded anew."""
+        rest = self._tokenizer.encode(text) if (text := self._path.rest(at)) else []
+        answer = list(path[at:])
+        return [*rest, *(answer[1:] if at > 0 and not rest and answer and answer[0] in self._blanks else answer)]
+
+    def _before(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
+        """Where the first mark may still follow: it, or what the form allows."""
+        found = None if self._form is None else self._form.allowed(path)
+        place = len(path)
+        if place >= len(self._begin) or list(path) != self._begin[:place]:
+            return found
+        if self._thinking.budget != 0:
+            return _also(found, (self._begin[place],))
+        if place + 1 < len(self._begin):
+            return found
+        kept = np.ones(self._tokenizer.vocab_size, dtype=np.bool_) if found is None else found.copy()
+        kept[self._begin[place]] = False
+        return kept
+
+    def _next_of_end(self, path: Sequence[int]) -> int:
+        """The token of the second mark that follows as much of it as the path ends with."""
+        longest = min(len(self._end) - 1, len(path))
+        return self._end[next((n for n in range(longest, 0, -1) if list(path[-n:]) == self._end[:n]), 0)]
+
+
+def _also(allowed: NDArray[np.bool_] | None, tokens: Sequence[int] | frozenset[int]) -> NDArray[np.bool_] | None:
+    if allowed is None:
+        return None
+    more = allowed.copy()
+    more[list(tokens)] = True
+    return more
+
+
+def _only(token: int, size: int) -> NDArray[np.bool_]:
+    allowed = np.zeros(size, dtype=np.bool_)
+    allowed[token] = True
+    return allowed
+
+
+class _Path:
+    """Bytes of the last path that was read, of which the next one mostly shares the beginning."""
+
+    def __init__(self, thinking: Thinking, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._begin, self._end = thinking.begin.encode(), thinking.end.encode()
+        self._begun = thinking.begun
+        self._tokens: list[int] = []
+        self._starts = [0]  # in the text, of each token and of what follows them
+        self._text = bytearray()
+        self._after = 0  # where the second mark ends
+
+    def read(self, path: Sequence[int]) -> tuple[Part, int]:
+        """The part in which the path ends, and its tokens before that part."""
+        self._go_to(list(path))
+        at = 0
+        if not self._begun:
+            text = self._text.lstrip()
+            if not text.startswith(self._begin):
+                return ("before" if self._begin.startswith(text) else "answer"), 0
+            at = len(self._text) - len(text) + len(self._begin)
+        found = self._text.find(self._end, at)
+        if found < 0:
+            return "thinking", bisect_left(self._starts, at)
+        self._after = found + len(self._end)
+        return "answer", bisect_left(self._starts, self._after)
+
+    def rest(self, at: int) -> str:
+        """The text between the second mark and the token `at`, which another token holds; without blanks before it."""
+        between = self._text[self._after : self._starts[at]] if at > 0 else b""
+        return between.decode(errors="replace").lstrip()
+
+    def _go_to(self, tokens: list[int]) -> None:
+        common = common_length(self._tokens, tokens)
+        del self._tokens[common:], self._starts[common + 1 :], self._text[self._starts[common] :]
+        for token in tokens[common:]:
+            self._text += self._token_bytes(token)
+            self._tokens.append(token)
+            self._starts.append(len(self._text))
+
+
+def common_length(known: list[int], tokens: list[int]) -> int:
+    """Length of the common prefix, by bisection, since comparing slices is fast."""
+    low, high = 0, min(len(known), len(tokens))
+    if known[:high] == tokens[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if known[low:middle] == tokens[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

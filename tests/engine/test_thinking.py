@@ -1,0 +1,165 @@
+"""Thinking before an answer: the same division however the text is cut, and masks that agree with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.sampling.sampler import Constraint, Mask, Thinking
+from paceline.engine.fake import EOS, ByteTokenizer
+from paceline.engine.grammar.compiler import GrammarCompiler
+from paceline.engine.thinking import Part, ThinkingText, marks_of, thinking_after
+
+MARKS = ("<think>", "</think>")
+MAY, BEGUN = Thinking(*MARKS), Thinking(*MARKS, begun=True)
+YES = '{"enum": ["yes", "no"]}'
+
+
+class MarkTokenizer(ByteTokenizer):
+    """Bytes, both marks as tokens of their own, and tokens across the end of the second."""
+
+    PIECES = (b"<think>", b"</think>", b"\n\n", b"k>", b'k>"', b"k>\n\n")
+    thinking = MARKS
+
+    @property
+    def vocab_size(self) -> int:
+        return EOS + 1 + len(self.PIECES)
+
+    def token_bytes(self, token: int) -> bytes:
+        return super().token_bytes(token) if token <= EOS else self.PIECES[token - EOS - 1]
+
+    def encode(self, text: str, *, own: bool = False) -> list[int]:
+        if own or text == "\n\n":
+            return [EOS + 1 + self.PIECES.index(text.encode())]
+        return super().encode(text)
+
+
+GRAMMARS = GrammarCompiler(MarkTokenizer())
+OPEN, CLOSE, LINES, LAST, QUOTE, LAST_LINES = range(EOS + 1, EOS + 7)
+
+
+def divided(pieces: Sequence[str], thinking: Thinking | None) -> tuple[str, str, Part]:
+    """(thinking, answer, the part in which the text ends)"""
+    reader = ThinkingText(thinking)
+    found = [piece for text in pieces for piece in reader.push(text)] + reader.flush()
+    assert all(piece.text for piece in found)
+    return (
+        "".join(piece.text for piece in found if piece.thought),
+        "".join(piece.text for piece in found if not piece.thought),
+        reader.part,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "thought", "answer"),
+    [
+        ("<think>\nTwo and two.\n</think>\n\nFour.", MAY, "Two and two.", "Four."),
+        ("\nTwo and two.\n</think>\n\nFour.", BEGUN, "Two and two.", "Four."),
+        (" \n<think></think>Four.", MAY, "", "Four."),
+        ("<think>a < b </thin b</think>c</think>d", MAY, "a < b </thin b", "c</think>d"),
+        ("<think>never ends </thi", MAY, "never ends </thi", ""),
+        (" Four. <think>Two</think>", MAY, "", " Four. <think>Two</think>"),
+        ("<thinking is hard>", MAY, "", "<thinking is hard>"),
+        ("<thi", MAY, "", "<thi"),
+        ("<think>Two</think> Four.", None, "", "<think>Two</think> Four."),
+    ],
+)
+def test_thinking_stands_before_the_answer(text: str, thinking: Thinking | None, thought: str, answer: str) -> None:
+    assert divided([text], thinking)[:2] == (thought, answer)
+    assert divided(list(text), thinking)[:2] == (thought, answer)
+
+
+TEXTS = st.lists(st.sampled_from([*MARKS, "<", "</th", "think>", " ", "\n", "ab", "é"]), max_size=9).map("".join)
+
+
+@given(TEXTS, st.sampled_from([MAY, BEGUN]))
+def test_where_a_text_is_cut_makes_no_difference_and_masks_see_the_same_parts(text: str, thinking: Thinking) -> None:
+    whole = divided([text], thinking)
+    assert divided(list(text), thinking) == whole
+    mask = GRAMMARS.mask(Constraint("regex", "(?s:.)*", thinking=thinking))
+    assert mask.complete(list(text.encode())) == (whole[2] != "thinking")
+
+
+def follow(mask: Mask, path: Sequence[int]) -> set[int]:
+    allowed = mask.allowed(path)
+    assert allowed is not None
+    return {token for token, is_allowed in enumerate(allowed) if is_allowed}
+
+
+def test_a_form_begins_behind_the_second_mark() -> None:
+    mask = GRAMMARS.mask(Constraint("json_schema", YES, thinking=MAY))
+    anything = set(range(GRAMMARS._tokenizer.vocab_size)) - {EOS}
+    assert follow(mask, []) == {ord('"'), OPEN}
+    assert follow(mask, [OPEN]) == follow(mask, [OPEN, *b"hm </thin"]) == anything
+    assert follow(mask, [OPEN, *b"hm", CLOSE]) == {ord('"'), ord("\n"), LINES}
+    assert follow(mask, [OPEN, *b"hm", CLOSE, LINES]) == {ord('"')}
+    for answered in ([CLOSE, LINES, *b'"'], [*b"</think>\n", *b'"'], [*b"</thin", LAST, ord('"')], [*b"</thin", QUOTE]):
+        assert follow(mask, [OPEN, *b"hm", *answered]) == {ord("y"), ord("n")}
+        assert not mask.complete([OPEN, *b"hm", *answered])
+        assert mask.complete([OPEN, *b"hm", *answered, *b'no"'])
+    assert follow(mask, [OPEN, *b"hm</thin", LAST_LINES, *b'"no"']) == {EOS}
+    assert follow(mask, [*b'"']) == {ord("y"), ord("n")}  # it has not thought
+
+
+def test_a_mask_follows_from_the_path_alone() -> None:
+    paths = [[OPEN, *b"hm", CLOSE, *b'"'], [*b'"y'], [OPEN, *b"h"], [OPEN, *b"hm</thin", QUOTE, *b"n"], []]
+    fresh = [follow(GRAMMARS.mask(Constraint("json_schema", YES, thinking=MAY)), path) for path in paths]
+    used = GRAMMARS.mask(Constraint("json_schema", YES, thinking=MAY))
+    for order in (paths, paths[::-1], paths):
+        assert {tuple(path): follow(used, path) for path in order} == dict(zip(map(tuple, paths), fresh, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["text", "json_schema"])
+def test_a_budget_of_thinking_ends_with_the_second_mark(kind: str) -> None:
+    text = YES if kind == "json_schema" else ""
+    mask = GRAMMARS.mask(Constraint(kind, text, thinking=Thinking(*MARKS, budget=3)))  # type: ignore[arg-type]
+    assert mask.allowed([OPEN, *b"ab"]) is None or follow(mask, [OPEN, *b"ab"]) > {CLOSE}
+    assert follow(mask, [OPEN, *b"abc"]) == {CLOSE}
+    none = GRAMMARS.mask(Constraint(kind, text, thinking=Thinking(*MARKS, budget=0)))  # type: ignore[arg-type]
+    assert OPEN not in follow(none, [])
+    begun = GRAMMARS.mask(Constraint(kind, text, thinking=Thinking(*MARKS, begun=True, budget=0)))  # type: ignore[arg-type]
+    assert follow(begun, []) == {CLOSE}
+
+
+def test_marks_may_be_many_tokens() -> None:
+    mask = GrammarCompiler(ByteTokenizer()).mask(
+        Constraint("json_schema", YES, thinking=Thinking(*MARKS, budget=4)),
+    )
+    assert follow(mask, b"") == {*b'"<'}
+    assert follow(mask, b"<thin") == {*b"k"}
+    assert follow(mask, b"<think>abcd") == {*b"<"}
+    assert follow(mask, b"<think>abc</th") == {*b"i"}
+    assert follow(mask, b"<think>abc</think>") == {*b'"\n'}
+
+
+def test_ends_are_counted_over_both_parts() -> None:
+    mask = GRAMMARS.mask(Constraint("json_schema", YES, min_tokens=6, thinking=MAY))
+    assert EOS not in follow(mask, [OPEN, CLOSE]) and mask.complete([*b'"no"'])
+    assert json.loads(YES)["enum"][1] == "no" and follow(mask, [OPEN, CLOSE, *b'"no"']) == {EOS}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "begun", "found"),
+    [
+        ("<|im_start|>assistant\n", "", MAY),
+        ("<|im_start|>assistant\n<think>\n", "", BEGUN),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "", None),
+        ("<|im_start|>user\n<think>\n<|im_start|>assistant\n", "", MAY),
+        ("<|im_start|>assistant\nIt is", "It is", None),
+        ("<|im_start|>assistant\n<think>\nIt is", "It is", BEGUN),
+        ("<|im_start|>assistant\n<think>It is", "<think>It is", BEGUN),
+        ("<|im_start|>assistant\n<think>2</think>It is", "<think>2</think>It is", None),
+    ],
+)
+def test_a_prompt_says_whether_thinking_has_begun(prompt: str, begun: str, found: Thinking | None) -> None:
+    assert thinking_after(prompt, MARKS, begun, None) == found
+
+
+def test_a_template_says_whether_a_model_thinks() -> None:
+    assert marks_of("{{ content.split('</think>')[-1] }}") == MARKS
+    assert marks_of("[THINK]{{ thinking }}[/THINK]") == ("[THINK]", "[/THINK]")
+    assert marks_of("<|im_start|>{{ message.content }}<|im_end|>") is None
