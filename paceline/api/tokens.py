@@ -90,7 +90,7 @@ async def tokenize(asked: TokenizeRequest, service: ServiceDep) -> Tokenized:
             add_generation_prompt=asked.add_generation_prompt,
         )
         tools = tool_use(chat)
-        messages = begun(chat, conversation(chat.messages, [] if tools is None else [tools.instructions()]))
+        messages = begun(chat, conversation(chat.messages, model, [] if tools is None else [tools.instructions()]))
         tokens = await service.tokenize_chat(messages, model.name)
     texts = await service.token_bytes(tokens, model.name) if asked.return_token_strs else None
     return Tokenized(

@@ -11,7 +11,8 @@ Not handled: channels that follow one another, as gpt-oss writes them; a second 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,6 +24,8 @@ from paceline.engine.base import TextModel
 T = TypeVar("T")
 Part = Literal["before", "thinking", "answer"]  # before: it is not known yet which of the others follows
 
+SWITCHES: Final = ("enable_thinking", "thinking")  # variables by which chat templates turn it on and off
+NO_THINKING: Final[Mapping[str, object]] = MappingProxyType(dict.fromkeys(SWITCHES, False))
 MARKS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 
 

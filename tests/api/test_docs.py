@@ -84,7 +84,7 @@ OTHERS: dict[str, dict[str, object]] = {
     "/api/generate": {"model": "scripted", "prompt": "Hi", "stream": False},
 }
 OTHER_VALUES: dict[str, object] = {
-    **{name: {"type": "x"} for name in ("thinking", "metadata", "cache_control", "context_management")},
+    **{name: {"type": "x"} for name in ("metadata", "cache_control", "context_management")},
     "truncate": True,
     "shift": True,
     "think": False,

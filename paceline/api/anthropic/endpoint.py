@@ -21,7 +21,7 @@ from paceline.api.anthropic.request import (
     chat_body,
 )
 from paceline.api.chat.output import admit_chat, annotations_of, step_line, summary
-from paceline.api.chat.request import ChatCall, ChatRequest, ToolUse, chat_call
+from paceline.api.chat.request import ChatCall, ChatRequest, chat_call
 from paceline.api.chat.tools import (
     ParsedOutput,
     TextOutput,
@@ -88,10 +88,11 @@ Json = dict[str, object]
 class ContentBuilder:
     """`take` returns events of the stream, without their framing."""
 
-    def __init__(self, tools: ToolUse | None, links: Addresses) -> None:
+    def __init__(self, call: ChatCall, links: Addresses) -> None:
         self._links = links
+        self._thinks = call.asked.include_reasoning
         self.blocks: list[Json] = []
-        self._parser = None if tools is None else ToolCallParser()
+        self._parser = None if call.tools is None else ToolCallParser()
         self._open = ""  # type of the block being written
         self._pieces: list[str] = []  # of it
 
@@ -100,6 +101,8 @@ class ContentBuilder:
             return self._end(event)
         if event.step is not None:  # as thinking; one that ends within the text is in the report alone
             return [] if self._open == "text" else self._add("thinking", step_line(event.step))
+        if event.thinking:
+            return self._add("thinking", event.text) if event.text and self._thinks else []
         if self._parser is None:
             return self._add("text", event.text) if event.text else []
         return self._parsed(self._parser.push(event.text))
@@ -157,7 +160,8 @@ class ContentBuilder:
             return []
         text, kind, self._open, self._pieces = "".join(self._pieces), self._open, "", []
         self.blocks[-1] |= {"input": arguments_of(text)} if kind == "tool_use" else {kind: text}
-        return [{"type": "content_block_stop", "index": len(self.blocks) - 1}]
+        signed = [self._delta({"type": "signature_delta", "signature": ""})] if kind == "thinking" else []
+        return [*signed, {"type": "content_block_stop", "index": len(self.blocks) - 1}]
 
 
 def _citation(citation: Citation, links: Addresses) -> Json:
@@ -202,7 +206,7 @@ class MessageBody:
 
     def __init__(self, meta: MessageMeta) -> None:
         self._meta = meta
-        self._content = ContentBuilder(meta.call.tools, meta.links)
+        self._content = ContentBuilder(meta.call, meta.links)
         self._done: GenerationResult | None = None
 
     def take(self, index: int, event: GenerateEvent) -> None:  # noqa: ARG002  # there is one generation
@@ -224,7 +228,7 @@ class MessageEvents:
 
     def __init__(self, meta: MessageMeta) -> None:
         self._meta = meta
-        self._content = ContentBuilder(meta.call.tools, meta.links)
+        self._content = ContentBuilder(meta.call, meta.links)
 
     def ping(self) -> bytes:
         return _event({"type": "ping"})
@@ -253,7 +257,9 @@ def _event(body: Json) -> bytes:
 
 
 def _usage(done: GenerationResult) -> Json:
-    return _tokens(done.prompt_tokens, int(done.stats.get("cached_tokens", 0)), done.completion_tokens)
+    tokens = _tokens(done.prompt_tokens, int(done.stats.get("cached_tokens", 0)), done.completion_tokens)
+    thought = done.stats.get("reasoning_tokens")
+    return tokens | ({} if thought is None else {"output_tokens_details": {"thinking_tokens": int(thought)}})
 
 
 def _tokens(prompt: int, cached: int, output: int) -> Json:

@@ -1,7 +1,7 @@
 """Conversion of a request to `/v1/messages` to a chat body. Pure.
 
 `chat.request.chat_call` checks and fills in the rest. A tool's result becomes a message of the role `tool`; a system
-message stays in its place; thinking of earlier turns is dropped, since it belongs to another model. What a text model
+message stays in its place; thinking of earlier turns is the chat template's to show or not. What a text model
 cannot read is refused by name. Betas are known by their fields, whatever the header `anthropic-beta` says.
 """
 
@@ -41,7 +41,7 @@ REFUSED = {
     "mcp_servers": "No MCP server is called here: offer its tools yourself",
     "thread": "No threads are kept here: send their messages",
 }
-READ = frozenset({"text", "search_result", "tool_use", "tool_result", "tool_reference", "compaction"})
+READ = frozenset({"text", "thinking", "search_result", "tool_use", "tool_result", "tool_reference", "compaction"})
 CHANGES = frozenset({"tool_addition", "tool_removal"})  # of the tools that are offered
 
 
@@ -51,6 +51,7 @@ class Block(Schema):
 
     type: str
     text: str | None = None
+    thinking: str | None = None
     id: str | None = None
     name: str | None = None
     input: JsonObject | None = None
@@ -108,7 +109,13 @@ class OutputFormat(Schema):
 
 class OutputConfig(Schema):
     format: OutputFormat | None = None
-    effort: Hint | None = None  # without effect
+    effort: Hint | None = None
+
+
+class Thinking(Schema):
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    display: Literal["summarized", "omitted"] | None = None  # else it is told in full
 
 
 class PromptFields(FormFields):
@@ -121,10 +128,8 @@ class PromptFields(FormFields):
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig = Field(default_factory=OutputConfig)
     output_format: OutputFormat | None = None  # the older place of `output_config.format`
-
-    # Accepted without effect.
-    thinking: JsonObject | None = None
-    cache_control: JsonObject | None = None
+    thinking: Thinking = Field(default_factory=lambda: Thinking(type="disabled"))
+    cache_control: JsonObject | None = None  # without effect
 
     @model_validator(mode="before")
     @classmethod
@@ -198,7 +203,7 @@ class TokenCount(BaseModel):
 
 Json = dict[str, object]
 
-_DROPPED = ("thinking", "redacted_thinking", "fallback")
+_DROPPED = ("redacted_thinking", "fallback")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -221,6 +226,14 @@ def chat_body(asked: PromptFields) -> Json:
     if wanted is not None:
         named = {"name": "answer", "schema": wanted.schema_, "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": named}
+    thinking = asked.thinking
+    body |= {
+        "enable_thinking": False if thinking.type == "disabled" else True if thinking.type == "enabled" else None,
+        "thinking_token_budget": thinking.budget_tokens,
+        "reasoning_effort": asked.output_config.effort,
+        # Who has not asked for thinking reads the first block as the answer.
+        "include_reasoning": thinking.type != "disabled" and thinking.display != "omitted",
+    }
     body = asked.onto(body)
     if isinstance(asked, MessagesRequest):
         body |= asked.model_dump(include={"max_tokens", "temperature", "top_p", "top_k", "stream"})
@@ -252,16 +265,20 @@ def _messages(message: Message, where: str) -> list[Json]:
 
 def _assistant(blocks: Sequence[Block], where: str) -> Json:
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: list[Json] = []
     for index, block in enumerate(blocks):
-        if block.type == "tool_use":
+        if block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type == "tool_use":
             if block.name is None:
                 raise required(f"{where}[{index}].name")
             arguments = json.dumps(block.input or {}, ensure_ascii=False)
             calls.append({"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}})
         elif block.type not in _DROPPED:
             texts.append(_block(block, f"{where}[{index}]"))
-    return {"role": "assistant", "content": "\n".join(texts)} | ({"tool_calls": calls} if calls else {})
+    said: Json = {"role": "assistant", "content": "\n".join(texts), "reasoning_content": "\n".join(thoughts)}
+    return said | ({"tool_calls": calls} if calls else {})
 
 
 def _result(block: Block, where: str) -> Json:

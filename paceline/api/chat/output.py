@@ -51,17 +51,26 @@ class _Call:
 
 
 class MessageBuilder:
-    """The message of one choice: `push` the text of every event, then `end`."""
+    """The message of one choice: `push` every event that is not the last, then `end`."""
 
-    def __init__(self, tools: ToolUse | None) -> None:
+    def __init__(self, tools: ToolUse | None, *, thinks: bool = True) -> None:
+        """thinks: what the model thinks is told."""
         self._tools = tools
+        self._thinks = thinks
+        self._reasoning: list[str] = []  # a line for each step of a workflow, and what the model thinks
         self._parser = None if tools is None else ToolCallParser()
         self._content: list[str] = []
         self._calls: list[_Call] = []
         self.length = 0  # characters of the content
 
-    def push(self, text: str) -> list[Json]:
-        """The deltas of a text; none while it may still become a tool call."""
+    def push(self, event: TextDelta) -> list[Json]:
+        """The deltas of an event; none while its text may still become a tool call."""
+        text = event.text if event.step is None else step_line(event.step)
+        if event.step is not None or event.thinking:
+            if not text or (event.thinking and not self._thinks):
+                return []
+            self._reasoning.append(text)
+            return [{"reasoning_content": text}]
         if self._parser is not None:
             return [self._delta(output) for output in self._parser.push(text)]
         return [self._delta(TextOutput(text))] if text else []
@@ -86,6 +95,8 @@ class MessageBuilder:
         message: Json = {"role": "assistant", "content": text, "refusal": None}
         if self._tools is not None and not text:
             message["content"] = None
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
         calls: list[Json] = [{"name": call.name, "arguments": "".join(call.arguments)} for call in self._calls]
         if self._tools is not None and self._tools.legacy and calls:
             return message | {"function_call": calls[0]}
@@ -148,10 +159,10 @@ class ChatMeta:
 class ChoiceBuilder:
     """Collects the message, log-probabilities and result of one choice."""
 
-    def __init__(self, tools: ToolUse | None) -> None:
-        self.message = MessageBuilder(tools)
+    def __init__(self, tools: ToolUse | None, *, thinks: bool = True) -> None:
+        """thinks: see `MessageBuilder`."""
+        self.message = MessageBuilder(tools, thinks=thinks)
         self.logprobs: list[Json] = []
-        self.reasoning: list[str] = []  # a line for each step of a workflow
         self.done: GenerationResult | None = None
 
     def take(self, event: GenerateEvent) -> None:
@@ -159,9 +170,7 @@ class ChoiceBuilder:
             self.message.end(event)
             self.done = event
             return
-        if event.step is not None:
-            self.reasoning.append(step_line(event.step))
-        self.message.push(event.text)
+        self.message.push(event)
         self.logprobs += logprob_items(event)
 
 
@@ -177,7 +186,8 @@ class WholeCompletion:
 
     def __init__(self, meta: ChatMeta) -> None:
         self._meta = meta
-        self._choices = [ChoiceBuilder(meta.call.tools) for _ in meta.call.requests]
+        call = meta.call
+        self._choices = [ChoiceBuilder(call.tools, thinks=call.asked.include_reasoning) for _ in call.requests]
 
     def take(self, index: int, event: GenerateEvent) -> None:
         self._choices[index].take(event)
@@ -192,7 +202,8 @@ class ChatChunks(AnswerChunks):
     def __init__(self, meta: ChatMeta) -> None:
         self._meta = meta
         self._asked = meta.call.asked
-        self._messages = [MessageBuilder(meta.call.tools) for _ in meta.call.requests]
+        thinks = self._asked.include_reasoning
+        self._messages = [MessageBuilder(meta.call.tools, thinks=thinks) for _ in meta.call.requests]
         self._logprobs: list[list[Json]] = [[] for _ in self._messages]  # that are not sent yet
         self._dones: dict[int, GenerationResult] = {}
         self._tokens = [0] * len(self._messages)  # of each choice so far
@@ -211,11 +222,10 @@ class ChatChunks(AnswerChunks):
             self._tokens[index] = event.completion_tokens
             return b"".join(held) + self._last(index, event)
         self._tokens[index] += event.tokens
-        if event.step is not None:  # a line of reasoning, as front ends show it, and its parts
-            delta: Json = {"reasoning_content": step_line(event.step)}
-            return self._chunk(index, delta, extension={"step": asdict(event.step)})
         self._logprobs[index] += logprob_items(event)
-        deltas = message.push(event.text)
+        deltas = message.push(event)
+        if event.step is not None:  # a line of reasoning, as front ends show it, and its parts
+            return self._chunk(index, deltas[0], extension={"step": asdict(event.step)})
         if not deltas and self._logprobs[index] and self._meta.call.tools is None:
             deltas = [{"content": ""}]  # a token that is an incomplete character
         return b"".join(self._delta(index, delta, event.lane) for delta in deltas)
@@ -286,8 +296,7 @@ def completion(meta: ChatMeta, choices: Sequence[ChoiceBuilder]) -> Json:
 
 def _message(choice: ChoiceBuilder, citations: Sequence[Citation], links: Addresses) -> Json:
     annotations: Json = {"annotations": annotations_of(citations, choice.message.length, links)} if citations else {}
-    reasoning: Json = {"reasoning_content": "".join(choice.reasoning)} if choice.reasoning else {}
-    return choice.message.message() | reasoning | annotations
+    return choice.message.message() | annotations
 
 
 def step_line(step: WorkflowStep) -> str:
@@ -309,7 +318,7 @@ def usage(dones: Sequence[GenerationResult]) -> Json:
         "total_tokens": prompt + completions,
         "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": _total(dones, "reasoning_tokens"),
             "audio_tokens": 0,
             # An accepted EOS is not a completion token, and cost tables subtract one number from the other.
             "accepted_prediction_tokens": sum(min(_stat(done, "accepted"), done.completion_tokens) for done in dones),

@@ -42,6 +42,8 @@ from paceline.api.http.auth import Identity
 from paceline.api.http.body import Schema
 from paceline.api.models import chat_model, switched
 from paceline.core.sampling.sampler import Constraint
+from paceline.engine.base import ModelInfo
+from paceline.engine.thinking import SWITCHES, with_thinking
 from paceline.errors import RequestError
 from paceline.runtime.service import AskedPrompt, GenerateRequest, Service, SharedPrompt
 from paceline.wire.messages import MAX_TEMPLATE
@@ -85,6 +87,16 @@ class Message(Schema):
     tool_calls: list[ToolCall] = Field(default_factory=list)
     tool_call_id: str | None = None
     function_call: FunctionCall | None = None
+    reasoning_content: str | None = None  # what the model thought before, as it was sent
+    reasoning: str | None = None  # the same, as vLLM and OpenRouter name it
+
+
+class Reasoning(Schema):
+    """Thinking as OpenRouter asks for it."""
+
+    effort: Hint | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    enabled: bool | None = None
 
 
 class Function(Schema):
@@ -153,6 +165,10 @@ class ChatRequest(SamplingFields):
     function_call: LegacyChoice | None = None
     chat_template_kwargs: JsonObject = Field(default_factory=dict)  # as at vLLM
     enable_thinking: bool | None = None  # one of them
+    reasoning_effort: Hint | None = None  # likewise; "none": no thinking
+    reasoning: Reasoning | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None  # as at vLLM
+    include_reasoning: bool = True
     continue_final_message: bool | None = None  # default: where the last message is the assistant's
     add_generation_prompt: bool | None = None  # the opposite, as in vLLM
 
@@ -168,8 +184,26 @@ class ChatRequest(SamplingFields):
     prompt_cache_key: Hint | None = None
     prompt_cache_retention: Hint | None = None
     verbosity: Hint | None = None
-    reasoning_effort: Hint | None = None
     prediction: JsonObject | None = None
+
+    @property
+    def thinking_tokens(self) -> int | None:
+        """Tokens of thinking at most; None where the request has no bound."""
+        if self.template.get(SWITCHES[0]) is False:
+            return 0  # also of a model whose template has no switch
+        of_reasoning = None if self.reasoning is None else self.reasoning.max_tokens
+        return of_reasoning if self.thinking_token_budget is None else self.thinking_token_budget
+
+    @property
+    def template(self) -> JsonObject:
+        """Variables that the request sets in chat templates."""
+        asked = self.reasoning or Reasoning()
+        effort = asked.effort or self.reasoning_effort
+        thinks = asked.enabled if self.enable_thinking is None else self.enable_thinking
+        if thinks is None and effort is not None:
+            thinks = effort != "none"
+        fields: JsonObject = {} if thinks is None else dict.fromkeys(SWITCHES, thinks)
+        return fields | ({} if effort in (None, "none") else {"reasoning_effort": effort}) | self.chat_template_kwargs
 
     @model_validator(mode="before")
     @classmethod
@@ -334,14 +368,15 @@ def format_instructions(asked: ChatRequest, tools: ToolUse | None) -> str | None
 # Parts are joined, and `developer` becomes `system`. Earlier tool calls and their results are written in the text
 # format of Hermes and Qwen2.5, in the order of the calls. Images and sound are refused by name: a text model cannot
 # read them; files have become text before (`api/generation/attachments.py`). Source of the format: the chat template of
-# Qwen2.5.
+# Qwen2.5. What a model has thought before an earlier answer stands before it, between its marks, as the model wrote it:
+# which of it the model reads again is its template's to say.
 
 
 _ROLES = {"developer": "system", "function": "tool"}  # here, since instructions are appended to the system message
 
 
 def conversation(
-    messages: Sequence[Message], instructions: Sequence[str] = (), system: str = ""
+    messages: Sequence[Message], model: ModelInfo, instructions: Sequence[str] = (), system: str = ""
 ) -> tuple[dict[str, str], ...]:
     """`instructions`: appended to the system message. system: that message where the conversation has none.
 
@@ -365,6 +400,9 @@ def conversation(
             returned = []
         elif role == "assistant":
             calls = [call.id for call in message.tool_calls]
+            reasoning = message.reasoning_content or message.reasoning
+            if reasoning and model.thinking is not None:
+                content = with_thinking(reasoning, content, model.thinking)
         elif index == 0 and instructions:
             content = "\n\n".join((content, *instructions)) if content else "\n\n".join(instructions)
         result.append({"role": role, "content": content})
@@ -484,7 +522,7 @@ def chat_call(asked: ChatRequest, service: Service, identity: Identity, *, docum
     request = replace(
         request,
         prompt=AskedPrompt(
-            messages=begun(asked, conversation(asked.messages, instructions, model.system)),
+            messages=begun(asked, conversation(asked.messages, model, instructions, model.system)),
             template=_template(asked),
             # In a workflow each choice has agents of its own, who find other passages.
             shared=SharedPrompt() if asked.n > 1 and asked.paceline.workflow is None else None,
@@ -493,15 +531,15 @@ def chat_call(asked: ChatRequest, service: Service, identity: Identity, *, docum
             request.output,
             top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
             default_tokens=None if may_be_free else request.output.default_tokens,
+            thinking_tokens=asked.thinking_tokens,
         ),
     )
     return ChatCall(asked, tools, choices_of(request, asked.n))
 
 
 def _template(asked: ChatRequest) -> Mapping[str, object]:
-    """Variables that the request sets in chat templates. Raises RequestError (400)."""
-    switch = {} if asked.enable_thinking is None else {"enable_thinking": asked.enable_thinking}
-    fields = switch | asked.chat_template_kwargs
+    """Raises RequestError (400)."""
+    fields = asked.template
     if size_of_schema(fields, "chat_template_kwargs") > MAX_TEMPLATE:
         raise RequestError(f"It takes more than {MAX_TEMPLATE} characters.", param="chat_template_kwargs")
     return fields

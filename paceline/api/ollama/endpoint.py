@@ -22,7 +22,6 @@ from paceline.api.chat.output import (
     Reporting,
     admit_chat,
     logprob_items,
-    step_line,
     summary,
 )
 from paceline.api.chat.request import ChatCall, ChatRequest, ToolUse, chat_call
@@ -144,12 +143,13 @@ class AnswerLines:
             lines = [self._meta.said(text)] if text else []
             lines += [self._meta.said("", tool_calls=calls)] if calls else []
             return b"".join(map(self._line, [*lines, self._meta.said("") | self._meta.ending(event, self._first)]))
-        if event.step is not None:
-            return self._line(self._meta.said("", thinking=step_line(event.step)))
-        self._first = self._first or time.monotonic()
-        text = _text(self._message.push(event.text))
+        if event.step is None:
+            self._first = self._first or time.monotonic()
+        deltas = self._message.push(event)
+        text, thought = _text(deltas), "".join(str(delta.get("reasoning_content", "")) for delta in deltas)
+        thinking: Json = {"thinking": thought} if thought else {}
         logprobs: Json = {"logprobs": logprob_items(event)} if event.logprobs else {}
-        return self._line(self._meta.said(text) | logprobs) if text or logprobs else b""
+        return self._line(self._meta.said(text, **thinking) | logprobs) if text or thinking or logprobs else b""
 
     def end(self) -> bytes:
         return b""
@@ -177,10 +177,9 @@ class AnswerObject:
     def body(self) -> bytes:
         choice = self._choice
         assert choice.done is not None, "an answer is written when it has ended"
-        more = {"thinking": "".join(choice.reasoning), "tool_calls": _calls(choice.message)}
-        said = self._meta.said(
-            str(choice.message.message()["content"] or ""), **{name: value for name, value in more.items() if value}
-        )
+        message = choice.message.message()
+        more = {"thinking": message.get("reasoning_content"), "tool_calls": _calls(choice.message)}
+        said = self._meta.said(str(message["content"] or ""), **{name: value for name, value in more.items() if value})
         logprobs: Json = {"logprobs": choice.logprobs} if choice.logprobs else {}
         return encode_json(self._meta.line(said | self._meta.ending(choice.done, self._first) | logprobs))
 
@@ -233,6 +232,8 @@ async def generate(
 async def _answer(
     asked: ChatBody | GenerateBody, request: Request, service: Service, settings: Settings, caller: Identity
 ) -> Response:
+    if asked.think and chat_model(service, model_name(asked.model)).thinking is None:
+        raise RequestError(f"{asked.model!r} does not support thinking.", code="unsupported_parameter", param="think")
     call = chat_call(parse(ChatRequest, chat_body(asked)), service, caller, documents=settings.documents)
     generations = await admit_chat(request, call, service)
     return _sent(asked, request, settings, call, call.tools, generations)
@@ -372,6 +373,12 @@ async def show_version() -> Release:
     return Release(version=SPOKEN, paceline=__version__)
 
 
+def _capabilities(model: ModelInfo | EmbedderInfo) -> list[str]:
+    if isinstance(model, EmbedderInfo):
+        return ["embedding"]
+    return ["completion", "tools", *([] if model.thinking is None else ["thinking"])]
+
+
 @listing.post("/show", responses=answered(Shown))
 async def show_model(asked: ShowBody, service: ServiceDep) -> Response:
     """Describe one model, in Ollama's shape."""
@@ -386,7 +393,7 @@ async def show_model(asked: ShowBody, service: ServiceDep) -> Response:
             "template": "",  # the model's own, in Jinja, which Ollama does not use
             "details": _details(model),
             "model_info": _info(model),
-            "capabilities": ["completion", "tools"] if isinstance(model, ModelInfo) else ["embedding"],
+            "capabilities": _capabilities(model),
             "modified_at": _STARTED,
         }
     )

@@ -71,6 +71,7 @@ class Message(Schema):
     content: str | None = None
     images: list[str] = Field(default_factory=list)  # refused where there are any
     tool_calls: list[ToolCall] = Field(default_factory=list)
+    thinking: str | None = None  # before an earlier answer
 
 
 class GenerationFields(FormFields):
@@ -84,7 +85,7 @@ class GenerationFields(FormFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     paceline: Extension = Field(default_factory=Extension)
 
-    think: bool | str | None = None  # refused where it asks for thinking
+    think: bool | str | None = None  # an effort as well; refused where the model does not think
     keep_alive: KeepAlive | None = None  # without effect: the model stays
     truncate: bool | None = None  # without effect: what is too long is refused
     shift: bool | None = None  # likewise
@@ -93,8 +94,6 @@ class GenerationFields(FormFields):
     @classmethod
     def _only_what_is_done_here(cls, body: dict[str, object]) -> dict[str, object]:
         refuse_forms(body, REFUSED, served=("format",))
-        if body.get("think"):
-            raise _refused(f"{body.get('model')!r} does not support thinking.", "think")
         given = body.get("options")
         for name, without in OTHER_SAMPLERS.items():
             if isinstance(given, dict) and given.get(name) not in (None, without):
@@ -231,8 +230,10 @@ def chat_body(asked: ChatBody | GenerateBody) -> Json:
     elif asked.format:
         schema = {"name": "answer", "schema": asked.format}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
-    if asked.think is False:
-        body["enable_thinking"] = False
+    if isinstance(asked.think, bool):
+        body["enable_thinking"] = asked.think
+    elif asked.think:
+        body["reasoning_effort"] = asked.think
     body |= {"max_tokens": _limit(asked.options), "logprobs": asked.logprobs}
     return asked.onto(body | ({"top_logprobs": asked.top_logprobs} if asked.logprobs else {}))
 
@@ -276,7 +277,8 @@ def _message(message: Message, index: int) -> Json:
         }
         for call in message.tool_calls
     ]
-    return {"role": message.role, "content": message.content or ""} | ({"tool_calls": calls} if calls else {})
+    said: Json = {"role": message.role, "content": message.content or "", "reasoning_content": message.thinking}
+    return said | ({"tool_calls": calls} if calls else {})
 
 
 def _refused(sentence: str, param: str) -> RequestError:

@@ -79,6 +79,8 @@ class ResponseEvents:
             return self._end(event)
         if event.step is not None:
             return self._step(event.step)
+        if event.thinking:
+            return self._thought(event.text) if event.text else []
         self._logprobs += logprob_items(event)
         return self._encode(self._parse(event))
 
@@ -133,10 +135,7 @@ class ResponseEvents:
     def _step(self, step: WorkflowStep) -> list[Event]:
         """A step of a workflow: a line of one reasoning item, which ends where the answer begins. A step after that is
         in the report alone."""
-        events: list[Event] = []
-        if self._item is None:
-            self._item = _Reasoning(self._new_id("rs"))
-            events.append(self._item_event("response.output_item.added", item=self._item.body("in_progress")))
+        events = self._reasoning() if self._item is None else []
         if isinstance(self._item, _Reasoning):
             index, line = len(self._item.parts), step_line(step)
             part: Json = {"type": "summary_text", "text": line}
@@ -149,6 +148,19 @@ class ResponseEvents:
             ):
                 events.append(self._delta(f"response.reasoning_summary_{kind}", summary_index=index, **fields))
         return events
+
+    def _reasoning(self) -> list[Event]:
+        self._item = _Reasoning(self._new_id("rs"))
+        return [self._item_event("response.output_item.added", item=self._item.body("in_progress"))]
+
+    def _thought(self, text: str) -> list[Event]:
+        """What the model thinks: the content of the reasoning item, behind the steps."""
+        events = [] if isinstance(self._item, _Reasoning) else [*self._close("completed"), *self._reasoning()]
+        assert isinstance(self._item, _Reasoning)
+        if not self._item.text:
+            events.append(self._part("response.content_part.added", part=self._item.part("")))
+        self._item.text.append(text)
+        return [*events, self._part("response.reasoning_text.delta", delta=text)]
 
     def _text(self, text: str) -> list[Event]:
         events: list[Event] = []
@@ -177,6 +189,10 @@ class ResponseEvents:
             text, logprobs = "".join(item.text), item.logprobs
             events.append(self._part("response.output_text.done", text=text, logprobs=logprobs))
             events.append(self._part("response.content_part.done", part=item.part()))
+        elif item.text:
+            thought = "".join(item.text)
+            events.append(self._part("response.reasoning_text.done", text=thought))
+            events.append(self._part("response.content_part.done", part=item.part(thought)))
         events.append(self._item_event("response.output_item.done", item=body))
         self._output.append(body)
         self._item = None
@@ -186,7 +202,8 @@ class ResponseEvents:
         incomplete = done.reason == "length"
         events = self._encode(self._parser.flush(done.reason != "stop")) if self._parser is not None else []
         answered = any(item["type"] not in ("file_search_call", "reasoning") for item in self._output)
-        if isinstance(self._item, _Reasoning | None) and (not answered or self._logprobs):
+        cut = incomplete and isinstance(self._item, _Reasoning) and self._item.text  # in its thinking
+        if isinstance(self._item, _Reasoning | None) and not cut and (not answered or self._logprobs):
             events += self._text("")  # an empty answer is still a message
         if done.citations and isinstance(self._item, _Message):
             length = sum(map(len, self._item.text))
@@ -272,14 +289,26 @@ class _Call:
 
 
 class _Reasoning:
-    """A reasoning item being written: a line for each step of a workflow, as parts of its summary."""
+    """A reasoning item being written: a line for each step of a workflow, as parts of its summary, and what the model
+    thinks, as its content."""
 
     def __init__(self, id: str) -> None:
         self.id = id
         self.parts: list[Json] = []
+        self.text: list[str] = []
+
+    def part(self, text: str) -> Json:
+        return {"type": "reasoning_text", "text": text}
 
     def body(self, status: str) -> Json:
-        return {"id": self.id, "type": "reasoning", "status": status, "summary": list(self.parts)}
+        content = [self.part("".join(self.text))] if self.text else []
+        return {
+            "id": self.id,
+            "type": "reasoning",
+            "status": status,
+            "summary": list(self.parts),
+            "content": content,
+        }
 
 
 def _annotation(citation: Citation, length: int, links: Addresses) -> Json:
@@ -316,7 +345,7 @@ def usage(done: GenerationResult) -> Json:
         "input_tokens": done.prompt_tokens,
         "input_tokens_details": {"cached_tokens": int(done.stats.get("cached_tokens", 0)), "cache_write_tokens": 0},
         "output_tokens": done.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": int(done.stats.get("reasoning_tokens", 0))},
         "total_tokens": done.prompt_tokens + done.completion_tokens,
     }
 

@@ -47,6 +47,8 @@ def replay(rows: Sequence[EventRow]) -> dict[str, Any]:
                 part["logprobs"] += body["logprobs"]
             case "response.output_text.annotation.added":
                 output[index]["content"][body["content_index"]]["annotations"].append(body["annotation"])
+            case "response.reasoning_text.delta":
+                output[index]["content"][body["content_index"]]["text"] += body["delta"]
             case "response.reasoning_summary_part.added":
                 output[index]["summary"].append(body["part"])
             case "response.reasoning_summary_text.delta":

@@ -116,6 +116,11 @@ class Text(Schema):
     verbosity: Literal["low", "medium", "high"] | None = None  # a hint, without effect
 
 
+class Reasoning(Schema):
+    effort: Hint | None = None
+    summary: Hint | None = None  # without effect: thinking is told in full
+
+
 class ConversationRef(Schema):
     id: Annotated[str, Field(max_length=MAX_ID)]
 
@@ -128,6 +133,7 @@ class ResponseRequest(FormFields):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     text: Text = Field(default_factory=Text)
+    reasoning: Reasoning = Field(default_factory=Reasoning)
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: Stops = Field(default_factory=list)  # ours, as `continue_final_message`: OpenAI has it in chat only
     continue_final_message: bool = False
@@ -199,14 +205,14 @@ class DeletedResponse(Schema):
 
 # Input items of `/v1/responses`: checked, stored, and converted to chat messages. Pure.
 #
-# Reasoning items and file searches of an earlier answer are accepted, since clients send back what they received, and
-# dropped: the answer's text holds their result.
+# File searches of an earlier answer are accepted, since clients send back what they received, and dropped: the answer's
+# text holds their result. So are reasoning items without content, as of other servers.
 
 
 Json = dict[str, object]
 
-SKIPPED = frozenset({"reasoning", "file_search_call"})
-_TEXTS = ("input_text", "output_text", "text")
+_TEXTS = ("input_text", "output_text", "reasoning_text", "text")
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 
 
 def new_id(prefix: str) -> str:
@@ -221,7 +227,11 @@ def input_items(given: str | Sequence[InputItem], *, field: str = "input") -> li
     if isinstance(given, str):
         content = [{"type": "input_text", "text": given}]
         return [{"id": new_id("msg"), "type": "message", "status": "completed", "role": "user", "content": content}]
-    return [_item(item, f"{field}[{index}]") for index, item in enumerate(given) if item.type not in SKIPPED]
+    return [_item(item, f"{field}[{index}]") for index, item in enumerate(given) if not _is_skipped(item)]
+
+
+def _is_skipped(item: InputItem) -> bool:
+    return item.type == "file_search_call" or (item.type == "reasoning" and not item.content)
 
 
 def _item(item: InputItem, where: str) -> Json:
@@ -233,6 +243,9 @@ def _item(item: InputItem, where: str) -> Json:
             kind = "output_text" if answered else "input_text"
             content = _parts(item.content or "", kind, f"{where}.content", refusals=answered)
             body: Json = {"type": "message", "role": item.role, "content": content}
+        case "reasoning":
+            parts = _parts(item.content or "", "reasoning_text", f"{where}.content")
+            body = {"type": item.type, "summary": [], "content": parts}
         case "function_call":
             _need(item, where, "call_id", "name", "arguments")
             body = {"type": item.type, "call_id": item.call_id, "name": item.name, "arguments": item.arguments}
@@ -251,7 +264,7 @@ def _item(item: InputItem, where: str) -> Json:
                 code="unsupported_content",
                 param=f"{where}.type",
             )
-    prefix = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}[str(body["type"])]
+    prefix = _PREFIXES[str(body["type"])]
     return {"id": item.id or new_id(prefix), "status": status, **body}
 
 
@@ -288,20 +301,28 @@ def _joined(parts: Iterable[Json]) -> str:
 def messages_of(items: Iterable[Json]) -> list[Json]:
     """Messages of `/v1/chat/completions` for input items and output items.
 
-    A call belongs to the assistant message it follows, since the model wrote both in one message.
+    A call belongs to the assistant message it follows, since the model wrote both in one message, and reasoning to the
+    one that follows it.
     """
     messages: list[Json] = []
+    thought: Json = {}
     for item in items:
         match item["type"]:
             case "message":
                 content = item["content"]
                 assert isinstance(content, list), "made by input_items"
-                messages.append({"role": item["role"], "content": _joined(content)})
+                said: Json = {"role": item["role"], "content": _joined(content)}
+                messages.append(said | thought if item["role"] == "assistant" else said)
+                thought = {}
+            case "reasoning":
+                content = item.get("content")
+                thought = {"reasoning_content": _joined(content)} if isinstance(content, list) and content else {}
             case "function_call":
                 function = {"name": item["name"], "arguments": item["arguments"]}
                 call = {"id": item["call_id"], "type": "function", "function": function}
-                if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": None})
+                if thought or not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": None} | thought)
+                    thought = {}
                 calls = messages[-1].setdefault("tool_calls", [])
                 assert isinstance(calls, list), "made here"
                 calls.append(call)
@@ -358,6 +379,7 @@ def chat_body(asked: ResponseRequest, items: Sequence[Json]) -> Json:
         "seed": asked.seed,
         "logprobs": wants_logprobs,
         "top_logprobs": (asked.top_logprobs or 0) if wants_logprobs else None,
+        "reasoning_effort": asked.reasoning.effort,
         "response_format": _response_format(asked.text.format),
         "paceline": asked.paceline.model_dump(exclude_unset=True),
         "stop": asked.stop,
@@ -441,7 +463,7 @@ def first_state(asked: ResponseRequest, response: str, created: int, sampling: S
         "incomplete_details": None,
         "max_tool_calls": None,
         "output": [],
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": asked.reasoning.model_dump(),
         "service_tier": "default",
         "usage": None,
         **asked.model_dump(include=_ECHOED),

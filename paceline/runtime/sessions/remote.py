@@ -16,6 +16,7 @@ from typing import Final, Literal, cast
 from paceline.core.printable import printable
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.shares import Shares
+from paceline.engine.thinking import NO_THINKING
 from paceline.errors import LinkClosed, LinkError, PacelineError
 from paceline.rag.chunk import MAX_PLACE
 from paceline.rag.prompt import MAX_QUERY, passages_text, query_of
@@ -403,7 +404,7 @@ class TextServer:
                         send(WrittenText(session, "", max(0, event.completion_tokens - tokens)))
                         return event.reason
                     tokens += event.tokens
-                    send(WrittenText(session, event.text[:PIECE], event.tokens))
+                    send(WrittenText(session, "" if event.thinking else event.text[:PIECE], event.tokens))
         finally:
             await generation.aclose()
         raise PacelineError("its text has no end")
@@ -418,9 +419,12 @@ def _request(opening: OpenSession, peer: str) -> GenerateRequest:
     if opening.targets or opening.constraint is not None or opening.top_k_documents:
         raise PacelineError("an agent's text has no beginning, no constraint and no documents")
     return GenerateRequest(
-        AskedPrompt(tuple({"role": message.role, "content": message.content} for message in opening.messages)),
+        AskedPrompt(
+            tuple({"role": message.role, "content": message.content} for message in opening.messages),
+            template=NO_THINKING,
+        ),
         sampling_from_wire(opening.sampling),
-        OutputForm(opening.max_tokens),
+        OutputForm(opening.max_tokens, thinking_tokens=0),
         Sources(documents=0, passages=()),
         Joining(privacy=opening.privacy, any_device=False),
         AskedStrategy(ALONE),

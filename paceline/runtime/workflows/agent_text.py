@@ -89,7 +89,7 @@ class TextStream:
                 rest = max(0, part.completion_tokens - self._taken)
                 self._taken += rest
                 return WrittenPart(text, taken + rest, ended=True)
-            text += part.text
+            text += "" if part.thinking else part.text
             taken += part.tokens
             self._taken += part.tokens
         return WrittenPart(text, taken, ended=False)

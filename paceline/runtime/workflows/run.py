@@ -15,6 +15,7 @@ from functools import partial
 from typing import Final
 
 from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.thinking import NO_THINKING
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.prompt import passages_text, query_of
 from paceline.rag.records import Passage, Selection
@@ -186,9 +187,12 @@ class WorkflowRun:
     async def _write(self, messages: Prompt, max_tokens: int, criticality: float) -> TextStream:
         """Begin an agent's text: greedy, by this side's model alone, without documents of its own."""
         request = GenerateRequest(
-            AskedPrompt(tuple({name: str(value) for name, value in message.items()} for message in messages)),
+            AskedPrompt(
+                tuple({name: str(value) for name, value in message.items()} for message in messages),
+                template=NO_THINKING,
+            ),
             SamplingParams(temperature=0.0),
-            OutputForm(max_tokens),
+            OutputForm(max_tokens, thinking_tokens=0),
             Sources(documents=0, passages=()),
             Joining(privacy=self._request.joining.privacy, any_device=False),
             AskedStrategy(LOCAL),

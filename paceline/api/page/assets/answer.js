@@ -42,11 +42,12 @@ export class AnswerView {
   }
 
   update() {
-    const { text, lanes, state, steps } = this.answer;
+    const { text, lanes, state, thought } = this.answer;
+    const steps = [...(this.answer.steps ?? []), ...(thought ? [thought] : [])];
     this.node.setAttribute("aria-busy", String(state === "writing"));
     this.node.dataset.state = state;
     renderMarkdown(this.words, new Run(text, lanes.length === text.length ? lanes : NONE.repeat(text.length)));
-    if (steps?.length) {
+    if (steps.length) {
       this.steps.hidden = false;
       this.steps.lastElementChild.replaceChildren(...steps.map((step) => make("li", { textContent: step })));
     }

@@ -67,7 +67,8 @@ function take(answer, event) {
   const choice = event.choices?.[0];
   if (choice?.finish_reason) answer.finish = choice.finish_reason;
   const { content, reasoning_content: reasoning } = choice?.delta ?? {};
-  if (reasoning) answer.steps.push(reasoning.trim());
+  if (step) answer.steps.push(reasoning.trim());
+  else if (reasoning) answer.thought = (answer.thought ?? "") + reasoning;
   if (content) {
     answer.text += content;
     answer.lanes += (LANES[lane] ?? NONE).repeat(content.length);
