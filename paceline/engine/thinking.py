@@ -24,14 +24,19 @@ from paceline.engine.base import TextModel
 T = TypeVar("T")
 Part = Literal["before", "thinking", "answer"]  # before: it is not known yet which of the others follows
 
-SWITCHES: Final = ("enable_thinking", "thinking")  # variables by which chat templates turn it on and off
-NO_THINKING: Final[Mapping[str, object]] = MappingProxyType(dict.fromkeys(SWITCHES, False))
+SWITCH: Final = "enable_thinking"  # variable by which most chat templates turn it on and off
+NO_THINKING: Final[Mapping[str, object]] = MappingProxyType({SWITCH: False})
 MARKS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 
 
 def marks_of(template: str) -> tuple[str, str] | None:
     """The marks of a model by its chat template; None: it does not think."""
     return next((marks for marks in MARKS if marks[1] in template), None)
+
+
+def switched(variables: Mapping[str, object]) -> Mapping[str, object]:
+    """A template's variables, with the switch by its other name as well, which Granite and DeepSeek-V3.1 read."""
+    return {"thinking": variables[SWITCH], **variables} if SWITCH in variables else variables
 
 
 def thinking_after(prompt: str, marks: tuple[str, str], begun: str, budget: int | None) -> Thinking | None:

@@ -21,7 +21,7 @@ import tokenizers
 from jinja2 import TemplateError
 
 from paceline.engine.base import NO_FIELDS
-from paceline.engine.thinking import marks_of
+from paceline.engine.thinking import marks_of, switched
 from paceline.errors import ConfigError, PacelineError, RequestError
 
 Message = Mapping[str, object]
@@ -288,7 +288,7 @@ class Tokenizer:
         """roles: whose content is written in parts; None: those that the template reads so."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        further: dict[str, Any] = {**self._variables, **variables}
+        further: dict[str, Any] = {**self._variables, **switched(variables)}
         roles = self._roles_in_parts if roles is None else roles
         written = [m | {"content": _parts(m["content"])} if m["role"] in roles else m for m in messages]
         try:

@@ -317,3 +317,27 @@ def test_a_template_may_have_a_file_of_its_own() -> None:
     named = [{"name": "rag", "template": "x"}, {"name": "default", "template": CHATML}]
     several = Tokenizer.load(folder(named))  # type: ignore[arg-type]
     assert several.chat([QUESTION]) == both("CHATML")[0].chat([QUESTION])
+
+
+def test_a_switch_of_thinking_reaches_a_template_by_either_name() -> None:
+    template = CHATML + "{% if add_generation_prompt and thinking %}<think>\n{% endif %}"
+    ours = Tokenizer.load(folder(template))
+    assert ours.thinking is None  # nothing tells where it ends
+    for on in (True, False):
+        text = written(ours, ours.chat([QUESTION], template_kwargs={"enable_thinking": on}))
+        assert text.endswith("<think>\n") is on
+    assert "<think>" in written(ours, ours.chat([QUESTION], template_kwargs={"enable_thinking": False, "thinking": 1}))
+
+
+def test_special_marks_of_thinking_are_text_of_an_answer() -> None:
+    template = CHATML + "{# [THINK] and [/THINK] #}"
+    first = 256 + len(SPECIAL) + len(MARKS)
+    added = {
+        str(first + place): {"content": mark, "special": True} for place, mark in enumerate(("[THINK]", "[/THINK]"))
+    }
+    ours = Tokenizer.load(folder(template, added_tokens_decoder=added))
+    begin, end = (ours.encode(mark, own=True) for mark in ours.thinking or ())
+    assert len(begin) == len(end) == 1
+    assert (ours.token_bytes(begin[0]), ours.token_bytes(end[0])) == (b"[THINK]", b"[/THINK]")
+    asked = ours.chat([{"role": "user", "content": "[THINK] of it"}])
+    assert begin[0] not in asked and "[THINK] of it" in written(ours, asked)

@@ -112,7 +112,7 @@ class OutputConfig(Schema):
     effort: Hint | None = None
 
 
-class Thinking(Schema):
+class ThinkingConfig(Schema):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     display: Literal["summarized", "omitted"] | None = None  # else it is told in full
@@ -128,7 +128,7 @@ class PromptFields(FormFields):
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig = Field(default_factory=OutputConfig)
     output_format: OutputFormat | None = None  # the older place of `output_config.format`
-    thinking: Thinking = Field(default_factory=lambda: Thinking(type="disabled"))
+    thinking: ThinkingConfig = Field(default_factory=lambda: ThinkingConfig(type="disabled"))
     cache_control: JsonObject | None = None  # without effect
 
     @model_validator(mode="before")

@@ -43,7 +43,7 @@ from paceline.api.http.body import Schema
 from paceline.api.models import chat_model, switched
 from paceline.core.sampling.sampler import Constraint
 from paceline.engine.base import ModelInfo
-from paceline.engine.thinking import SWITCHES, with_thinking
+from paceline.engine.thinking import SWITCH, with_thinking
 from paceline.errors import RequestError
 from paceline.runtime.service import AskedPrompt, GenerateRequest, Service, SharedPrompt
 from paceline.wire.messages import MAX_TEMPLATE
@@ -91,7 +91,7 @@ class Message(Schema):
     reasoning: str | None = None  # the same, as vLLM and OpenRouter name it
 
 
-class Reasoning(Schema):
+class AskedReasoning(Schema):
     """Thinking as OpenRouter asks for it."""
 
     effort: Hint | None = None
@@ -166,7 +166,7 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: JsonObject = Field(default_factory=dict)  # as at vLLM
     enable_thinking: bool | None = None  # one of them
     reasoning_effort: Hint | None = None  # likewise; "none": no thinking
-    reasoning: Reasoning | None = None
+    reasoning: AskedReasoning | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None  # as at vLLM
     include_reasoning: bool = True
     continue_final_message: bool | None = None  # default: where the last message is the assistant's
@@ -189,7 +189,7 @@ class ChatRequest(SamplingFields):
     @property
     def thinking_tokens(self) -> int | None:
         """Tokens of thinking at most; None where the request has no bound."""
-        if self.template.get(SWITCHES[0]) is False:
+        if self.template.get(SWITCH) is False:
             return 0  # also of a model whose template has no switch
         of_reasoning = None if self.reasoning is None else self.reasoning.max_tokens
         return of_reasoning if self.thinking_token_budget is None else self.thinking_token_budget
@@ -197,12 +197,12 @@ class ChatRequest(SamplingFields):
     @property
     def template(self) -> JsonObject:
         """Variables that the request sets in chat templates."""
-        asked = self.reasoning or Reasoning()
+        asked = self.reasoning or AskedReasoning()
         effort = asked.effort or self.reasoning_effort
         thinks = asked.enabled if self.enable_thinking is None else self.enable_thinking
         if thinks is None and effort is not None:
             thinks = effort != "none"
-        fields: JsonObject = {} if thinks is None else dict.fromkeys(SWITCHES, thinks)
+        fields: JsonObject = {} if thinks is None else {SWITCH: thinks}
         return fields | ({} if effort in (None, "none") else {"reasoning_effort": effort}) | self.chat_template_kwargs
 
     @model_validator(mode="before")

@@ -116,7 +116,7 @@ class Text(Schema):
     verbosity: Literal["low", "medium", "high"] | None = None  # a hint, without effect
 
 
-class Reasoning(Schema):
+class ResponseReasoning(Schema):
     effort: Hint | None = None
     summary: Hint | None = None  # without effect: thinking is told in full
 
@@ -133,7 +133,7 @@ class ResponseRequest(FormFields):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     text: Text = Field(default_factory=Text)
-    reasoning: Reasoning = Field(default_factory=Reasoning)
+    reasoning: ResponseReasoning = Field(default_factory=ResponseReasoning)
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: Stops = Field(default_factory=list)  # ours, as `continue_final_message`: OpenAI has it in chat only
     continue_final_message: bool = False

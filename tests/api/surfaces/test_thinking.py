@@ -153,13 +153,13 @@ def test_ollamas_lines_have_it_beside_the_text(http: httpx.Client, service: Scri
     ("fields", "template", "tokens"),
     [
         ({}, {}, None),
-        ({"enable_thinking": True}, {"enable_thinking": True, "thinking": True}, None),
-        ({"enable_thinking": False}, {"enable_thinking": False, "thinking": False}, 0),
+        ({"enable_thinking": True}, {"enable_thinking": True}, None),
+        ({"enable_thinking": False}, {"enable_thinking": False}, 0),
         ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}, 0),
-        ({"reasoning_effort": "none"}, {"enable_thinking": False, "thinking": False}, 0),
-        ({"reasoning_effort": "low"}, {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}, None),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}, 0),
+        ({"reasoning_effort": "low"}, {"enable_thinking": True, "reasoning_effort": "low"}, None),
         ({"reasoning_effort": "low", "chat_template_kwargs": {"thinking": 1}}, {"thinking": 1}, None),
-        ({"reasoning": {"enabled": True, "max_tokens": 9}}, {"thinking": True}, 9),
+        ({"reasoning": {"enabled": True, "max_tokens": 9}}, {"enable_thinking": True}, 9),
         ({"thinking_token_budget": 5, "reasoning": {"max_tokens": 9}}, {}, 5),
     ],
 )
