@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from .dialogue import Screen
 
 DEVICE = "demo-laptop"
-MODEL = "demo"
 OPTIONS = {"temperature": 0, "max_tokens": 96}
 FIRST_TOKEN_S = 20.0  # after which the machine is called slow; the demo pair takes about 1 s
 SILENCE_S = 60.0  # without a sign of life, of which a program that is at work sends one every 15 s
@@ -126,8 +125,12 @@ def demo(
     port: Annotated[int, typer.Option("--port", help="the cloud's; another if it is taken")] = 8000,
     agent_port: Annotated[int, typer.Option("--agent-port", help="the device's; another if it is taken")] = 8001,
     keep: Annotated[bool, typer.Option("--keep", help="leave the state directory behind and say where it is")] = False,
+    model: Annotated[
+        str, typer.Option("--model", help="of both sides, as of serve: smollm, a name, a folder, a GGUF file")
+    ] = models.DEMO,
 ) -> None:
     """Start a server and a device on this machine and let them answer three questions together."""
+    from .conversation import Conversation
     from .dialogue import COLOURS, Screen
 
     screen = Screen()
@@ -136,7 +139,8 @@ def demo(
     ports: dict[Side, int] = {"cloud": port, "device": agent_port}
     with _ended_by_signals(), _state_directory(screen, keep) as directory, Children(directory) as children:
         screen.say("starting a cloud server and a device agent")
-        pair = start_pair(children, documents, model=MODEL, embedder="minilm", device=DEVICE, ports=ports)
+        model = str(Path(model).absolute()) if Path(model).exists() else model  # the programs run in another folder
+        pair = start_pair(children, documents, model=model, embedder="minilm", device=DEVICE, ports=ports)
         for side, folder in documents.items():
             names = ", ".join(sorted(file.name for file in folder.iterdir() if file.is_file()))
             screen.say(f"{side:<7} {pair.url(side)}   reads {names}", COLOURS[side])
@@ -147,9 +151,11 @@ def demo(
         if check:
             screen.say(f"\n{len(asked) - wrong} of {len(asked)} answers are right", "")
             raise typer.Exit(1 if wrong else 0)
+        with Conversation(pair.cloud.url) as asking:
+            name = asking.model
         screen.say("\nAsk more, at either side (OpenAI's API; on this machine no key is needed):", "")
         for child in both:
-            screen.say(f"  {curl_line(child.url, MODEL, questions[0].text)}", "")
+            screen.say(f"  {curl_line(child.url, name, questions[0].text)}", "")
         screen.say("Ctrl-C ends both.", "")
         with suppress(KeyboardInterrupt):  # the normal end
             while True:

