@@ -10,7 +10,7 @@ from .report import Claim
 
 
 def claimed(
-    name: str, found: Estimate, target: float, better: Literal["higher", "lower"], paper: str | None = None
+    name: str, found: Estimate, target: float | None, better: Literal["higher", "lower"], paper: str | None = None
 ) -> Claim:
     """A claim with the interval of its value."""
     return Claim(name, found.value, target, better, paper, found.bounds)

@@ -4,9 +4,10 @@
 private and a public one, and such as none answers. All private documents are stored on the device and all public ones
 in the cloud; each question is searched for on both sides as in a request, two passages a side, and both sides write the
 answer greedily, over a virtual network. An answer is right if an accepted text stands in it, one for each fact; where
-nothing answers, if it says so. The claims are on the questions of the half `test`; the other half may be looked at by
-who changes the reader. The documents are the same in both halves. `questions/notes_dev.json` is a second set to
-look at, of 22 other documents and 121 questions, which the bench does not ask.
+nothing answers, if it says so: the demonstration's models in the sentence that they have been taught, real ones
+(`--models`) in words of their own. The claims are on the questions of the half `test`; the other half may be looked at
+by who changes the reader. The documents are the same in both halves. `questions/notes_dev.json` is a second set to look
+at, of 22 other documents and 121 questions, which the bench does not ask.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,13 @@ PASSAGES: Final = 2  # a side, as by default
 MAX_DOCUMENT: Final = 1500  # tokens
 TARGETS: Final = {"single": 0.8, "two": 0.6, "none": 0.9}
 CLAIMED: Final = "test"
+DECLINES: Final = re.compile(
+    r"(not|n't|never) (\w+ ){0,3}(mention|say|state|specif|provide|contain|include|give|list|describe|answer|have|know)"
+    r"|\b(no|any) (\w+ )?(information|mention|details?)\b|unable to|cannot|can't|sorry",
+    re.IGNORECASE,
+)
+"""What models that have been taught no sentence for it say where they find no answer."""
+MODELS: Final = True
 FEW: Final = 12  # questions of a kind
 
 Half = Literal["dev", "test"]
@@ -89,8 +97,12 @@ def run(options: Options) -> Report:
     rows: list[dict[str, object]] = []
     shares: dict[str, Estimate] = {}
     with stored(documents, embedder) as stores:
-        for name, pair in {"reader": Pair.load(READER, READER), "causal pair": Pair.load(DEVICE, CLOUD)}.items():
-            right = {each: is_right(each, answer(pair, stores, each.text)) for each in questions}
+        for name, loaded in _pairs(options).items():
+            pair = loaded()
+            right = {
+                each: is_right(each, answer(pair, stores, each.text), declines=DECLINES if options.models else None)
+                for each in questions
+            }
             for kind in TARGETS:
                 for half in ("dev", "test"):
                     asked = _of(questions, kind, half)
@@ -99,7 +111,10 @@ def run(options: Options) -> Report:
                         found = {"n": len(asked), "right": share.value, "interval_90": share.interval}
                         rows.append({"models": name, "questions": kind, "half": half, **found})
                         shares.setdefault(f"{kind} {half}", share)
-    claims = tuple(claimed(f"notes.{kind}", shares[f"{kind} {CLAIMED}"], TARGETS[kind], "higher") for kind in TARGETS)
+    suffix, aims = ("_real", dict.fromkeys(TARGETS)) if options.models else ("", TARGETS)
+    claims = tuple(
+        claimed(f"notes.{kind}{suffix}", shares[f"{kind} {CLAIMED}"], aims[kind], "higher") for kind in TARGETS
+    )
     conditions = {
         "embedder": "minilm",
         "passages": PASSAGES,
@@ -109,6 +124,13 @@ def run(options: Options) -> Report:
         "quick": options.quick,
     }
     return Report(NAME, conditions, rows, claims)
+
+
+def _pairs(options: Options) -> Mapping[str, Callable[[], Pair]]:
+    """What is asked, by its name, each loaded when its turn comes."""
+    if real := options.models:
+        return {real.label: lambda: Pair({side: real.load(side) for side in SIDES})}
+    return {"reader": lambda: Pair.load(READER, READER), "causal pair": lambda: Pair.load(DEVICE, CLOUD)}
 
 
 def _of(questions: Sequence[Question], kind: str, half: str) -> tuple[Question, ...]:
@@ -127,10 +149,10 @@ def stored(documents: Sequence[Document], embedder: Embedder) -> Iterator[Mappin
 
 def answer(pair: Pair, stores: Mapping[Side, DocumentStore], question: str) -> str:
     """As a request would be answered: each side with what it finds, the device's documents at their constant weight."""
-    return pair.write({side: _prompts(pair, side, stores[side], question).branches for side in SIDES})
+    return pair.write({side: prompts(pair, side, stores[side], question).branches for side in SIDES})
 
 
-def _prompts(pair: Pair, side: Side, store: DocumentStore, question: str) -> PromptSet:
+def prompts(pair: Pair, side: Side, store: DocumentStore, question: str) -> PromptSet:
     tokenizer, messages = pair.models[side].tokenizer, [{"role": "user", "content": question}]
     branches = []
     passages = store.search(question, PASSAGES)
@@ -143,8 +165,12 @@ def _prompts(pair: Pair, side: Side, store: DocumentStore, question: str) -> Pro
     return prompts.without_relevance() if side == "device" else prompts
 
 
-def is_right(question: Question, given: str) -> bool:
-    """Each fact's text stands in the answer as whole words; or the answer says that there is none, and only that."""
+def is_right(question: Question, given: str, *, declines: re.Pattern[str] | None = None) -> bool:
+    """Each fact's text stands in the answer as whole words; or the answer says that there is none, and only that.
+
+    declines: what says so, for models without a sentence of their own for it."""
+    if question.kind == "none" and declines is not None:
+        return declines.search(given) is not None
     if question.kind == "none":
         said = given.replace(NOTHING_OF_SEVERAL, NOTHING)
         return NOTHING in said and not re.sub(r"\.?\s*The \w+: ", "", said.replace(NOTHING, "")).strip(" .")

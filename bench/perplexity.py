@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from paceline.core.aggregation.weights import decayed_evidence
 from paceline.core.sampling.dist import Dist
 from paceline.core.side import SIDES, Side
-from paceline.engine.loader import load_model
+from paceline.engine.loader import load_model, served_name
 from paceline.models import DEVICE
 from paceline.rag.embedder import Embedder, load_embedder
 from paceline.rag.index.hybrid import VectorIndex
@@ -48,6 +48,7 @@ OWED: Final = 0.5  # of the gain; the rest is that of mixing any distributions
 PAPER: Final = "1.9 (Qwen2.5-1.5B, WikiText-2), 1.4 (OPT-1.3B, WikiText-103)"
 
 KV_ROWS: Final = 8192  # more than the rows of one forward of EngineScorer
+MODELS: Final = True  # the device's
 
 Key = TypeVar("Key")
 Decode = Callable[[Sequence[int]], str]
@@ -216,9 +217,11 @@ def gain_ratio(none: float, ours: float, baselines: Iterable[float]) -> float:
 
 # ---- the bench -------------------------------------------------------------------------------------------------------
 def run(options: Options, workload: Workload | None = None) -> Report:
-    """Two models on the same windows and documents: the demo's device model (for the claim), and n-gram tables."""
+    """Two models on the same windows and documents: the demo's device model (for the claim) or that of `--models`, and
+    n-gram tables."""
     load = workload or (QUICK if options.quick else Workload())
-    model = load_model(DEVICE, threads=1, kv_rows=KV_ROWS)
+    real = options.models
+    model = real.load("device", kv_rows=KV_ROWS) if real else load_model(DEVICE, threads=1, kv_rows=KV_ROWS)
     encode, decode = model.tokenizer.encode, model.tokenizer.decode
     separator = tuple(encode("\n"))
     material = gather(options.data, encode, window=load.window, passage=load.passage, tested=load.tested)
@@ -227,10 +230,10 @@ def run(options: Options, workload: Workload | None = None) -> Report:
     fit_library = Library(material.lessons, embedder, decode, load.temperature)
     windows = random.Random(SEED).sample(material.test.windows, min(load.windows, len(material.test.windows)))
     found = [library.find(window.ids[: load.start(window.ids)], load.deepest) for window in windows]
-    scorers: dict[str, Scorer] = {
-        "demo": EngineScorer(model.engine, "the demo's device model (4.7M parameters), as it is shipped"),
-        "tables": fit_tables(material, fit_library, separator, model.tokenizer.vocab_size, load),
-    }
+    described = served_name(real.device) if real else "the demo's device model (4.7M parameters), as it is shipped"
+    scorers: dict[str, Scorer] = {"real" if real else "demo": EngineScorer(model.engine, described)}
+    if not real:
+        scorers["tables"] = fit_tables(material, fit_library, separator, model.tokenizer.vocab_size, load)
     rows: list[dict[str, object]] = []
     claims: list[Claim] = []
     for name, scorer in scorers.items():

@@ -4,7 +4,8 @@ The demo pair, greedily, with the program's own strategies over a virtual networ
 a request. Three kinds of questions: generated ones, where each side's document holds one of the two facts in question;
 with a data folder also real ones with evidence on both sides (HotpotQA, 2WikiMultihopQA) or on one of them (SQuAD,
 titles held out of training), with the best paragraph of each side as its document. The claims are on the generated
-set: the pair was trained on such sentences and reads hardly any others.
+set: the pair was trained on such sentences and reads hardly any others. Real models (`--models`) are asked the real
+questions alone.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from lab.training.evaluate import both_sides
 from lab.training.texts.names import split_of
 from lab.training.texts.squad import normal_form
 from paceline.core.side import SIDES, Side
+from paceline.errors import ConfigError
 from paceline.models import CLOUD, DEVICE
 from paceline.rag.embedder import Embedder, load_embedder
 
 from .bootstrap import Estimate, estimate, share_of, worst_of
 from .findings import claimed
-from .report import Options, Report
+from .report import Claim, Options, Report
 
 NAME = "two_sided"
 SUMMARY = "exact answers to two-sided questions: both sides together against each alone"
@@ -38,6 +40,7 @@ GENERATED: Final = "generated"
 READERS: Final[tuple[Side, Side]] = ("device", "cloud")  # sides of a generated question's documents, in order
 SEED: Final = 13
 FEW, MANY = 20, 200  # questions of each kind
+MODELS: Final = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,12 @@ class Question:
 
 def run(options: Options) -> Report:
     count = FEW if options.quick else MANY
-    embedder = load_embedder("minilm")
-    pair = Pair.load(DEVICE, CLOUD, threads=1)
+    embedder, real_ones = load_embedder("minilm"), options.models
+    if real_ones and options.data is None:
+        raise ConfigError("Real models are asked real questions: give their folder with --data.")
+    pair = Pair({side: real_ones.load(side) for side in SIDES}) if real_ones else Pair.load(DEVICE, CLOUD, threads=1)
     searched = Pair(pair.models, embedder)
-    kinds = {GENERATED: list(generated(count))}
+    kinds = {} if real_ones else {GENERATED: list(generated(count))}
     if options.data is not None:
         folder = options.data / "two_sided_qa"
         kinds |= {name: list(real(folder, name, count, embedder)) for name in ("both_sides", "single_side")}
@@ -70,15 +75,9 @@ def run(options: Options) -> Report:
         }
         for kind, questions in kinds.items()
     ]
-    together, *alone = right[GENERATED].values()
-    claims = (
-        claimed("two_sided.generated", share_of(together), 0.9, "higher"),
-        claimed(
-            "two_sided.alone_vs_together", worst_of((_relative(way, together) for way in alone), "lower"), 0.5, "lower"
-        ),
-    )
+    claims = _real_claims(right) if real_ones else _claims(right[GENERATED])
     conditions = {
-        "models": "demo pair",
+        "models": real_ones.label if real_ones else "demo pair",
         "embedder": "minilm",
         "temperature": 0.0,
         "seed": SEED,
@@ -87,6 +86,30 @@ def run(options: Options) -> Report:
         "quick": options.quick,
     }
     return Report(NAME, conditions, rows, claims)
+
+
+def _claims(right: Mapping[str, Sequence[bool]]) -> tuple[Claim, ...]:
+    together, *alone = right.values()
+    return (
+        claimed("two_sided.generated", share_of(together), 0.9, "higher"),
+        claimed(
+            "two_sided.alone_vs_together", worst_of((_relative(way, together) for way in alone), "lower"), 0.5, "lower"
+        ),
+    )
+
+
+def _real_claims(right: Mapping[str, Mapping[str, Sequence[bool]]]) -> tuple[Claim, ...]:
+    """For each kind, the share of questions that both sides answer, less that of the better side alone."""
+    claims = []
+    for kind, of in right.items():
+        together, *alone = of.values()
+        better = max(alone, key=sum)
+        claims.append(claimed(f"two_sided.{kind}_gain_real", _gained(together, better), None, "higher"))
+    return tuple(claims)
+
+
+def _gained(right: Sequence[bool], reference: Sequence[bool]) -> Estimate:
+    return estimate(len(right), lambda among: sum(right[i] - reference[i] for i in among) / len(among))
 
 
 def answered(pair: Pair, questions: Sequence[Question], sides: Sequence[Side]) -> list[bool]:

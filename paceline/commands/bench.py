@@ -61,6 +61,9 @@ def bench(
     ] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="draw the graph there (.png, .svg, .pdf)")] = None,
     data: Annotated[Path | None, typer.Option("--data", help="folder with the evaluation sets")] = None,
+    models: Annotated[
+        str | None, typer.Option("--models", help="real ones: smollm, qwen, a model, or the device's,the cloud's")
+    ] = None,
 ) -> None:
     """Measure one claim against its baselines, in one run on this machine."""
     found = benches()
@@ -71,6 +74,8 @@ def bench(
     if name == ALL:
         if plot_file:
             raise ConfigError("bench all draws no graph: leave --plot out")
+        if models:
+            raise ConfigError("bench all runs each bench on its own models: leave --models out")
         _run_all(found, ["--quick"] * quick + (["--data", str(data)] if data else []), json_file)
         return
     if name not in found:
@@ -82,7 +87,10 @@ def bench(
         chosen = found[name].load()
         if plot_file and not hasattr(chosen, "plot"):
             raise ConfigError(f"bench {name} draws no graph: leave --plot out")
-        options = importlib.import_module(f"{PACKAGE}.report").Options(quick=quick, data=data)
+        if models and not getattr(chosen, "MODELS", False):
+            raise ConfigError(f"bench {name} runs on its own models: leave --models out")
+        real = importlib.import_module(f"{PACKAGE}.models").RealModels.parse(models) if models else None
+        options = importlib.import_module(f"{PACKAGE}.report").Options(quick=quick, data=data, models=real)
         report = chosen.run(options)
     except ModuleNotFoundError as error:
         if error.name == "lab":
@@ -170,9 +178,11 @@ def table(rows: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def verdict(claim: Claim) -> str:
+    spread = "" if claim.interval is None else " [{:.3g}, {:.3g}]".format(*claim.interval)
+    if claim.target is None:
+        return f"{claim.name} = {claim.value:.3g}{spread}"
     sign = ">=" if claim.better == "higher" else "<="
     held = "holds" if claim.holds else "does not hold"
-    spread = "" if claim.interval is None else " [{:.3g}, {:.3g}]".format(*claim.interval)
     return f"{claim.name} = {claim.value:.3g}{spread} (target {sign} {claim.target:g}): {held}"
 
 

@@ -36,6 +36,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     (folder / "report.py").write_text("from bench.report import *")
+    (folder / "models.py").write_text("from bench.models import *")
     (folder / "stones.py").write_text(MODULE + PLOT)
     monkeypatch.syspath_prepend(tmp_path)
     (folder / "lacking.py").write_text('import a_package_that_nobody_has\nNAME: str = "lacking"\nSUMMARY = "nothing"\n')
@@ -82,6 +83,8 @@ def test_a_run_shows_rows_and_claims_and_writes_them(package: Path) -> None:
         (("pebbles",), "unknown bench pebbles: choose one of lacking, stones, or all"),
         (("lacking",), "bench lacking needs a_package_that_nobody_has, which is not installed: run `pip install"),
         (("all", "--plot", "x.png"), "bench all draws no graph"),
+        (("all", "--models", "smollm"), "bench all runs each bench on its own models"),
+        (("stones", "--models", "smollm"), "bench stones runs on its own models"),
         (("stones", "--json", "/nowhere/at/all.json"), "/nowhere/at does not exist"),
     ],
 )
@@ -164,6 +167,7 @@ def test_every_bench_of_the_repository_can_be_loaded_and_says_what_it_measures()
 
 def test_a_claim_holds_only_if_its_whole_interval_does() -> None:
     assert Claim("a", 2.0, 1.5, "higher", interval=(1.6, 3.0)).holds
+    assert command.verdict(Claim("a", 2.0, None, "higher", interval=(1.6, 3.0))) == "a = 2 [1.6, 3]"
     assert not Claim("a", 2.0, 1.5, "higher", interval=(1.4, 3.0)).holds
     assert not Claim("a", 1.0, 1.5, "lower", interval=(0.5, 1.6)).holds
     assert (
