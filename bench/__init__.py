@@ -10,8 +10,9 @@
 - `perplexity`: perplexity of text given documents. `streams`, `surface`: throughput and CPU of the HTTP server.
 - `serving`: the HTTP server against others on the same weights, its prefix cache, host time and memory.
 - `streamed_answer`, `wide_vocabulary`: parts of `aggregate`; `first_token`: of `ttft`; `guess_scores`: of `leakage`.
-- `report`: options, claims and reports. `bootstrap`: intervals. `aggregation/`, `drafting/`, `retrieval/`,
-  `speculation/`: parts of the benches.
+- `real`: drafts and bytes of real models' answers. `greedy`: their text against transformers' and llama.cpp's.
+- `report`: options, claims and reports. `models`: real models by name, for `--models`. `bootstrap`: intervals.
+  `aggregation/`, `drafting/`, `retrieval/`, `speculation/`: parts of the benches.
 
 Definitions of all numbers: METHODOLOGY.md. Dated results: LOG.md.
 """

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.engine.base import Engine
+from paceline.core.side import Side
+from paceline.engine.base import Engine, LoadedModel
 from paceline.engine.loader import load_model
 from paceline.errors import ConfigError
 from paceline.models import CLOUD, DEVICE
@@ -74,15 +75,21 @@ def _generated(count: int) -> dict[str, list[str]]:
 
 def demo_pair(texts: dict[str, list[str]]) -> ModelPrompts:
     """The cloud's demonstration model, with the device's as draft model."""
-    cloud, device = load_model(CLOUD), load_model(DEVICE)
+    return chat_prompts("demo cloud", {"cloud": load_model(CLOUD), "device": load_model(DEVICE)}, texts)
+
+
+def chat_prompts(
+    name: str, models: Mapping[Side, LoadedModel], texts: dict[str, list[str]], limit: int = MAX_PROMPT
+) -> ModelPrompts:
+    """The cloud's model, with the device's as draft model; each text as the first message of a chat."""
+    cloud = models["cloud"]
 
     def encode(text: str) -> Sequence[int]:
         return cloud.tokenizer.chat([{"role": "user", "content": text}])
 
     size = min(cloud.tokenizer.vocab_size, cloud.engine.info.vocab_size)
-    return ModelPrompts(
-        "demo cloud", cloud.engine, size, cloud.tokenizer.eos_ids, _encoded(texts, encode), device.engine
-    )
+    encoded = _encoded(texts, encode, limit)
+    return ModelPrompts(name, cloud.engine, size, cloud.tokenizer.eos_ids, encoded, models["device"].engine)
 
 
 def tiny_model_prompts(data: Path | None, texts: dict[str, list[str]], tokens: int) -> list[ModelPrompts]:
