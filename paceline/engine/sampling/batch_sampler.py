@@ -22,9 +22,9 @@ from torch import Tensor
 from paceline.core.sampling import dist as core_noise
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import RowSampling, SampledRow, sample_row
-from paceline.engine.sampling import row_kernel
-from paceline.engine.sampling.noise import DISTINCT, MARGIN, margins, may_revive
+from paceline.engine.sampling.noise import DISTINCT, may_revive
 from paceline.engine.sampling.open_sampler import OpenSampler
+from paceline.engine.sampling.row_kernel import MARGIN, is_plain, margins, sample_rows
 from paceline.engine.sampling.workspace import (
     Array,
     Rounds,
@@ -32,6 +32,7 @@ from paceline.engine.sampling.workspace import (
     beside,
     gathered,
     group_maxima,
+    host_rows,
     ids_of,
     is_remote,
     largest,
@@ -65,8 +66,8 @@ class BatchSampler:
         `logits`; None: all of them, in order."""
         if places is None:
             places = range(len(rows))
-        fits = row_kernel.fits(logits)
-        by_kernel = [fits and _is_plain(row) for row in rows]
+        host = host_rows(logits)
+        by_kernel = [host is not None and is_plain(row) for row in rows]
         found: dict[int, SampledRow] = {}
         with torch.inference_mode():
             for sample, kind in ((self._by_kernel, True), (self._chunks, False)):
@@ -77,7 +78,9 @@ class BatchSampler:
         return [found[at] for at in range(len(rows))]
 
     def _by_kernel(self, logits: Tensor, rows: Sequence[RowSampling], places: Sequence[int]) -> list[SampledRow]:
-        tokens, tops = row_kernel.sample_rows(logits[:, : rows[0].vocab_size], rows, places)
+        host = host_rows(logits[:, : rows[0].vocab_size])
+        assert host is not None
+        tokens, tops = sample_rows(host, rows, places, threads=torch.get_num_threads())
         return [
             self._referred(logits[place], row, top) if token is None else SampledRow(token, top)
             for place, row, token, top in zip(places, rows, tokens, tops, strict=True)
@@ -149,7 +152,7 @@ class BatchSampler:
             kind = "greedy" if params.temperature == 0.0 else "top_k" if cut else "open"
             kinds.setdefault(kind, []).append(row)
         waiting: list[Rounds[list[int | None]]] = []
-        by_kernel = row_kernel.fits(scores)
+        by_kernel = host_rows(scores) is not None
         margin = margins(rows)
         # The kernel makes its own.
         maxima = scores[:, :0] if by_kernel and kinds.keys() == {"open"} else group_maxima(scores)
@@ -161,8 +164,8 @@ class BatchSampler:
             elif kind == "top_k":
                 are_changed = np.array([changed[row] for row in which])
                 waiting.append(_top_k(some, their_maxima, chosen, are_changed, margin[which]))
-            elif by_kernel:
-                certain, _ = row_kernel.sample_rows(some, chosen, heads=False)
+            elif (host := host_rows(some)) is not None:
+                certain, _ = sample_rows(host, chosen, heads=False, threads=torch.get_num_threads())
                 waiting.append(settled(certain))
             else:
                 waiting.append(self._open.sample(some, their_maxima, chosen, margin[which]))
@@ -172,14 +175,9 @@ class BatchSampler:
         return tokens
 
 
-def _is_plain(row: RowSampling) -> bool:
-    """True for rows that the kernel reads where they are."""
-    return not row.changes_logits and not 0 < row.params.top_k < row.vocab_size and row.num_top <= row_kernel.MAX_HEAD
-
-
 def _are_read_in_place(logits: Tensor, rows: Sequence[RowSampling]) -> bool:
     """True for logits of which no copy is made: the kernel reads them, and they are wanted as they are."""
-    return row_kernel.fits(logits) and not any(row.changes_logits or row.num_top for row in rows)
+    return host_rows(logits) is not None and not any(row.changes_logits or row.num_top for row in rows)
 
 
 def _heads(probs: Tensor | None, rows: Sequence[RowSampling]) -> Rounds[list[Dist | None]]:

@@ -6,16 +6,12 @@ bit for bit. Logarithms may differ from numpy's in their last bit, so who decide
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.sampling import dist
 from paceline.core.sampling.dist import GROUP
-from paceline.core.sampling.sampler import RowSampling
 from paceline.engine.sampling.workspace import is_remote
 
 
@@ -75,19 +71,11 @@ def _signed(number: int) -> int:
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
-# How near two values must be for rounding to decide between them; such rows are left to the reference.
+# How near two values must be for rounding to decide between them, beside `row_kernel.MARGIN`.
 
 
-MARGIN = 1e-4  # nats between scores: far more than float32's rounding of logits and softmax
-ROUNDING = 1e-6  # nats: that rounding itself, which a temperature below 1 magnifies
 DISTINCT = 1e-5  # nats: logits that differ by more have different probabilities in float32
 UNDERFLOW = 80.0  # nats below the best: probabilities in float32 may be 0 there
-
-
-def margins(rows: Sequence[RowSampling]) -> NDArray[np.float64]:
-    """(rows,) `MARGIN` of scores and of a row's probability, and more of it at low temperatures."""
-    temperatures = np.array([row.params.temperature or 1.0 for row in rows])
-    return np.maximum(MARGIN, ROUNDING / temperatures)
 
 
 def may_revive(plain: Tensor, scores: Tensor, best: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from paceline.core.sampling.dist import GROUP, row_keys
 from paceline.core.sampling.sampler import RowSampling
-from paceline.engine.sampling.noise import DISTINCT, MARGIN, GroupNoise
+from paceline.engine.sampling.noise import DISTINCT, GroupNoise
+from paceline.engine.sampling.row_kernel import MARGIN
 from paceline.engine.sampling.workspace import (
     Array,
     Rounds,

@@ -1,7 +1,7 @@
-"""Tokens and heads of rows on a CPU by the kernel in C, where the installation has built it: rows over torch's threads.
+"""Tokens and heads of rows on a CPU by the kernel in C, where the installation has built it, and without torch.
 
-What samples without it: `open_sampler`, whose search this is. It takes a fraction of that one's time because a row is
-read once, not once for each operation. Top-k is not handled here.
+What samples without it: `open_sampler`, whose search this is, for rows of torch; the reference for those of numpy. It
+takes a fraction of that one's time because a row is read once, not once for each operation. Top-k is not handled here.
 """
 
 from __future__ import annotations
@@ -10,23 +10,38 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from paceline.core.sampling.dist import GROUP, Dist, row_keys
 from paceline.core.sampling.sampler import RowSampling
-from paceline.engine.sampling.noise import margins
-from paceline.engine.sampling.workspace import is_remote
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+HostRows: TypeAlias = NDArray[np.float32] | NDArray[np.uint16]
+"""(rows, vocab) logits, whose ids lie side by side; of bfloat16 the bits."""
+
 MAX_HEAD: Final = GROUP  # ids
 _ROWS_A_THREAD: Final = 4  # fewer are not worth another thread
+
+# How near two scores must be for rounding to decide between them; such rows are left to the reference.
+
+MARGIN: Final = 1e-4  # nats between scores: far more than float32's rounding of logits and softmax
+ROUNDING: Final = 1e-6  # nats: that rounding itself, which a temperature below 1 magnifies
+
+
+def margins(rows: Sequence[RowSampling]) -> NDArray[np.float64]:
+    """(rows,) `MARGIN` of scores and of a row's probability, and more of it at low temperatures."""
+    temperatures = np.array([row.params.temperature or 1.0 for row in rows])
+    return np.maximum(MARGIN, ROUNDING / temperatures)
+
+
+def is_plain(row: RowSampling) -> bool:
+    """True for rows that the kernel samples from the model's own logits."""
+    return not row.changes_logits and not 0 < row.params.top_k < row.vocab_size and row.num_top <= MAX_HEAD
 
 
 @cache
@@ -43,22 +58,18 @@ def _helpers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="sampling")
 
 
-def fits(logits: Tensor) -> bool:
-    """True for logits that the kernel can read where they are."""
-    return (
-        not is_remote(logits.device)
-        and logits.dtype in (torch.float32, torch.bfloat16)
-        and (logits.shape[1] == 1 or logits.stride(1) == 1)
-        and kernel() is not None
-    )
-
-
 def sample_rows(
-    logits: Tensor, rows: Sequence[RowSampling], places: Sequence[int] | None = None, *, heads: bool = True
+    logits: HostRows,
+    rows: Sequence[RowSampling],
+    places: Sequence[int] | None = None,
+    *,
+    heads: bool = True,
+    threads: int = 1,
 ) -> tuple[list[int | None], list[Dist | None]]:
-    """The token of each row, None where it is not certain, and its head. logits: (n, vocab) that fit, at temperature 0
-    the model's own. places: of the rows in `logits`; None: all of them, in order. heads: those that rows want, of at
-    most `MAX_HEAD` ids."""
+    """The token of each row, None where it is not certain, and its head. logits: at temperature 0 the model's own.
+    places: of the rows in `logits`; None: all of them, in order. heads: those that rows want, of at most `MAX_HEAD`
+    ids."""
+    assert logits.shape[1] == 1 or logits.strides[1] == logits.itemsize, "the kernel reads ids side by side"
     count, vocab = len(rows), logits.shape[1]
     places = range(count) if places is None else places
     assert not count or 0 <= min(places) <= max(places) < len(logits), "the kernel reads where it is told"
@@ -80,12 +91,12 @@ def sample_rows(
         count,
         vocab,
         width,
-        logits.stride(0) * logits.element_size(),
-        int(logits.dtype == torch.bfloat16),
-        logits.data_ptr(),
+        logits.strides[0],
+        int(logits.dtype == np.uint16),
+        logits.ctypes.data,
         *(array.ctypes.data for array in arrays),
     )
-    _run(arguments, min(torch.get_num_threads(), count // _ROWS_A_THREAD))
+    _run(arguments, min(threads, count // _ROWS_A_THREAD))
     found = [token if token >= 0 else None for token in tokens.tolist()]
     if not width:
         return found, [None] * count
@@ -98,7 +109,7 @@ def sample_rows(
 def _run(arguments: tuple[int, ...], num_threads: int) -> None:
     """All rows: every thread takes the next one until none is left."""
     module = kernel()
-    assert module is not None, "`fits` says so"
+    assert module is not None, "who calls has asked `kernel`"
     others = [_helpers().submit(module.work_on_rows, *arguments) for _ in range(num_threads - 1)]
     try:
         module.work_on_rows(*arguments)

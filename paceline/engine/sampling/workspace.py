@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.core.sampling.dist import GROUP
 from paceline.core.sampling.sampler import RowSampling, logit_shifts, repeated_ids
+from paceline.engine.sampling import row_kernel
 
 # Numbers between the host and the device of the logits: what a step needs to see comes in one copy, with one wait.
 #
@@ -32,6 +33,16 @@ Rounds = Generator[Sequence[Tensor], Sequence[Array], Answer]
 def is_remote(device: torch.device) -> bool:
     """True if to look at a tensor is to wait for all work that is queued."""
     return device.type != "cpu"
+
+
+def host_rows(logits: Tensor) -> row_kernel.HostRows | None:
+    """The logits as the kernel in C reads them, where they are; None for others, and without the kernel."""
+    if is_remote(logits.device) or row_kernel.kernel() is None or (logits.shape[1] != 1 and logits.stride(1) != 1):
+        return None
+    if logits.dtype == torch.bfloat16:
+        rows: row_kernel.HostRows = logits.view(torch.uint16).numpy()
+        return rows
+    return logits.numpy() if logits.dtype == torch.float32 else None
 
 
 def to_device(values: NDArray[np.generic] | Sequence[int | float | bool], device: torch.device) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -11,9 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.sampling import dist as core_noise
-from paceline.core.sampling.sampler import RowSampling, SampledRow, SamplingParams, sample_row
-from paceline.engine.sampling import noise
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import NOT_SAMPLED, RowSampling, RowTree, SampledRow, SamplingParams, sample_row
+from paceline.engine.base import SampleRequest
+from paceline.engine.sampling import host_rows, noise, row_kernel
 from paceline.engine.sampling.batch_sampler import BatchSampler
+from paceline.engine.sampling.host_rows import HostLogits, sample_host_rows
+from paceline.engine.sampling.row_kernel import is_plain
 from paceline.engine.sampling.workspace import group_maxima
 from paceline.engine.tensors import dists
 from tests.depth import DEPTH
@@ -221,3 +226,36 @@ def test_the_noise_is_that_of_the_core() -> None:
     assert np.array_equal(hashes.numpy().view(np.uint64), core_noise.mixed(keys))
     by_numpy = -np.log(core_noise.uniforms(core_noise.mixed(keys)))
     assert noise.exponentials_by_torch(hashes).numpy() == pytest.approx(by_numpy, rel=1e-13)
+
+
+@pytest.mark.parametrize("kind", LOGITS)
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_rows_of_arrays_have_the_tokens_of_the_reference(
+    kind: str, has_kernel: bool, monkeypatch: pytest.MonkeyPatch, built_kernel: ModuleType
+) -> None:
+    """Alone, and as trees whose tokens lead from row to row; by the kernel nearly always where there is one."""
+    monkeypatch.setattr(row_kernel, "kernel", lambda: built_kernel if has_kernel else None)
+    rng = np.random.default_rng(6)
+    referred = 0
+
+    def counted(dist: Dist, row: RowSampling) -> SampledRow:
+        nonlocal referred
+        referred += is_plain(row)
+        return sample_row(dist, row)
+
+    monkeypatch.setattr(host_rows, "sample_row", counted)
+    for vocab in (5, 257, 2048):
+        logits = HostLogits(LOGITS[kind](rng, (60, vocab + 3)).astype(np.float32))
+        rows = tuple(random_row(rng, vocab) for _ in range(60))
+        expected = SampleRequest(((logits,),), rows).by_reference()
+        parts = (HostLogits(logits.scores[:7]), HostLogits(logits.scores[7:]))
+        (found,) = sample_host_rows([SampleRequest((parts,), rows)])
+        assert [row.token for row in found] == [row.token for row in expected]
+        assert [row.top is None for row in found] == [row.top is None for row in expected]
+        parents = (-1, *(int(rng.integers(-1, row)) for row in range(1, 60)))
+        tokens = tuple(expected[parent].token if row % 3 else -1 for row, parent in enumerate(parents))
+        tree = SampleRequest((parts,), rows, tree=RowTree(parents, tokens))
+        (found,) = sample_host_rows([tree])
+        assert [row.token for row in found] == [row.token for row in tree.by_reference()]
+        assert 1 < sum(row.token != NOT_SAMPLED.token for row in found) < 60
+    assert not has_kernel or kind == "tied" or referred < 40, "the kernel decides most rows"
