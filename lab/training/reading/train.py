@@ -12,7 +12,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,13 +21,24 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from lab.training.data_parallel import Group, flatten, gather, unflatten
 from lab.training.reading.examples import Encoded, batches, encode
 from lab.training.reading.notes import notes_example
 from lab.training.reading.sources import cropped, draw, generated, mixture, squad
-from paceline.encoder import WIDTH, WORDS, installed_tokenizer, installed_weights, outputs
+from paceline.encoder import (
+    EPSILON,
+    HEADS,
+    LAYERS,
+    POSITIONS,
+    WIDTH,
+    WORDS,
+    installed_tokenizer,
+    installed_weights,
+    neighbours,
+)
 
 HEAD: Final = "heads"  # (2, WIDTH): scores of a first and of a last token; CLS scores that there is none
 BATCH_TOKENS: Final = 768
@@ -38,10 +49,46 @@ _SAVE_S: Final = 240
 _NEVER: Final = -1e4
 
 
+def outputs(weights: Mapping[str, Tensor], texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Tensor:
+    """`paceline.encoder.outputs` with gradients: (tokens of all texts, WIDTH)."""
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return functional.layer_norm(x, (WIDTH,), weights[f"{name}.weight"], weights[f"{name}.bias"], EPSILON)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mixed: list[Tensor] = []
+        for start, end, length in spans:
+            own_query, own_key, own_value = (
+                x[start:end].view(-1, length, HEADS, WIDTH // HEADS).transpose(1, 2) for x in (query, key, value)
+            )
+            own = functional.scaled_dot_product_attention(own_query, own_key, own_value)
+            mixed.append(own.transpose(1, 2).reshape(-1, WIDTH))
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+    spans = neighbours([len(text) for text in texts])
+    ids = torch.tensor([token for text in texts for token in text])
+    positions = torch.cat([torch.arange(len(text)) for text in texts])
+    kinds = weights["embeddings.token_type_embeddings.weight"]
+    kind = kinds[torch.tensor([each for text in types for each in text])]
+    hidden = norm(weights[WORDS][ids] + weights[POSITIONS][positions] + kind, "embeddings.LayerNorm")
+    for i in range(LAYERS):
+        layer = f"encoder.layer.{i}"
+        mixed = attend(*(linear(hidden, f"{layer}.attention.self.{part}") for part in ("query", "key", "value")))
+        hidden = norm(hidden + linear(mixed, f"{layer}.attention.output.dense"), f"{layer}.attention.output.LayerNorm")
+        wide = functional.gelu(linear(hidden, f"{layer}.intermediate.dense"))
+        hidden = norm(hidden + linear(wide, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
+    return hidden
+
+
 def fresh(begun: Path | None = None) -> dict[str, Tensor]:
     """The encoder with new heads, or weights that an earlier run has ended with."""
-    wanted = {name: value for name, value in installed_weights().items() if name.startswith(("embeddings", "encoder"))}
-    wanted = {name: value for name, value in wanted.items() if "position_ids" not in name}
+    installed = {
+        name: value for name, value in installed_weights().items() if name.startswith(("embeddings", "encoder"))
+    }
+    wanted = {name: torch.from_numpy(value.copy()) for name, value in installed.items()}
     if begun is not None:
         return wanted | {name: value.float() for name, value in load_file(begun).items()}
     return wanted | {HEAD: torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(5)) * 0.02}

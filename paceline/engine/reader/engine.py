@@ -293,21 +293,18 @@ def is_reader(directory: Path) -> bool:
     return _config(directory).get("model_type") == KIND
 
 
-def load_reader(directory: Path, *, name: str, fingerprint: str, threads: int | None = None) -> ReaderEngine:
+def load_reader(directory: Path, *, name: str, fingerprint: str) -> ReaderEngine:
     """Read the trained weights of the folder; the word embeddings are those of the installed embedder.
 
     Raises ConfigError for a folder that lacks weights, and where the embedder is not installed.
     """
-    import torch
-    from safetensors.torch import load_file
+    from safetensors.numpy import load_file
 
     from paceline.encoder import WORDS, installed_tokenizer, installed_weights
 
-    if threads is not None:
-        torch.set_num_threads(threads)
     config = _config(directory)
     try:
-        weights = {key: value.float() for key, value in load_file(directory / "model.safetensors").items()}
+        weights = {key: value.astype(np.float32) for key, value in load_file(directory / "model.safetensors").items()}
         calibration = SpanCalibration(*(float(config[name]) for name in ("middle", "slope", "words")))
         positions = int(config["max_position_embeddings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -322,7 +319,7 @@ def load_reader(directory: Path, *, name: str, fingerprint: str, threads: int | 
         dtype="float32",
         backend="reader",
         sampling=sampling_defaults(directory),
-        num_weights=sum(weight.numel() for weight in weights.values()),
+        num_weights=sum(weight.size for weight in weights.values()),
         refusals=(NOTHING, ENGLISH_ONLY, CANNOT, ABILITIES),
     )
     return ReaderEngine(info, Pointer(weights, installed_tokenizer(), calibration), tokenizer)

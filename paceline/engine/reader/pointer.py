@@ -10,14 +10,17 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from tokenizers import Tokenizer
-from torch import Tensor
+import numpy as np
 
+from paceline.core.sampling.dist import best_indices
 from paceline.core.words import folded
-from paceline.encoder import CLS, SEP, outputs
+from paceline.encoder import CLS, SEP, Floats, outputs
 from paceline.engine.reader.shape import MISFIT, completed, cuts, misfits, with_dates_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 HEADS = "heads"  # (2, WIDTH)
 MAX_QUESTION = 64  # tokens
@@ -62,7 +65,7 @@ class Pointer:
     """A function of question and document alone: nothing is batched, so no other reading changes a bit of it. It keeps
     none: a text that another owner has had read takes as long as any."""
 
-    def __init__(self, weights: Mapping[str, Tensor], tokenizer: Tokenizer, calibration: SpanCalibration) -> None:
+    def __init__(self, weights: Mapping[str, Floats], tokenizer: Tokenizer, calibration: SpanCalibration) -> None:
         self._weights = weights
         self._tokenizer = tokenizer
         self._calibration = calibration
@@ -100,16 +103,15 @@ class Pointer:
         """The best spans of a window: their texts, and their scores less that of no answer and less what their shape
         costs; a text may come more than once."""
         types = [0] * len(head) + [1] * (len(ids) + 1)
-        with torch.inference_mode():
-            hidden = outputs(self._weights, [[*head, *ids, SEP]], [types])
-            first, last = (hidden @ self._weights[HEADS].T).double().T
-            none = first[0] + last[0]
-            begin, end = len(head), len(head) + len(ids)
-            pairs = first[begin:end, None] + last[None, begin:end] - none
-            pairs = pairs.masked_fill(~torch.ones_like(pairs).triu().tril(_LONGEST_SPAN - 1).bool(), -torch.inf)
-            scores, places = pairs.flatten().topk(min(_CANDIDATES, pairs.numel()))
+        hidden = outputs(self._weights, [[*head, *ids, SEP]], [types])
+        first, last = (hidden @ self._weights[HEADS].T).astype(np.float64).T
+        begin, end = len(head), len(head) + len(ids)
+        pairs = first[begin:end, None] + last[None, begin:end] - (first[0] + last[0])
+        length = np.arange(len(ids))[None, :] - np.arange(len(ids))[:, None]
+        pairs = np.where((length >= 0) & (length < _LONGEST_SPAN), pairs, -np.inf).ravel()
+        places = best_indices(pairs, _CANDIDATES)
         found = []
-        for score, place in zip(scores.tolist(), places.tolist(), strict=True):
+        for score, place in zip(pairs[places].tolist(), places.tolist(), strict=True):
             a, b = divmod(place, len(ids))
             text = _answer(document, offsets[a][0], offsets[b][1])
             if text and score > -math.inf:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
-import torch
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import LoadedModel, TextModel
@@ -22,10 +21,8 @@ NOTE = "The spare key hangs behind the bird feeder. The wifi password is blue-ke
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[LoadedModel]:
-    before = torch.get_num_threads()
-    yield load_model(str(READER), threads=1)
-    torch.set_num_threads(before)
+def model() -> LoadedModel:
+    return load_model(str(READER))
 
 
 def said(question: str) -> Messages:

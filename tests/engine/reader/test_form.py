@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-import torch
 
 from paceline.core.aggregation.weights import mix
 from paceline.core.batching.segment import Batch, Segment, SeqId
@@ -27,10 +26,8 @@ MAYBE = {"anyOf": [STRING, {"type": "null"}]}
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[LoadedModel]:
-    before = torch.get_num_threads()
-    yield load_model(str(READER), threads=1)
-    torch.set_num_threads(before)
+def model() -> LoadedModel:
+    return load_model(str(READER))
 
 
 @pytest.fixture(scope="module")
