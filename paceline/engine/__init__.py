@@ -7,9 +7,10 @@ paged           fast engine with a paged KV cache
 stage           a span of a model's layers, for pipelines
 reader          an encoder that points at the answer in a document, as an engine; the demonstration's model
 fake            engine without a model, for tests, the simulator and `--model fake`
-sampling        tokens of many rows in one pass on the model's device
+sampling        tokens of many rows in one pass, where their logits are
+tokenizer       text to token ids and back, and prompts of conversations
+chat_template   chat templates rendered in a sandbox
 thinking        what a model writes before its answer: its marks, the division of a text, masks
-tokenizer       text to token ids and back, and chat templates
 grammar         token masks of JSON schemas and tool calls
 sequence_table  cached rows and open trees of each sequence, with the checks that all engines share
 tensors         logits to distributions, tensors to `KvPrefix` and back

@@ -21,6 +21,7 @@ import tokenizers
 from jinja2 import TemplateError
 
 from paceline.engine.base import NO_FIELDS
+from paceline.engine.chat_template import ChatTemplate
 from paceline.engine.thinking import marks_of, switched
 from paceline.errors import ConfigError, PacelineError, RequestError
 
@@ -60,9 +61,11 @@ class Tokenizer:
         added = self._hf.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._template = CHATML if template is None else template
-        _check_template(self._template)
-        self.thinking = marks_of(self._template)
+        try:
+            self._template = ChatTemplate(CHATML if template is None else template)
+        except TemplateError as error:
+            raise ConfigError(f"The model's chat template cannot be read: {error}") from error
+        self.thinking = marks_of(self._template.source)
         self._silent = self._special - set(map(self._hf.token_to_id, self.thinking or ()))
         names = {name: self._hf.id_to_token(token_id) for name, token_id in special.ids.items() if token_id >= 0}
         self._variables = {name: text for name, text in (names | dict(special.names)).items() if text is not None}
@@ -286,20 +289,10 @@ class Tokenizer:
         roles: frozenset[str] | None = None,
     ) -> str:
         """roles: whose content is written in parts; None: those that the template reads so."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        further: dict[str, Any] = {**self._variables, **switched(variables)}
         roles = self._roles_in_parts if roles is None else roles
         written = [m | {"content": _parts(m["content"])} if m["role"] in roles else m for m in messages]
         try:
-            rendered: Any = render_jinja_template(
-                conversations=[written],
-                chat_template=self._template,
-                add_generation_prompt=not continues,
-                continue_final_message=continues,
-                **further,
-            )
-            return str(rendered[0][0])  # of the first conversation; its annotation says less
+            return self._template.render(written, {**self._variables, **switched(variables)}, continues=continues)
         except Exception as error:  # a template is a program, which may end in any error
             if isinstance(error, TemplateError):
                 sentence = f"The model's chat template refuses these messages: {str(error)[:_MAX_FAULT]}"
@@ -468,16 +461,6 @@ def _plain_message(message: Message) -> dict[str, object]:
         "role": {"developer": "system", "tool": "user"}.get(str(role), role),
         "content": "" if content is None else content,
     }
-
-
-def _check_template(template: str) -> None:
-    """Compile a template as transformers does: sandboxed, since it comes with the weights. Raises ConfigError."""
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    try:
-        _compile_jinja_template(template)
-    except TemplateError as error:
-        raise ConfigError(f"The model's chat template cannot be read: {error}") from error
 
 
 def _chat_template(path: Path) -> str | None:

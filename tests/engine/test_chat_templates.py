@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
 import tokenizers
+from jinja2 import TemplateError
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
+from paceline.engine.chat_template import ChatTemplate
 from paceline.engine.tokenizer import PREAMBLE, Tokenizer
 from paceline.errors import ConfigError, RequestError
 
@@ -168,6 +172,50 @@ def test_a_prompt_is_transformers_own_token_for_token(name: str, messages: list[
         written_so = [part if part["role"] == "user" else own for part, own in zip(written_so, messages, strict=True)]
     expected = theirs.apply_chat_template(written_so, add_generation_prompt=True)["input_ids"]
     assert ours.chat(messages) == ours.chat(in_parts(messages)) == expected
+
+
+FRAGMENTS = {
+    "JSON": "{{ messages[0] | tojson }}{{ {'b': '<é>', 'a': [1, none]} | tojson(indent=2, sort_keys=true) }}"
+    "{{ {'b': 'é'} | tojson(ensure_ascii=true, separators=(',', ':')) }}",
+    "LOOPS": "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}"
+    "{{ m.content }}{% break %}{% endfor %}",
+    "NAMES": "{% set ns = namespace(self=1, found=false) %}{% for m in messages %}{% set ns.found = m.role %}"
+    "{% endfor %}{{ ns.found }}{{ ns.self }}{{ dict(a=1, **{'b': 2}).items() | list }}{{ dict.fromkeys(['x'], 0) }}",
+    "GIVEN": "{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}{{ own }}"
+    "{{ chat_template is defined }}",
+    "THOUGHTS": "{% for m in messages %}{{ m.reasoning_content }}/{{ m.thinking }}/{{ m.reasoning }};{% endfor %}",
+    "BLOCKS": "  {% if true %}\n  x\n  {%- generation %} y {% endgeneration %}\n{% endif %}\n"
+    "{{ messages[-1].content }}",
+    "TRIMMED": "{% for m in messages %}[{{ m.content | trim }}] {% endfor %}",
+    "HIDDEN": "{{ messages[0].role }} content",
+    "REFUSES": "{{ raise_exception('no') }}",
+    "ESCAPES": "{{ ''.__class__.__mro__ }}",
+    "UNDERSCORED": "{% set ns = namespace(_x=1) %}",
+    "UNDERSCORED_LATER": "{% set ns = namespace() %}{% set ns.__init__ = 1 %}",
+    "CLASSES": "{{ dict.__call__ }}{{ dict.mro }}{{ namespace.__init__ }}",
+    "CHANGES": "{{ messages.append(1) }}",
+}
+
+
+@pytest.mark.parametrize("continues", [False, True])
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_what_a_template_may_use_is_what_transformers_gives_it(name: str, continues: bool) -> None:
+    """Texts and kinds of errors, also of an answer that has begun."""
+    messages = [
+        {"role": "user", "content": " Why <so>? \ud83d", "reasoning": "old"},
+        {"role": "assistant", "content": "Because  ", "thinking": "newer", "reasoning_content": None},
+    ]
+    options = {"add_generation_prompt": not continues, "continue_final_message": continues}
+
+    def outcome(render: Callable[[], str]) -> str | type[Exception]:
+        try:
+            return render()
+        except (TemplateError, ValueError, TypeError) as error:
+            return type(error)
+
+    ours = outcome(lambda: ChatTemplate(FRAGMENTS[name]).render(messages, {"own": "o"}, continues=continues))
+    theirs = outcome(lambda: render_jinja_template([messages], chat_template=FRAGMENTS[name], own="o", **options)[0][0])
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("messages", CONVERSATIONS)
