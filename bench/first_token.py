@@ -123,15 +123,16 @@ class DeviceBench:
             "stream": True,
             "paceline": {"strategy": strategy},
         }
-        steps, key = self.worker.steps, {"Authorization": f"Bearer {next(self.keys)}"}
-        rows, adopted, start = steps.rows, steps.adopted, time.perf_counter()
+        key = {"Authorization": f"Bearer {next(self.keys)}"}
+        before, start = self.worker.load(), time.perf_counter()
         async with self.client.stream("POST", "/v1/chat/completions", json=body, headers=key) as answer:
             if answer.status_code != httpx.codes.OK:
                 raise EngineError((await answer.aread()).decode())
             async for line in answer.aiter_lines():
                 if line.startswith("data: {") and _has_text(json.loads(line.removeprefix("data: "))):
-                    seconds, computed = time.perf_counter() - start, steps.rows - rows
-                    if not steps.adopted - adopted:
+                    seconds, after = time.perf_counter() - start, self.worker.load()
+                    computed = after.rows - before.rows
+                    if not after.cached_rows - before.cached_rows:
                         raise EngineError("stored KV was not used")
                     return FirstToken(seconds, computed)
         raise EngineError("an answer has no text")

@@ -271,6 +271,8 @@ def open_kv(settings: NodeSettings, store: DocumentStore) -> DocumentKvStore | N
 
     It lies in the folder of the documents, so that it is moved and deleted with them.
     """
+    if isinstance(settings, ServerSettings) and settings.engine_url:
+        return None  # its servers keep their rows
     limit = settings.tuning.document_kv_mib << 20
     return DocumentKvStore(settings.docs_dir / FOLDER, limit, seal=store.seal) if limit else None
 

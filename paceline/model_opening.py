@@ -24,7 +24,7 @@ from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.node import Node
 from paceline.runtime.served_models import ModelMemory, ModelSlot
 from paceline.runtime.units import HostUnit, NodeUnits
-from paceline.settings import NodeSettings
+from paceline.settings import NodeSettings, ServerSettings
 
 GPU_STEP_ROWS = 2048
 
@@ -61,6 +61,9 @@ def opened_model(
     open_engine: Callable[[Path, str], AbstractContextManager[AsyncEngine]] | None = None,
 ) -> Iterator[ServedModel]:
     """The first of `open_model`, or its tokenizer with the engine that `open_engine` opens and closes."""
+    if isinstance(settings, ServerSettings) and settings.engine_url:
+        yield open_far_model(settings)
+        return
     if open_engine is None:
         yield open_model(settings, shipped)
         return
@@ -71,6 +74,18 @@ def opened_model(
     tokenizer = Tokenizer.load(directory)  # before processes are started for its weights
     with open_engine(directory, settings.first_model if demo else name_of(settings.first_model)) as engine:
         yield ServedModel(engine, tokenizer)
+
+
+def open_far_model(settings: ServerSettings) -> ServedModel:
+    """The model of the servers that the settings name. Raises ConfigError."""
+    if settings.first_model.startswith("fake"):
+        raise ConfigError("The fake model runs here: leave --engine-url out, or give the name of the servers' model.")
+    from paceline.engine.remote.servers import open_remote
+    from paceline.engine.tokenizer import Tokenizer
+
+    directory = find(settings.first_model, weights=False)
+    text, name = Tokenizer.load(directory), settings.name or name_of(settings.first_model)
+    return ServedModel(open_remote(settings.engine_url, directory, text, name=name, key=settings.engine_key), text)
 
 
 def served_name(settings: NodeSettings, model: ServedModel) -> str:

@@ -409,12 +409,39 @@ class ServerSettings(NodeSettings):
         description="spread the model over stages, each with a span of its layers: 3 starts three processes here, "
         "local:2 one on each of two GPUs, HOST:PORT,HOST:PORT uses running ones (`paceline stage`); default: none",
     )
+    engine_url: Several = Field(
+        (),
+        description="servers that run the model, such as vLLM's, as http://HOST:PORT; of several that are alike one is "
+        "asked, and another when it is lost. --model then gives its tokenizer. A key of theirs: PACELINE_ENGINE_KEY",
+    )
+    engine_key: str | None = Field(
+        None,
+        repr=False,
+        description="key for those servers. Other users of the machine see what is on a command line: set the variable",
+    )
     draft_model: str | None = Field(
         None,
         description="small model that drafts for the strategy pipeline, in this process: demo-causal, fake, a Hugging "
         "Face name or a directory, with the vocabulary of model; default: none, drafts come from look-up tables",
     )
     tuning: ServerTuning = Field({}, validate_default=True)
+
+    @field_validator("engine_url")
+    @classmethod
+    def _servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+                raise ValueError("each must be a URL such as http://gpu:8000")
+        return tuple(url.rstrip("/").removesuffix("/v1") for url in value)
+
+    @model_validator(mode="after")
+    def _far(self) -> Self:
+        if self.engine_url and (len(self.model) > 1 or self.stages or self.draft_model or self.first_model == "demo"):
+            raise ValueError(
+                "engine_url needs one model, by its name or the folder of its tokenizer, and neither stages nor a "
+                "draft_model"
+            )
+        return self
 
     @model_validator(mode="after")
     def _stageable(self) -> Self:

@@ -6,6 +6,7 @@ hf              reference engine on transformers' own KV cache
 paged           fast engine with a paged KV cache
 stage           a span of a model's layers, for pipelines
 reader          an encoder that points at the answer in a document, as an engine; the demonstration's model
+remote          a model behind HTTP servers, such as vLLM's
 fake            engine without a model, for tests, the simulator and `--model fake`
 sampling        tokens of many rows in one pass, where their logits are
 tokenizer       text to token ids and back, and prompts of conversations

@@ -305,11 +305,21 @@ class TextModel(Protocol):
         """(preamble, document, tail) ids, encoded separately so that a document's KV can be reused; likewise."""
 
 
+class FarModel(Protocol):
+    """A model of which no row is kept here, so that it is no engine: see `engine.remote`."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """An engine of either kind and its tokenizer: what a node answers with."""
+    """An engine of any kind and its tokenizer: what a node answers with."""
 
-    engine: Engine | AsyncEngine
+    engine: Engine | AsyncEngine | FarModel
     tokenizer: TextModel
 
 

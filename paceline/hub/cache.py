@@ -200,19 +200,20 @@ def served_name(path_or_name: str | Path) -> str:
     return path.resolve().name if path.is_dir() else str(path_or_name)
 
 
-def find(path_or_name: str | Path, *, download: bool = True) -> Path:
+def find(path_or_name: str | Path, *, download: bool = True, weights: bool = True) -> Path:
     """Directory of the model: of a folder, a GGUF file, a model in the store of Ollama, LM Studio or llama.cpp, or a
     name of the hub, which is downloaded. Raises ConfigError.
 
-    download: False for what an earlier download has left on this machine, and nothing else.
+    download: False for what an earlier download has left on this machine, and nothing else. weights: False where the
+    tokenizer and the configuration suffice.
     """
     directory = Path(path_or_name).expanduser()
     if not directory.is_dir():
         file = directory if directory.suffix == SUFFIX and directory.is_file() else find_stored(str(path_or_name))
-        directory = converted(file) if file else _from_hub(HubName.parse(str(path_or_name)), download)
+        directory = converted(file) if file else _from_hub(HubName.parse(str(path_or_name)), download, weights)
     if not (directory / "config.json").is_file():
         raise ConfigError(f"{directory} is not a model: it has no config.json. Give a directory saved by transformers.")
-    if not any(directory.glob("*.safetensors")):
+    if weights and not any(directory.glob("*.safetensors")):
         pickled = [file.name for pattern in PICKLED for file in directory.glob(pattern)]
         found = f", only {pickled[0]}, and unpickling can run code" if pickled else ""
         raise ConfigError(
@@ -238,7 +239,7 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # as above
 
 
-def _from_hub(name: HubName, download: bool) -> Path:
+def _from_hub(name: HubName, download: bool, weights: bool) -> Path:
     """Folder of a hub model, downloaded where allowed; one that is here already where the hub cannot be reached.
 
     Raises ConfigError.
@@ -246,7 +247,7 @@ def _from_hub(name: HubName, download: bool) -> Path:
     if not download:
         return local(name)
     try:
-        return pull(name).directory
+        return pull(name, weights=weights).directory
     except Unreachable as error:
         try:
             found = local(name)

@@ -269,13 +269,15 @@ def local(name: HubName) -> Path:
         ) from error
 
 
-def pull(name: HubName, progress: Progress = lambda *_: None) -> Pulled:
-    """Fetch the newest files of the name's revision. Raises ConfigError; `Unreachable` where the hub cannot serve."""
+def pull(name: HubName, progress: Progress = lambda *_: None, *, weights: bool = True) -> Pulled:
+    """Fetch the newest files of the name's revision, with or without its weights. Raises ConfigError; `Unreachable`
+    where the hub cannot serve."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, by its documentation
 
     revision, files = _remote(name)
+    files = {file: remote for file, remote in files.items() if weights or not fnmatch(file, WEIGHTS)}
     folder = Path(constants.HF_HUB_CACHE) / path_part(
         repo_folder_name(repo_id=name.repository, repo_type="model"), FILE
     )

@@ -22,7 +22,6 @@ from paceline.runtime.admission import AnswerPlaces
 from paceline.runtime.asking import CloudAsks
 from paceline.runtime.energy import SAVE_S, SideEnergy
 from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentPrefiller
-from paceline.runtime.engine_loop.worker import engine_load
 from paceline.runtime.link.connection import link_states
 from paceline.runtime.parts import NodeParts
 from paceline.runtime.peers import Peers
@@ -218,7 +217,7 @@ class Node(NodeTexts):
         return Readiness(self.lost is None, {**detail, **lost})
 
     def load(self) -> Load:
-        return replace(engine_load(self.worker), answers=len(self._clients), **self._peers.load())
+        return replace(self.worker.load(), answers=len(self._clients), **self._peers.load())
 
     def links(self) -> tuple[LinkStatus, ...]:
         return link_states(self._peers.links)
@@ -226,7 +225,7 @@ class Node(NodeTexts):
     @property
     def lost(self) -> EngineLost | None:
         """Why the engine cannot be used any more; None while it can."""
-        return self.worker.steps.lost
+        return self.worker.fault
 
     async def prepare(self, request: GenerateRequest) -> Generation:
         if request.sources.workflow is None:

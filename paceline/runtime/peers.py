@@ -223,7 +223,7 @@ class Peers:
         private = opening.privacy != "open" or (resources.side == "device" and not self._company.open_to_peer)
         config = MachineConfig(
             Seat(resources.side, faces_client=False, targets=tuple(opening.targets), epoch=opening.epoch),
-            resources.rules(sampling, end, mask),
+            resources.rules(sampling, end, mask, needs_dists=not resources.worker.told),
             options,
             PeerTerms(joined=True, private=private, rtt=link.rtt, bandwidth=link.bandwidth),
             resources.means(strategy, options, sampling, resources.peers_table()),

@@ -40,9 +40,10 @@ from paceline.runtime.sessions.prompts import (
 )
 from paceline.runtime.sessions.remote import RemoteSearch
 from paceline.runtime.sessions.routing import (
-    ALONE,
+    PLAIN,
     VERIFIED,
     StrategyChoice,
+    alone_by,
     candidates,
     choose,
     peer_apart,
@@ -286,7 +287,7 @@ class Preparation:
         resources = self._resources
         link = self._peers.link(prepared.peer_name) if joined else None  # it may have changed meanwhile
         machine = partial(self._machine, removals=removals, written=written, link=link)
-        alone = _alone(prepared)
+        alone = _alone(prepared, resources.facts())
         session = ClientSession(
             machine(prepared, joined=joined),
             resources.worker,
@@ -309,10 +310,19 @@ class Preparation:
         resources, request, name = self._resources, prepared.request, prepared.peer_name
         strategy = STRATEGIES[prepared.strategy]
         table = resources.table(request.account.owner, _lifetime(request, prepared.prompts, strategy), removals)
-        needs_dists, drafts = request.output.top_logprobs is not None, prepared.draft_claim is not None
+        top, drafts = request.output.top_logprobs, prepared.draft_claim is not None
+        told = (
+            resources.worker.told and strategy.name == PLAIN and top is not None
+        )  # the likeliest ids come with a token
         config = MachineConfig(
             Seat(resources.side, faces_client=True, targets=() if written is None else tuple(written.tokens)),
-            resources.rules(request.sampling, prepared.end, prepared.mask, needs_dists=needs_dists),
+            resources.rules(
+                request.sampling,
+                prepared.end,
+                prepared.mask,
+                needs_dists=top is not None and not told,
+                num_top=max(1, top or 0) if told else 0,
+            ),
             prepared.options,
             PeerTerms(
                 joined=strategy.needs_peer and joined,
@@ -352,7 +362,7 @@ class Preparation:
             barred=barred,
             common=() if link is None else tuple(link.strategies),
         )
-        own = SideFacts(own_documents, resources.info.num_weights, resources.decode_s)
+        own = resources.facts(own_documents)
         decode_s = None if peer is None else self._verified_s(request) or (1e-6 * peer.decode_us or None)
         theirs = SideFacts() if peer is None else SideFacts(peer.documents, peer.num_weights, decode_s)
         return RoutingContext(resources.side, wish_of(request), presence, own, theirs)
@@ -432,7 +442,7 @@ def _check_budget(request: GenerateRequest, choice: StrategyChoice, energy: Side
         )
 
 
-def _alone(prepared: PreparedRequest) -> PreparedRequest | None:
+def _alone(prepared: PreparedRequest, own: SideFacts) -> PreparedRequest | None:
     """The same answer as this side writes it where neither has found anything; None where it does not, has found
     something, or may still find something later."""
     side, options = prepared.side, prepared.options
@@ -440,7 +450,7 @@ def _alone(prepared: PreparedRequest) -> PreparedRequest | None:
         return None
     plain = Options(rescoring=options.rescoring, drafting=options.drafting)
     return replace(
-        prepared, strategy=ALONE, reason=prepared.nothing_found, options=plain, peer_name=None, nothing_found=""
+        prepared, strategy=alone_by(own), reason=prepared.nothing_found, options=plain, peer_name=None, nothing_found=""
     )
 
 

@@ -12,26 +12,37 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.sampler import Constraint, Mask, SamplingParams
-from paceline.engine.base import ServedModel, TextModel
+from paceline.engine.base import AsyncEngine, Engine, ServedModel, TextModel
 from paceline.engine.grammar.compiler import GrammarCompiler
+from paceline.engine.remote.servers import RemoteModel
 from paceline.rag.records import Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.document_prefill import PREFIX, DocumentPrefiller, Timed, forward_times
 from paceline.runtime.engine_loop.memory import claim
-from paceline.runtime.engine_loop.worker import EngineWorker
+from paceline.runtime.engine_loop.remote_worker import RemoteWorker
+from paceline.runtime.engine_loop.worker import EngineWorker, Worker
 from paceline.runtime.lookup_tables.store import DocumentTables, Lifetime, TableStore, over
 from paceline.runtime.parts import NodeParts
 from paceline.runtime.sessions.mask_threads import MaskBesideLoop, MaskThreads
 from paceline.runtime.sessions.prompts import scale_of
 from paceline.runtime.units import NodeUnits, PlainWork
-from paceline.strategies.base import Branch, DraftingMeans, Machine, MachineConfig, OutputRules, Side, Strategy
+from paceline.strategies.base import (
+    Branch,
+    DraftingMeans,
+    Machine,
+    MachineConfig,
+    OutputRules,
+    Side,
+    SideFacts,
+    Strategy,
+)
 from paceline.wire.messages import Options
 
 # Constraints of requests compiled beside the event loop, in turns of their owners.
@@ -102,7 +113,7 @@ class Resources:
         self.registry = units.registry(side, web=web, cloud=side == "device" and parts.company.cloud_texts)
         self.work = PlainWork(self.registry)
         self.energy = computing.energy
-        info = model.engine.info
+        info, self.model_engine = model.engine.info, model.engine
         self.side: Side = side
         self.info = replace(
             info,
@@ -114,9 +125,17 @@ class Resources:
         self.tokenizer = model.tokenizer
         self.vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)
         self.block_size = model.engine.block_size
-        self.worker = EngineWorker(
-            model.engine, computing.limits, meter=self.energy.meter, send_w=self.energy.send_w, cores=units.engine_cores
-        )
+        self.worker: Worker
+        if isinstance(model.engine, RemoteModel):
+            self.worker = RemoteWorker(model.engine)
+        else:
+            self.worker = EngineWorker(
+                cast("Engine | AsyncEngine", model.engine),  # else it is a `RemoteModel`
+                computing.limits,
+                meter=self.energy.meter,
+                send_w=self.energy.send_w,
+                cores=units.engine_cores,
+            )
         draft_engine, kv = computing.draft_engine, parts.kept.kv
         self.drafts = None if draft_engine is None else EngineWorker(draft_engine, computing.limits)
         self._draft_info = None if draft_engine is None else (draft_engine.info, draft_engine.block_size)
@@ -140,7 +159,13 @@ class Resources:
         if self.drafts is not None:
             await self.drafts.start()
         if self.parts.computing.timed:
-            self._times = await forward_times(self.worker)
+            self._times = await self._forward_times()
+
+    async def _forward_times(self) -> Sequence[Timed]:
+        engine = self.model_engine
+        if isinstance(engine, RemoteModel):  # timed when it was opened
+            return () if engine.abilities.decode_s is None else ((1, engine.abilities.decode_s),)
+        return await forward_times(self.worker)
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._mask_threads.stop)
@@ -163,6 +188,10 @@ class Resources:
     @property
     def max_positions(self) -> int:
         return self.info.max_positions
+
+    def facts(self, documents: int = 0) -> SideFacts:
+        """What this side has to write with."""
+        return SideFacts(documents, self.info.num_weights, self.decode_s, drafts=not self.worker.told)
 
     def peers_table(self) -> LookupTable:
         """N-grams for this side's part in an answer of the peer's: it teaches none that outlives it."""
@@ -220,9 +249,15 @@ class Resources:
         return None if share is None or not share.drafts else share.rows
 
     def rules(
-        self, sampling: SamplingParams, max_tokens: int, mask: Mask | None, *, needs_dists: bool = True
+        self,
+        sampling: SamplingParams,
+        max_tokens: int,
+        mask: Mask | None,
+        *,
+        needs_dists: bool = True,
+        num_top: int = 0,
     ) -> OutputRules:
-        return OutputRules(sampling, max_tokens, self.tokenizer.eos_ids, self.vocab_size, mask, needs_dists)
+        return OutputRules(sampling, max_tokens, self.tokenizer.eos_ids, self.vocab_size, mask, needs_dists, num_top)
 
     def means(
         self,
@@ -238,7 +273,7 @@ class Resources:
             self.stats(strategy, options, sampling),
             table,
             self.energy.queue(options) if self.side == "device" else None,
-            self.worker.steps.depth,
+            self.worker.depth,
             self._draft_info[0].max_positions if drafts and self._draft_info is not None else 0,
         )
 

@@ -38,7 +38,9 @@ class Autoregressive:
             rescoring=config.options.rescoring,
             keep_plain=config.output.needs_dists,
             samples=config.takes_tokens,
+            goes_on=True,
         )
+        self._decoder.num_top = config.output.num_top
         self._finished = False
 
     def on(self, event: Event) -> Sequence[Effect]:
@@ -64,7 +66,8 @@ class Autoregressive:
         token = self._decoder.sample(head)
         assert token is not None, "every branch has answered"
         lane = None if self._decoder.log_evidence is None else config.seat.side
-        emit = Emit(token, head.plain, lane, self._decoder.mixer.decided_by)
+        rest = 0.0 if head.plain is None else head.plain.tail
+        emit = Emit(token, head.plain, lane, self._decoder.mixer.decided_by, rest)
         if token in config.output.eos_ids:
             return [self._finish("stop", emit)]
         effects: list[Effect] = [emit]

@@ -62,6 +62,7 @@ class OutputRules:
     vocab_size: int  # of the tokenizer, equal on both sides; an engine's logits may be padded beyond
     mask: Mask | None = None  # the constraint of the answer; used only after `Retrieved`
     needs_dists: bool = True  # `Emit` has the distribution, for logprobs; else it may have none
+    num_top: int = 0  # without it: ids of the distribution's head that `Emit` has, of plain decoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,7 @@ class Forward(msgspec.Struct, frozen=True):
     others: tuple[Segment, ...] = ()  # further branches with the same wanted rows; `segment` is the first one's
     mixture: BranchMixture | None = None  # of these branches, from which the rows are sampled
     path_only: bool = False  # rows of a tree to which no sampled token leads may be answered with `NOT_SAMPLED`
+    goes_on: bool = False  # the next forward is of the sampled token alone, as long as the answer is not over
 
 
 class Prune(msgspec.Struct, frozen=True):
@@ -319,6 +321,7 @@ class SideFacts:
     num_weights: int = 0  # of its model; 0: unknown
     # A token decoded by this side alone, without drafts; of the peer, a token of an answer that its model writes.
     decode_s: float | None = None  # None: unknown
+    drafts: bool = True  # False where a server writes a plain answer at once, faster than it verifies drafts
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.requests import Rows, SequenceOp, Sequences, StoredPrefix
-from paceline.runtime.engine_loop.worker import EngineWorker
+from paceline.runtime.engine_loop.worker import Worker
 
 log = logging.getLogger("paceline.node")
 
@@ -44,9 +44,7 @@ def _text_hash(files: DocumentKvStore, passage: Passage) -> str:
 class DocumentPrefiller:
     """`prefix` may be called on any thread, all else on the event loop only. Close after the worker."""
 
-    def __init__(
-        self, files: DocumentKvStore, documents: DocumentStore, worker: EngineWorker, model: ServedModel
-    ) -> None:
+    def __init__(self, files: DocumentKvStore, documents: DocumentStore, worker: Worker, model: ServedModel) -> None:
         info = model.engine.info
         self._files = files
         self._documents = documents
@@ -208,7 +206,7 @@ _TOKEN: Final = 1
 Timed = tuple[int, float]
 
 
-async def forward_times(worker: EngineWorker) -> list[Timed]:
+async def forward_times(worker: Worker) -> list[Timed]:
     """Measure (rows, seconds) of forwards of one sequence, in order of rows; fewer on a slow engine, none on an
     EngineError.
 

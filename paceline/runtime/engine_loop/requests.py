@@ -324,6 +324,14 @@ class SequenceOp:
 
 
 @dataclass(slots=True, eq=False)
+class Certainty:
+    """How sure an answer's tokens are, where a worker is told only parts of rows."""
+
+    approximate: bool = False  # some token might be another one if all were known
+    further_calls: int = 0  # made to be sure
+
+
+@dataclass(slots=True, eq=False)
 class ForwardRequest:
     segment: Segment
     answer: Answer
@@ -331,6 +339,8 @@ class ForwardRequest:
     group: Group | None = None  # sequences of one answer, released together
     sampling: tuple[RowSampling, ...] | None = None  # of each wanted row, whose token is the answer; None: its `Dist`
     path_only: bool = False  # of a tree whose rows are all wanted: see `SampleRequest.tree`
+    goes_on: bool = False  # see `Forward`
+    certainty: Certainty = field(default_factory=Certainty)  # of its answer, shared by all forwards of one
     salt: str | None = None  # owner within which the KV of a prompt is shared; None: it is not
     join: BranchJoin | None = None  # with the forwards of other branches, in place of `sampling`
     branch: int = 0  # its number in `join`

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Hashable
 from typing import cast
@@ -20,7 +21,7 @@ from paceline.core.batching.segment import Segment, SeqId, StepSize
 from paceline.core.energy import AnswerEnergy, StepMeter
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import AsyncEngine, Engine
-from paceline.errors import EngineError
+from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, TICK_S, Answered, Answers, StepExecutor, StepLimits
 from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, Rows, SequenceOp, StoredPrefix
 from paceline.runtime.service import Load
@@ -42,59 +43,46 @@ def _answer(answer: Answer, result: Rows | EngineError) -> None:
         log.exception("an answer could not be delivered")
 
 
-class EngineWorker:
-    """Runs an engine on a thread of its own between `start` and `stop`, both on the loop that is called back.
+class Worker(ABC):
+    """The model of a node, as sessions use it: on one event loop, where answers come.
 
     Order is kept per sequence: a truncate takes effect after the forwards before it and cancels those that have not
     run.
     """
 
-    def __init__(
-        self,
-        engine: Engine | AsyncEngine,
-        limits: StepLimits = DEFAULT_LIMITS,
-        *,
-        meter: StepMeter | None = None,
-        send_w: float = 0.0,
-        cores: frozenset[int] = frozenset(),
-    ) -> None:
-        """meter: of the steps' energy, read on the thread. send_w: power of this side while it sends, W. cores: where
-        the thread is kept; empty: anywhere."""
-        self.steps = StepExecutor(engine, limits, meter)  # its counters may be read on any thread
-        self._meter_name, self._send_w = "" if meter is None else meter.name, send_w
+    depth = 1  # forwards that should be under way so that no part of the engine waits
+    block_size = 1  # rows of KV memory that are allocated together
+    told = False  # of a row the likeliest ids alone are known, which `SampledRow.top` has
+
+    def __init__(self, meter_name: str = "", send_w: float = 0.0) -> None:
+        self._meter_name, self._send_w = meter_name, send_w
         self.answered = StepSize()  # size of the step whose answer is being delivered; on the loop
-        self.capacity = engine.free_rows()  # rows of KV in all; None without a bound
-        self.lost = asyncio.Event()  # the engine is, see `StepExecutor.lost`; every request fails from then on
-        self._cores = cores
+        self.capacity: int | None = None  # rows of KV in all; None without a bound
+        self.lost = asyncio.Event()  # the engine is, see `fault`; every request fails from then on
         self._next_seq = 0
         self._next_group = 0
-        self._outbox: list[SequenceOp | ForwardRequest] = []  # submitted in this turn of the loop
-        self._inbox: deque[SequenceOp | ForwardRequest] = deque()  # read by the thread; guarded by `_changed`
-        self._undelivered: deque[tuple[deque[Answered], StepSize]] = deque()  # of steps, on the loop
-        self._changed = threading.Condition()
-        self._ready = False  # a batch under way has run
-        self._delivering = 0  # steps whose answers are sent and whose sessions have not continued yet
-        self._expected = 0  # sessions that have been answered, and will continue when something else is computed
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
 
+    @abstractmethod
     async def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        """On the loop that is called back."""
 
+    @abstractmethod
     async def stop(self) -> None:
-        """Finish the current step, execute submitted releases, and end the thread.
+        """Pending segments are never answered."""
 
-        Pending segments are never answered.
-        """
-        self._flush()
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-        await asyncio.to_thread(self._thread.join)
+    @abstractmethod
+    def submit(self, item: SequenceOp | ForwardRequest) -> None:
+        """The `cached_rows` and `energy` of a forward are known when it is answered."""
 
-    # ---- on the loop ------------------------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def fault(self) -> EngineLost | None:
+        """Why the engine cannot be used any more; None while it can."""
+
+    @abstractmethod
+    def load(self) -> Load:
+        """The fields that tell of the engine. May be called on any thread."""
+
     def allocate(self) -> SeqId:
         self._next_seq += 1
         return SeqId(self._next_seq)
@@ -135,8 +123,76 @@ class EngineWorker:
         self.submit(ForwardRequest(segment, answer, group=group))
         return await answered
 
+    def expect(self) -> None:  # noqa: B027  # only steps wait
+        """A session that continues soon does so a little later: the next step waits for it, but not for long."""
+
+    def continued(self) -> None:  # noqa: B027
+        """One of those has continued."""
+
+
+class EngineWorker(Worker):
+    """Runs an engine on a thread of its own between `start` and `stop`."""
+
+    def __init__(
+        self,
+        engine: Engine | AsyncEngine,
+        limits: StepLimits = DEFAULT_LIMITS,
+        *,
+        meter: StepMeter | None = None,
+        send_w: float = 0.0,
+        cores: frozenset[int] = frozenset(),
+    ) -> None:
+        """meter: of the steps' energy, read on the thread. send_w: power of this side while it sends, W. cores: where
+        the thread is kept; empty: anywhere."""
+        super().__init__("" if meter is None else meter.name, send_w)
+        self.steps = StepExecutor(engine, limits, meter)  # its counters may be read on any thread
+        self.depth, self.block_size = self.steps.depth, engine.block_size
+        self.capacity = engine.free_rows()
+        self._cores = cores
+        self._outbox: list[SequenceOp | ForwardRequest] = []  # submitted in this turn of the loop
+        self._inbox: deque[SequenceOp | ForwardRequest] = deque()  # read by the thread; guarded by `_changed`
+        self._undelivered: deque[tuple[deque[Answered], StepSize]] = deque()  # of steps, on the loop
+        self._changed = threading.Condition()
+        self._ready = False  # a batch under way has run
+        self._delivering = 0  # steps whose answers are sent and whose sessions have not continued yet
+        self._expected = 0  # sessions that have been answered, and will continue when something else is computed
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Finish the current step, execute submitted releases, and end the thread.
+
+        Pending segments are never answered.
+        """
+        self._flush()
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    # ---- on the loop ------------------------------------------------------------------------------------------------
+    @property
+    def fault(self) -> EngineLost | None:
+        return self.steps.lost
+
+    def load(self) -> Load:
+        steps = self.steps
+        return Load(
+            steps=steps.steps,
+            rows=steps.rows,
+            cached_rows=steps.adopted,
+            preemptions=steps.preemptions,
+            kv_rows=self.capacity,
+            kv_free_rows=steps.free_rows,
+            waiting=len(steps.short),
+        )
+
     def submit(self, item: SequenceOp | ForwardRequest) -> None:
-        """The `cached_rows` and `energy` of a forward are known when it is answered."""
         assert self._loop is not None, "the worker has not been started"
         if not self._outbox:
             self._loop.call_soon(self._flush)
@@ -256,20 +312,3 @@ class EngineWorker:
         except AssertionError:
             log.exception("the engine's invariants do not hold: please report this")
         trim_heap()
-
-
-# What an engine has done and what waits for it, as the metrics show it.
-
-
-def engine_load(worker: EngineWorker) -> Load:
-    """The fields that tell of the engine. May be called on any thread."""
-    steps = worker.steps
-    return Load(
-        steps=steps.steps,
-        rows=steps.rows,
-        cached_rows=steps.adopted,
-        preemptions=steps.preemptions,
-        kv_rows=worker.capacity,
-        kv_free_rows=steps.free_rows,
-        waiting=len(steps.short),
-    )

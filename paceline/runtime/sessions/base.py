@@ -15,8 +15,8 @@ from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import SeqId
 from paceline.core.energy import Energy
 from paceline.errors import EngineError, LinkClosed, PacelineError
-from paceline.runtime.engine_loop.requests import Rows, SequenceOp, StoredPrefix
-from paceline.runtime.engine_loop.worker import EngineWorker
+from paceline.runtime.engine_loop.requests import Certainty, Rows, SequenceOp, StoredPrefix
+from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.link.dialer import Link
 from paceline.runtime.sessions.driver import ClientPorts, Driver, Egress, answered, requests
 from paceline.runtime.sessions.mask_threads import run_apart
@@ -47,7 +47,7 @@ class DraftModelPorts:
     Implements `driver.EnginePorts`. The energy of drafts is not counted.
     """
 
-    def __init__(self, worker: EngineWorker, session: Session) -> None:
+    def __init__(self, worker: Worker, session: Session) -> None:
         self.group: Group | None = None  # of its sequences, set once their claim of memory is known
         self._worker, self._session = worker, session
         self._loop = asyncio.get_running_loop()
@@ -92,9 +92,9 @@ class Session(ABC):
     def __init__(
         self,
         machine: Machine,
-        worker: EngineWorker,
+        worker: Worker,
         salt: str | None,
-        drafts: EngineWorker | None = None,
+        drafts: Worker | None = None,
         *,
         client: ClientPorts | None = None,
         masked: bool = False,
@@ -112,6 +112,7 @@ class Session(ABC):
         self.salt = salt
         self._masked = masked
         self._energy = worker.account()
+        self._certainty = Certainty()
         self._cached = 0  # tokens of a prompt that were not computed, the most of all branches
         self.link: Link | None = None
         self._number: int | None = None  # session number on `link`
@@ -167,7 +168,7 @@ class Session(ABC):
         submitted = requests(forward, answer)
         for each in submitted:
             each.prefix = next((prefix for prefix in self._prefixes if prefix.begins(each.segment)), None)
-            each.group, each.salt = self._group, self.salt
+            each.group, each.salt, each.certainty = self._group, self.salt, self._certainty
             self._worker.submit(each)
 
     def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:
@@ -235,7 +236,7 @@ class PeerSession(Session):
     def __init__(
         self,
         machine: Machine,
-        worker: EngineWorker,
+        worker: Worker,
         link: Link,
         number: int,
         retrieve: Callable[[PeerSession], None],

@@ -15,7 +15,7 @@ from paceline.core.sampling.sampler import Mask, Thinking
 from paceline.engine.base import TextModel
 from paceline.engine.thinking import Piece
 from paceline.errors import LinkClosed, LinkError, PacelineError, RequestError
-from paceline.runtime.engine_loop.worker import EngineWorker
+from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.link.dialer import Link
 from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, GenerationResult, Logprobs, TextDelta
 from paceline.runtime.sessions.base import Session
@@ -50,6 +50,7 @@ from paceline.wire.messages import (
 
 log = logging.getLogger("paceline.session")
 
+APPROXIMATE: Final = "approximate: the model's server tells only the likeliest tokens"
 MAX_REFUSAL: Final = 300  # characters of it that are told
 PAUSE_S: Final = 60.0  # longest wait for a lost peer, for a request with on_loss "pause"
 
@@ -88,12 +89,12 @@ class ClientSession(Session):
     def __init__(
         self,
         machine: Machine,
-        worker: EngineWorker,
+        worker: Worker,
         prepared: PreparedRequest,
         tokenizer: TextModel,
         link: Link | None,
         closed: Callable[[ClientSession], None],
-        drafts: EngineWorker | None = None,
+        drafts: Worker | None = None,
         written: Written | None = None,
         alone: tuple[PreparedRequest, Callable[[], Machine]] | None = None,
     ) -> None:
@@ -333,6 +334,8 @@ class ClientSession(Session):
             self._degraded = f"{other(prepared.side)}_lost"
         nothing = prepared.nothing_found if self._found_nothing else ""
         refused = f"it refuses: {written.refusal}" if written.refusal else ""
+        approximate = APPROXIMATE if self._certainty.approximate else ""
+        sure = {"further_calls": float(calls)} if (calls := self._certainty.further_calls) else {}
         self._events.put_nowait(
             GenerationResult(
                 reason=self._reason(finish.reason),
@@ -340,11 +343,11 @@ class ClientSession(Session):
                 completion_tokens=len(written.tokens) - self._before,
                 stop=written.text.stop,
                 strategy=prepared.strategy,
-                strategy_reason="; ".join(filter(None, (prepared.reason, nothing, refused))),
+                strategy_reason="; ".join(filter(None, (prepared.reason, nothing, refused, approximate))),
                 degraded=self._degraded,
                 citations=self._cited(),
                 found=self._citations,
-                stats={**finish.stats, "cached_tokens": self._cached, **self._thinking(), **self.egress.stats()},
+                stats={**finish.stats, **sure, "cached_tokens": self._cached, **self._thinking(), **self.egress.stats()},
                 energy={} if (use := self._energy.use) is None else {prepared.side: use},
                 end=None if end is None else self._logprobs(end),
             )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Protocol, cast
 
+import msgspec
+
 from paceline.core.batching.segment import SeqId, StepSize
 from paceline.core.energy import NOT_KNOWN, Spent
 from paceline.core.sampling.dist import Dist
@@ -94,7 +96,9 @@ def answered(
 def requests(forward: Forward, answer: Answer) -> list[ForwardRequest]:
     """One request of the engine for each branch. answer: called once, with all rows or an error."""
     if forward.mixture is None or forward.sampling is None:
-        return [ForwardRequest(forward.segment, answer, sampling=forward.sampling, path_only=forward.path_only)]
+        request = ForwardRequest(forward.segment, answer, sampling=forward.sampling, path_only=forward.path_only)
+        request.goes_on = forward.goes_on
+        return [request]
     segments = (forward.segment, *forward.others)
     join = BranchJoin(forward.sampling, forward.mixture, answer, len(segments))
     return [ForwardRequest(segment, join.fail, join=join, branch=branch) for branch, segment in enumerate(segments)]
@@ -194,9 +198,9 @@ class _Sequences:
 
     def execute(self, effect: Forward | Prune) -> None:
         match effect:
-            case Forward(ticket, segment, sampling, others, mixture, path_only):
-                segments = [each.with_seq(self._name(each.seq)) for each in (segment, *others)]
-                self._ports.forward(Forward(ticket, segments[0], sampling, tuple(segments[1:]), mixture, path_only))
+            case Forward(segment=segment, others=others):
+                own, *rest = (each.with_seq(self._name(each.seq)) for each in (segment, *others))
+                self._ports.forward(msgspec.structs.replace(effect, segment=own, others=tuple(rest)))
             case Prune(seq, keep, live):
                 self._ports.prune(self._name(seq), keep, live)
 

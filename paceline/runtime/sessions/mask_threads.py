@@ -23,7 +23,7 @@ from greenlet import getcurrent, greenlet
 from numpy.typing import NDArray
 
 from paceline.core.sampling.sampler import Mask
-from paceline.runtime.engine_loop.worker import BATCHING_WAIT_S, EngineWorker
+from paceline.runtime.engine_loop.worker import BATCHING_WAIT_S, Worker
 
 # Code of the event loop that stands still in its middle while something else is computed, and the loop goes on.
 #
@@ -70,7 +70,7 @@ MOST_OF_ONE: Final = 2  # threads of an owner at once
 class MaskThreads:
     """Belongs to one event loop."""
 
-    def __init__(self, worker: EngineWorker) -> None:
+    def __init__(self, worker: Worker) -> None:
         """worker: its steps wait briefly for sessions that masks have held up."""
         self.worker = worker
         self._threads = ThreadPoolExecutor(THREADS, "masks")

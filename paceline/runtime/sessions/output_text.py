@@ -15,7 +15,7 @@ from paceline.core.sampling.sampler import Thinking
 from paceline.engine.base import TextModel
 from paceline.engine.thinking import Piece, ThinkingText
 from paceline.runtime.engine_loop.requests import SequenceOp
-from paceline.runtime.engine_loop.worker import EngineWorker
+from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.service import Logprobs, TokenLogprob
 
 # Incremental detokenization, and stop strings across token boundaries.
@@ -231,7 +231,7 @@ MAX_ROWS = 128
 class PromptScorer:
     """Scores prompts one at a time, on the loop of its worker."""
 
-    def __init__(self, worker: EngineWorker, tokenizer: TextModel, vocab_size: int) -> None:
+    def __init__(self, worker: Worker, tokenizer: TextModel, vocab_size: int) -> None:
         """vocab_size: without the ids that pad an engine's vocabulary."""
         self._worker = worker
         self._tokenizer = tokenizer
@@ -243,7 +243,7 @@ class PromptScorer:
         """Logprobs of all tokens but the first. Cancellation releases the KV rows. Raises EngineError."""
         async with self._turn:
             seq = self._worker.allocate()
-            group = self._worker.group(len(prompt) + self._worker.steps.engine.block_size)  # grows part by part
+            group = self._worker.group(len(prompt) + self._worker.block_size)  # grows part by part
             items: list[Logprobs] = []
             try:
                 for start in range(0, len(prompt) - 1, self._rows):

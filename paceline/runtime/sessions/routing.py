@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest
-from paceline.strategies.base import JOINT_LEVELS, RoutingContext, Side, Wish, other
+from paceline.strategies.base import JOINT_LEVELS, RoutingContext, Side, SideFacts, Wish, other
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import DEFAULT_OPTIONS, Options
 
 AUTO = "auto"
 ALONE = "lookup_tree"  # without a second side
+PLAIN = "autoregressive"  # likewise, where drafts are of no use
 VERIFIED = "draft_verify"  # the cloud's text, where nothing private is in the context
 
 
@@ -40,7 +41,15 @@ class Rule:
     def choice(self, context: RoutingContext) -> StrategyChoice:
         documents = context.own.documents + context.peer.documents
         reason = self.reason.format(peer=other(context.side), documents=documents, barred=context.presence.barred)
-        return StrategyChoice(self.strategy, reason, self.missing(context))
+        strategy = self.strategy
+        if strategy == ALONE != context.wish.strategy:
+            strategy = alone_by(context.own)
+        return StrategyChoice(strategy, reason, self.missing(context))
+
+
+def alone_by(own: SideFacts) -> str:
+    """The strategy of a side that writes alone."""
+    return ALONE if own.drafts else PLAIN
 
 
 def _always(context: RoutingContext) -> bool:  # noqa: ARG001  # a predicate's signature

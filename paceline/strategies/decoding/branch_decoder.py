@@ -314,13 +314,14 @@ class BranchDecoder:
         keep_plain: bool = False,
         samples: bool = False,
         heads: bool = False,
+        goes_on: bool = False,
     ) -> None:
         """rescoring: scores of documents follow the text. lazy: few rows are used: distributions are made of the nodes
         that `dist` is called with, parents first, and tokens sampled of those that they lead to. keep_heads: nodes keep
         the plain mixture's head (`raw_head`). keep_plain: the whole of it, of rows that come as distributions
         (`plain`). samples: the engine mixes the branches and samples each row's token (`sampled`); without a prefix
         only. heads: with `samples`, nodes get the rows' heads, and their distributions are read on demand; `sample` is
-        not called.
+        not called. goes_on: see `Forward`.
         """
         self.started = False  # the prompts are known
         self.max_new_tokens: int | None = None  # output tokens that fit the context
@@ -330,7 +331,7 @@ class BranchDecoder:
         self.timed: tuple[int, float] | None = None  # rows and seconds of the last forward that was no prefill
         self.num_top = NUM_SUCCESSORS if keep_heads else 0  # ids of the head of each row that is sampled from now on
         self.mixer = BranchMixer(output, rescoring=rescoring, keep_heads=keep_heads, keep_plain=keep_plain)
-        self._samples, self._heads = samples, heads
+        self._samples, self._heads, self._goes_on = samples, heads, goes_on
         self._sampling, self._vocab_size = output.sampling, output.vocab_size
         self._lazy = lazy
         self._branches: tuple[Branch, ...] = ()
@@ -507,6 +508,7 @@ class BranchDecoder:
             if row is None:
                 return None
             self.mixer.decide(row)
+            node.plain = row.top
             return row.token
         dist = self.dist(node)
         return None if dist is None else sample(filter_top(dist, self._sampling), self._sampling, node.position)
@@ -551,7 +553,8 @@ class BranchDecoder:
             sampling, mixture = self.mixer.sampling(self._batch, paths, self.num_top, heads=self._heads)
             heads = [RowSampling(_GREEDY, 0, self._vocab_size, num_top=self.num_top)] * num_prompt_rows
             path_only = self._lazy and self._batch[0].alive and segments[0].parents is not None and not self.num_top
-            return [Forward(self._ticket, segments[0], (*heads, *sampling), tuple(segments[1:]), mixture, path_only)]
+            others, rows = tuple(segments[1:]), (*heads, *sampling)
+            return [Forward(self._ticket, segments[0], rows, others, mixture, path_only, self._goes_on)]
         effects: list[Effect] = []
         for segment in segments:
             self._ticket += 1

@@ -1,0 +1,475 @@
+"""The servers of one model, over HTTP: what they can do, asked at the start, and calls to them.
+
+Token ids go in and come out: by `/v1/completions` with `return_token_ids`, or a stream of `/inference/v1/generate`
+where a server has it. A server that returns text alone is taken for plain answers, whose text is encoded here. A server
+that is lost is asked last until it answers again; a call that it did not answer goes to another. Knows no sequences.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import httpx
+
+from paceline.core.sampling.dist import GAMMA
+from paceline.core.sampling.sampler import RowSampling, logit_shifts
+from paceline.engine.base import ModelInfo, TextModel
+from paceline.engine.model_config import sampling_defaults
+from paceline.engine.remote.rows import HEAD, ToldRow
+from paceline.errors import ConfigError, EngineError
+
+log = logging.getLogger("paceline.engine")
+
+CONNECT_S: Final = 5.0
+READ_S: Final = 300.0  # without a byte: a busy server makes a request wait
+AWAY_S: Final = 5.0  # a lost server is asked last for so long
+PROBE_TOKENS: Final = 96  # of prompts at the start: several blocks of a server's prefix cache
+MAX_LISTED: Final = 128  # ids of one call whose log-probabilities are asked for, vLLM's limit
+MOST_BANNED: Final = 64  # ids that a constraint excludes, for a bias to exclude them in a stream
+BANNED: Final = -100.0
+CACHE_TOLERANCE: Final = 0.02  # nats, between scores with and without the prefix cache
+POSITIONS: Final = 4096  # of a server that does not tell
+_NO_STREAM: Final = "start vLLM with --enable-scale-out"
+
+
+class Drawn(NamedTuple):
+    """A token of a stream, and its row's likeliest ids where they were asked for."""
+
+    token: int
+    likeliest: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What every server of a model can do, by trial."""
+
+    generates: bool = False  # `/inference/v1/generate`
+    returns_ids: bool = False  # token ids come back
+    head: int = 0  # likeliest ids that are told of a token; 0: none
+    whole: bool = False  # or all of them
+    lists: bool = False  # log-probabilities of ids that are named
+    biases: bool = False  # logit_bias is honoured
+    allows: bool = False  # allowed_token_ids is honoured
+    same_cached: bool = False  # scores do not depend on the prefix cache
+    decode_s: float | None = None  # of a call for one token
+
+    @property
+    def scores(self) -> bool:
+        """Rows can be scored, so that more than plain answers are written with them."""
+        return self.returns_ids and self.head > 0
+
+    def and_those_of(self, other: Abilities) -> Abilities:
+        return Abilities(
+            self.generates and other.generates,
+            self.returns_ids and other.returns_ids,
+            min(self.head, other.head),
+            self.whole and other.whole,
+            self.lists and other.lists,
+            self.biases and other.biases,
+            self.allows and other.allows,
+            self.same_cached and other.same_cached,
+            max((each for each in (self.decode_s, other.decode_s) if each is not None), default=None),
+        )
+
+    def missing(self) -> list[str]:
+        """What cannot be done with these servers, as sentences' ends."""
+        lacks = {
+            "token ids come back as text alone: only plain answers are written": self.returns_ids,
+            "no log-probabilities are told: only plain answers are written": self.head > 0,
+            "ids cannot be named (logprob_token_ids): sampled tokens of joint answers are approximate": self.lists,
+            "allowed_token_ids is ignored: constraints are approximate": self.allows,
+            "scores differ by the prefix cache: verified and joint answers are approximate": self.same_cached,
+        }
+        return [what for what, is_there in lacks.items() if not is_there]
+
+
+@dataclass(slots=True)
+class _Server:
+    url: str
+    model: str
+    away_until: float = 0.0  # monotonic s
+
+
+class RemoteModel:
+    """One model, on servers that are all alike. Calls are made on one event loop; `close` them there."""
+
+    def __init__(
+        self,
+        servers: Sequence[tuple[str, str]],
+        info: ModelInfo,
+        abilities: Abilities,
+        text: TextModel,
+        key: str | None,
+    ) -> None:
+        """servers: URL and the model's name there."""
+        self.info, self.abilities, self.block_size = info, abilities, 1
+        self.eos_ids = sorted(text.eos_ids)
+        self._text = text
+        self._servers = [_Server(url, model) for url, model in servers]
+        self._headers = _headers(key)
+        self._client: httpx.AsyncClient | None = None
+
+    # ---- calls ------------------------------------------------------------------------------------------------------
+    async def rows(self, prompts: Sequence[Sequence[int]], head: int, salt: str) -> list[ToldRow]:
+        """The row behind each prompt, by its `head` likeliest ids; -1: all of them. Raises EngineError."""
+        found = await self._score(prompts, salt, {"logprobs": head})
+        return [ToldRow.of(each, self.info.vocab_size) for each in found]
+
+    async def told(self, prompt: Sequence[int], ids: Sequence[int], salt: str) -> dict[int, float]:
+        """Log-probabilities of these ids behind a prompt, in calls of `MAX_LISTED`. Raises EngineError."""
+        found: dict[int, float] = {}
+        for first in range(0, len(ids), MAX_LISTED):
+            part = [*ids[first : first + MAX_LISTED]]
+            (told,) = await self._score([prompt], salt, {"logprobs": len(part), "logprob_token_ids": part})
+            found |= {token: told[token] for token in part if token in told}
+        return found
+
+    async def draw(self, prompt: Sequence[int], row: RowSampling, salt: str) -> int:
+        """The server's own draw behind a prompt, under all of the row's sampling. Raises EngineError."""
+        fields = sampling_fields(row, stream=False)
+        if row.allowed is not None:
+            fields["allowed_token_ids"] = [*map(int, row.allowed[: row.vocab_size].nonzero()[0])]
+        body = {"prompt": [*prompt], "max_tokens": 1, "return_token_ids": True, "cache_salt": salt, **fields}
+        answer = await self._post("/v1/completions", body, salt)
+        return int(answer["choices"][0]["token_ids"][0])
+
+    async def _score(
+        self, prompts: Sequence[Sequence[int]], salt: str, fields: Mapping[str, object]
+    ) -> list[dict[int, float]]:
+        answer = await self._post("/v1/completions", _scoring(prompts, fields) | {"cache_salt": salt}, salt)
+        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        return [likeliest_of(choice["logprobs"], 0) for choice in choices]
+
+    async def stream(
+        self, prompt: Sequence[int], row: RowSampling, max_tokens: int, salt: str, banned: Sequence[int] = ()
+    ) -> AsyncIterator[list[Drawn]]:
+        """Tokens that follow a prompt, as they are drawn: by the row's sampling from its position on, the end of the
+        text included. Ends there or after `max_tokens`. Raises EngineError, and ConnectionError for one that was cut.
+
+        banned: ids that are never drawn.
+        """
+        fields = sampling_fields(row, stream=True, banned=banned) | {"max_tokens": max_tokens, "ignore_eos": True}
+        fields["stop_token_ids"] = self.eos_ids
+        if row.num_top:
+            fields["logprobs"] = row.num_top
+        if self.abilities.generates:
+            path = "/inference/v1/generate"
+            body: dict[str, Any] = {"token_ids": [*prompt], "sampling_params": fields | {"detokenize": False}}
+        else:
+            path = "/v1/completions"
+            body = {"prompt": [*prompt], "return_token_ids": True, "return_tokens_as_token_ids": True, **fields}
+        async for line in self._stream(path, body | {"stream": True, "cache_salt": salt}, salt):
+            for choice in line.get("choices", ()):
+                if drawn := self._drawn(choice):
+                    yield drawn
+                if choice.get("finish_reason") == "stop" and not self.abilities.returns_ids:
+                    yield [Drawn(self.eos_ids[0], {})]
+
+    def _drawn(self, choice: Mapping[str, Any]) -> list[Drawn]:
+        if not self.abilities.returns_ids:
+            return [Drawn(token, {}) for token in self._text.encode(choice.get("text") or "")]
+        ids, told = choice["token_ids"] or (), choice.get("logprobs")
+        if not told:
+            return [Drawn(token, {}) for token in ids]
+        if "content" in told:
+            return [
+                Drawn(each["token_id"], {top["token_id"]: top["logprob"] for top in (*each["top_logprobs"], each)})
+                for each in told["content"]
+            ]
+        return [Drawn(token, likeliest_of(told, place)) for place, token in enumerate(ids)]
+
+    # ---- connections ------------------------------------------------------------------------------------------------
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _post(self, path: str, body: Mapping[str, Any], salt: str) -> Any:
+        for server in self._order(salt):
+            try:
+                answer = await self._open().post(server.url + path, json={**body, "model": server.model})
+            except httpx.TransportError as error:
+                self._lost(server, error)
+                continue
+            if answer.status_code >= 500:
+                self._lost(server, f"status {answer.status_code}")
+                continue
+            _check(answer.status_code, answer.text)
+            server.away_until = 0.0
+            return answer.json()
+        raise self._none_answers()
+
+    async def _stream(self, path: str, body: Mapping[str, Any], salt: str) -> AsyncIterator[Mapping[str, Any]]:
+        """Events of a stream. Once it has begun it is cut, not asked for again: the caller knows what has come."""
+        for server in self._order(salt):
+            begun = False
+            try:
+                async with self._open().stream(
+                    "POST", server.url + path, json={**body, "model": server.model}
+                ) as answer:
+                    if answer.status_code >= 500:
+                        self._lost(server, f"status {answer.status_code}")
+                        continue
+                    if answer.status_code != 200:
+                        _check(answer.status_code, (await answer.aread()).decode(errors="replace"))
+                    server.away_until = 0.0
+                    async for line in answer.aiter_lines():
+                        if line == "data: [DONE]":
+                            return
+                        if line.startswith("data: "):
+                            event = json.loads(line[6:])
+                            if "error" in event:
+                                raise EngineError(f"the model's server failed: {event['error']}")
+                            begun = True
+                            yield event
+                    raise httpx.RemoteProtocolError("the stream ended early")
+            except httpx.TransportError as error:
+                self._lost(server, error)
+                if begun:
+                    raise ConnectionError(str(error)) from error
+        raise self._none_answers()
+
+    def _open(self) -> httpx.AsyncClient:
+        if self._client is None:
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+            timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
+            self._client = httpx.AsyncClient(headers=self._headers, timeout=timeout, limits=limits, trust_env=False)
+        return self._client
+
+    def _order(self, salt: str) -> list[_Server]:
+        """Servers in the order in which they are asked. One owner's requests prefer one, whose cache has their rows."""
+        now = time.monotonic()
+
+        def rank(server: _Server) -> tuple[float, bytes]:
+            return max(0.0, server.away_until - now), hashlib.blake2b(f"{server.url} {salt}".encode()).digest()
+
+        return sorted(self._servers, key=rank)
+
+    def _lost(self, server: _Server, why: object) -> None:
+        log.warning("the model's server %s does not answer: %s", server.url, why or type(why).__name__)
+        server.away_until = time.monotonic() + AWAY_S
+
+    def _none_answers(self) -> EngineError:
+        return EngineError(f"none of the model's servers answers: {', '.join(each.url for each in self._servers)}")
+
+
+def _headers(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def _check(status: int, text: str) -> None:
+    if status != 200:
+        raise EngineError(f"the model's server refuses a request (status {status}): {text[:300]}")
+
+
+def _scoring(prompts: Sequence[Sequence[int]], fields: Mapping[str, object]) -> dict[str, Any]:
+    """A call that generates one token behind each prompt, and tells log-probabilities."""
+    return {
+        "prompt": [[*prompt] for prompt in prompts],
+        "max_tokens": 1,
+        "temperature": 0.0,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        **fields,
+    }
+
+
+def likeliest_of(logprobs: Mapping[str, Any], place: int) -> dict[int, float]:
+    """Log-probabilities by id, where tokens are named `token_id:ID`."""
+    return {int(name.removeprefix("token_id:")): value for name, value in logprobs["top_logprobs"][place].items()}
+
+
+def sampling_fields(row: RowSampling, *, stream: bool, banned: Sequence[int] = ()) -> dict[str, Any]:
+    """A row's sampling in vLLM's words. All of them are said: what is left out is the server's own default.
+
+    stream: the server counts the tokens that it draws itself, for the penalties; else those before the row are biases.
+    Not equal to ours: with min_p and top_p together min_p applies first there, and a bias before the repetition
+    penalty; temperatures below 0.01 are 0.01.
+    """
+    params = row.params
+    biases = dict(params.logit_bias) if stream else logit_shifts(params, row.counts)
+    biases |= dict.fromkeys(banned, BANNED)
+    return {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "presence_penalty": params.presence_penalty if stream else 0.0,
+        "frequency_penalty": params.frequency_penalty if stream else 0.0,
+        "repetition_penalty": params.repetition_penalty,
+        "logit_bias": {str(token): bias for token, bias in biases.items()} or None,
+        "seed": (params.seed + row.position * GAMMA) % (1 << 63),
+    }
+
+
+# What servers can do: asked at the start, since a field that a server does not know is ignored without a word.
+
+
+def open_remote(
+    urls: Sequence[str], directory: Path, text: TextModel, *, name: str, key: str | None = None
+) -> RemoteModel:
+    """The model behind these URLs, whose tokenizer and recommended sampling are in a folder.
+
+    Raises ConfigError unless every server answers and serves one model of this vocabulary.
+    """
+    servers: list[tuple[str, str]] = []
+    abilities: Abilities | None = None
+    positions = POSITIONS
+    timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
+    with httpx.Client(headers=_headers(key), timeout=timeout, trust_env=False) as client:
+        for url in urls:
+            try:
+                model, most = _served(client, url, name)
+                _check_vocabulary(client, url, model, text)
+                found = _Probe(client, url, model, text.vocab_size).abilities()
+            except httpx.HTTPError as error:
+                raise ConfigError(
+                    f"The model's server {url} does not answer: {error}. Start it, or correct the URL."
+                ) from error
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                raise ConfigError(f"The server {url} does not speak OpenAI's API: {error!r}.") from error
+            positions = most if not servers else min(positions, most)
+            abilities = found if abilities is None else abilities.and_those_of(found)
+            servers.append((url, model))
+    assert abilities is not None, "at least one URL"
+    for what in abilities.missing():
+        log.warning("the model's servers: %s", what)
+    identity = hashlib.sha256(f"paceline remote {text.fingerprint} {servers[0][1]}".encode()).hexdigest()
+    info = ModelInfo(
+        name,
+        identity,
+        text.vocab_size,
+        positions,
+        "",
+        "http",
+        sampling_defaults(directory),
+        num_weights=_weights(directory),
+    )
+    return RemoteModel(servers, info, abilities, text, key)
+
+
+def _weights(directory: Path) -> int:
+    """Numbers of the weights by the files' index or header; 0: not known."""
+    size = 0
+    for file in directory.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        for key, tensor in header.items():
+            count = 1
+            for length in tensor.get("shape", (0,)) if key != "__metadata__" else (0,):
+                count *= length
+            size += count
+    return size
+
+
+def _served(client: httpx.Client, url: str, name: str) -> tuple[str, int]:
+    """(the model's name at a server, positions). Raises ConfigError."""
+    answer = client.get(f"{url}/v1/models")
+    if answer.status_code in (401, 403):
+        raise ConfigError(f"The model's server {url} wants a key: set PACELINE_ENGINE_KEY.")
+    answer.raise_for_status()
+    models = answer.json()["data"]
+    model = next((each for each in models if each["id"] == name), models[0] if len(models) == 1 else None)
+    if model is None:
+        names = ", ".join(each["id"] for each in models)
+        raise ConfigError(f"The server {url} serves {names}: give one of these names to --model.")
+    most = model.get("max_model_len") or (model.get("meta") or {}).get("n_ctx_train") or POSITIONS
+    return str(model["id"]), int(most)
+
+
+def _check_vocabulary(client: httpx.Client, url: str, model: str, text: TextModel) -> None:
+    """Raises ConfigError where the server encodes a text otherwise; a server without `/tokenize` is believed."""
+    sample = "The quick brown fox jumps over 13 lazy dogs — naïvely.\n"
+    answer = client.post(f"{url}/tokenize", json={"model": model, "prompt": sample, "add_special_tokens": False})
+    if (
+        answer.status_code == 200
+        and isinstance(tokens := answer.json().get("tokens"), list)
+        and all(isinstance(token, int) for token in tokens)
+    ) and tokens != text.encode(sample):
+        raise ConfigError(f"The model of {url} has another vocabulary than --model: give the tokenizer of that model.")
+
+
+class _Probe:
+    """Trials at one server."""
+
+    def __init__(self, client: httpx.Client, url: str, model: str, vocab_size: int) -> None:
+        self._client, self._url, self._model = client, url, model
+        chance = random.Random()
+        self._prompt = [chance.randrange(vocab_size // 2) for _ in range(PROBE_TOKENS)]
+        self._vocab_size = vocab_size
+
+    def abilities(self) -> Abilities:
+        plain = self._ask({"prompt": self._prompt[:8], "max_tokens": 1, "temperature": 0.0, "return_token_ids": True})
+        if plain is None:
+            raise ConfigError(f"The server {self._url} refuses a prompt of token ids at /v1/completions.")
+        ids = plain["choices"][0].get("token_ids")
+        if not (isinstance(ids, list) and len(ids) == 1):
+            return Abilities()
+        found = replace(Abilities(returns_ids=True), generates=self._generates())
+        first = next((told for told in (self._told(HEAD, prompts=2), self._told(5, prompts=2)) if told), None)
+        if first is None:
+            return found
+        again = self._told(len(first), prompts=2)
+        best = max(first, key=lambda token: first[token])
+        begun = time.perf_counter()
+        self._ask({"prompt": self._prompt, "max_tokens": 1, "temperature": 0.0})
+        seconds = time.perf_counter() - begun
+        return replace(
+            found,
+            head=len(first),
+            whole=self._is_refused_nothing(),
+            lists=self._lists(),
+            biases=self._draw({"logit_bias": {str(best): BANNED}}) not in (None, best),
+            allows=self._draw({"allowed_token_ids": [7]}) == 7,
+            same_cached=again is not None
+            and again.keys() == first.keys()
+            and max(abs(again[token] - first[token]) for token in first) <= CACHE_TOLERANCE,
+            decode_s=seconds,
+        )
+
+    def _ask(self, body: Mapping[str, Any], path: str = "/v1/completions") -> dict[str, Any] | None:
+        """None for what is refused."""
+        answer = self._client.post(self._url + path, json={**body, "model": self._model})
+        return dict(answer.json()) if answer.status_code == 200 else None
+
+    def _told(self, head: int, *, prompts: int) -> dict[int, float] | None:
+        """Likeliest ids behind the prompt, asked for with others; None unless so many are told of each."""
+        asked = [self._prompt, *(self._prompt[:-each] for each in range(1, prompts))]
+        answer = self._ask(_scoring(asked, {"logprobs": head}))
+        try:
+            choices = answer["choices"] if answer is not None else ()
+            told = [likeliest_of(choice["logprobs"], 0) for choice in sorted(choices, key=lambda each: each["index"])]
+        except (KeyError, TypeError, ValueError):
+            return None
+        return told[0] if len(told) == prompts and all(len(each) >= head for each in told) else None
+
+    def _is_refused_nothing(self) -> bool:
+        answer = self._ask(_scoring([self._prompt[:8]], {"logprobs": -1}))
+        return answer is not None and len(answer["choices"][0]["logprobs"]["top_logprobs"][0]) >= self._vocab_size
+
+    def _lists(self) -> bool:
+        wanted = [*range(11, 11 + 40)]
+        answer = self._ask(_scoring([self._prompt], {"logprobs": 40, "logprob_token_ids": wanted}))
+        return answer is not None and set(wanted) <= likeliest_of(answer["choices"][0]["logprobs"], 0).keys()
+
+    def _draw(self, fields: Mapping[str, Any]) -> int | None:
+        answer = self._ask(
+            {"prompt": self._prompt, "max_tokens": 1, "temperature": 0.0, "return_token_ids": True, **fields}
+        )
+        return None if answer is None else int(answer["choices"][0]["token_ids"][0])
+
+    def _generates(self) -> bool:
+        body = {"token_ids": self._prompt[:8], "sampling_params": {"max_tokens": 1, "temperature": 0.0}}
+        answer = self._client.post(f"{self._url}/inference/v1/generate", json=body | {"model": self._model})
+        if answer.status_code == 403:
+            log.info(
+                "%s gives no access to /inference/v1/generate, so /v1/completions is used: %s", self._url, _NO_STREAM
+            )
+        return answer.status_code == 200 and len(answer.json()["choices"][0]["token_ids"]) == 1

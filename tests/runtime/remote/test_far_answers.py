@@ -1,0 +1,207 @@
+"""Answers of a node whose model is behind servers: the text of a node that runs the model, by every strategy."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from paceline.core.sampling.sampler import Constraint, SamplingParams
+from paceline.engine.base import LoadedModel, ServedModel
+from paceline.engine.fake import ByteTokenizer, FakeEngine
+from paceline.engine.remote.servers import open_remote
+from paceline.errors import EngineError
+from paceline.runtime.node import Node
+from paceline.runtime.parts import Company, NodeParts
+from paceline.runtime.service import GenerateRequest, TextDelta
+from tests.requests import a_request, changed
+from tests.runtime.remote.standin import Server, StandIn, installed
+from tests.runtime.test_node import Bench, GatedEngine, collect, open_gate
+
+pytestmark = pytest.mark.anyio
+
+GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(seed=5)
+ASKED = a_request(messages=({"role": "user", "content": "Where is the key?"},), sampling=GREEDY, max_tokens=30)
+
+
+@asynccontextmanager
+async def far_node(stand_in: StandIn, *hosts: str) -> AsyncIterator[Node]:
+    with installed(stand_in, *(hosts or ("one",))) as urls:
+        text = ByteTokenizer()
+        node = Node("cloud", ServedModel(open_remote(urls, Path(), text, name="fake"), text), None)
+        async with asyncio.timeout(30), node:
+            for server in stand_in.servers.values():
+                server.calls.clear()
+            yield node
+
+
+async def here(request: GenerateRequest, strategy: str = "autoregressive") -> str:
+    """The text of a node that runs the stand-in's model."""
+    async with Node("cloud", LoadedModel(FakeEngine(seed=1, spread=0.3), ByteTokenizer()), None) as node:
+        return (await collect(await node.prepare(changed(request, strategy=strategy))))[0]
+
+
+def server_of(stand_in: StandIn) -> Server:
+    (server,) = stand_in.servers.values()
+    return server
+
+
+@pytest.mark.parametrize("generates", [True, False])
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY,
+        SamplingParams(temperature=0.0, frequency_penalty=0.7, presence_penalty=0.4),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3),
+        SamplingParams(temperature=0.0, logit_bias={101: -100.0, 113: 3.0}),
+    ],
+)
+async def test_a_plain_answer_is_one_call_and_the_text_of_the_model(params: SamplingParams, generates: bool) -> None:
+    stand_in, request = StandIn(generates=generates), changed(ASKED, sampling=params)
+    async with far_node(stand_in) as node:
+        text, done = await collect(await node.prepare(request))
+        ((path, body),) = server_of(stand_in).calls
+    assert text == await here(request) and done.strategy == "autoregressive"
+    assert path == ("/inference/v1/generate" if generates else "/v1/completions") and body["stream"]
+
+
+async def test_a_sampled_plain_answer_is_the_server_s_own_draw_and_the_same_for_a_seed() -> None:
+    stand_in, request = StandIn(), changed(ASKED, sampling=SAMPLED)
+    async with far_node(stand_in) as node:
+        texts = {(await collect(await node.prepare(request)))[0] for _ in range(2)}
+        other = await collect(await node.prepare(changed(request, sampling=SamplingParams(seed=6))))
+        fields = server_of(stand_in).calls[0][1]["sampling_params"]
+    assert len(texts) == 1 and other[0] not in texts
+    assert (fields["seed"], fields["temperature"], fields["top_p"], fields["top_k"]) == (5, 1.0, 1.0, 0)
+
+
+async def test_what_an_owner_asks_shares_rows_with_his_other_prompts_alone() -> None:
+    stand_in = StandIn()
+    async with far_node(stand_in) as node:
+        for owner in ("anna", "anna", "bert"):
+            await collect(await node.prepare(changed(ASKED, owner=owner)))
+        salts = [body["cache_salt"] for _, body in server_of(stand_in).calls]
+    assert salts[0] == salts[1] != salts[2]
+
+
+@pytest.mark.parametrize("generates", [True, False])
+async def test_logprobs_come_with_the_stream(generates: bool) -> None:
+    stand_in = StandIn(generates=generates)
+    async with far_node(stand_in) as node:
+        session = await node.prepare(changed(ASKED, top_logprobs=3, max_tokens=6))
+        deltas = [event async for event in session.run() if isinstance(event, TextDelta)]
+    found = [each for delta in deltas for each in delta.logprobs]
+    assert len(found) == 6
+    text = "".join(delta.text for delta in deltas)
+    prompt = ByteTokenizer().chat(ASKED.prompt.messages)
+    for number, (chosen, top) in enumerate(found):
+        row = stand_in.dist([*prompt, *text[:number].encode()])
+        assert chosen.logprob == pytest.approx(math.log(row.prob(ord(text[number]))), abs=1e-6)
+        assert len(top) == 3 and top[0].logprob >= chosen.logprob - 1e-9
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+async def test_a_constraint_costs_a_call_a_token_and_holds(params: SamplingParams) -> None:
+    stand_in = StandIn()
+    request = changed(ASKED, sampling=params, constraint=Constraint("regex", "(in|at) the (box|sea|house)"))
+    async with far_node(stand_in) as node:
+        text, _ = await collect(await node.prepare(request))
+    assert text == await here(request)
+
+
+async def test_an_answer_that_may_not_end_yet_is_streamed() -> None:
+    stand_in = StandIn()
+    request = changed(ASKED, max_tokens=120, constraint=Constraint("text", ignore_eos=True))
+    async with far_node(stand_in) as node:
+        text, done = await collect(await node.prepare(request))
+        assert len(server_of(stand_in).calls) == 1
+    assert done.reason == "length" and text == await here(request)
+
+
+@pytest.mark.parametrize("front", ["cloud", "device"])
+@pytest.mark.parametrize("strategy", ["draft_verify", "aggregate"])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+async def test_a_device_and_far_servers_write_what_a_device_and_a_cloud_write(
+    params: SamplingParams, strategy: str, front: str
+) -> None:
+    """Joint ones mixed at temperature 0, and by a coin above."""
+    request = changed(ASKED, sampling=params, strategy=strategy, max_tokens=20, seeded=False)
+    stand_in, texts = StandIn(), list[str]()
+    with installed(stand_in, "one") as urls:
+        words = ByteTokenizer()
+        far = ServedModel(open_remote(urls, Path(), words, name="fake"), words)
+        near = LoadedModel(FakeEngine(seed=1, spread=0.3), words)
+        for model in (far, near):
+            engine = GatedEngine(2)
+            engine.open = True
+            cloud = Node("cloud", model, None)
+            device = Node("device", LoadedModel(engine, words), None, NodeParts(company=Company(asks=open_gate())))
+            async with asyncio.timeout(30), cloud, device, asyncio.TaskGroup() as tasks:
+                bench = Bench(cloud, device, {"device": engine, "cloud": engine})
+                await bench.link(tasks)
+                text, done = await collect(await (cloud if front == "cloud" else device).prepare(request))
+                texts.append(text)
+                assert bench.links is not None
+                await bench.links[0].close()
+                await bench.links[1].closed.wait()
+            assert done.strategy == strategy and done.degraded is None
+            assert "approximate" not in done.strategy_reason
+    assert texts[0] == texts[1]
+
+
+async def test_a_stream_that_is_cut_goes_on_at_another_server() -> None:
+    stand_in = StandIn()
+    async with far_node(stand_in, "one", "two") as node:
+        for server in stand_in.servers.values():
+            server.cut_after = 7
+        text, done = await collect(await node.prepare(ASKED))
+        assert all(server.calls for server in stand_in.servers.values())
+    assert text == await here(ASKED) and done.reason in ("length", "stop")
+
+
+async def test_a_server_that_does_not_answer_is_asked_last() -> None:
+    stand_in = StandIn()
+    async with far_node(stand_in, "one", "two") as node:
+        await collect(await node.prepare(ASKED))
+        used = next(server for server in stand_in.servers.values() if server.calls)
+        for fault in ("down", "status"):
+            used.down, used.status = fault == "down", 503 if fault == "status" else None
+            text, _ = await collect(await node.prepare(ASKED))
+            assert text == await here(ASKED)
+        assert len(used.calls) == 1
+
+
+async def test_without_any_server_an_answer_fails_with_a_sentence_and_a_later_one_is_written() -> None:
+    stand_in = StandIn()
+    async with far_node(stand_in) as node:
+        server = server_of(stand_in)
+        server.down = True
+        with pytest.raises(EngineError, match="none of the model's servers answers: http://one:8000"):
+            await collect(await node.prepare(ASKED))
+        server.down = False
+        assert (await collect(await node.prepare(ASKED)))[0] == await here(ASKED)
+
+
+async def test_a_client_that_leaves_ends_the_server_s_work() -> None:
+    stand_in = StandIn()
+    async with far_node(stand_in) as node:
+        server, session = server_of(stand_in), await node.prepare(changed(ASKED, max_tokens=200))
+        events = session.run()
+        await anext(events)
+        server.gate = asyncio.Event()  # never set: a slow answer
+        await session.aclose()
+        while not server.streams_closed:
+            await asyncio.sleep(0)
+
+
+async def test_a_server_that_returns_text_alone_writes_plain_answers_and_no_others() -> None:
+    stand_in = StandIn(generates=False, ignores=frozenset({"return_token_ids"}))
+    async with far_node(stand_in) as node:
+        assert (await collect(await node.prepare(ASKED)))[0] == await here(ASKED)
+        constrained = changed(ASKED, constraint=Constraint("regex", "yes|no"))
+        with pytest.raises(EngineError, match="plain answers alone"):
+            await collect(await node.prepare(constrained))

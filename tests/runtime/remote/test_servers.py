@@ -1,0 +1,69 @@
+"""What is asked of a model's servers at the start: abilities by trial, never by their word."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from paceline.engine.base import TextModel
+from paceline.engine.fake import ByteTokenizer
+from paceline.engine.remote.servers import RemoteModel, open_remote
+from paceline.errors import ConfigError
+from tests.runtime.remote.standin import StandIn, installed
+
+
+def opened(stand_in: StandIn, *hosts: str, key: str | None = None, text: TextModel | None = None) -> RemoteModel:
+    with installed(stand_in, *(hosts or ("one",))) as urls:
+        return open_remote(urls, Path(), text or ByteTokenizer(), name="fake", key=key)
+
+
+def test_what_a_server_can_do_is_found_by_trial() -> None:
+    found = opened(StandIn()).abilities
+    assert found.generates and found.returns_ids and found.lists and found.allows and found.same_cached
+    assert (found.head, found.whole) == (20, False) and found.missing() == []
+    whole = opened(StandIn(head=257))
+    assert whole.abilities.whole and whole.info.max_positions == 4096
+
+
+@pytest.mark.parametrize(
+    ("field", "ability"),
+    [("return_token_ids", "returns_ids"), ("logprob_token_ids", "lists"), ("allowed_token_ids", "allows")],
+)
+def test_a_field_that_is_ignored_without_a_word_is_an_ability_that_is_missing(field: str, ability: str) -> None:
+    model = opened(StandIn(ignores=frozenset({field})))
+    assert not getattr(model.abilities, ability) and len(model.abilities.missing()) >= 1
+
+
+def test_servers_that_differ_do_what_all_of_them_do() -> None:
+    everything, little = opened(StandIn()).abilities, opened(StandIn(head=5, generates=False)).abilities
+    both = everything.and_those_of(little)
+    assert (both.head, both.generates, both.lists) == (5, False, True)
+
+
+def test_a_server_without_the_scale_out_endpoints_is_used_and_the_log_says_how_to_have_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "paceline.engine")
+    assert not opened(StandIn(generates=False)).abilities.generates
+    assert "start vLLM with --enable-scale-out" in caplog.text
+
+
+def test_a_server_that_cannot_be_used_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="PACELINE_ENGINE_KEY"):
+        opened(StandIn(key="secret"))
+    assert opened(StandIn(key="secret"), key="secret").abilities.scores
+    with pytest.raises(ConfigError, match="serves a, b: give one of these"):
+        opened(StandIn(models=("a", "b")))
+
+    class OtherWords(ByteTokenizer):
+        def encode(self, text: str) -> list[int]:
+            return super().encode(text)[::-1]
+
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        opened(StandIn(), text=OtherWords())
+    silent = StandIn()
+    with installed(silent, "one") as urls, pytest.raises(ConfigError, match="does not answer"):
+        silent.servers["one"].down = True
+        open_remote(urls, Path(), ByteTokenizer(), name="fake")
