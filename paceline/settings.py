@@ -437,10 +437,7 @@ class ServerSettings(NodeSettings):
     @model_validator(mode="after")
     def _far(self) -> Self:
         if self.engine_url and (len(self.model) > 1 or self.stages or self.draft_model or self.first_model == "demo"):
-            raise ValueError(
-                "engine_url needs one model, by its name or the folder of its tokenizer, and neither stages nor a "
-                "draft_model"
-            )
+            raise ValueError("engine_url needs one model, by its name or folder, and neither stages nor a draft_model")
         return self
 
     @model_validator(mode="after")
