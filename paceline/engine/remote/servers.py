@@ -188,8 +188,9 @@ class RemoteModel:
 
     # ---- connections ------------------------------------------------------------------------------------------------
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
 
     async def _post(self, path: str, body: Mapping[str, Any], salt: str) -> Any:
         for server in self._order(salt):
@@ -351,12 +352,13 @@ def open_remote(
         "http",
         sampling_defaults(directory),
         num_weights=_weights(directory),
+        thinking=text.thinking,
     )
     return RemoteModel(servers, info, abilities, text, key)
 
 
 def _weights(directory: Path) -> int:
-    """Numbers of the weights by the files' index or header; 0: not known."""
+    """How many numbers the weights are, where their files are here; 0: not known."""
     size = 0
     for file in directory.glob("*.safetensors"):
         with file.open("rb") as stream:

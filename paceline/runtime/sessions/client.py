@@ -335,7 +335,7 @@ class ClientSession(Session):
         nothing = prepared.nothing_found if self._found_nothing else ""
         refused = f"it refuses: {written.refusal}" if written.refusal else ""
         approximate = APPROXIMATE if self._certainty.approximate else ""
-        sure = {"further_calls": float(calls)} if (calls := self._certainty.further_calls) else {}
+        more = self._thinking() | ({"further_calls": float(calls)} if (calls := self._certainty.further_calls) else {})
         self._events.put_nowait(
             GenerationResult(
                 reason=self._reason(finish.reason),
@@ -347,7 +347,7 @@ class ClientSession(Session):
                 degraded=self._degraded,
                 citations=self._cited(),
                 found=self._citations,
-                stats={**finish.stats, **sure, "cached_tokens": self._cached, **self._thinking(), **self.egress.stats()},
+                stats={**finish.stats, "cached_tokens": self._cached, **more, **self.egress.stats()},
                 energy={} if (use := self._energy.use) is None else {prepared.side: use},
                 end=None if end is None else self._logprobs(end),
             )
