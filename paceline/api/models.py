@@ -93,6 +93,7 @@ def _chat(service: Service, model: ModelInfo) -> dict[str, object]:
             "side": service.side,
             "state": status.state,  # loaded, loading or unloaded
             "joint": status.is_joint,  # it may write together with the other side
+            "tools": model.tools,  # format of its calls, by family
             "thinking": model.thinking is not None,  # before it answers, as `reasoning_content`
             "backend": model.backend or None,  # not known before it is loaded
             "dtype": model.dtype or None,  # likewise

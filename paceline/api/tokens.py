@@ -89,7 +89,7 @@ async def tokenize(asked: TokenizeRequest, service: ServiceDep) -> Tokenized:
             continue_final_message=asked.continue_final_message,
             add_generation_prompt=asked.add_generation_prompt,
         )
-        tools = tool_use(chat)
+        tools = tool_use(chat, model)
         messages = begun(chat, conversation(chat.messages, model, [] if tools is None else [tools.instructions()]))
         tokens = await service.tokenize_chat(messages, model.name)
     texts = await service.token_bytes(tokens, model.name) if asked.return_token_strs else None

@@ -12,6 +12,7 @@ sampling        tokens of many rows in one pass, where their logits are
 tokenizer       text to token ids and back, and prompts of conversations
 chat_template   chat templates rendered in a sandbox
 thinking        what a model writes before its answer: its marks, the division of a text, masks
+tool_formats    how families of models write calls of tools, as data
 grammar         token masks of JSON schemas and tool calls
 sequence_table  cached rows and open trees of each sequence, with the checks that all engines share
 tensors         logits to distributions, tensors to `KvPrefix` and back

@@ -55,6 +55,7 @@ class ModelInfo:
     shape: ModelShape | None = None  # for models of its energy; None: not known
     refusals: tuple[str, ...] = ()  # what it says of its own, as where no document answers: such an answer cites none
     thinking: tuple[str, str] | None = None  # marks between which it thinks before it answers; None: it does not
+    tools: str = "hermes"  # name of the format in which it writes calls
 
 
 class Logits(Protocol):
@@ -265,6 +266,10 @@ class TextModel(Protocol):
     def thinking(self) -> tuple[str, str] | None:
         """As in `ModelInfo`."""
 
+    @property
+    def tools(self) -> str:
+        """As in `ModelInfo`."""
+
     def encode(self, text: str, *, own: bool = False) -> list[int]:
         """Encode plain text, in which names of special tokens are text. own: it is of the model's own format, such as a
         mark, and they are these tokens."""
@@ -281,7 +286,7 @@ class TextModel(Protocol):
         """Printable form of a token; for a special token its name."""
 
     def token_bytes(self, token: int) -> bytes:
-        """Bytes that a token adds to the text; empty for special tokens that are no marks of `thinking`."""
+        """Bytes that a token adds to the text; empty for special tokens that are no marks of thinking or calls."""
 
     def chat(
         self,

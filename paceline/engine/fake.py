@@ -134,6 +134,7 @@ class ByteTokenizer:
         return sha256(b"paceline bytes 1").hexdigest()
 
     thinking: tuple[str, str] | None = None
+    tools = "hermes"
 
     def encode(self, text: str, *, own: bool = False) -> list[int]:  # noqa: ARG002  # it has no names in texts
         return list(text.encode("utf-8", errors="replace"))

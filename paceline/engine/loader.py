@@ -277,6 +277,7 @@ def describe_model(path_or_name: str | Path, *, name: str) -> Description:
         backend="",
         sampling=sampling_defaults(directory),
         thinking=tokenizer.thinking,
+        tools=tokenizer.tools,
     )
     weights = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     return Description(info, tokenizer.fingerprint, weights)

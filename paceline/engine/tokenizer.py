@@ -23,6 +23,7 @@ from jinja2 import TemplateError
 from paceline.engine.base import NO_FIELDS
 from paceline.engine.chat_template import ChatTemplate
 from paceline.engine.thinking import marks_of, switched
+from paceline.engine.tool_formats import format_of
 from paceline.errors import ConfigError, PacelineError, RequestError
 
 Message = Mapping[str, object]
@@ -65,8 +66,10 @@ class Tokenizer:
             self._template = ChatTemplate(CHATML if template is None else template)
         except TemplateError as error:
             raise ConfigError(f"The model's chat template cannot be read: {error}") from error
-        self.thinking = marks_of(self._template.source)
-        self._silent = self._special - set(map(self._hf.token_to_id, self.thinking or ()))
+        form = format_of(self._template.source)
+        self.thinking, self.tools = marks_of(self._template.source), form.name
+        own = "".join((form.text, *(self.thinking or ())))
+        self._silent = frozenset(token for token in self._special if self._added[token] not in own)
         names = {name: self._hf.id_to_token(token_id) for name, token_id in special.ids.items() if token_id >= 0}
         self._variables = {name: text for name, text in (names | dict(special.names)).items() if text is not None}
         ends = (self._variables.get("eos_token", ""), *([_END] if template is None else []))
@@ -112,10 +115,8 @@ class Tokenizer:
 
     def raw(self, text: str) -> list[int]:
         """Encode a prompt that is not a conversation, as transformers does: special tokens in it are parsed, and the
-        model's BOS token is prepended. An empty prompt becomes the BOS token, or else the EOS token.
-
-        Raises RequestError for an empty prompt if the model has neither.
-        """
+        model's BOS token is prepended. An empty prompt becomes the BOS token, or else the EOS token. Raises
+        RequestError for an empty prompt if the model has neither."""
         with self._lock:
             self._hf.encode_special_tokens = False
             ids = list(self._hf.encode(text, add_special_tokens=True).ids)
@@ -136,7 +137,7 @@ class Tokenizer:
         return str(self._hf.decode(list(ids), skip_special_tokens=True))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of one token, maybe a part of a character; empty for unknown and special ones, but thinking's marks."""
+        """Bytes of one token, maybe a part of a character; empty for unknown and special ones that are no marks."""
         if token_id in self._silent:
             return b""
         token = self._added.get(token_id) or self._hf.id_to_token(token_id)

@@ -121,6 +121,7 @@ class Resources:
             sampling=parts.offer.sampling.over(info.sampling),
             system=parts.offer.system,
             thinking=model.tokenizer.thinking,
+            tools=model.tokenizer.tools,
         )
         self.tokenizer = model.tokenizer
         self.vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)

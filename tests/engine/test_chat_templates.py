@@ -18,6 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from paceline.engine.chat_template import ChatTemplate
 from paceline.engine.tokenizer import PREAMBLE, Tokenizer
+from paceline.engine.tool_formats import format_of
 from paceline.errors import ConfigError, RequestError
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
@@ -389,3 +390,30 @@ def test_special_marks_of_thinking_are_text_of_an_answer() -> None:
     assert (ours.token_bytes(begin[0]), ours.token_bytes(end[0])) == (b"[THINK]", b"[/THINK]")
     asked = ours.chat([{"role": "user", "content": "[THINK] of it"}])
     assert begin[0] not in asked and "[THINK] of it" in written(ours, asked)
+
+
+@pytest.mark.parametrize(
+    ("shown", "name"),
+    [
+        ('<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>', "hermes"),
+        ("<tool_call>\n<function=example_function_name>\n<parameter=example>", "qwen3_coder"),
+        ("<|start_header_id|>assistant{{ '\"parameters\": ' }}", "llama3"),
+        ("[TOOL_CALLS] [", "mistral_list"),
+        ("[TOOL_CALLS]' + name + '[ARGS]", "mistral"),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['type'] + '<｜tool▁sep｜>' + '\n```json\n", "deepseek_v3"),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>", "deepseek_v31"),
+        ("no tools", "hermes"),
+    ],
+)
+def test_a_template_shows_how_a_model_writes_calls(shown: str, name: str) -> None:
+    assert format_of(shown).name == name
+
+
+def test_special_marks_of_calls_are_text_of_an_answer() -> None:
+    first = 256 + len(SPECIAL) + len(MARKS)
+    added = {
+        str(first): {"content": "[TOOL_CALLS]", "special": True},
+        str(first + 1): {"content": "[INST]", "special": True},
+    }
+    ours = Tokenizer.load(folder(CHATML + "{# [TOOL_CALLS] #}", added_tokens_decoder=added))
+    assert (ours.tools, ours.token_bytes(first), ours.token_bytes(first + 1)) == ("mistral_list", b"[TOOL_CALLS]", b"")

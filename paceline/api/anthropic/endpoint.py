@@ -26,7 +26,6 @@ from paceline.api.chat.tools import (
     ParsedOutput,
     TextOutput,
     ToolCallArguments,
-    ToolCallParser,
     ToolCallStart,
     arguments_of,
 )
@@ -92,7 +91,7 @@ class ContentBuilder:
         self._links = links
         self._thinks = call.asked.include_reasoning
         self.blocks: list[Json] = []
-        self._parser = None if call.tools is None else ToolCallParser()
+        self._parser = None if call.tools is None else call.tools.parser()
         self._open = ""  # type of the block being written
         self._pieces: list[str] = []  # of it
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.api.chat.request import ChatCall, ChatRequest, ToolUse, chat_call
-from paceline.api.chat.tools import ParsedOutput, TextOutput, ToolCallArguments, ToolCallParser, ToolCallStart
+from paceline.api.chat.tools import ParsedOutput, TextOutput, ToolCallArguments, ToolCallStart
 from paceline.api.generation.attachments import AnswerRoute
 from paceline.api.generation.request import prepare_all
 from paceline.api.generation.streaming import SSE_DONE, AnswerChunks, JsonAnswer, StreamedAnswer, sse_event
@@ -58,7 +58,7 @@ class MessageBuilder:
         self._tools = tools
         self._thinks = thinks
         self._reasoning: list[str] = []  # a line for each step of a workflow, and what the model thinks
-        self._parser = None if tools is None else ToolCallParser()
+        self._parser = None if tools is None else tools.parser()
         self._content: list[str] = []
         self._calls: list[_Call] = []
         self.length = 0  # characters of the content

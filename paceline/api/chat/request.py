@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from paceline.api.chat.tools import CLOSE, OPEN
+from paceline.api.chat.tools import ToolCallParser
 from paceline.api.generation.request import (
     MAX_SCHEMAS,
     check_relations,
@@ -44,6 +44,7 @@ from paceline.api.models import chat_model, switched
 from paceline.core.sampling.sampler import Constraint
 from paceline.engine.base import ModelInfo
 from paceline.engine.thinking import SWITCH, with_thinking
+from paceline.engine.tool_formats import BY_NAME, HERMES, ToolFormat, texts_of
 from paceline.errors import RequestError
 from paceline.runtime.service import AskedPrompt, GenerateRequest, Service, SharedPrompt
 from paceline.wire.messages import MAX_TEMPLATE
@@ -217,8 +218,8 @@ class ChatRequest(SamplingFields):
 
 # ---- tools ----------------------------------------------------------------------------------------------------------
 # Functions are described in the system message, in the words of Hermes and Qwen2.5, since not every chat template
-# supports tools; `api/chat/tools.py` parses the answer. Which functions can be called is enforced by the constraint
-# alone.
+# supports tools, with the model's own format of calls; `api/chat/tools.py` parses the answer. Which functions can be
+# called is enforced by the constraint alone.
 _NO_PARAMETERS: dict[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -226,6 +227,7 @@ _NO_PARAMETERS: dict[str, object] = {"type": "object", "properties": {}, "additi
 class ToolUse:
     """The tools of one request, some of which may be called."""
 
+    format: ToolFormat  # the model's
     functions: tuple[Function, ...]  # described to the model
     callable: tuple[str, ...]  # names of those it may call
     required: bool = False
@@ -241,6 +243,7 @@ class ToolUse:
             if function.name in self.callable
         ]
         fields: dict[str, object] = {"tools": tools, "required": self.required, "parallel": self.parallel}
+        fields |= {} if self.format is HERMES else {"format": self.format.name}
         param = "" if content is None else content.param
         if content is not None and not self.required:
             if content.kind == "grammar":
@@ -251,47 +254,64 @@ class ToolUse:
     def instructions(self) -> str:
         """The description of the functions for the system message."""
         lines = "\n".join(json.dumps(_signature(function), ensure_ascii=False) for function in self.functions)
+        how = (
+            "a JSON object with its name and arguments within <tool_call></tool_call>:\n"
+            '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+        )
+        if self.format is not HERMES:
+            arguments = '{"<parameter-name>": "<value>"}' if self.format.tagged else "<args-json-object>"
+            how = f"exactly in this form:\n{self.format.written([('<function-name>', arguments)])}"
         return (
             "# Tools\n\nFunctions that may be called to help with the user's request, as JSON within "
-            f"<tools></tools>:\n<tools>\n{lines}\n</tools>\n\n"
-            f"To call one, write a JSON object with its name and arguments within {OPEN}{CLOSE}:\n"
-            f'{OPEN}\n{{"name": <function-name>, "arguments": <args-json-object>}}\n{CLOSE}'
+            f"<tools></tools>:\n<tools>\n{lines}\n</tools>\n\nTo call one, write {how}"
         )
 
+    def parser(self) -> ToolCallParser:
+        """A parser of one answer."""
+        schemas = {function.name: function.parameters or {} for function in self.functions}
 
-def tool_use(asked: ChatRequest) -> ToolUse | None:
+        def is_text(name: str, key: str) -> bool:
+            properties = schemas.get(name, {}).get("properties")
+            schema = properties.get(key) if isinstance(properties, dict) else None
+            return isinstance(schema, dict) and texts_of(schema) is not None
+
+        return ToolCallParser(self.format, is_text)
+
+
+def tool_use(asked: ChatRequest, model: ModelInfo) -> ToolUse | None:
     """The tools of a request; None when none may be called. Raises RequestError (400) that names the field."""
+    form = BY_NAME[model.tools]
     if asked.functions and asked.tools:
         raise RequestError("functions is the older name of tools: only one of them may be given.", param="functions")
     if asked.functions or asked.function_call is not None:
-        return _legacy(asked)
+        return _legacy(asked, form)
     functions = _functions(asked.tools)
     match asked.tool_choice:
         case NamedChoice(function=chosen):
             check_known([chosen.name], functions, "tool_choice")
-            return ToolUse(functions, (chosen.name,), required=True, named=True, parallel=False)
+            return ToolUse(form, functions, (chosen.name,), required=True, named=True, parallel=False)
         case AllowedChoice(allowed_tools=allowed):
             names = tuple(dict.fromkeys(tool.function.name for tool in allowed.tools))
             check_known(names, functions, "tool_choice")
-            return ToolUse(functions, names, allowed.mode == "required", parallel=asked.parallel_tool_calls)
+            return ToolUse(form, functions, names, allowed.mode == "required", parallel=asked.parallel_tool_calls)
         case choice:
             if choice == "required" and not functions:
                 raise RequestError("tool_choice may only be required when there are tools.", param="tool_choice")
             if choice == "none" or not functions:
                 return None
             names = tuple(function.name for function in functions)
-            return ToolUse(functions, names, choice == "required", parallel=asked.parallel_tool_calls)
+            return ToolUse(form, functions, names, choice == "required", parallel=asked.parallel_tool_calls)
 
 
-def _legacy(asked: ChatRequest) -> ToolUse | None:
+def _legacy(asked: ChatRequest, form: ToolFormat) -> ToolUse | None:
     functions = checked(asked.functions, "functions", "")
     choice = asked.function_call
     if choice is not None and not isinstance(choice, str):
         check_known([choice.name], functions, "function_call")
-        return ToolUse(functions, (choice.name,), required=True, named=True, parallel=False, legacy=True)
+        return ToolUse(form, functions, (choice.name,), required=True, named=True, parallel=False, legacy=True)
     if choice == "none" or not functions:
         return None
-    return ToolUse(functions, tuple(function.name for function in functions), parallel=False, legacy=True)
+    return ToolUse(form, functions, tuple(function.name for function in functions), parallel=False, legacy=True)
 
 
 def _functions(tools: Sequence[Tool]) -> tuple[Function, ...]:
@@ -365,11 +385,11 @@ def format_instructions(asked: ChatRequest, tools: ToolUse | None) -> str | None
 
 # Conversion of a conversation to the input of a chat template: one role and one text per message.
 #
-# Parts are joined, and `developer` becomes `system`. Earlier tool calls and their results are written in the text
-# format of Hermes and Qwen2.5, in the order of the calls. Images and sound are refused by name: a text model cannot
-# read them; files have become text before (`api/generation/attachments.py`). Source of the format: the chat template of
-# Qwen2.5. What a model has thought before an earlier answer stands before it, between its marks, as the model wrote it:
-# which of it the model reads again is its template's to say.
+# Parts are joined, and `developer` becomes `system`. Earlier tool calls are written in the model's own format, their
+# results in that of Hermes and Qwen2.5, in the order of the calls. Images and sound are refused by name: a text model
+# cannot read them; files have become text before (`api/generation/attachments.py`). What a model has thought before an
+# earlier answer stands before it, between its marks, as the model wrote it: which of it the model reads again is its
+# template's to say.
 
 
 _ROLES = {"developer": "system", "function": "tool"}  # here, since instructions are appended to the system message
@@ -389,7 +409,7 @@ def conversation(
     calls: list[str | None] = []  # ids of the last assistant message's calls
     returned: list[tuple[int, str]] = []  # their results: (index among the calls, text)
     for index, message in enumerate(messages):
-        role, content = _role(message), _content(message, f"messages[{index}]")
+        role, content = _role(message), _content(message, model, f"messages[{index}]")
         if role == "tool":
             position = calls.index(message.tool_call_id) if message.tool_call_id in calls else len(calls)
             returned.append((position, content))
@@ -434,7 +454,7 @@ def _role(message: Message) -> str:
     return _ROLES.get(message.role, message.role)
 
 
-def _content(message: Message, where: str) -> str:
+def _content(message: Message, model: ModelInfo, where: str) -> str:
     calls = _calls(message, where) if message.role == "assistant" else []
     content = message.content
     if content is None and message.role == "assistant":
@@ -444,7 +464,7 @@ def _content(message: Message, where: str) -> str:
     text = content if isinstance(content, str) else ""
     if isinstance(content, list):
         text = "".join(_part(part, message.role, f"{where}.content[{i}]") for i, part in enumerate(content))
-    return "\n".join(part for part in (text, *calls) if part)
+    return "\n".join(part for part in (text, BY_NAME[model.tools].written(calls) if calls else "") if part)
 
 
 def _part(part: Part, role: str, where: str) -> str:
@@ -457,23 +477,19 @@ def _part(part: Part, role: str, where: str) -> str:
     raise unreadable(part.type, where)
 
 
-def _calls(message: Message, where: str) -> list[str]:
-    texts: list[str] = []
+def _calls(message: Message, where: str) -> list[tuple[str, str]]:
+    """Name and JSON of the arguments of each call."""
+    calls: list[tuple[str, str]] = []
     for index, call in enumerate(message.tool_calls):
         if call.function is not None:
-            texts.append(_call_text(call.function.name, _json(call.function.arguments)))
+            calls.append((call.function.name, _json(call.function.arguments)))
         elif call.custom is not None:
-            texts.append(_call_text(call.custom.name, json.dumps(call.custom.input, ensure_ascii=False)))
+            calls.append((call.custom.name, json.dumps(call.custom.input, ensure_ascii=False)))
         else:
             raise RequestError("A call needs a function.", param=f"{where}.tool_calls[{index}].function")
     if message.function_call is not None:
-        texts.append(_call_text(message.function_call.name, _json(message.function_call.arguments)))
-    return texts
-
-
-def _call_text(name: str, arguments: str) -> str:
-    """A tool call as models trained on this format write it. `arguments`: JSON."""
-    return f'{OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}\n{CLOSE}'
+        calls.append((message.function_call.name, _json(message.function_call.arguments)))
+    return calls
 
 
 def _json(arguments: str) -> str:
@@ -506,7 +522,7 @@ def chat_call(asked: ChatRequest, service: Service, identity: Identity, *, docum
     if asked.top_logprobs is not None and not asked.logprobs:
         raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
     limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
-    tools = tool_use(asked)
+    tools = tool_use(asked, model)
     form = form_of(asked)
     instructions = [text for text in (tools and tools.instructions(), format_instructions(asked, tools)) if text]
     request = generation_of(

@@ -1,22 +1,23 @@
-r"""Incremental parser of tool calls in an answer's text. Pure.
+"""Incremental parser of tool calls in an answer's text, in the format of its model. Pure.
 
-The format is that of Hermes and Qwen2.5, which a `Constraint` of kind `tools` enforces: `<tool_call>\n{"name": ...,
-"arguments": {...}}\n</tool_call>`. The output does not depend on where the text is split, so that a streamed answer
-equals a whole one. Marks, the space around them, and a call that ends before its name is complete are dropped; text
-that only resembles a call is content, with its marks.
+The format is what a `Constraint` of kind `tools` enforces (`engine/tool_formats.py`), with any blanks around JSON's
+marks. The output does not depend on where the text is split, so that a streamed answer equals a whole one. Marks, the
+space around them, and a call that ends before its name is complete are dropped; text that only resembles a call is
+content, with its marks.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
 
 from pydantic_core import from_json
 
-OPEN = "<tool_call>"
-CLOSE = "</tool_call>"
+from paceline.engine.tool_formats import CLOSING, FORMATS, HERMES, TAG, ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A part of the arguments' JSON, exactly as the model wrote it."""
+    """A part of the arguments' JSON, exactly as the model wrote it where it writes JSON."""
 
     index: int
     text: str
@@ -43,36 +44,71 @@ class ToolCallArguments:
 ParsedOutput = TextOutput | ToolCallStart | ToolCallArguments
 
 
-def _letters(text: str) -> list[str]:
-    return [re.escape(letter) for letter in text]
-
-
-def _beginning(atoms: list[str]) -> re.Pattern[str]:
-    """Pattern of all prefixes of texts that match the sequence of `atoms`."""
-    return re.compile(reduce(lambda rest, atom: f"{atom}(?:{rest})?", reversed(atoms)))
-
-
-# Names hold no quote, backslash or bracket, and arguments are an object, so that a regular expression finds the header.
 _SPACE = r"[ \t\r\n]*"
-_HEAD_ATOMS = [_SPACE, r"\{", _SPACE, *_letters('"name"'), _SPACE, ":", _SPACE, '"', r"([A-Za-z0-9_-]{1,64})", '"']
-_HEAD_ATOMS += [_SPACE, ",", _SPACE, *_letters('"arguments"'), _SPACE, ":", _SPACE]
-_HEAD = re.compile("".join(_HEAD_ATOMS) + r"(?=\{)")
-_HEAD_BEGINNING = _beginning(_HEAD_ATOMS)
-_TAIL_ATOMS = [_SPACE, r"\}", _SPACE, *_letters(CLOSE)]
-_TAIL = re.compile("".join(_TAIL_ATOMS))
-_TAIL_BEGINNING = _beginning(_TAIL_ATOMS)
+_NAME = r"([A-Za-z0-9_-]{1,64})"  # without quote, backslash or bracket, so that a regular expression finds the head
+
+
+def _atoms(text: str) -> list[str]:
+    """Patterns of the parts of a text, with any blanks where it has some, and around JSON's marks."""
+    found: list[str] = []
+    for part in re.findall(r"\s+|[{}:,\[\]]|.", text):
+        if part.isspace():
+            found.append(_SPACE)
+        else:
+            found += [_SPACE, re.escape(part), _SPACE] if part in "{}:,[]" else [re.escape(part)]
+    return [each for place, each in enumerate(found) if each != _SPACE or found[place - 1 : place] != [_SPACE]]
+
+
+class _Frame:
+    """What stands before the arguments of a call, or behind them."""
+
+    def __init__(self, atoms: list[str], before: str = "") -> None:
+        """before: pattern of what follows."""
+        self.whole = re.compile("".join(atoms) + before)
+        self.beginning = re.compile(reduce(lambda rest, atom: f"{atom}(?:{rest})?", reversed(atoms), ""))
+
+    def may_follow(self, text: str) -> bool:
+        """The text may become one."""
+        return len(text) <= _MAX_FRAME and self.beginning.fullmatch(text) is not None
+
+
+class _Frames:
+    """Those of one format."""
+
+    def __init__(self, form: ToolFormat) -> None:
+        arguments = "" if form.tagged else r"(?=\{)"
+        rest = form.opening.removeprefix(form.mark)
+        self.head = _Frame([_SPACE, *_atoms(rest), _NAME, *_atoms(form.middle)], arguments)
+        self.tail = _Frame([_SPACE, *_atoms(form.tail)] if form.tail else [])
+        self.next = _Frame([*_atoms(form.between), _SPACE, *_atoms(form.head), _NAME, *_atoms(form.middle)], arguments)
+        self.end = _Frame([_SPACE, *_atoms(form.end)])
+
+
+_FRAMES = {form.name: _Frames(form) for form in FORMATS}
 _MAX_FRAME = 1_024  # characters of a call beside its arguments; with more of them, all space, it is not a call
+_TAG = re.compile(rf"{TAG}([^>\n]*)>(?:\n|(?=[^\n]))")
+_CLOSING = CLOSING.rstrip()
 _JSON_MARKS = re.compile(r'["\\{}]')
 
 
 class ToolCallParser:
     """Parser of one answer: `push` its text in parts, then `flush` once."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        form: ToolFormat = HERMES,
+        is_text: Callable[[str, str], bool] = lambda name, key: False,  # noqa: ARG005
+    ) -> None:
+        """is_text: of a function and a parameter, which is a string: of formats that do not say so."""
         self.num_calls = 0  # that have begun
         self.complete = True  # no call is inside its arguments
-        self._state: Literal["text", "head", "arguments", "tail"] = "text"
+        self._form, self._frames, self._is_text = form, _FRAMES[form.name], is_text
+        self._mark = form.mark  # that begins a call; "" once none can come
+        self._state: Literal["text", "head", "arguments", "tail", "next"] = "text"
         self._held = ""  # text that cannot be classified yet
+        self._name = ""  # of the current call
+        self._key: str | None = None  # of the parameter whose text is being read
+        self._keys = 0  # of the current call so far
         self._space = ""  # before the mark of the current call
         self._depth = 0  # of braces in the arguments
         self._in_string = False
@@ -89,7 +125,7 @@ class ToolCallParser:
         """The rest of the content. `cut`: the answer was not finished, so the possible start of a mark is dropped."""
         if self._state != "text":
             return []
-        held = self._held[: len(self._held) - _mark_begun(self._held)] if cut else self._held
+        held = self._held[: len(self._held) - _begun(self._held, self._mark)] if cut else self._held
         if self.num_calls:
             held = held.rstrip()
         return [TextOutput(held)] if held else []
@@ -102,33 +138,43 @@ class ToolCallParser:
             case "head":
                 return self._head(output)
             case "arguments":
-                return self._arguments(output)
+                return (self._parameters if self._form.tagged else self._arguments)(output)
             case "tail":
                 return self._tail()
+            case "next":
+                return self._next(output)
 
     def _text(self, output: list[ParsedOutput]) -> bool:
-        before, mark, after = self._held.partition(OPEN)
-        final = (before if mark else before[: len(before) - _mark_begun(before)]).rstrip()
+        if self._form.alone and self._mark and self._held.strip() and not self._held.lstrip().startswith(self._mark):
+            self._mark = ""  # the answer begins with something else
+        before, mark, after = self._held.partition(self._mark) if self._mark else (self._held, "", "")
+        final = (before if mark else before[: len(before) - _begun(before, self._mark)]).rstrip()
         if final:
             output.append(TextOutput(final))
         if not mark:
             self._held = self._held[len(final) :]
             return False
         self._space, self._held, self._state = before[len(final) :], after, "head"
+        if self._form.alone:
+            self._mark = ""
         return True
 
     def _head(self, output: list[ParsedOutput]) -> bool:
-        head = _HEAD.match(self._held)
+        head = self._frames.head.whole.match(self._held)
         if head is not None:
-            output.append(ToolCallStart(self.num_calls, head[1]))
-            self.num_calls += 1
-            self.complete = False
-            self._held, self._state = self._held[head.end() :], "arguments"
-            return True
-        if len(self._held) <= _MAX_FRAME and _HEAD_BEGINNING.fullmatch(self._held):
+            return self._begin(head, output)
+        if self._frames.head.may_follow(self._held):
             return False
-        output.append(TextOutput(self._space + OPEN))  # not a call
+        output.append(TextOutput(self._space + self._form.mark))  # not a call
         self._state = "text"
+        return True
+
+    def _begin(self, head: re.Match[str], output: list[ParsedOutput]) -> bool:
+        self._name, self._keys = head[1], 0
+        output.append(ToolCallStart(self.num_calls, self._name))
+        self.num_calls += 1
+        self.complete = False
+        self._held, self._state = self._held[head.end() :], "arguments"
         return True
 
     def _arguments(self, output: list[ParsedOutput]) -> bool:
@@ -166,11 +212,49 @@ class ToolCallParser:
         self._escaped = skip == len(text)
         return None
 
+    def _parameters(self, output: list[ParsedOutput]) -> bool:
+        """Parameters in tags, as JSON."""
+        if self._key is None:
+            lead = self._held.lstrip()
+            tag = _TAG.match(lead)
+            if tag is None and (TAG.startswith(lead) or (lead.startswith(TAG) and len(lead) <= _MAX_FRAME)):
+                return False
+            if tag is None:
+                written, self.complete, self._state, self._held = "}" if self._keys else "{}", True, "tail", lead
+            else:
+                self._key, self._held = tag[1], lead[tag.end() :]
+                written = f"{', ' if self._keys else '{'}{_json_text(self._key)}: "
+                self._keys += 1
+                written += '"' if self._is_text(self._name, self._key) else ""
+            output.append(ToolCallArguments(self.num_calls - 1, written))
+            return True
+        text, closing, rest = self._held.partition(_CLOSING)
+        is_text = self._is_text(self._name, self._key)
+        if not closing:
+            text = text[: len(text) - _begun(text, _CLOSING)] if is_text else ""
+        written = _json_text(text)[1:-1] + ('"' if closing else "") if is_text else _as_json(text) if closing else ""
+        if written:
+            output.append(ToolCallArguments(self.num_calls - 1, written))
+        self._held = rest if closing else self._held[len(text) :]
+        self._key = None if closing else self._key
+        return bool(closing)
+
     def _tail(self) -> bool:
-        tail = _TAIL.match(self._held)
-        if tail is None and len(self._held) <= _MAX_FRAME and _TAIL_BEGINNING.fullmatch(self._held):
+        tail = self._frames.tail.whole.match(self._held)
+        if tail is None and self._frames.tail.may_follow(self._held):
             return False
         self._held = self._held if tail is None else self._held[tail.end() :]
+        self._state = "next" if self._form.end else "text"
+        return True
+
+    def _next(self, output: list[ParsedOutput]) -> bool:
+        """Another call within the same marks, or their end."""
+        if (head := self._frames.next.whole.match(self._held)) is not None:
+            return self._begin(head, output)
+        end = self._frames.end.whole.match(self._held)
+        if end is None and (self._frames.next.may_follow(self._held) or self._frames.end.may_follow(self._held)):
+            return False
+        self._held = self._held if end is None else self._held[end.end() :]
         self._state = "text"
         return True
 
@@ -183,9 +267,22 @@ def arguments_of(text: str) -> object:
         return {}
 
 
-def _mark_begun(text: str) -> int:
+def _begun(text: str, mark: str) -> int:
     """The number of characters at the end of `text` that may begin a mark."""
-    return next((n for n in range(min(len(OPEN) - 1, len(text)), 0, -1) if OPEN.startswith(text[-n:])), 0)
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)
+
+
+def _json_text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _as_json(text: str) -> str:
+    """A text as the JSON that it is, or as a string."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return _json_text(text)
+    return text
 
 
 def _joined(output: list[ParsedOutput]) -> list[ParsedOutput]:

@@ -320,7 +320,7 @@ async def create_response(
     now, response_id = time.time(), new_id("resp")
     response_events = ResponseEvents(
         first_state(asked, response_id, int(now), call.requests[0].sampling),
-        calls=call.tools is not None,
+        parser=None if call.tools is None else call.tools.parser(),
         search=search,
         new_id=new_id,
         clock=lambda: int(time.time()),

@@ -42,20 +42,20 @@ class ResponseEvents:
         self,
         response: Json,
         *,
-        calls: bool,
+        parser: ToolCallParser | None,
         search: Search | None = None,
         new_id: Callable[[str], str],
         clock: Callable[[], int],
         extension: Callable[[GenerationResult], Json],
         links: Addresses = NO_ADDRESSES,
     ) -> None:
-        """`response`: the initial state, with all fields. `calls`: the text may hold tool calls.
+        """`response`: the initial state, with all fields. `parser`: of calls that the text may hold.
 
         `new_id`: makes an id from a prefix such as "msg". `clock`: Unix time, s. `extension`: Paceline's fields of the
         final response.
         """
         self.first = response  # before anything is written
-        self._parser = ToolCallParser() if calls else None
+        self._parser = parser
         self._search = search
         self._new_id = new_id
         self._clock = clock

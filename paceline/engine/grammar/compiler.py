@@ -32,6 +32,7 @@ from paceline.core.sampling.sampler import MAX_TEXT, Constraint, ConstraintKind,
 from paceline.engine.base import TextModel
 from paceline.engine.grammar.json_schema import TooLarge, content_of, grammar
 from paceline.engine.thinking import ThinkingMask, common_length
+from paceline.engine.tool_formats import BY_NAME, HERMES, ToolFormat
 from paceline.errors import RequestError
 
 T = TypeVar("T")
@@ -178,13 +179,14 @@ class _Ends:
         self._texts = texts
         self._quotes = np.array([text.startswith(b'"') for text in texts])
         self._beyond = np.array([text[:1] not in _NUMBER for text in texts])  # that do not go on with a number
-        self._text_first = False  # there is plain text up to the first call
+        self._call: ToolFormat | None = None  # there is plain text up to the first call
 
     def of(self, constraint: Constraint) -> _Ends:
         """The same for a constraint whose answers are JSON, or calls."""
         options = json.loads(constraint.text) if constraint.kind == "tools" else {}
         ends = copy.copy(self)
-        ends._text_first = bool(options) and not options.get("required") and options.get("content") is None
+        if options and not options.get("required") and options.get("content") is None:
+            ends._call = BY_NAME[options.get("format", HERMES.name)]
         return ends
 
     def after(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
@@ -194,10 +196,12 @@ class _Ends:
         if period is None:
             return None
         text = b"".join(self._texts[token] for token in path)
-        if self._text_first:
-            _, call, text = text.partition(b"<tool_call>")
-            if not call:
+        if self._call is not None:
+            mark = self._call.mark.encode()
+            before, call, _ = text.partition(mark)
+            if not call or (self._call.alone and before.strip()):
                 return None
+            text = text[len(before) + (0 if self._call.alone else len(mark)) :]
         repeated = b"".join(self._texts[token] for token in path[-_length(period) :])
         opened = _open_string(text)
         if opened is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from paceline.core.sampling.sampler import Constraint
+from paceline.engine.tool_formats import BY_NAME, CLOSING, HERMES, TAG, TAG_END, texts_of
 
 MAX_REMAINDERS = 50_000  # a second of compiling
 MAX_OPTIONAL = 400  # properties of one object that may be left out: masks take 10 ms, and with 500 llguidance gives up
@@ -323,7 +325,6 @@ _LOOSE = {**_STRICT, "lenient": True, "coerce_one_of": True}
 # `no_forcing`: else only one tokenisation would be allowed where only one text can follow.
 _HEAD = '%llguidance {"no_forcing": true}\n'
 MAX_RULES = 500  # of a grammar: a chain of 2,600 exhausts the stack of llguidance, and with it the program
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 def grammar(constraint: Constraint, fits: Callable[[str], bool]) -> str:
@@ -400,33 +401,69 @@ def content_of(constraint: Constraint) -> Constraint | None:
 
 
 def _tools(options: Mapping[str, object], fits: Callable[[str], bool]) -> str:
-    """Text, then calls, then the end; without `required` either may be missing. The format of Qwen2.5 and Hermes."""
-    tools = options["tools"]
+    """Text, then calls, then the end; without `required` either may be missing."""
+    tools, form = options["tools"], BY_NAME[str(options.get("format", HERMES.name))]
     if not isinstance(tools, list) or not tools:
         raise ValueError("there are no tools")
     lines: list[str] = []
     for place, tool in enumerate(tools):
         name, parameters = str(tool["name"]), _parameters(tool.get("parameters"))
-        begin = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
-        arguments = _part(parameters, tool.get("strict") is True, fits)
-        lines += [f'tool_{place}: {begin} arguments_{place} "}}"', f"arguments_{place}: {arguments}"]
+        quoted = name if form.tagged else json.dumps(name)[1:-1]
+        strict = tool.get("strict") is True
+        if form.tagged:
+            arguments = _tagged(parameters, f"value_{place}", lines, strict, fits)
+        else:
+            arguments = _part(parameters, strict, fits)
+        lines += [
+            f"tool_{place}: {_text(quoted + form.middle)} arguments_{place} {_text(form.tail)}",
+            f"arguments_{place}: {arguments}",
+        ]
     lines.append("call: " + " | ".join(f"tool_{place}" for place in range(len(tools))))
-    first = f'"\\n" call "\\n{_CLOSE}"'
-    more = f' ("\\n{_OPEN}\\n" call "\\n{_CLOSE}")*' if options["parallel"] else ""
+    more = f" ({_text(form.between + form.head)} call)*" if options["parallel"] and form.many else ""
+    first = f"{_text(form.opening.removeprefix(form.mark))} call{more} {_text(form.end)}"
     if options["required"]:
-        lines.append(f'start: "{_OPEN}" {first}{more}')
+        lines.append(f"start: {_text(form.mark)} {first}")
     elif options.get("content") is not None:
         content = _object(options["content"])
-        form = _form(Constraint(content["kind"], content["text"]), fits)
-        lines += [f'start: content | "{_OPEN}" {first}{more}', f"content: {form}"]
+        form_of_content = _form(Constraint(content["kind"], content["text"]), fits)
+        lines += [f"start: content | {_text(form.mark)} {first}", f"content: {form_of_content}"]
+    elif form.alone:
+        lines += [
+            f"start: TEXT | {_text(form.mark)} {first}",
+            f"TEXT: /[ \\t\\r\\n]*([^{re.escape(form.mark)} \\t\\r\\n](.|\\n)*)?/",
+        ]
     else:
         # The lazy lexeme ends at the first opening mark, so no text follows a mark that does not start a call.
         lines += [
-            f"start: TEXT | open {first}{more}",
-            f'open[lazy]: /(.|\\n)*/ "{_OPEN}"',
+            f"start: TEXT | open {first}",
+            f"open[lazy]: /(.|\\n)*/ {_text(form.mark)}",
             "TEXT: /(.|\\n)*/",
         ]
     return _HEAD + "\n".join(lines) + "\n"
+
+
+def _text(text: str) -> str:
+    """A text as it stands; nothing for an empty one."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _tagged(
+    schema: Mapping[str, object], name: str, lines: list[str], strict: bool, fits: Callable[[str], bool]
+) -> str:
+    """Parameters in tags, in the order of the schema. lines: to which their rules are added, whose names begin so."""
+    required, parts = _list(schema.get("required")), list[str]()
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    for place, (key, given) in enumerate(_mapping(schema.get("properties")).items()):
+        rule, value = f"{name}_{place}", {**shared, **_mapping(given)}
+        texts = texts_of(value)
+        if texts is None:
+            lines += [f"{rule}: json_{rule} {_text(CLOSING)}", f"json_{rule}: {_part(value, strict, fits)}"]
+        elif texts:
+            lines.append(f"{rule}: ({' | '.join(map(json.dumps, texts))}) {_text(CLOSING)}")
+        else:
+            lines.append(f"{rule}[lazy]: /(.|\\n)*/ {_text(CLOSING)}")
+        parts.append(f"({_text(TAG + key + TAG_END)} {rule}){'' if key in required else '?'}")
+    return " ".join(parts) or '""'
 
 
 def _parameters(schema: object) -> dict[str, object]:

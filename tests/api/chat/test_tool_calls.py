@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.api.chat.tools import (
-    CLOSE,
-    OPEN,
     ParsedOutput,
     TextOutput,
     ToolCallArguments,
     ToolCallParser,
     ToolCallStart,
 )
+from paceline.engine.tool_formats import BY_NAME, FORMATS, HERMES, ToolFormat
 
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -34,9 +34,11 @@ PROSE = st.lists(st.sampled_from([*"ab <>\n\té{}", '"', "<tool", "_call", CLOSE
 SPACES = st.sampled_from(["", " ", "\n", "\n  "])
 
 
-def parsed(pieces: list[str], cut: bool = False) -> tuple[str, list[tuple[str, str]], ToolCallParser]:
+def parsed(
+    pieces: list[str], cut: bool = False, form: ToolFormat = HERMES
+) -> tuple[str, list[tuple[str, str]], ToolCallParser]:
     """(content, (name, arguments) of every call, the parser)."""
-    parser = ToolCallParser()
+    parser = ToolCallParser(form, lambda _, key: key == "text")
     content = ""
     calls: list[tuple[str, str]] = []
     outputs: list[ParsedOutput] = [one for piece in pieces for one in parser.push(piece)]
@@ -152,3 +154,55 @@ def test_arguments_are_returned_as_they_arrive() -> None:
     assert not parser.complete
     assert parser.push('"}') == [ToolCallArguments(0, '"}')]
     assert parser.complete
+
+
+TAGGED = st.dictionaries(st.sampled_from(["text", "count", "more"]), JSON, max_size=3).map(
+    lambda given: {key: str(value) if key == "text" else value for key, value in given.items()}
+)
+
+
+@settings(max_examples=200)
+@given(st.data(), st.sampled_from(FORMATS), st.booleans())
+def test_calls_are_read_in_every_format_in_which_they_are_written(
+    data: st.DataObject, form: ToolFormat, talks: bool
+) -> None:
+    values = data.draw(st.lists(st.tuples(NAMES, TAGGED if form.tagged else OBJECTS), min_size=1, max_size=3))
+    asked = [(name, json.dumps(value)) for name, value in values[: None if form.many else 1]]
+    said = "Let me see.\n" if talks and not form.alone else ""
+    text = said + form.written(asked)
+    if form.tagged and any("</parameter>" in given for _, given in asked):
+        return  # no text of a parameter can hold its own end
+    content, calls, parser = parsed(data.draw(cut_up(text)), form=form)
+    assert content == said.strip()
+    assert [(name, json.loads(given)) for name, given in calls] == [(name, json.loads(given)) for name, given in asked]
+    assert form.tagged or calls == asked
+    assert parser.num_calls == len(asked) and parser.complete
+    cut = text[: data.draw(st.integers(0, len(text)))]
+    assert parsed([cut], cut=True, form=form)[:2] == parsed(list(cut), cut=True, form=form)[:2]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama3", ' {\n  "name": "f",\n  "parameters": {"a": 1}\n}'),
+        ("mistral_list", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]'),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1}'),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>1\n</parameter>\n</function>\n</tool_call>"),
+        (
+            "deepseek_v31",
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        ),
+    ],
+)
+def test_calls_as_models_of_each_family_write_them(name: str, text: str) -> None:
+    for pieces in ([text], list(text)):
+        content, calls, parser = parsed(pieces, form=BY_NAME[name])
+        assert (content, [(named, json.loads(given)) for named, given in calls]) == ("", [("f", {"a": 1})])
+        assert parser.complete
+
+
+def test_an_answer_that_is_json_is_no_call_of_a_family_without_marks() -> None:
+    for text in ('{"answer": 1}', '{"name": "Ada", "age": 3} ', 'It is {"name": "f", "parameters": {}}', " 1"):
+        assert (
+            parsed([text], form=BY_NAME["llama3"])[:2] == parsed(list(text), form=BY_NAME["llama3"])[:2] == (text, [])
+        )

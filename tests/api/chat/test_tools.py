@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any  # parsed JSON
 
 import httpx
@@ -15,7 +16,7 @@ from paceline.runtime.service import GenerateEvent, GenerateRequest, TextDelta, 
 from tests.api.chat.test_output import stream, whole
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import Json, fault, post, schema_format
-from tests.api.scripted import Script, ScriptedService, done
+from tests.api.scripted import MODEL, Script, ScriptedService, done
 
 CITY: Json = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
@@ -420,3 +421,24 @@ def test_an_agents_turns_go_round(url: str, service: ScriptedService) -> None:
     _, _, assistant, returned = service.requests[-1].prompt.messages
     assert assistant["content"] == CALLS
     assert returned["content"].index("weather") < returned["content"].index("time")
+
+
+def test_a_model_writes_calls_in_its_own_format(
+    url: str, http: httpx.Client, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = replace(MODEL, tools="qwen3_coder")
+    monkeypatch.setattr(ScriptedService, "models", lambda _: (own,))
+    text = '<tool_call>\n<function=weather>\n<parameter=city>\nNew\n"York"\n</parameter>\n</function>\n</tool_call>'
+    service.script = letters(text)
+    message = post(http, tools=TOOLS).json()["choices"][0]["message"]
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": 'New\n"York"'}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
+        stream = client.chat.completions.create(**BODY, tools=TOOLS, stream=True)  # type: ignore[call-overload]
+        calls = [call.function.arguments for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
+    assert len(calls) > 10 and "".join(calls) == message["tool_calls"][0]["function"]["arguments"]
+    request = asked(
+        http, service, tools=TOOLS, messages=[*BODY["messages"], message, {"role": "user", "content": "And?"}]
+    )  # type: ignore[misc]
+    assert constraint(request)["format"] == "qwen3_coder"
+    system, _, assistant, _ = request.prompt.messages
+    assert "<function=<function-name>>" in system["content"] and assistant["content"] == text

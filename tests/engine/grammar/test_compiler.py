@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 from paceline.core.sampling.sampler import MAX_TEXT, Constraint, ConstraintKind, Mask
 from paceline.engine.fake import EOS, ByteTokenizer
 from paceline.engine.grammar.compiler import GrammarCompiler
+from paceline.engine.tool_formats import FORMATS, ToolFormat
 from paceline.errors import RequestError
 
 SYLLABLES = (b'{"', b'": ', b'", "', b'"}', b'"}}', b"}}", b"true", b"12", b"\xc3", b"\n<tool_call>\n", b"<tool")
@@ -40,6 +41,8 @@ BYTES, PIECES = GrammarCompiler(ByteTokenizer()), GrammarCompiler(SyllableTokeni
 CLOSED: dict[str, object] = {"additionalProperties": False}
 WEATHER = {"type": "object", "properties": {"city": {"enum": ["Bari", "Oslo"]}}, "required": ["city"]} | CLOSED
 TOOLS = [{"name": "weather", "parameters": WEATHER}, {"name": "now"}]
+SAID = {"text": {"type": "string"}, "times": {"type": "integer"}}
+SAY = {"name": "say", "parameters": {"type": "object", "properties": SAID, "required": ["text"]}}
 
 
 def schema(value: Mapping[str, object], grammars: GrammarCompiler = BYTES) -> Mask:
@@ -162,6 +165,24 @@ def test_calls_are_written_as_qwen_writes_them_and_arguments_keep_to_their_tool(
     assert follow(tools(required=True, parallel=False), call) == {EOS}
     assert written(tools(required=True, parallel=False, named=TOOLS[:1]), call)
     assert not written(tools(required=True, parallel=False, named=TOOLS[:1]), other)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=[form.name for form in FORMATS])
+def test_calls_keep_to_their_tool_in_every_format(form: ToolFormat) -> None:
+    def held(required: bool, parallel: bool = True) -> Mask:
+        options = {"tools": [*TOOLS, SAY], "required": required, "parallel": parallel, "format": form.name}
+        return BYTES.mask(Constraint("tools", json.dumps(options)))
+
+    calls = [("weather", '{"city": "Oslo"}'), ("now", "{}"), ("say", '{"text": "a\\"b", "times": 2}')]
+    for required in (True, False):
+        for call in calls:
+            assert written(held(required), form.written([call]))
+        assert written(held(required), form.written(calls)) is form.many
+        assert not written(held(required, parallel=False), form.written(calls))
+        for wrong in (("weather", '{"city": "Rome"}'), ("other", "{}"), ("say", '{"text": "a", "times": "x"}')):
+            assert not written(held(required), form.written([wrong]))
+        assert written(held(required), "It is 3 < 4.") is not required
+        assert written(held(required), f"I look it up.{form.written(calls[:1])}") is not (required)
 
 
 def test_an_answer_of_a_form_may_be_a_call_instead() -> None:
