@@ -7,11 +7,13 @@ llama.cpp reads its own format, to which the same weights are copied in the same
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final, Protocol
 
 import httpx
@@ -23,7 +25,8 @@ from .gguf_file import write_gguf
 from .model_files import ModelFiles
 
 START_S: Final = 600.0  # loading on a busy machine, and copying to llama.cpp's format
-CONTEXT: Final = 2048  # tokens of llama.cpp's KV cache, which it allocates at the start
+CONTEXT: Final = 2048  # tokens of llama.cpp's KV cache, which it allocates at the start; of an answer of vLLM's
+MOST_CLIENTS: Final = 64
 
 
 def cores() -> int:
@@ -129,7 +132,32 @@ class LlamaCpp:
         return {"model": model.directory.name, "temperature": temperature, "top_p": top_p, "seed": seed}
 
 
-BASELINES: Final[tuple[System, ...]] = (Transformers(batching=False), Transformers(batching=True), LlamaCpp())
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    """`vllm serve` in an environment of its own, since it pins another torch: the one whose `vllm` is on the path."""
+
+    name: str = "vllm serve"
+    health: str = "/health"
+
+    def lacks(self) -> str | None:
+        return None if shutil.which("vllm") else "not installed: no vllm is on the path"
+
+    def arguments(self, model: ModelFiles, port: int) -> Sequence[str]:
+        vllm = Path(shutil.which("vllm") or "vllm").resolve()
+        settings = ["VLLM_CPU_KVCACHE_SPACE=1", "VLLM_NO_USAGE_STATS=1", "HF_HUB_OFFLINE=1"]
+        openmp = vllm.parents[1] / "lib" / "libiomp5.so"  # its builds for CPUs want Intel's
+        if openmp.is_file():
+            settings += [f"LD_PRELOAD={openmp}", "VLLM_CPU_OMP_THREADS_BIND=nobind", f"OMP_NUM_THREADS={cores()}"]
+        flags = ["--host", "127.0.0.1", "--port", str(port), "--dtype", model.dtype, "--enforce-eager"]
+        flags += ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(MOST_CLIENTS)]
+        return ["env", *settings, str(vllm), "serve", str(model.directory), *flags]
+
+    def dialect(self, model: ModelFiles, *, temperature: float, top_p: float, seed: int) -> Mapping[str, object]:
+        sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
+        return {"model": str(model.directory), "stream_options": {"include_usage": True}, **sampling}
+
+
+BASELINES: Final[tuple[System, ...]] = (Transformers(batching=False), Transformers(batching=True), LlamaCpp(), Vllm())
 
 
 def start(children: Children, system: System, model: ModelFiles) -> Child:

@@ -24,7 +24,7 @@ from ..findings import Findings
 from ..report import Claim
 from .clients import Answer, Question, ask_together, connect, user
 from .model_files import ModelFiles
-from .systems import BASELINES, LlamaCpp, Paceline, System, Transformers, start
+from .systems import BASELINES, LlamaCpp, Paceline, System, Transformers, Vllm, start
 
 OURS: Final = "paceline autoregressive"
 DEFAULT: Final = "paceline"
@@ -130,6 +130,7 @@ class Measured:
         for name, kind, target in (
             (f"serving.vs_transformers_serve_{clients}", Transformers, 3.0),
             (f"serving.vs_llama_cpp_{clients}", LlamaCpp, 2.0),
+            (f"serving.vs_vllm_{clients}", Vllm, 2.0),
         ):
             names = [each.name for each in self.load.baselines if isinstance(each, kind)]
             rivals = [self.rates(each, clients) for each in names if self.has(each, clients)]
