@@ -5,11 +5,16 @@ Hypothesis uses the same examples in every run and no deadline, so that a slow m
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.forked import USUAL, Starts, forked_starts
 
 settings.register_profile("paceline", deadline=None, derandomize=True, database=None)
 settings.load_profile("paceline")
@@ -32,9 +37,24 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(scope="session")
+def _states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Names of folders that do not exist yet. (`mktemp` reads the names of all that do: seconds among ten thousand.)"""
+    root = tmp_path_factory.mktemp("states")
+    return (root / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def own_state_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_state_directory(_states: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """Default state directories lie in a fresh folder, in this process and in those it starts."""
-    directory = tmp_path_factory.mktemp("state")
+    directory = next(_states)
+    directory.mkdir()
     monkeypatch.setenv("XDG_STATE_HOME", str(directory))
     return directory
+
+
+@pytest.fixture(scope="session")
+def forked(request: pytest.FixtureRequest) -> Iterator[Starts]:
+    """How programs start where a start is not what is tested: by fork, at night by exec, as users start them."""
+    with nullcontext(USUAL) if request.config.getoption("nightly", default=False) else forked_starts() as starts:
+        yield starts

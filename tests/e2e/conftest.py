@@ -5,20 +5,31 @@ from __future__ import annotations
 import fcntl
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.pair import Pair, running_pair
+from tests.forked import Starts, starting
 from tests.slow import slow_in
 
 pytest_collection_modifyitems = slow_in(__file__)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def starts(forked: Starts) -> Iterator[None]:
+    """For the modules of this folder only."""
+    with starting(forked):
+        yield
+
+
 @pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(forked: Starts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Linked, with the documents of `tests.e2e.pair`."""
-    with running_pair(tmp_path_factory.mktemp("pair")) as running:
+    with ExitStack() as ended:
+        with starting(forked):
+            running = ended.enter_context(running_pair(tmp_path_factory.mktemp("pair")))
         yield running
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Protocol
 
 import pytest
 
-from tests.reliability.forked import USUAL, Starts, forked_starts, starting
+from tests.forked import Starts, starting
 from tests.reliability.real_server import RealServer, hurried, many_files, real_server
 from tests.slow import slow_in
 
@@ -53,13 +53,6 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
     """Seeded by --seed and by the test's name, so that one test alone draws what it draws among all."""
     seed = request.config.getoption("seed", default=SEED)
     return random.Random(f"{seed} {request.node.name}")
-
-
-@pytest.fixture(scope="session")
-def forked(request: pytest.FixtureRequest) -> Iterator[Starts]:
-    """How programs start: by fork in the short form, at night by exec, as users start them."""
-    with nullcontext(USUAL) if request.config.getoption("nightly", default=False) else forked_starts() as starts:
-        yield starts
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -24,7 +24,7 @@ import psutil
 from paceline.commands.demo import configured
 from paceline.wire.messages import SUBPROTOCOL
 from server.devices import Registry
-from tests.reliability.forked import USUAL, starting
+from tests.forked import USUAL, starting
 from tests.server.test_programs import ROOT, STARTER
 
 WAIT = 120.0  # s, far beyond every limit of the server

@@ -21,8 +21,8 @@ from paceline.commands.demo import Children, Pair, start_pair
 from paceline.core.side import Side
 from paceline.wire.codec import decode
 from paceline.wire.messages import Drafts, OpenSession, SessionFrame
+from tests.forked import USUAL, starting
 from tests.reliability.conftest import Figure
-from tests.reliability.forked import USUAL, starting
 from tests.reliability.tap import Tap, tapped
 
 MARK_BYTES = 8

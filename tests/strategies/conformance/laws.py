@@ -50,19 +50,33 @@ QUICK = 2  # seeds that also run in `make check`
 
 
 def every_manner(
-    *, with_peer: bool | None = None, half: int | None = None, one_writer: bool = False
+    *,
+    with_peer: bool | None = None,
+    half: int | None = None,
+    one_writer: bool = False,
+    samplings: Mapping[str, SamplingParams] | None = None,
+    fronts: bool = False,
 ) -> pytest.MarkDecorator:
-    """Parameters `strategy` and `manner`. with_peer: of both sides alone, or of one side alone. half, 0 or 1: the first
-    manner of each strategy and this half of the others, for laws that take long; all at a greater depth. one_writer:
-    where one model's text is written, and no mixture of both."""
-    found = {
-        f"{strategy.name}, {name}": (strategy, manner)
-        for strategy in STRATEGIES.values()
-        if with_peer in (None, strategy.needs_peer) and not (one_writer and strategy.text_of == "both")
-        for number, (name, manner) in enumerate(manners(strategy).items())
-        if half is None or DEPTH > 1 or number == 0 or number % 2 == half
-    }
-    return pytest.mark.parametrize(("strategy", "manner"), list(found.values()), ids=list(found))
+    """Parameters `strategy` and `manner`, and those that are asked for of `sampling` and `front`. with_peer: of both
+    sides alone, or of one side alone. half, 0 or 1: the first manner of each strategy and this half of the others, for
+    laws that take long. one_writer: where one model's text is written, and no mixture of both. fronts: both with the
+    first manner of a strategy; with the others by turns, so that every two of manner, front and sampling meet. All of
+    these at a greater depth."""
+    names = ["strategy", "manner", *(["front"] if fronts else []), *(["sampling"] if samplings else [])]
+    found: dict[str, tuple[object, ...]] = {}
+    for strategy in STRATEGIES.values():
+        if with_peer not in (None, strategy.needs_peer) or (one_writer and strategy.text_of == "both"):
+            continue
+        for number, (name, manner) in enumerate(manners(strategy).items()):
+            whole = DEPTH > 1 or number == 0
+            if half is not None and not whole and number % 2 != half:
+                continue
+            for at, (how, sampling) in enumerate((samplings or {"": None}).items()):
+                turn = SIDES[(number + number // 2 + at) % 2]
+                for front in (SIDES if whole else (turn,)) if fronts else ("",):
+                    case = "".join(f"{each}-" for each in (how, front) if each) + f"{strategy.name}, {name}"
+                    found[case] = (strategy, manner, *([front] if fronts else []), *([sampling] if samplings else []))
+    return pytest.mark.parametrize(names, list(found.values()), ids=list(found))
 
 
 def every_seed(count: int) -> pytest.MarkDecorator:

@@ -7,7 +7,6 @@ from paceline.strategies.base import Side, Strategy
 from tests.depth import DEPTH
 from tests.strategies.cases import SAMPLINGS, Manner
 from tests.strategies.conformance.laws import (
-    EVERY_FRONT,
     check_flap,
     check_return,
     every_manner,
@@ -16,8 +15,7 @@ from tests.strategies.conformance.laws import (
 )
 
 
-@every_manner(half=1)
-@EVERY_FRONT
+@every_manner(half=1, fronts=True)
 @every_seed(4)
 def test_a_link_that_flaps_ends_in_a_whole_answer(
     strategy: Strategy, manner: Manner, front: Side, seeds: range
@@ -25,8 +23,7 @@ def test_a_link_that_flaps_ends_in_a_whole_answer(
     check_flap(strategy, manner, front, SAMPLINGS["sampled"], seeds, reorders=False)
 
 
-@every_manner(with_peer=True, half=0)
-@EVERY_FRONT
+@every_manner(with_peer=True, half=0, fronts=True)
 @every_seed(4)
 def test_a_link_that_flaps_and_loses_messages_ends_in_a_whole_answer(
     strategy: Strategy, manner: Manner, front: Side, seeds: range

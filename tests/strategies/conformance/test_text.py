@@ -9,10 +9,8 @@ import pytest
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.base import SIDES, Side, Strategy
 from tests.depth import DEPTH
-from tests.strategies.cases import Manner
+from tests.strategies.cases import SAMPLINGS, Manner
 from tests.strategies.conformance.laws import (
-    EVERY_FRONT,
-    EVERY_SAMPLING,
     check_alone,
     check_lane_alone,
     check_plain_dists,
@@ -25,9 +23,7 @@ from tests.strategies.conformance.laws import (
 )
 
 
-@every_manner(with_peer=True, half=0)
-@EVERY_FRONT
-@EVERY_SAMPLING
+@every_manner(with_peer=True, half=0, samplings=SAMPLINGS, fronts=True)
 @pytest.mark.parametrize("seeds", [range(DEPTH)], ids=["first seeds"])
 def test_text_equals_the_reference_over_a_link_in_order(
     strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: range
@@ -36,9 +32,7 @@ def test_text_equals_the_reference_over_a_link_in_order(
     check_text(strategy, manner, front, sampling, seeds, reorders=False)
 
 
-@every_manner(with_peer=True)
-@EVERY_FRONT
-@EVERY_SAMPLING
+@every_manner(with_peer=True, samplings=SAMPLINGS, fronts=True)
 @every_seed(3)
 def test_text_equals_the_reference_where_messages_are_lost_repeated_and_reordered(
     strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: range
@@ -46,9 +40,7 @@ def test_text_equals_the_reference_where_messages_are_lost_repeated_and_reordere
     check_text(strategy, manner, front, sampling, seeds, reorders=True)
 
 
-@every_manner(with_peer=False)
-@EVERY_FRONT
-@EVERY_SAMPLING
+@every_manner(with_peer=False, samplings=SAMPLINGS, fronts=True)
 @every_seed(10)
 def test_text_of_one_side_equals_the_reference(
     strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: range
@@ -56,14 +48,12 @@ def test_text_of_one_side_equals_the_reference(
     check_text(strategy, manner, front, sampling, seeds, reorders=False)
 
 
-@every_manner()
-@EVERY_FRONT
+@every_manner(fronts=True)
 def test_without_a_peer_the_front_answers_alone(strategy: Strategy, manner: Manner, front: Side) -> None:
     check_alone(strategy, manner, front)
 
 
-@every_manner(one_writer=True)
-@EVERY_FRONT
+@every_manner(one_writer=True, fronts=True)
 @pytest.mark.parametrize("linked", [True, False])
 def test_logprobs_are_the_writing_models_own_before_any_processing(
     strategy: Strategy, manner: Manner, front: Side, linked: bool
@@ -75,8 +65,7 @@ def test_logprobs_are_the_writing_models_own_before_any_processing(
     check_plain_dists(strategy, manner, front, sampling, linked=linked)
 
 
-@every_manner()
-@EVERY_FRONT
+@every_manner(fronts=True)
 def test_a_front_alone_names_itself_where_it_reads_a_document(strategy: Strategy, manner: Manner, front: Side) -> None:
     check_lane_alone(strategy, manner, front)
 

@@ -34,8 +34,10 @@ IMPORTED: Final = (
     "device_agent.program",
     "server.commands",
     "device_agent.commands",
+    "paceline.engine.paged.engine",
+    "transformers.models.llama.modeling_llama",
 )
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[1]
 MESSAGE: Final = 1 << 17  # bytes: arguments and environment
 SET_CHILD_SUBREAPER: Final = 36  # of prctl(2)
 USUAL: Final = subprocess.Popen
@@ -52,7 +54,7 @@ def forked_starts() -> Iterator[Starts]:
         yield USUAL
         return
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    arguments = [sys.executable, "-m", "tests.reliability.forked", str(there.fileno())]
+    arguments = [sys.executable, "-m", "tests.forked", str(there.fileno())]
     with closing(here):
         with closing(there):
             parent = USUAL(arguments, cwd=ROOT, pass_fds=[there.fileno()], start_new_session=True)
