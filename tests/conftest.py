@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.forked import USUAL, Starts, forked_starts
+from tests.forked import USUAL, Starts, forked_starts, starting
 
 settings.register_profile("paceline", deadline=None, derandomize=True, database=None)
 settings.load_profile("paceline")
@@ -58,3 +58,10 @@ def forked(request: pytest.FixtureRequest) -> Iterator[Starts]:
     """How programs start where a start is not what is tested: by fork, at night by exec, as users start them."""
     with nullcontext(USUAL) if request.config.getoption("nightly", default=False) else forked_starts() as starts:
         yield starts
+
+
+@pytest.fixture(scope="module")
+def forks(forked: Starts) -> Iterator[None]:
+    """For modules that say so: programs that their tests start are forks."""
+    with starting(forked):
+        yield

@@ -13,6 +13,8 @@ import pytest
 
 from paceline.commands.demo import command
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 WAIT = 120.0  # s
 CLEAR = "\x1b[2J\x9b31m\x07"
 

@@ -18,10 +18,8 @@ pytest_collection_modifyitems = slow_in(__file__)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def starts(forked: Starts) -> Iterator[None]:
+def starts(forks: None) -> None:
     """For the modules of this folder only."""
-    with starting(forked):
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -18,7 +19,6 @@ PACKAGES = ("paceline", "server", "device_agent", "client", "bench", "lab")
 PROGRAMS = ("server", "device_agent", "client")
 MAX_LINES = 600  # a chapter; more is a smell
 MAX_CLASS_LINES = 400
-MODULES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench" / "METHODOLOGY.md"])
 CLIENTS = ROOT / "tests" / "e2e" / "clients" / "requirements.txt"  # installed in another environment
 NIGHTLY = CLIENTS.parent / "nightly"  # each of its scripts in an environment of its own, with a list of its own
@@ -28,6 +28,11 @@ UNSAFE_CALLS = re.compile(r"torch\.load\(|(?<![.\w])(eval|exec)\(|trust_remote_c
 
 def name(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()
+
+
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text("utf-8"))
 
 
 def imports(tree: ast.Module) -> set[str]:
@@ -41,16 +46,16 @@ def imports(tree: ast.Module) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("file", MODULES, ids=name)
-def test_a_module_is_short_says_what_it_is_and_loads_nothing_unsafe(file: Path) -> None:
-    text = file.read_text("utf-8")
-    tree = ast.parse(text)
-    assert len(text.splitlines()) <= MAX_LINES
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    assert not [node.name for node in classes if (node.end_lineno or 0) - node.lineno >= MAX_CLASS_LINES]
-    assert ast.get_docstring(tree), "a module says what it is"
-    assert not imports(tree) & UNSAFE_MODULES
-    assert not UNSAFE_CALLS.search(text)
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_module_is_short_says_what_it_is_and_loads_nothing_unsafe(package: str) -> None:
+    for file in (ROOT / package).rglob("*.py"):
+        text, tree = file.read_text("utf-8"), parsed(file)
+        assert len(text.splitlines()) <= MAX_LINES, name(file)
+        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        assert all((node.end_lineno or 0) - node.lineno < MAX_CLASS_LINES for node in classes), name(file)
+        assert ast.get_docstring(tree), f"{name(file)} says what it is"
+        assert not imports(tree) & UNSAFE_MODULES, name(file)
+        assert not UNSAFE_CALLS.search(text), name(file)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -65,7 +70,7 @@ def test_a_page_names_files_that_exist(page: Path) -> None:
 
 def defined(file: Path) -> set[str]:
     """Names of everything that a module defines, attributes included."""
-    nodes = list(ast.walk(ast.parse(file.read_text("utf-8"))))
+    nodes = list(ast.walk(parsed(file)))
     defs = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     return defs | stored | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
@@ -96,7 +101,7 @@ def test_comments_name_modules_that_exist() -> None:
 def test_a_map_of_a_package_lists_every_module() -> None:
     """A docstring of `__init__` with lines `module  what it is` has one for each module and folder beside it."""
     for file in modules_of("paceline", *PROGRAMS, "lab").values():
-        text = ast.get_docstring(ast.parse(file.read_text("utf-8"))) if file.name == "__init__.py" else None
+        text = ast.get_docstring(parsed(file)) if file.name == "__init__.py" else None
         listed = set(re.findall(r"^(\w+) {2,}\S", text or "", re.MULTILINE))
         beside = [each for each in file.parent.iterdir() if each.suffix == ".py" or (each / "__init__.py").is_file()]
         modules = {each.stem for each in beside if not each.stem.startswith("__")}
@@ -106,7 +111,7 @@ def test_a_map_of_a_package_lists_every_module() -> None:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_imports_itself_relatively_and_no_other(program: str) -> None:
     for file in (ROOT / program).rglob("*.py"):
-        assert not imports(ast.parse(file.read_text("utf-8"))) & set(PROGRAMS), name(file)
+        assert not imports(parsed(file)) & set(PROGRAMS), name(file)
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
@@ -140,7 +145,7 @@ def test_every_library_that_is_imported_is_asked_for(folders: tuple[str, ...], e
         for folder in folders
         for file in (ROOT / folder).rglob("*.py")
         if file.parent != NIGHTLY
-        for library in imports(ast.parse(file.read_text("utf-8"))) - own
+        for library in imports(parsed(file)) - own
         if not {canonicalize_name(each) for each in installed.get(library, [library])} & asked
     }
     assert not missing
@@ -179,7 +184,7 @@ def importers(modules: dict[str, Path]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {name: set() for name in modules}
     for importer, file in modules.items():
         here = importer.split(".") if file.name == "__init__.py" else importer.split(".")[:-1]
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for node in ast.walk(parsed(file)):
             if isinstance(node, ast.ImportFrom):
                 base = ".".join([*here[: len(here) - node.level + 1], *filter(None, [node.module])])
                 base = base if node.level else node.module or ""
@@ -207,7 +212,7 @@ def test_what_has_one_reader_is_part_of_that_reader() -> None:
 def test_no_class_name_has_two_meanings_without_a_reason() -> None:
     found: dict[str, set[str]] = {}
     for module, file in modules_of("paceline", "server", "device_agent", "client").items():
-        for node in ast.parse(file.read_text("utf-8")).body:
+        for node in parsed(file).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, set()).add(module)
     assert {name for name, modules in found.items() if len(modules) > 1} == set(TWICE)

@@ -11,6 +11,7 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from re import _constants as codes  # type: ignore[attr-defined]  # the parser of `re` itself: no other reads all it does
 from re import _parser as patterns  # type: ignore[attr-defined]
@@ -39,14 +40,16 @@ SAMPLES = [chr(code) for code in sorted(EVERY - {-1})]
 
 def accepted(node: Any) -> frozenset[int]:
     """The characters that one item of a pattern may begin with or, where it repeats one, consists of."""
-    code, value = node
-    if code in (codes.LITERAL, codes.NOT_LITERAL, codes.IN, codes.ANY):
-        item = patterns.SubPattern(patterns.State(), [node])
-        matches = re.compile(unparsed(item), re.DOTALL | re.IGNORECASE).match
-        found = {ord(sample) for sample in SAMPLES if matches(sample)}
-        return frozenset(found | ({-1} if matches("\u4e00") else set()))
-    del value
-    return EVERY
+    if node[0] not in (codes.LITERAL, codes.NOT_LITERAL, codes.IN, codes.ANY):
+        return EVERY
+    return matched(unparsed(patterns.SubPattern(patterns.State(), [node])))
+
+
+@cache
+def matched(pattern: str) -> frozenset[int]:
+    matches = re.compile(pattern, re.DOTALL | re.IGNORECASE).match
+    found = {ord(sample) for sample in SAMPLES if matches(sample)}
+    return frozenset(found | ({-1} if matches("\u4e00") else set()))
 
 
 def unparsed(item: Any) -> str:

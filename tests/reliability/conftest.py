@@ -56,10 +56,8 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def starts(forked: Starts) -> Iterator[None]:
+def starts(forks: None) -> None:
     """For the modules of this folder only."""
-    with starting(forked):
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,8 @@ from tests.api.generation.test_request import fault
 from tests.api.scripted import ScriptedService, request, running
 from tests.server.test_devices import Clock
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 CHAT = "/v1/chat/completions"
 
 

@@ -23,8 +23,9 @@ from paceline.errors import ConfigError
 from server.commands import register as register_server
 from server.devices import Registry
 from tests.api.scripted import request
+from tests.forked import USUAL, starting
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
 STARTER = (
     "import sys, typer, server.commands, device_agent.commands\n"
@@ -165,5 +166,6 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
 def test_a_program_starts_without_libraries_that_it_may_not_need(program: str) -> None:
     """torch takes seconds and 200 MB, which the fake model does without; the official client's types take a second."""
     code = f"import sys, {program}; print({{'openai', 'torch', 'transformers'}} & {{*sys.modules}} or 'none')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    with starting(USUAL):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.strip() == "none"

@@ -12,7 +12,7 @@ import pytest
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
 # Changes the store in a loop and sends itself SIGKILL just before its n-th SQL statement. Run by
 # tests/reliability/test_r09_power_cut.py.

@@ -23,7 +23,7 @@ from paceline.rag.store.files import Paging
 from paceline.rag.store.library import MAX_STARTS, Library
 from paceline.rag.store.vector_stores import FileSpec
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
 OWNER = "ann"
 PAGING = Paging(100)

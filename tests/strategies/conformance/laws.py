@@ -80,9 +80,10 @@ def every_manner(
 
 
 def every_seed(count: int) -> pytest.MarkDecorator:
-    """Parameter `seeds`: the first few, and the rest, which are slow."""
-    rest = pytest.param(range(QUICK, count * DEPTH), marks=pytest.mark.slow)
-    return pytest.mark.parametrize("seeds", [range(QUICK), rest], ids=["first seeds", "further seeds"])
+    """Parameter `seeds`: the first few, and the rest if there are any, which are slow."""
+    rest = range(QUICK, count * DEPTH)
+    further = [pytest.param(rest, marks=pytest.mark.slow, id="further seeds")] if rest else []
+    return pytest.mark.parametrize("seeds", [pytest.param(range(QUICK), id="first seeds"), *further])
 
 
 def deeper(every: int) -> int:

@@ -33,7 +33,7 @@ def test_text_equals_the_reference_over_a_link_in_order(
 
 
 @every_manner(with_peer=True, samplings=SAMPLINGS, fronts=True)
-@every_seed(3)
+@every_seed(2)
 def test_text_equals_the_reference_where_messages_are_lost_repeated_and_reordered(
     strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: range
 ) -> None:
@@ -41,7 +41,7 @@ def test_text_equals_the_reference_where_messages_are_lost_repeated_and_reordere
 
 
 @every_manner(with_peer=False, samplings=SAMPLINGS, fronts=True)
-@every_seed(10)
+@every_seed(4)
 def test_text_of_one_side_equals_the_reference(
     strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: range
 ) -> None:
