@@ -54,7 +54,7 @@ def attend(name: str, given: Case, *, padded_to: int | None = None) -> torch.Ten
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_rows_attend_to_what_they_see_and_nothing_else(name: str, shape: str, seed: int) -> None:
     given = case(MIXED, seed, device=DEVICE, **SHAPES[shape])  # type: ignore[arg-type]
     torch.testing.assert_close(attend(name, given), given.expected(), atol=2e-5, rtol=2e-4)
