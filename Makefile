@@ -63,9 +63,9 @@ demo: $(VENV)/.runtime ## a server and a device answer three questions together;
 
 # s on two quiet cores; on a busy machine `make check BUDGET=0` holds no limit.
 BUDGET ?= 120
-# What must hold whatever changes: the laws of algorithms, wire and strategies, the fake engine, the API.
-LAWS := tests/core tests/wire tests/workflow tests/strategies/conformance tests/strategies/decoding tests/engine/fake \
-	tests/engine/test_contract.py tests/api
+# What must hold whatever changes: the laws of algorithms, wire and strategies, the fake engine, what clients ask first.
+LAWS := tests/core tests/wire tests/workflow tests/strategies/conformance tests/engine/fake tests/engine/test_contract.py \
+	tests/api/chat tests/api/completions tests/api/responses tests/api/http tests/api/test_openapi.py
 check: venv ## the inner loop: lint, types, import contracts, laws; fails if it takes more than BUDGET seconds
 	@begun=$$(date +%s); scripts/check && scripts/test -m 'not slow and not gpu and not net' $(LAWS) || exit 1; \
 	taken=$$(($$(date +%s) - begun)); echo "make check took $$taken s"; \
