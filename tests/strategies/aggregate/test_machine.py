@@ -75,7 +75,7 @@ def test_the_side_that_decides_waits_for_its_own_documents(front: bool) -> None:
 
 
 @pytest.mark.parametrize("writer", SIDES)
-@pytest.mark.parametrize(("manner", "front"), zip(MANNERS.values(), cycle(SIDES)), ids=MANNERS)
+@pytest.mark.parametrize(("manner", "front"), list(zip(MANNERS.values(), cycle(SIDES), strict=False)), ids=MANNERS)
 def test_where_neither_side_has_documents_the_writers_text_is_written(
     manner: Manner, writer: Side, front: Side
 ) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -100,14 +99,15 @@ FIRST = {("rejection", "device", "hostile"), ("truncated", "cloud", "hostile")} 
 
 
 def cases() -> list[Any]:
-    """Each verifier and front, on both networks, overlapping or in steps; half of them at temperature 1, half filtered,
-    so that every two of these occur together."""
+    """Each verifier and front on both networks, overlapping or in steps, at temperature 1 or filtered: every two of
+    these occur together."""
     found: list[Any] = []
-    for number, (who, network, overlap) in enumerate(product(WHO, NETWORKS, (True, False))):
-        filtered = (number // 2 + overlap + WHO.index(who)) % 2 == 0
-        marks = [] if overlap and (*who, network) in FIRST else [pytest.mark.slow]
-        case = (*who, network, overlap, filtered)
-        found.append(pytest.param(*case, marks=marks, id=" ".join(map(str, case))))
+    for number, who in enumerate(WHO):
+        for network in NETWORKS:
+            hostile = network == "hostile"
+            case = (*who, network, hostile == (number != 1), hostile != (number == 2))
+            marks = [] if (*who, network) in FIRST else [pytest.mark.slow]
+            found.append(pytest.param(*case, marks=marks, id=" ".join(map(str, case))))
     return found
 
 
