@@ -34,6 +34,7 @@ from paceline.wire.messages import (
     RetrievedPassages,
     Sampling,
     SentConstraint,
+    SentThinking,
     SpeedReport,
     SyncState,
     Targets,
@@ -75,7 +76,9 @@ def opening(session: int) -> OpenSession:
         options=encode_options(AggregateOptions(aggregator="mixture")),
         targets=[],
         epoch=0,
-        constraint=SentConstraint("json_schema", '{"type": "object"}', min_tokens=3, ignore_eos=True, stop_ids=[7]),
+        constraint=SentConstraint(
+            "json_schema", '{"type": "object"}', 3, True, [7], SentThinking("<think>", "</think>", begun=True, budget=9)
+        ),
         asker="notebook",
     )
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import MAX_TEXT, Constraint, SamplingParams, process_logits
+from paceline.core.sampling.sampler import MAX_TEXT, Constraint, SamplingParams, Thinking, process_logits
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages
 from paceline.wire.close_codes import CloseCode
@@ -166,7 +166,8 @@ def test_a_repetition_penalty_that_makes_logits_infinite_is_refused() -> None:
 
 def test_a_constraint_is_encoded_and_one_of_an_unknown_kind_is_refused() -> None:
     ending = Constraint("text", min_tokens=9, ignore_eos=True, stop_ids=(5, 7))
-    for constraint in (None, Constraint("json_object"), Constraint("tools", "{}"), ending):
+    thinking = Constraint("json_object", thinking=Thinking("<think>", "</think>", begun=True, budget=9))
+    for constraint in (None, Constraint("json_object"), Constraint("tools", "{}"), ending, thinking):
         sent = decode(encode(replace(opening(1), constraint=constraint_to_wire(constraint))))
         assert isinstance(sent, OpenSession)
         assert (sent.constraint and constraint_from_wire(sent.constraint)) == constraint
