@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 
 from paceline.core.sampling.sampler import SamplingDefaults
-from paceline.engine.base import AsyncEngine, LoadedModel, ServedModel, delay_forwards
+from paceline.engine.base import AsyncEngine, LoadedModel, ServedModel, TextModel, delay_forwards
 from paceline.engine.loader import choose_device, describe_model, find, load_model
 from paceline.engine.loader import served_name as name_of
+from paceline.engine.remote.servers import RemoteModel, open_remote
 from paceline.errors import ConfigError
 from paceline.runtime.engine_loop.executor import StepLimits
 from paceline.runtime.link.emulation import Emulation
@@ -62,7 +63,7 @@ def opened_model(
 ) -> Iterator[ServedModel]:
     """The first of `open_model`, or its tokenizer with the engine that `open_engine` opens and closes."""
     if isinstance(settings, ServerSettings) and settings.engine_url:
-        yield open_far_model(settings)
+        yield ServedModel(*open_far_model(settings))
         return
     if open_engine is None:
         yield open_model(settings, shipped)
@@ -76,16 +77,15 @@ def opened_model(
         yield ServedModel(engine, tokenizer)
 
 
-def open_far_model(settings: ServerSettings) -> ServedModel:
-    """The model of the servers that the settings name. Raises ConfigError."""
+def open_far_model(settings: ServerSettings) -> tuple[RemoteModel, TextModel]:
+    """The model of the servers that the settings name, and its tokenizer. Raises ConfigError."""
     if settings.first_model.startswith("fake"):
         raise ConfigError("The fake model runs here: leave --engine-url out, or give the name of the servers' model.")
-    from paceline.engine.remote.servers import open_remote
     from paceline.engine.tokenizer import Tokenizer
 
     directory = find(settings.first_model, weights=False)
     text, name = Tokenizer.load(directory), settings.name or name_of(settings.first_model)
-    return ServedModel(open_remote(settings.engine_url, directory, text, name=name, key=settings.engine_key), text)
+    return open_remote(settings.engine_url, directory, text, name=name, key=settings.engine_key), text
 
 
 def served_name(settings: NodeSettings, model: ServedModel) -> str:

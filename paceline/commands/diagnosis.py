@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from paceline import __version__, models
 from paceline.core.side import EVERYBODY, NOBODY
 from paceline.errors import ConfigError, PacelineError
-from paceline.settings import AgentSettings, NodeSettings
+from paceline.settings import AgentSettings, NodeSettings, ServerSettings
 from paceline.system import cores, missing, processor_flags
 
 if TYPE_CHECKING:
@@ -137,10 +137,21 @@ def model(settings: NodeSettings, wanted: str) -> Found:
     """Check that this model of the settings can be loaded. Raises ConfigError, with what to do, where it cannot."""
     if wanted.startswith("fake"):
         return "ok", f"{wanted}: made up, for tests"
+    if isinstance(settings, ServerSettings) and settings.engine_url:
+        return _at_servers(settings)
     directory = local_folder(settings, wanted)
     if directory is None:
         return _at_hub(wanted)
     return _look(settings, wanted, directory)
+
+
+def _at_servers(settings: ServerSettings) -> Found:
+    from paceline.model_opening import open_far_model
+
+    far = open_far_model(settings)[0]
+    lacks = far.abilities.missing()
+    text = f"{far.info.name}: run by {', '.join(settings.engine_url)}, {far.info.max_positions} tokens of context"
+    return ("warn", f"{text}; {'; '.join(lacks)}") if lacks else ("ok", text)
 
 
 def local_folder(settings: NodeSettings, wanted: str) -> Path | None:

@@ -56,7 +56,6 @@ class Abilities:
     head: int = 0  # likeliest ids that are told of a token; 0: none
     whole: bool = False  # or all of them
     lists: bool = False  # log-probabilities of ids that are named
-    biases: bool = False  # logit_bias is honoured
     allows: bool = False  # allowed_token_ids is honoured
     same_cached: bool = False  # scores do not depend on the prefix cache
     decode_s: float | None = None  # of a call for one token
@@ -73,7 +72,6 @@ class Abilities:
             min(self.head, other.head),
             self.whole and other.whole,
             self.lists and other.lists,
-            self.biases and other.biases,
             self.allows and other.allows,
             self.same_cached and other.same_cached,
             max((each for each in (self.decode_s, other.decode_s) if each is not None), default=None),
@@ -340,6 +338,7 @@ def open_remote(
             abilities = found if abilities is None else abilities.and_those_of(found)
             servers.append((url, model))
     assert abilities is not None, "at least one URL"
+    log.info("%s is run by %s", name, ", ".join(urls))
     for what in abilities.missing():
         log.warning("the model's servers: %s", what)
     identity = hashlib.sha256(f"paceline remote {text.fingerprint} {servers[0][1]}".encode()).hexdigest()
@@ -419,7 +418,6 @@ class _Probe:
         if first is None:
             return found
         again = self._told(len(first), prompts=2)
-        best = max(first, key=lambda token: first[token])
         begun = time.perf_counter()
         self._ask({"prompt": self._prompt, "max_tokens": 1, "temperature": 0.0})
         seconds = time.perf_counter() - begun
@@ -428,7 +426,6 @@ class _Probe:
             head=len(first),
             whole=self._is_refused_nothing(),
             lists=self._lists(),
-            biases=self._draw({"logit_bias": {str(best): BANNED}}) not in (None, best),
             allows=self._draw({"allowed_token_ids": [7]}) == 7,
             same_cached=again is not None
             and again.keys() == first.keys()

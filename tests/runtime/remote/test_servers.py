@@ -7,16 +7,36 @@ from pathlib import Path
 
 import pytest
 
+from paceline.commands.diagnosis import model
 from paceline.engine.base import TextModel
-from paceline.engine.fake import ByteTokenizer
+from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.remote.servers import RemoteModel, open_remote
+from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError
+from paceline.models import DEVICE
+from paceline.settings import ServerSettings
 from tests.runtime.remote.standin import StandIn, installed
 
 
 def opened(stand_in: StandIn, *hosts: str, key: str | None = None, text: TextModel | None = None) -> RemoteModel:
     with installed(stand_in, *(hosts or ("one",))) as urls:
         return open_remote(urls, Path(), text or ByteTokenizer(), name="fake", key=key)
+
+
+def test_the_settings_name_servers_and_doctor_tries_them(tmp_path: Path) -> None:
+    words = Tokenizer.load(DEVICE)
+    for ignored, level in ((frozenset[str](), "ok"), (frozenset({"logprob_token_ids"}), "warn")):
+        stand_in = StandIn(FakeEngine(vocab_size=words.vocab_size), words, ignores=ignored)
+        with installed(stand_in, "one", "two") as urls:
+            settings = ServerSettings(
+                model=str(DEVICE), engine_url=[f"{url}/v1" for url in urls], state_dir=tmp_path, name="fake"
+            )
+            assert settings.engine_url == tuple(urls)
+            found, text = model(settings, settings.first_model)
+        assert found == level and "fake: run by http://one:8000, http://two:8000, 4096 tokens" in text
+    for wrong in ({"engine_url": ["gpu:8000"]}, {"engine_url": urls, "stages": "3"}, {"engine_url": urls}):
+        with pytest.raises(ValueError, match=r"URL such as|engine_url needs one model"):
+            ServerSettings.model_validate({"state_dir": tmp_path} | wrong)
 
 
 def test_what_a_server_can_do_is_found_by_trial() -> None:
@@ -32,8 +52,8 @@ def test_what_a_server_can_do_is_found_by_trial() -> None:
     [("return_token_ids", "returns_ids"), ("logprob_token_ids", "lists"), ("allowed_token_ids", "allows")],
 )
 def test_a_field_that_is_ignored_without_a_word_is_an_ability_that_is_missing(field: str, ability: str) -> None:
-    model = opened(StandIn(ignores=frozenset({field})))
-    assert not getattr(model.abilities, ability) and len(model.abilities.missing()) >= 1
+    found = opened(StandIn(ignores=frozenset({field}))).abilities
+    assert not getattr(found, ability) and len(found.missing()) >= 1
 
 
 def test_servers_that_differ_do_what_all_of_them_do() -> None:
