@@ -21,11 +21,11 @@ from fastapi import FastAPI
 from paceline.api.http.doors import DoorLimits, networks
 from paceline.api.http.server import can_tell, serve, url_of
 from paceline.api.responses.log import Retention
-from paceline.core.offloading import ModelShape, Unit
-from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ServedModel
+from paceline.core.offloading import Unit
+from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ModelInfo, ServedModel
 from paceline.engine.loader import choose_device, engine_threads, gpu_uuid
 from paceline.errors import ConfigError
-from paceline.model_opening import further_models, opened_model, sampling_of, served_name
+from paceline.model_opening import device_of, further_models, opened_model, sampling_of, served_name
 from paceline.model_opening import open_model as open_model
 from paceline.model_opening import step_limits as step_limits
 from paceline.model_opening import workflow_units as workflow_units
@@ -118,7 +118,7 @@ async def run_node(
         answers = settings.answers
         offer = Offer(name, sampling_of(settings), answers.system or "", answers.max_tokens_default)
         computing = Computing(
-            step_limits(settings),
+            step_limits(settings, model.engine.info),
             timed=True,
             draft_engine=None if open_draft is None else open_draft(model),
             units=workflow_units(settings),
@@ -138,7 +138,7 @@ async def run_node(
         def further(loaded: LoadedModel, its_name: str) -> Node:
             """A node on the first one's documents. What it learns is forgotten with it."""
             joins = loaded.tokenizer.fingerprint == model.tokenizer.fingerprint
-            energy = SideEnergy(energy_meter(settings, loaded.engine.info.shape).meter, settings.energy.send_watts)
+            energy = SideEnergy(energy_meter(settings, loaded.engine.info).meter, settings.energy.send_watts)
             parts = NodeParts(
                 replace(offer, name=its_name),
                 replace(computing, draft_engine=None, units=workflow_units(settings), energy=energy),
@@ -193,7 +193,7 @@ def open_energy(settings: NodeSettings, model: ServedModel) -> SideEnergy:
 
     Raises ConfigError for a meter that is named and cannot be used.
     """
-    found = energy_meter(settings, model.engine.info.shape)
+    found = energy_meter(settings, model.engine.info)
     _log.info("energy is %s", found.text)
     budget: tuple[float, Unit] | None = None
     if isinstance(settings, AgentSettings) and settings.energy_per_token is not None:
@@ -202,13 +202,18 @@ def open_energy(settings: NodeSettings, model: ServedModel) -> SideEnergy:
     return SideEnergy(found.meter, settings.energy.send_watts, budget, kept)
 
 
-def energy_meter(settings: NodeSettings, shape: ModelShape | None) -> ChosenMeter:
-    """The meter of this side. Raises ConfigError."""
-    device = "cpu" if settings.first_model == "fake" else choose_device(settings.engine_device)
+def energy_meter(settings: NodeSettings, info: ModelInfo | None) -> ChosenMeter:
+    """The meter of this side. info: None where the model is not loaded. Raises ConfigError."""
+    if info is not None:
+        device = device_of(settings, info)
+    else:
+        device = "cpu" if settings.first_model == "fake" else choose_device(settings.engine_device)
     on_gpu = device.startswith("cuda")
     powers = Powers(settings.energy.compute_watts, settings.energy.send_watts, settings.energy.compute_gflops)
     return choose_meter(
-        settings.energy.meter, powers, MeterSources(on_gpu, gpu_uuid(device) if on_gpu else None, shape)
+        settings.energy.meter,
+        powers,
+        MeterSources(on_gpu, gpu_uuid(device) if on_gpu else None, None if info is None else info.shape),
     )
 
 
@@ -281,15 +286,14 @@ def open_profiles(
     settings: NodeSettings, model: ServedModel, store: DocumentStore, *, spread: bool = False
 ) -> KeptProfiles:
     """What the state directory knows of this side's units, read at the first workflow. spread: over other machines."""
-    fake = settings.first_model == "fake"
-    device = "cpu" if fake else choose_device(settings.engine_device)
+    device = device_of(settings, model.engine.info)
     gpu = gpu_uuid(device) or device if device.startswith("cuda") and not spread else None
     conditions = (
         f"model {model.engine.info.fingerprint}",
         f"embedder {store.embedder.name}",
         f"reranker {settings.tuning.reranker or ''}",
         describe_machine(gpu),
-        f"{engine_threads() if device == 'cpu' and not (spread or fake) else 0} threads",
+        f"{engine_threads() if device == 'cpu' and not (spread or model.engine.info.backend == 'fake') else 0} threads",
         str(workflow_units(settings)),
     )
     return KeptProfiles(settings.state_dir, "; ".join(conditions))

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from paceline.core.sampling.sampler import SamplingDefaults
-from paceline.engine.base import AsyncEngine, LoadedModel, ServedModel, TextModel, delay_forwards
+from paceline.engine.base import AsyncEngine, LoadedModel, ModelInfo, ServedModel, TextModel, delay_forwards
 from paceline.engine.loader import choose_device, describe_model, find, load_model
 from paceline.engine.loader import served_name as name_of
 from paceline.engine.remote.servers import RemoteModel, open_remote
@@ -104,9 +104,14 @@ def sampling_of(settings: NodeSettings) -> SamplingDefaults:
     )
 
 
-def step_limits(settings: NodeSettings) -> StepLimits:
+def device_of(settings: NodeSettings, info: ModelInfo) -> str:
+    """Where the model computes."""
+    return "cpu" if info.is_on_host else choose_device(settings.engine_device)
+
+
+def step_limits(settings: NodeSettings, info: ModelInfo) -> StepLimits:
     """Size of the engine's steps. A GPU computes hundreds of rows in the time of one, so its steps are larger."""
-    on_gpu = settings.first_model != "fake" and choose_device(settings.engine_device) != "cpu"
+    on_gpu = device_of(settings, info) != "cpu"
     return StepLimits(settings.tuning.step_rows or (GPU_STEP_ROWS if on_gpu else StepLimits().rows))
 
 

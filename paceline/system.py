@@ -29,6 +29,7 @@ except ImportError:
     HAS_USERS = False  # type: ignore[misc]
 
 CPU_INFO: Final = Path("/proc/cpuinfo")
+DEVICES: Final = Path("/dev")
 
 
 def missing() -> list[str]:
@@ -40,6 +41,12 @@ def missing() -> list[str]:
     if not hasattr(os, "sched_setaffinity"):
         found.append("threads are not kept on cores")
     return found
+
+
+def may_have_gpu() -> bool:
+    """False only where no driver of a GPU that torch computes on is loaded: then torch need not be imported to ask."""
+    drivers = ("nvidia*", "nvmap", "nvhost*", "kfd", "dxg")  # NVIDIA's, those of its boards, AMD's, Windows' in Linux
+    return platform.system() != "Linux" or any(next(DEVICES.glob(name), None) for name in drivers)
 
 
 # ---- users and files ------------------------------------------------------------------------------------------------

@@ -384,8 +384,9 @@ def test_the_engines_settings_reach_it(tmp_path: Path) -> None:
 
     flags = {"model": "demo-causal", "state_dir": tmp_path, "kv_mib": 1}
     settings, _ = resolve(ServerSettings, flags, {"PACELINE_TUNING_STEP_ROWS": "64", "PACELINE_TUNING_THREADS": "1"})
-    assert step_limits(settings).rows == 64
-    rows = open_model(settings, shipped("cloud")).engine.free_rows()
+    engine = open_model(settings, shipped("cloud")).engine
+    assert step_limits(settings, engine.info).rows == 64
+    rows = engine.free_rows()
     twice, _ = resolve(ServerSettings, flags | {"kv_mib": 2}, {})
     assert rows and open_model(twice, shipped("cloud")).engine.free_rows() == pytest.approx(2 * rows, abs=16)
     missing, _ = resolve(ServerSettings, flags | {"engine_device": "cuda:9"}, {})

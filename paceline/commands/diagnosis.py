@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -55,6 +56,7 @@ class Check:
 
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "torch": ("torch", "transformers"),
     "gguf": ("gguf",),
     "documents": ("pypdfium2", "python_calamine", "lxml.etree", "charset_normalizer"),
     "chat": ("prompt_toolkit",),
@@ -220,7 +222,7 @@ def _tensors(directory: Path) -> dict[str, int]:
     found: dict[str, int] = {}
     for file in sorted(directory.glob("*.safetensors")):
         try:
-            with safe_open(file, framework="pt") as stored:
+            with safe_open(file, framework="numpy") as stored:
                 for name in stored.keys():  # noqa: SIM118  # no mapping
                     tensor = stored.get_slice(name)
                     found[tensor.get_dtype()] = found.get(tensor.get_dtype(), 0) + prod(tensor.get_shape())
@@ -370,7 +372,7 @@ def run(nodes: tuple[NodeSettings, ...], others: NodeChecks) -> Iterator[Check]:
         ("python", python),
         ("packages", packages),
         ("extras", extras),
-        ("torch", torch_build),
+        *((("torch", torch_build),) if find_spec("torch") else ()),
         ("processor", processor),
         ("sampling", sampling),
         ("system", system),
@@ -431,11 +433,13 @@ def torch_build() -> Found:
 
 def processor() -> Found:
     """Check for AVX-512 BF16 or AMX, without which packed bfloat16 weights are slow."""
-    import torch
-
     fast = [flag for flag in FAST if flag in processor_flags()]
     count = len(cores())
     text = f"{count} core{'' if count == 1 else 's'}, {', '.join(fast) or 'none of ' + ', '.join(FAST)}"
+    if find_spec("torch") is None:
+        return "ok", text
+    import torch
+
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "warn", f"{text}; no bfloat16 arithmetic, so weights are kept as float32 and need twice the memory"
     return "ok", f"{text}, bfloat16"

@@ -57,6 +57,11 @@ class ModelInfo:
     thinking: tuple[str, str] | None = None  # marks between which it thinks before it answers; None: it does not
     tools: str = "hermes"  # name of the format in which it writes calls
 
+    @property
+    def is_on_host(self) -> bool:
+        """True for engines that compute on the CPU and without torch."""
+        return self.backend in ("fake", "llama_cpp", "reader")
+
 
 class Logits(Protocol):
     """Logits of one segment's scored rows, kept where the model computed them as long as this object lives."""

@@ -9,7 +9,11 @@ import hashlib
 import json
 import logging
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
@@ -20,6 +24,7 @@ from paceline.hub.cache import facts_of
 from paceline.hub.cache import find as find
 from paceline.hub.cache import quiet as quiet
 from paceline.hub.cache import served_name as served_name
+from paceline.system import cores, may_have_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -116,10 +121,11 @@ def load_engine(directory: Path, options: EngineOptions = DEFAULTS, *, name: str
     if is_reader(directory):
         choose_device(options.device)  # it computes on the CPU, yet a device that is not there is refused
         return load_reader(directory, name=name, fingerprint=fingerprint(directory))
-    import torch
+    with needing_torch(f"The model {name}"):
+        import torch
 
-    from paceline.engine.hf import HFEngine
-    from paceline.engine.paged.engine import PagedEngine, paged_engine
+        from paceline.engine.hf import HFEngine
+        from paceline.engine.paged.engine import PagedEngine, paged_engine
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -196,8 +202,25 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
     return model, info
 
 
+@contextmanager
+def needing_torch(what: str) -> Iterator[None]:
+    """Where torch or transformers is imported. what: needs it. Raises ConfigError where it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        raise ConfigError(
+            f"{what} needs torch, which is not installed: pip install 'paceline[torch]'. GGUF files do without."
+        ) from error
+
+
 def choose_device(requested: str) -> str:
-    import torch
+    """Where torch computes: `cpu` where it is not installed. Raises ConfigError for a device that is not there."""
+    if requested == "cpu" or (requested == "auto" and not (may_have_gpu() and find_spec("torch"))):
+        return "cpu"
+    with needing_torch(f"device {requested}"):
+        import torch
 
     if requested == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -221,6 +244,8 @@ def gpu_uuid(device: str) -> str | None:
 
 def engine_threads() -> int:
     """Threads that an engine on the CPU computes with, once it is loaded."""
+    if "torch" not in sys.modules:
+        return len(cores())
     import torch
 
     return torch.get_num_threads()
@@ -285,7 +310,8 @@ def describe_model(path_or_name: str | Path, *, name: str) -> Description:
 
 def _configured(directory: Path) -> tuple[int, int]:
     """(positions, size of the vocabulary)"""
-    from transformers import AutoConfig
+    with needing_torch(f"The model in {directory}"):
+        from transformers import AutoConfig
 
     from paceline.engine.model_config import max_positions
 

@@ -14,14 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import RowSampling, SampledRow, SamplingDefaults
 from paceline.engine.base import Logits, ModelInfo, Output, SampleRequest, Ticket
-from paceline.engine.tensors import dists
+from paceline.engine.sampling.host_rows import HostLogits
 from paceline.errors import ConfigError, EngineError, LocalProtocolError, RemoteProtocolError
 from paceline.runtime.stages.history import History, Imported, RanBatch, SentRows
 from paceline.runtime.stages.members import Members
@@ -335,7 +334,7 @@ class RemotePipeline:
         shape = stop - first, self._info.vocab_size
         if len(found.payload) != 4 * shape[0] * shape[1]:
             raise EngineError("the last stage answered with other rows")
-        return dists(torch.from_numpy(np.frombuffer(found.payload, "<f4").reshape(shape).copy()))
+        return HostLogits(np.frombuffer(found.payload, "<f4").reshape(shape)).dists()
 
     # ---- changes ----------------------------------------------------------------------------------------------------
     def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
