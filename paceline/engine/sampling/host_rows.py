@@ -19,15 +19,15 @@ from paceline.engine.sampling import row_kernel
 
 
 class HostLogits(msgspec.Struct, frozen=True, eq=False):
-    """`Logits` as rows of an array, which must not change as long as this object lives."""
+    """`Logits` as arrays, which must not change as long as this object lives."""
 
-    scores: NDArray[np.float32]  # (rows, vocab)
+    rows: NDArray[np.float32] | tuple[NDArray[np.float32], ...]  # (rows, vocab)
 
     def __len__(self) -> int:
-        return len(self.scores)
+        return len(self.rows)
 
     def dists(self) -> tuple[Dist, ...]:
-        return tuple(map(_dist, self.scores))
+        return tuple(map(_dist, self.rows))
 
 
 def _dist(scores: NDArray[np.float32]) -> Dist:
@@ -48,7 +48,7 @@ def sample_host_rows(requests: Sequence[SampleRequest]) -> list[tuple[SampledRow
 
 
 def _sampled(request: SampleRequest) -> tuple[SampledRow, ...]:
-    parts = [part.scores for part in request.branches[0] if isinstance(part, HostLogits)]
+    parts = [part.rows for part in request.branches[0] if isinstance(part, HostLogits)]
     if request.mixture is not None or len(parts) < len(request.branches[0]):
         return request.by_reference()  # also where a wrapped engine has replaced the distributions
     scores = [row for part in parts for row in part]

@@ -248,7 +248,7 @@ def test_rows_of_arrays_have_the_tokens_of_the_reference(
         logits = HostLogits(LOGITS[kind](rng, (60, vocab + 3)).astype(np.float32))
         rows = tuple(random_row(rng, vocab) for _ in range(60))
         expected = SampleRequest(((logits,),), rows).by_reference()
-        parts = (HostLogits(logits.scores[:7]), HostLogits(logits.scores[7:]))
+        parts = (HostLogits(tuple(logits.rows[:7])), HostLogits(logits.rows[7:]))
         (found,) = sample_host_rows([SampleRequest((parts,), rows)])
         assert [row.token for row in found] == [row.token for row in expected]
         assert [row.top is None for row in found] == [row.top is None for row in expected]

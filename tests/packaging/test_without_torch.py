@@ -1,0 +1,88 @@
+"""What runs where torch and transformers are not installed: every module but those that compute on them, and an agent
+with the demonstration's model and the embedder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parents[2]
+REFUSE = """
+import sys
+
+class Refusal:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers", "sentence_transformers"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Refusal())
+"""
+IMPORT_ALL = """
+import importlib, json, pkgutil, paceline, paceline.server, paceline.device_agent, paceline.client
+
+lost = {}
+packages = (paceline, paceline.server, paceline.device_agent, paceline.client)
+for info in [info for each in packages for info in pkgutil.walk_packages(each.__path__, each.__name__ + ".")]:
+    if not info.name.endswith("__main__") and not info.name.startswith("paceline.bench"):
+        try:
+            importlib.import_module(info.name)
+        except ModuleNotFoundError as error:
+            lost[info.name] = error.name
+print(json.dumps(lost))
+"""
+AGENT = """
+import paceline.commands.main
+sys.argv[0] = "paceline"
+paceline.commands.main.main()
+"""
+ON_TORCH = r"paceline\.engine\.(hf|paged\..*|self_test|stage|tensors|sampling\.(?!host_rows|row_kernel).*)"
+IN_A_STAGE = r"paceline\.runtime\.stages\.stage_(server|worker)"
+
+
+def test_torch_is_an_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert not [each for each in project["dependencies"] if each.startswith(("torch", "transformers", "sentence"))]
+    names = [each.split(">")[0] for each in project["optional-dependencies"]["torch"]]
+    assert names == ["torch", "transformers"]
+
+
+def test_every_module_but_those_that_compute_on_it_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", REFUSE + IMPORT_ALL], capture_output=True, text=True, check=True)
+    lost = json.loads(done.stdout)
+    assert lost, "the refusal works"
+    assert {name for name in lost if not re.fullmatch(f"{ON_TORCH}|{IN_A_STAGE}", name)} == set(), lost
+
+
+def test_a_model_that_needs_it_says_what_to_install(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", REFUSE + AGENT, "serve", "--model", "demo-causal", "--state-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "pip install 'paceline[torch]'" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_an_agent_answers_and_embeds(tmp_path: Path) -> None:
+    arguments = ["agent", "--model", "demo", "--port", "0", "--state-dir", str(tmp_path), "--log-level", "warning"]
+    command = [sys.executable, "-c", REFUSE + AGENT, *arguments]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as agent:
+        try:
+            assert agent.stdout is not None
+            said = next((line for line in agent.stdout if "serving" in line), "")
+            (url,) = re.findall(r"http://\S+", said)
+            with httpx.Client(base_url=url, timeout=60) as client:
+                note = {"role": "system", "content": "The spare key hangs behind the bird feeder."}
+                question = {"role": "user", "content": "Where does the spare key hang?"}
+                asked = {"model": "demo", "messages": [note, question]}
+                answer = client.post("/v1/chat/completions", json=asked).json()
+                embedded = client.post("/v1/embeddings", json={"model": "all-MiniLM-L6-v2", "input": "a key"}).json()
+            assert "bird feeder" in answer["choices"][0]["message"]["content"], answer
+            assert len(embedded["data"][0]["embedding"]) == 384, embedded
+        finally:
+            agent.terminate()
