@@ -59,8 +59,8 @@ class ModelInfo:
 
     @property
     def is_on_host(self) -> bool:
-        """True for engines that compute on the CPU and without torch."""
-        return self.backend in ("fake", "llama_cpp", "reader")
+        """True for engines that do not compute on torch here."""
+        return self.backend in ("fake", "http", "llama_cpp", "reader")
 
 
 class Logits(Protocol):
