@@ -26,8 +26,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import ModelInfo
-from paceline.engine.loader import served_dtype
 from paceline.engine.model_config import cache_input
+from paceline.engine.number_format import served_dtype
 from paceline.engine.paged.engine import PagedEngine, paged_engine
 from paceline.engine.tensors import dists
 from paceline.errors import ConfigError, EngineError

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from paceline.engine.loader import quiet
+from paceline.engine.tensors import computes_bfloat16
 
 from ..random_model import Shape, add_noise, random_model, spread_logits
 from .vocabulary import SPECIAL, Vocabulary
@@ -62,5 +63,5 @@ class ModelFiles:
 
 def _dtype(shape: Shape) -> torch.dtype:
     """bfloat16 where this machine computes in it, else float32. The same test as the server's own."""
-    native = torch.cuda.is_available() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    native = torch.cuda.is_available() or computes_bfloat16()
     return torch.bfloat16 if native and not shape.small else torch.float32

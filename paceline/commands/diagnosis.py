@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import psutil
 from packaging.requirements import Requirement
@@ -28,10 +28,6 @@ from paceline.core.side import EVERYBODY, NOBODY
 from paceline.errors import ConfigError, PacelineError
 from paceline.settings import AgentSettings, NodeSettings, ServerSettings
 from paceline.system import cores, missing, processor_flags
-
-if TYPE_CHECKING:
-    import torch
-
 
 # The outcome of a check.
 #
@@ -197,11 +193,12 @@ def _look(settings: NodeSettings, wanted: str, directory: Path) -> Found:
         raise ConfigError(f"{wanted} is a {facts.architecture or 'model'}, which writes no text: choose another model.")
     sizes = _tensors(directory)
     device = choose_device(settings.engine_device)
-    dtype, size = ("float32", 4) if facts.kind == "reader" else _loaded_as(settings, device, sizes, directory)
-    needed = int(OVERHEAD * size * sum(sizes.values()))
+    numbers = sum(sizes.values())
+    dtype, kept = ("float32", 4 * numbers) if facts.kind == "reader" else _loaded_as(settings, device, sizes, directory)
+    needed = int(OVERHEAD * kept)
     free, total = _memory("cpu" if facts.kind == "reader" else device)
     text = (
-        f"{wanted}: {sum(sizes.values()) / 1e6:.0f} million weights as {dtype}, {described.info.max_positions} tokens "
+        f"{wanted}: {numbers / 1e6:.0f} million weights as {dtype}, {described.info.max_positions} tokens "
         f"of context, about {needed / GIB:.1f} GiB to load, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
     )
     if needed > total:
@@ -251,15 +248,18 @@ def _check_parts(directory: Path) -> None:
 
 
 def _loaded_as(settings: NodeSettings, device: str, sizes: dict[str, int], directory: Path) -> tuple[str, int]:
-    """Number format in which the weights will be kept, and bytes of one."""
+    """Number format of the model's arithmetic, and bytes of its weights in memory."""
     import torch
+    from transformers import AutoConfig
 
-    from paceline.engine.loader import choose_dtype
+    from paceline.engine.number_format import choose_format
 
-    formats: dict[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-    most = max(sizes, key=lambda name: sizes[name])
-    dtype = choose_dtype(settings.dtype, torch.device(device), formats.get(most), directory)
-    return str(dtype).removeprefix("torch."), dtype.itemsize
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    chosen = choose_format(settings.dtype, torch.device(device), config, directory)
+    kept = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    if not chosen.by_rows:
+        kept = chosen.computed.itemsize * sum(sizes.values())
+    return str(chosen.computed).removeprefix("torch."), kept
 
 
 def _memory(device: str) -> tuple[int, int]:
@@ -438,10 +438,10 @@ def processor() -> Found:
     text = f"{count} core{'' if count == 1 else 's'}, {', '.join(fast) or 'none of ' + ', '.join(FAST)}"
     if find_spec("torch") is None:
         return "ok", text
-    import torch
+    from paceline.engine.tensors import computes_bfloat16
 
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return "warn", f"{text}; no bfloat16 arithmetic, so weights are kept as float32 and need twice the memory"
+    if not computes_bfloat16():
+        return "warn", f"{text}; no bfloat16 arithmetic, so weights of half precision are converted by rows to float32"
     return "ok", f"{text}, bfloat16"
 
 

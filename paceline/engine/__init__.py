@@ -8,6 +8,9 @@ stage           a span of a model's layers, for pipelines
 reader          an encoder that points at the answer in a document, as an engine; the demonstration's model
 remote          a model behind HTTP servers, such as vLLM's
 fake            engine without a model, for tests, the simulator and `--model fake`
+number_format   format in which a model is computed, the one of its weights, and why
+stored_weights  linears, experts and embeddings over weights in the file's format
+quantized       quantised checkpoints: FP8, AWQ, GPTQ, compressed-tensors
 sampling        tokens of many rows in one pass, where their logits are
 tokenizer       text to token ids and back, and prompts of conversations
 chat_template   chat templates rendered in a sandbox

@@ -27,19 +27,16 @@ from paceline.hub.cache import served_name as served_name
 from paceline.system import cores, may_have_gpu
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
+    from paceline.engine.number_format import DType
     from paceline.engine.paged.attention.backends import Attention
 
 
 log = logging.getLogger("paceline.engine")
 
 Backend = Literal["auto", "hf", "paged"]
-DType = Literal["auto", "float32", "bfloat16", "float16"]
-
 _MIB = 1 << 20
-_SMALL_MODEL = 100_000_000  # parameters
 
 
 class EngineOptions(NamedTuple):
@@ -74,10 +71,12 @@ def load_model(
     SPREAD: difference between the fake model's answers to two prompts, 0 to 1.
     dtype auto: bfloat16 on an accelerator, and on a CPU with native bfloat16 if the weights are stored in it; else
     float32, also for models under 100 million parameters, where bfloat16 saves no time and its rounding would change
-    the text. threads: torch threads of the whole process; None leaves the setting. kv_rows: rows of KV cache that all
-    sequences share (paged, fake), kv_mib: their memory in MiB in place of their number; None for both takes most of
-    what the weights leave on an accelerator, and a quarter of the free memory on a CPU, of which few rows stay filled
-    for later prompts; the fake model then has no bound. Raises ConfigError with a sentence that says what to do.
+    the text. Larger ones in half precision, and quantised ones, keep their weights in the file's format, of which rows
+    are converted when they are used. threads: torch threads of the whole process; None leaves the setting. kv_rows:
+    rows of KV cache that all sequences share (paged, fake), kv_mib: their memory in MiB in place of their number; None
+    for both takes most of what the weights leave on an accelerator, and a quarter of the free memory on a CPU, of which
+    few rows stay filled for later prompts; the fake model then has no bound. Raises ConfigError with a sentence that
+    says what to do.
     """
     if fake := re.fullmatch(r"fake(?::(\d+))?(?::(0?\.\d+|[01]))?", str(path_or_name)):
         from paceline.engine.fake import FAKE_ROWS_PER_MIB, SPREAD, fake_model
@@ -156,6 +155,8 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from paceline.engine.model_config import max_positions, shape_of
+    from paceline.engine.number_format import choose_format
+    from paceline.engine.quantized import num_weights_of, read_as_stored, tensors_of
     from paceline.engine.tensors import use_device
 
     device = torch.device(choose_device(options.device))
@@ -163,10 +164,14 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
     try:
         with quiet():
             config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            chosen = choose_format(options.dtype, device, config, directory)
+            log.info("%s is computed in %s", name, chosen.text)
+            if chosen.is_stored:
+                read_as_stored(config, tensors_of(directory))
             loaded = AutoModelForCausalLM.from_pretrained(
                 directory,
                 config=config,  # read anew for every load: an engine changes it
-                dtype=choose_dtype(options.dtype, device, config.dtype, directory),
+                dtype=chosen.computed,
                 local_files_only=True,
                 use_safetensors=True,
                 trust_remote_code=False,
@@ -177,6 +182,8 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
             f"{directory} cannot be loaded: a file of its weights is damaged or was cut ({error}). Fetch or copy it "
             "again."
         ) from error
+    except ConfigError:
+        raise
     except Exception as error:  # bad files, unknown architectures and odd configurations raise errors of any type
         if str(error).startswith("Unrecognized configuration class"):  # and a list of all that there are
             raise ConfigError(
@@ -187,7 +194,10 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
     model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(f"{directory} lacks {len(missing)} tensors of its architecture, among them {missing[0]}")
-    torch.nn.Module.to(model.requires_grad_(False), device)
+    model.requires_grad_(False)
+    num_weights = num_weights_of(model)
+    chosen.adopt(model)
+    torch.nn.Module.to(model, device)
     info = ModelInfo(
         name=name,
         fingerprint=fingerprint(directory),
@@ -196,7 +206,7 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
         dtype=str(model.dtype).removeprefix("torch."),
         backend="hf",
         sampling=sampling_defaults(directory),
-        num_weights=sum(weight.numel() for weight in model.parameters()),
+        num_weights=num_weights,
         shape=shape_of(config, {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}),
     )
     return model, info
@@ -249,25 +259,6 @@ def engine_threads() -> int:
     import torch
 
     return torch.get_num_threads()
-
-
-def choose_dtype(requested: DType, device: torch.device, stored: torch.dtype | None, directory: Path) -> torch.dtype:
-    import torch
-
-    if requested != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[requested]
-    return served_dtype(device, stored, sum(file.stat().st_size for file in directory.glob("*.safetensors")))
-
-
-def served_dtype(device: torch.device, stored: torch.dtype | None, size: int) -> torch.dtype:
-    """The number format in which a model runs whose weights are `size` bytes in the format `stored`."""
-    import torch
-
-    if device.type == "cuda":
-        return torch.bfloat16
-    is_small = size < _SMALL_MODEL * (2 if stored in (torch.bfloat16, torch.float16) else 4)
-    is_native = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return torch.bfloat16 if stored == torch.bfloat16 and is_native and not is_small else torch.float32
 
 
 @dataclass(frozen=True, slots=True)

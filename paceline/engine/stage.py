@@ -7,7 +7,6 @@ KV cache and packing are those of `paged`. Models whose layers depend on their a
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 import time
@@ -24,11 +23,13 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, AutoConfig,
 
 from paceline.core.batching.segment import Batch, Segment, SeqId, kept_rows, without_dropped
 from paceline.engine.base import ModelInfo, Output
-from paceline.engine.loader import DEFAULTS, EngineOptions, choose_device, choose_dtype, find, fingerprint, quiet
+from paceline.engine.loader import DEFAULTS, EngineOptions, choose_device, find, fingerprint, quiet
 from paceline.engine.model_config import max_positions
+from paceline.engine.number_format import choose_format
 from paceline.engine.paged.attention.backends import AttentionBackend, DeviceStep, make_attention
 from paceline.engine.paged.engine import best_attention, output_of, patch_model
 from paceline.engine.paged.kv_cache import KvStorage, PagedKvCache
+from paceline.engine.quantized import read_as_stored, tensors_of
 from paceline.engine.tensors import use_device
 from paceline.errors import ConfigError, EngineError
 from paceline.wire.stages.messages import HiddenArray, StageCost
@@ -149,7 +150,10 @@ def load_stage(
         config.vocab_size, config.pad_token_id = 1, None  # no tokens, so no embedding table
     device = torch.device(choose_device(options.device))
     use_device(device)
-    dtype = choose_dtype(options.dtype, device, config.dtype, directory)
+    chosen = choose_format(options.dtype, device, config, directory)
+    dtype = chosen.computed
+    if chosen.is_stored:
+        read_as_stored(config, tensors)
     table = MODEL_FOR_CAUSAL_LM_MAPPING if is_last else MODEL_MAPPING
     architecture = cast("type[PreTrainedModel]", table[type(config)])
     with quiet():
@@ -161,6 +165,7 @@ def load_stage(
         raise ConfigError(f"{directory} lacks {len(missing)} tensors of these layers, among them {missing[0]}")
     model.requires_grad_(False)
     _remove_other_stages(model, is_first=is_first, is_last=is_last)
+    chosen.adopt(model)
     nn.Module.to(model, device)
     info = ModelInfo(
         name=name or directory.name,
@@ -263,22 +268,19 @@ def _row_s(stage: Stage) -> float:
 
 
 def _sizes(directory: Path, options: EngineOptions, layers: int) -> tuple[int, int, int]:
-    """Bytes of a layer, of the embedding and of the head, in the number format they are loaded in."""
+    """Bytes of a layer, of the embedding and of the head, in the number format they are kept in."""
     config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    dtype = choose_dtype(options.dtype, torch.device(choose_device(options.device)), config.dtype, directory)
-    numbers = {"layers": 0, "embedding": 0, "head": 0}
-    for file in directory.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118  # no dictionary
-                count = math.prod(stored.get_slice(name).get_shape())
-                if LAYER.fullmatch(name):
-                    numbers["layers"] += count
-                elif EMBEDDING.search(name):
-                    numbers["embedding"] += count
-                elif HEAD.match(name):
-                    numbers["head"] += count
-    head = numbers["head"] or numbers["embedding"]  # tied
-    return tuple(count * dtype.itemsize for count in (numbers["layers"] // layers, numbers["embedding"], head))  # type: ignore[return-value]  # three
+    chosen = choose_format(options.dtype, torch.device(choose_device(options.device)), config, directory)
+    sizes = {"layers": 0, "embedding": 0, "head": 0}
+    for name, tensor in tensors_of(directory).items():
+        size = tensor.numel() * (tensor.dtype if chosen.by_rows else chosen.computed).itemsize
+        if LAYER.fullmatch(name):
+            sizes["layers"] += size
+        elif EMBEDDING.search(name):
+            sizes["embedding"] += size
+        elif HEAD.match(name):
+            sizes["head"] += size
+    return sizes["layers"] // layers, sizes["embedding"], sizes["head"] or sizes["embedding"]  # tied
 
 
 def _free_bytes(options: EngineOptions) -> int:

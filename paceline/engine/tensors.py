@@ -17,6 +17,11 @@ from paceline.errors import EngineError, EngineLost
 _BITS = {torch.bfloat16: torch.uint16}  # formats that numpy lacks are represented by their bits
 
 
+def computes_bfloat16() -> bool:
+    """True if this processor has kernels for linear layers in bfloat16."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def use_device(device: torch.device) -> None:
     """Make this GPU the thread's own: streams, kernels and pinned memory are made on the current one."""
     if device.type == "cuda" and device.index is not None and torch.cuda.current_device() != device.index:

@@ -18,11 +18,14 @@ from transformers import (
     LlamaConfig,
     MambaConfig,
     MistralConfig,
+    MixtralConfig,
+    OlmoeConfig,
     OPTConfig,
     Phi3Config,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 VOCAB = 97
@@ -57,8 +60,23 @@ _GEMMA_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 ARCHITECTURES: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**_COMMON, num_hidden_layers=2, tie_word_embeddings=True),
     "qwen2": lambda: Qwen2Config(**_COMMON, num_hidden_layers=2),
+    "qwen2windowed": lambda: Qwen2Config(
+        **_COMMON, num_hidden_layers=2, use_sliding_window=True, sliding_window=7, max_window_layers=1
+    ),
     "qwen3": lambda: Qwen3Config(**_COMMON, num_hidden_layers=2, head_dim=16),
     "mistral": lambda: MistralConfig(**_COMMON, num_hidden_layers=2, sliding_window=7),
+    "qwen3moe": lambda: Qwen3MoeConfig(
+        **_COMMON,
+        num_hidden_layers=2,
+        head_dim=16,
+        moe_intermediate_size=24,
+        num_experts=8,
+        num_experts_per_tok=2,
+    ),
+    "mixtral": lambda: MixtralConfig(
+        **_COMMON, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2, sliding_window=7
+    ),
+    "olmoe": lambda: OlmoeConfig(**_COMMON, num_hidden_layers=2, num_experts=8, num_experts_per_tok=3),
     "phi3": lambda: Phi3Config(**_COMMON, num_hidden_layers=2, sliding_window=9),
     "gemma2": lambda: Gemma2Config(
         **_COMMON,
@@ -109,13 +127,13 @@ def recurrent() -> PretrainedConfig:
     )
 
 
-def save(config: PretrainedConfig, directory: Path, *, seed: int = 1) -> Path:
-    """Write a random model of this configuration, in float32 safetensors."""
+def save(config: PretrainedConfig, directory: Path, *, seed: int = 1, dtype: torch.dtype = torch.float32) -> Path:
+    """Write a random model of this configuration, in safetensors."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() == 2:
                 weight.mul_(6.0)
-    model.save_pretrained(directory)
+    model.to(dtype).save_pretrained(directory)
     return directory

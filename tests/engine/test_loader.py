@@ -25,8 +25,9 @@ from transformers import (
 )
 
 from paceline.engine.base import Engine
-from paceline.engine.loader import EngineOptions, choose_dtype, fingerprint, load_engine, load_model
+from paceline.engine.loader import EngineOptions, fingerprint, load_engine, load_model
 from paceline.engine.model_config import max_positions, windows
+from paceline.engine.number_format import choose_format
 from paceline.errors import ConfigError
 from tests.core.dists import total_variation
 from tests.engine.checkpoints import ARCHITECTURES
@@ -141,10 +142,11 @@ def test_bfloat16_scores_stay_near_those_of_float32(
 
 
 def test_a_small_model_runs_in_float32_on_a_cpu_whatever_it_is_stored_in(copied: Path) -> None:
-    cpu = torch.device("cpu")
-    assert choose_dtype("auto", cpu, torch.bfloat16, copied) == torch.float32
-    assert choose_dtype("bfloat16", cpu, torch.float32, copied) == torch.bfloat16
-    assert choose_dtype("auto", torch.device("cuda"), torch.float32, copied) == torch.bfloat16
+    cpu, half = torch.device("cpu"), PretrainedConfig(dtype=torch.bfloat16)
+    chosen = choose_format("auto", cpu, half, copied)
+    assert chosen.computed == torch.float32 and not chosen.by_rows
+    assert choose_format("bfloat16", cpu, PretrainedConfig(), copied).computed == torch.bfloat16
+    assert choose_format("auto", torch.device("cuda"), PretrainedConfig(), copied).computed == torch.bfloat16
 
 
 def test_a_device_that_is_not_there_is_a_sentence(copied: Path) -> None:

@@ -19,10 +19,13 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from paceline.engine.paged.attention.tile_plan import Attending, LayerAttention
+from paceline.engine.stored_weights import StoredEmbedding, StoredLinear, experts_of, joined
+from paceline.engine.tensors import computes_bfloat16
 from paceline.system import trim_heap
 
 _ROWS = 16  # the batch that oneDNN packs for; the packed weights serve any
 _EXACT_ROWS = 16  # up to here every row count is computed as it is: steps of answers, where a padded row costs most
+_LINEAR = nn.Linear | StoredLinear
 _LLAMA_LIKE = frozenset({"LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer", "MistralDecoderLayer"})
 
 
@@ -72,17 +75,24 @@ def can_pack(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if weight.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return computes_bfloat16()
     return weight.dtype == torch.float32
 
 
 def _linear(parts: Sequence[nn.Module]) -> nn.Module:
     """One linear that computes those of all parts, their outputs concatenated."""
+    if stored := [part for part in parts if isinstance(part, StoredLinear)]:
+        if len(stored) < len(parts):
+            raise ValueError("some of the fused linears are stored and some are not")
+        return joined(stored)
     weight = torch.cat([_weight(part) for part in parts]) if len(parts) > 1 else _weight(parts[0])
     biases = [part.bias.detach() for part in parts if isinstance(part.bias, Tensor)]
     if biases and len(biases) < len(parts):
         raise ValueError("some of the fused linears have a bias and some have none")
-    bias = torch.cat(biases) if biases else None
+    return _of_weight(weight, torch.cat(biases) if biases else None)
+
+
+def _of_weight(weight: Tensor, bias: Tensor | None = None) -> nn.Module:
     return PackedLinear(weight, bias) if can_pack(weight) else PlainLinear(weight, bias)
 
 
@@ -122,7 +132,7 @@ class FusedLayer(nn.Module):
         self._out = _linear([attention.get_submodule("o_proj")])
         dim = int(attention.head_dim)  # type: ignore[arg-type]  # nn.Module types any attribute as Tensor or Module
         self._dim = dim
-        self._sizes = [_weight(part).shape[0] // dim for part in heads]  # heads of q, k and v
+        self._sizes = [int(part.out_features) // dim for part in heads]  # type: ignore[arg-type]  # heads of q, k and v
         self._mlp = FusedMLP(layer.get_submodule("mlp"))
         self._before = _Norm(layer.get_submodule("input_layernorm"))
         self._between = _Norm(layer.get_submodule("post_attention_layernorm"))
@@ -188,10 +198,12 @@ def pack(model: nn.Module, params: Sequence[LayerAttention]) -> None:
     for name, module in list(model.named_modules()):
         children = dict(module.named_children())
         is_gated = {"gate_proj", "up_proj", "down_proj", "act_fn"} == children.keys() and len(children) == 4
-        if is_gated and all(isinstance(children[part], nn.Linear) for part in ("gate_proj", "up_proj", "down_proj")):
+        if is_gated and all(isinstance(children[part], _LINEAR) for part in ("gate_proj", "up_proj", "down_proj")):
             model.set_submodule(name, FusedMLP(module))
     for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear | Conv1D) and can_pack(_weight(module)):
+        if (experts := experts_of(module, _of_weight)) is not None:
+            model.set_submodule(name, experts)
+        elif isinstance(module, nn.Linear | Conv1D) and can_pack(_weight(module)):
             model.set_submodule(name, _linear([module]))
 
 
@@ -222,6 +234,8 @@ def release_mapped_weights(model: nn.Module) -> int:
             if _range_of(tensor, ranges) is not None and tensor.data_ptr() not in embeddings:
                 tensor.data = tensor.detach().clone()
         for name, value in list(vars(module).items()):  # tensors that fused modules have taken over
+            if isinstance(module, StoredEmbedding):
+                continue  # its table stays in the mapping, as the weights of stored linears do
             if isinstance(value, torch.Tensor) and _range_of(value, ranges) is not None:
                 setattr(module, name, value.clone())
     given = sum(_give_back(first, stop) for first, stop in ranges)
