@@ -133,7 +133,10 @@ def apart() -> set[str]:
 
 @pytest.mark.parametrize(
     ("folders", "extras"),
-    [(PACKAGES, ("bench", "chat", "documents", "gguf", "gpu", "keyring", "otel", "torch")), (("tests",), ("test", "torch"))],
+    [
+        (PACKAGES, ("bench", "chat", "documents", "gguf", "gpu", "keyring", "otel", "torch")),
+        (("tests",), ("test", "torch")),
+    ],
     ids=["packages", "tests"],
 )
 def test_every_library_that_is_imported_is_asked_for(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:

@@ -31,8 +31,12 @@ ALLOWED = {
     },
     (
         "paceline/api/chat/tools.py",
-        "reduce(lambda rest, atom: f'{atom}(?:{rest})?', reversed(atoms))",
-    ): "atoms written in that module, whose own patterns are read here",
+        "''.join(atoms) + before",
+    ): "literals of the table of formats, a name, and runs of space that no space follows",
+    (
+        "paceline/api/chat/tools.py",
+        "reduce(lambda rest, atom: f'{atom}(?:{rest})?', reversed(atoms), '')",
+    ): "likewise, of at most _MAX_FRAME characters",
 }
 EVERY = frozenset(range(0x250)) | {-1}  # characters one by one, and one that stands for all others
 SAMPLES = [chr(code) for code in sorted(EVERY - {-1})]
