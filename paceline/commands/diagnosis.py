@@ -250,12 +250,10 @@ def _check_parts(directory: Path) -> None:
 def _loaded_as(settings: NodeSettings, device: str, sizes: dict[str, int], directory: Path) -> tuple[str, int]:
     """Number format of the model's arithmetic, and bytes of its weights in memory."""
     import torch
-    from transformers import AutoConfig
 
-    from paceline.engine.number_format import choose_format
+    from paceline.engine.number_format import format_of
 
-    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    chosen = choose_format(settings.dtype, torch.device(device), config, directory)
+    chosen = format_of(settings.dtype, torch.device(device), directory)
     kept = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     if not chosen.by_rows:
         kept = chosen.computed.itemsize * sum(sizes.values())

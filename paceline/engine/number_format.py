@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from paceline.engine.quantized import dequantize, quantization_of, rows_of
 from paceline.engine.stored_weights import STORED, keep_stored
@@ -52,6 +52,12 @@ def choose_format(requested: DType, device: torch.device, config: PretrainedConf
     else:
         kept = f"weights of the file, in {file}, are kept in {_name(computed)}"
     return NumberFormat(computed, bool(quantization) or by_rows, by_rows, f"{_name(computed)}, {why}; {kept}")
+
+
+def format_of(requested: DType, device: torch.device, directory: Path) -> NumberFormat:
+    """The same of a model that is not loaded yet."""
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    return choose_format(requested, device, config, directory)
 
 
 def served_dtype(device: torch.device, stored: torch.dtype | None, size: int) -> torch.dtype:

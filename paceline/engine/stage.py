@@ -25,7 +25,7 @@ from paceline.core.batching.segment import Batch, Segment, SeqId, kept_rows, wit
 from paceline.engine.base import ModelInfo, Output
 from paceline.engine.loader import DEFAULTS, EngineOptions, choose_device, find, fingerprint, quiet
 from paceline.engine.model_config import max_positions
-from paceline.engine.number_format import choose_format
+from paceline.engine.number_format import choose_format, format_of
 from paceline.engine.paged.attention.backends import AttentionBackend, DeviceStep, make_attention
 from paceline.engine.paged.engine import best_attention, output_of, patch_model
 from paceline.engine.paged.kv_cache import KvStorage, PagedKvCache
@@ -269,8 +269,7 @@ def _row_s(stage: Stage) -> float:
 
 def _sizes(directory: Path, options: EngineOptions, layers: int) -> tuple[int, int, int]:
     """Bytes of a layer, of the embedding and of the head, in the number format they are kept in."""
-    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    chosen = choose_format(options.dtype, torch.device(choose_device(options.device)), config, directory)
+    chosen = format_of(options.dtype, torch.device(choose_device(options.device)), directory)
     sizes = {"layers": 0, "embedding": 0, "head": 0}
     for name, tensor in tensors_of(directory).items():
         size = tensor.numel() * (tensor.dtype if chosen.by_rows else chosen.computed).itemsize
