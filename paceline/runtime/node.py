@@ -125,7 +125,7 @@ class Node(NodeTexts):
         self._preparation = Preparation(self._resources, self._peers, self._places, self._clients, alone=alone)
         self.wait_for_room, self.check = self._places.wait_for_room, self._preparation.check
         self.on_link = self._peers.on_link
-        admit = partial(self._preparation.admit, in_workflow=True)
+        admit = partial(self._preparation.prepare, in_workflow=True)
         self._workflows = Workflows(self._resources, self._peers, admit, tools)
         self.workflows = self._workflows.names
         self._profiles = tools.profiles
@@ -230,13 +230,12 @@ class Node(NodeTexts):
     async def prepare(self, request: GenerateRequest) -> Generation:
         if request.sources.workflow is None:
             return await self._preparation.prepare(request)
-        run = self._workflows.prepare(request, lambda: self._places.give_back(request.account.owner))
-        await self._preparation.admit_workflow(request)
-        return run
+        closed = partial(self._places.give_back, request.account.owner)
+        return await self._workflows.prepare(request, self._preparation.begin, closed)
 
     async def _admit(self, request: GenerateRequest) -> Generation:
         """See `TextServer`. The peers are there before the preparation of answers."""
-        return await self._preparation.admit(request)
+        return await self._preparation.prepare(request)
 
     def _run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run in the background, at most until the node stops."""

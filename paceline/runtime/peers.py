@@ -16,9 +16,8 @@ from paceline.engine.grammar.compiler import DeferredMask
 from paceline.errors import PacelineError, RemoteProtocolError, RequestError
 from paceline.rag.records import Passage, Selection
 from paceline.runtime.asking import Ask, CloudAsks
-from paceline.runtime.engine_loop.memory import LONG_ANSWER, claim
 from paceline.runtime.link.connection import Link, LinkLoad, LinkTotals
-from paceline.runtime.resources import Background, Resources
+from paceline.runtime.resources import LONG_ANSWER, Background, Resources
 from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
@@ -296,7 +295,7 @@ class Peers:
         rows = [len(branch.prompt) + len(opening.targets) for branch in prompts.branches]
         _, end = stretch_of(len(opening.targets), options.stretch, opening.max_tokens)
         more = max(1, end - len(opening.targets))
-        share = claim(resources.worker.capacity, resources.block_size, rows, more)
+        share = resources.claim(rows, more)
         if share is None or not share.drafts:
             session.fail(PacelineError("the engine's memory is too short for it"))
             return

@@ -7,21 +7,18 @@ of a search; the length of the prompts and the claim of memory are checked again
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from weakref import WeakKeyDictionary
 
 from paceline.core.sampling.sampler import Constraint, Mask, Thinking
 from paceline.engine.thinking import thinking_after
 from paceline.errors import PacelineError, RequestError
-from paceline.rag.records import Passage, Selection
+from paceline.rag.records import Passage
 from paceline.runtime.admission import AnswerPlaces, Stretches
 from paceline.runtime.energy import SideEnergy
-from paceline.runtime.engine_loop.memory import claim, claim_or_refuse
 from paceline.runtime.link.connection import Link
 from paceline.runtime.lookup_tables.store import Lifetime
 from paceline.runtime.peers import Peers
@@ -64,8 +61,7 @@ from paceline.strategies.base import (
     other,
 )
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
-from paceline.wire.messages import ChatMessage, OpenSession, Options, stretch_of
+from paceline.wire.messages import Options, stretch_of
 
 log = logging.getLogger("paceline.node")
 
@@ -74,12 +70,16 @@ _TAIL = 64  # tokens at the end of a prompt: more than a template writes between
 MIN_ANSWER_TOKENS = 256  # reserved beside documents for an answer without a limit, if the context is long enough
 
 
-@dataclass(slots=True)
-class _Common:
-    """What choices of one call have in common, as soon as it is known: the first of them finds it out."""
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What is found out of a request before anything is read for it."""
 
-    documents: tuple[int, int] | None = None  # of this side, and removals of any
-    prompts: tuple[PromptSet, Sequence[Passage] | None] | None = None  # with passages of the other side
+    peer: tuple[str | None, Link | None]  # its name and link, as `Peers.peer_for` says
+    barred: str  # why that peer is not asked; empty: it may be
+    removals: int  # of documents, before any search
+    context: RoutingContext
+    found: tuple[StrategyChoice, ...]  # strategies that may write it
+    mask: Mask | None  # of its constraint
 
 
 class Preparation:
@@ -104,7 +104,6 @@ class Preparation:
         self._max_tokens_default = resources.parts.offer.max_tokens
         self._alone = alone or str  # without words
         self._search = RemoteSearch()
-        self._common: WeakKeyDictionary[SharedPrompt, _Common] = WeakKeyDictionary()
 
     async def check(self, request: GenerateRequest, *, room: int) -> None:
         """Raises RequestError for a raw-token request that `prepare` would refuse. room: positions the prompt must
@@ -113,24 +112,29 @@ class Preparation:
         resources = self._resources
         raw_prompt(request.prompt.tokens or (), resources.max_positions, resources.vocab_size, room=room)
 
-    async def prepare(self, request: GenerateRequest) -> ClientSession | Stretches:
-        """An answer without a workflow. Raises RequestError for a request that cannot be fulfilled; by then nothing has
-        been sent but the query of `answer-private`."""
-        session = await self.admit(request)
+    async def prepare(self, request: GenerateRequest, *, in_workflow: bool = False) -> ClientSession | Stretches:
+        """An answer without a workflow, or a text of one, whose place is taken. Raises RequestError for a request that
+        cannot be fulfilled; by then nothing has been sent but the query of `answer-private`."""
+        with self._place(request.account.owner, anyhow=in_workflow) as egress:
+            session = await self._write(await self._begin(request), request, egress)
         whole = session.prepared.end >= session.prepared.limit
         return session if whole else Stretches(session, self._go_on)
 
-    async def admit(self, request: GenerateRequest, *, in_workflow: bool = False) -> ClientSession:
-        """The first session of an answer. in_workflow: of one whose place is taken, see `admit_workflow`."""
-        with self._place(request.account.owner, anyhow=in_workflow) as egress:
-            return self._session(*await self._prepared(request, egress), egress)
-
-    async def admit_workflow(self, request: GenerateRequest) -> None:
+    async def begin(self, request: GenerateRequest) -> Callable[[GenerateRequest], Awaitable[ClientSession]]:
         """Take the place of a workflow, whose `closed` gives it back. What would be refused as an answer is refused
-        before any agent writes, and before a query leaves this side."""
-        answer = replace(request, sources=replace(request.sources, workflow=None, passages=()))
+        before any agent writes, and before a query leaves this side. Returns what prepares the answer, given the
+        request with what the agents have found."""
+        plain = replace(request, sources=replace(request.sources, workflow=None, passages=()))
         with self._place(request.account.owner) as egress:
-            await self._prepared(answer, egress)
+            begun = await self._begin(plain)
+            await self._decided(begun, plain, *await self._read(begun, plain, egress))
+
+        async def answer(asked: GenerateRequest) -> ClientSession:
+            with self._place(asked.account.owner, anyhow=True) as egress:
+                same = begun.peer == self._peers.peer_for(asked)  # else one has come or gone meanwhile
+                return await self._write(begun if same else await self._begin(asked), asked, egress)
+
+        return answer
 
     @contextmanager
     def _place(self, owner: str, *, anyhow: bool = False) -> Iterator[Egress]:
@@ -153,52 +157,71 @@ class Preparation:
             self._clients.discard(session)
             self._places.give_back(session.prepared.request.account.owner)
 
-    async def _prepared(self, request: GenerateRequest, egress: Egress) -> tuple[PreparedRequest, int]:
-        """What is found out before there is a session, and the removals of documents before its search."""
+    async def _begin(self, request: GenerateRequest) -> Begun:
         resources, side = self._resources, self._resources.side
-        name, link = self._peers.peer_for(request)
-        alone = self._alone()
-        if alone and (request.joining.names_device or request.joining.on_loss != "continue"):
+        peer = name, link = self._peers.peer_for(request)
+        alone, must = self._alone(), request.joining.names_device or request.joining.on_loss != "continue"
+        if alone and must:
             raise peer_apart(other(side), alone)
         barred = alone or self._peers.barred(request, link)
-        if barred and (request.joining.names_device or request.joining.on_loss != "continue"):
+        if barred and must:
             raise peer_barred(name or "", barred)
-        if barred:
-            name, link = None, None
-        selection = Selection(request.sources.collections, request.sources.document_ids)
-        shared = request.prompt.shared
-        common = _Common() if shared is None else self._common.setdefault(shared, _Common())
-        if common.documents is None:
-            common.documents = await asyncio.to_thread(resources.documents, selection)  # before the search
-        own, removals = common.documents
-        context = self._context(request, name, link, own, barred)
+        shared = request.prompt.shared or SharedPrompt()
+        if shared.documents is None:
+            shared.documents = await asyncio.to_thread(resources.documents, request.sources.selection)
+        own, removals = shared.documents
+        context = self._context(request, *((None, None) if barred else peer), own, barred)
         found = candidates(context)
         if found[0].missing and request.joining.on_loss != "continue":
             raise peer_missing(other(side), self._peers.absence(request))
         mask = await self._mask(request)  # what cannot be kept is refused before documents are searched
-        if common.prompts is None:
-            common.prompts = await self._read(request, selection, link, egress)
-        prompts, peer_passages = common.prompts
-        thinking = self._thinking(request, prompts)
+        return Begun(peer, barred, removals, context, found, mask)
+
+    async def _write(self, begun: Begun, request: GenerateRequest, egress: Egress) -> ClientSession:
+        """The first session of an answer that has begun."""
+        shared = request.prompt.shared or SharedPrompt()
+        if shared.prompts is None:
+            shared.prompts = await self._read(begun, request, egress)
+        return self._session(await self._decided(begun, request, *shared.prompts), begun.removals, egress)
+
+    async def _read(
+        self, begun: Begun, request: GenerateRequest, egress: Egress
+    ) -> tuple[PromptSet, Sequence[Passage] | None]:
+        """Prompts, and passages of the other side, None if it was to be asked and could not be."""
+        prompts = await self._prompts(request)
+        # The query is sent only for a request whose options, constraint and conversation have been accepted here.
+        peer_passages: Sequence[Passage] | None = request.sources.other_passages
+        if request.sources.passages is None and request.joining.privacy == "answer-private":
+            link = None if begun.barred else begun.peer[1]
+            peer_passages = await self._search.for_answer(request, link, egress, expected=self._peers.expects(request))
+        if peer_passages is None and request.joining.on_loss != "continue":
+            raise peer_missing(other(self._resources.side))
+        if peer_passages:
+            prompts = await self._prompts(request, peer_passages)
+        return prompts, peer_passages
+
+    async def _decided(
+        self, begun: Begun, request: GenerateRequest, prompts: PromptSet, peer_passages: Sequence[Passage] | None
+    ) -> PreparedRequest:
+        """The strategy that writes, after what was read, and the claim of memory. Raises RequestError."""
+        resources, side, name = self._resources, self._resources.side, None if begun.barred else begun.peer[0]
+        mask, thinking = begun.mask, self._thinking(request, prompts)
         if thinking is not None and (mask is not None or thinking.budget is not None):
             form = replace(request.output.constraint or Constraint("text"), thinking=thinking)
             request = replace(request, output=replace(request.output, constraint=form))
             mask = await self._mask(request)
-        read = len(prompts.passages) + len(prompts.peer_passages)
-        choice = choose(found, replace(context, passages=read))
+        choice = choose(begun.found, replace(begun.context, passages=prompts.num_passages))
         strategy, options = STRATEGIES[choice.strategy], choice.options
         _check_budget(request, choice, resources.energy if side == "device" else None)
         if request.sources.passages is not None or not request.sources.documents:
             options = options.in_one_stretch()
         prompts, unlike = _weighed(strategy, prompts, side, self._peers.scales, self._peers.scales.difference(name))
-        share = claim_or_refuse(
-            resources.worker.capacity, resources.block_size, prompts.branches, self._limit(request, prompts)
-        )
+        share = resources.claim_or_refuse(prompts.branches, self._limit(request, prompts))
         if not share.drafts:
             options = without_drafts(options)
         complete = not choice.missing and peer_passages is not None
-        salt = " ".join(filter(None, (str(removals), request.account.owner, request.account.guest_key)))
-        found_out = PreparedRequest(
+        salt = " ".join(filter(None, (str(begun.removals), request.account.owner, request.account.guest_key)))
+        return PreparedRequest(
             request=request,
             side=side,
             strategy=strategy.name,
@@ -208,9 +231,9 @@ class Preparation:
             max_new_tokens=resources.max_positions - prompts.longest,
             limit=share.tokens,
             end=stretch_of(0, options.stretch, share.tokens)[1],
-            opening=opening_for(request, strategy.name, options, share.tokens, resources.cache_key(salt)),
-            missing=None if complete else f"{other(side)}_{'refused' if barred else 'missing'}",
+            missing=None if complete else f"{other(side)}_{'refused' if begun.barred else 'missing'}",
             peer_name=name if strategy.needs_peer else None,
+            cache_key=resources.cache_key(salt) if strategy.needs_peer else b"",
             mask=mask,
             thinking=thinking,
             claim=share.rows,
@@ -219,7 +242,6 @@ class Preparation:
             refusals=resources.info.refusals,
             nothing_found=_nothing_found(options.alone, side) if strategy.text_of == "both" else "",
         )
-        return found_out, removals
 
     async def _mask(self, request: GenerateRequest) -> Mask | None:
         constraint = request.output.constraint
@@ -245,18 +267,17 @@ class Preparation:
     async def _next_stretch(self, earlier: ClientSession, egress: Egress) -> ClientSession:
         resources, before, written = self._resources, earlier.prepared, earlier.written
         request, strategy = before.request, STRATEGIES[before.strategy]
-        selection = Selection(request.sources.collections, request.sources.document_ids)
-        _, removals = await asyncio.to_thread(resources.documents, selection)  # before the search
+        _, removals = await asyncio.to_thread(resources.documents, request.sources.selection)  # before the search
         length = len(written.tokens)
         begin, end = stretch_of(length, before.options.stretch, before.limit)
         query = query_with_text(request.prompt.messages, written.tokens[:begin], resources.tokenizer)
         difference = self._peers.scales.difference(before.peer_name)
         for documents in (request.sources.documents, 0):  # without any it fits memory, as it did before
             reading = replace(request, sources=replace(request.sources, documents=documents))
-            found = await self._prompts(reading, selection, query=query, length=end)
+            found = await self._prompts(reading, query=query, length=end)
             prompts, _ = _weighed(strategy, found, resources.side, self._peers.scales, difference)
             rows = [len(branch.prompt) + length for branch in prompts.branches]
-            share = claim(resources.worker.capacity, resources.block_size, rows, end - length)
+            share = resources.claim(rows, end - length)
             if share is not None and share.tokens >= end - length:
                 break
         else:
@@ -336,21 +357,6 @@ class Preparation:
         )
         return resources.machine(strategy, config)
 
-    async def _read(
-        self, request: GenerateRequest, selection: Selection, link: Link | None, egress: Egress
-    ) -> tuple[PromptSet, Sequence[Passage] | None]:
-        """Prompts, and passages of the other side, None if it was to be asked and could not be."""
-        prompts = await self._prompts(request, selection)
-        # The query is sent only for a request whose options, constraint and conversation have been accepted here.
-        peer_passages: Sequence[Passage] | None = request.sources.other_passages
-        if request.sources.passages is None:
-            peer_passages = await self._search.for_answer(request, link, egress, expected=self._peers.expects(request))
-        if peer_passages is None and request.joining.on_loss != "continue":
-            raise peer_missing(other(self._resources.side))
-        if peer_passages:
-            prompts = await self._prompts(request, selection, peer_passages)
-        return prompts, peer_passages
-
     def _context(
         self, request: GenerateRequest, name: str | None, link: Link | None, own_documents: int, barred: str = ""
     ) -> RoutingContext:
@@ -376,7 +382,6 @@ class Preparation:
     async def _prompts(
         self,
         request: GenerateRequest,
-        selection: Selection,
         peer_passages: Sequence[Passage] = (),
         *,
         query: str | None = None,
@@ -396,7 +401,7 @@ class Preparation:
             max_prompt=positions - max(length, min(request.output.max_tokens or default, positions // 2)),
             query=query,
             kv=resources.prefiller,
-            selection=selection,
+            selection=request.sources.selection,
             min_score=request.sources.min_score,
             found=request.sources.passages,
             others=peer_passages,
@@ -490,35 +495,3 @@ def _lifetime(request: GenerateRequest, prompts: PromptSet, strategy: Strategy) 
         return "answer"
     is_first = all(message["role"] in _ASKING for message in request.prompt.messages)
     return "owner" if is_first and not prompts.passages else "documents"
-
-
-def opening_for(
-    request: GenerateRequest, strategy: str, options: Options, max_tokens: int, cache_key: bytes
-) -> Callable[[int, tuple[int, ...], int], OpenSession]:
-    """The opening of the peer's session as a function of session number, targets and epoch."""
-    conversation = [ChatMessage(message["role"], message["content"]) for message in request.prompt.messages]
-    sampling = sampling_to_wire(request.sampling)
-    encoded, constraint = encode_options(options), constraint_to_wire(request.output.constraint)
-    template = json.dumps(dict(request.prompt.template), ensure_ascii=False) if request.prompt.template else ""
-
-    def opening(session: int, targets: tuple[int, ...], epoch: int) -> OpenSession:
-        return OpenSession(
-            session=session,
-            strategy=strategy,
-            messages=conversation,
-            query="",
-            sampling=sampling,
-            max_tokens=max_tokens,
-            top_k_documents=request.sources.documents,
-            privacy=request.joining.privacy,
-            options=encoded,
-            targets=list(targets),
-            epoch=epoch,
-            constraint=constraint,
-            asker=request.account.asker,
-            cache_key=cache_key,
-            trace=request.account.trace,
-            template=template,
-        )
-
-    return opening

@@ -11,7 +11,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, cast
 
 import msgspec
@@ -22,10 +22,10 @@ from paceline.core.sampling.sampler import Constraint, Mask, SamplingParams
 from paceline.engine.base import AsyncEngine, Engine, ServedModel, TextModel
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.remote.servers import RemoteModel
+from paceline.errors import RequestError
 from paceline.rag.records import Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.document_prefill import PREFIX, DocumentPrefiller, Timed, forward_times
-from paceline.runtime.engine_loop.memory import claim
 from paceline.runtime.engine_loop.remote_worker import RemoteWorker
 from paceline.runtime.engine_loop.worker import EngineWorker, Worker
 from paceline.runtime.lookup_tables.store import DocumentTables, Lifetime, TableStore, over
@@ -43,6 +43,7 @@ from paceline.strategies.base import (
     SideFacts,
     Strategy,
 )
+from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS
 from paceline.wire.messages import Options
 
 # Constraints of requests compiled beside the event loop, in turns of their owners.
@@ -90,6 +91,39 @@ class CompilingThreads:
     async def stop(self) -> None:
         """End the threads; constraints that wait are given up."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+# KV rows that an answer may need, its claim.
+#
+# An answer whose claim fits into memory alone can always finish, since others are preempted for it
+# (`core.batching.scheduler.MemoryAdmission`); so no other is accepted. Nothing is reserved. A claim covers all branches
+# together: prompts, output tokens, and open rows of drafts.
+
+
+LONG_ANSWER: Final = 256  # output tokens: from this limit on, drafts are worth more than further tokens
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryClaim:
+    rows: int  # of all branches together, in whole blocks; 0 where memory has no bound
+    tokens: int  # output tokens that fit in them
+    drafts: bool  # whether open rows of drafts fit, too
+
+
+def claim(capacity: int | None, block_size: int, prompts: Sequence[int], tokens: int) -> MemoryClaim | None:
+    """Claim of branches for `tokens` output tokens, or for as many as fit; None if not even one fits.
+
+    capacity: rows of the engine, None without a bound. prompts: rows of each branch's prompt. tokens: at least 1.
+    """
+    if capacity is None:
+        return MemoryClaim(0, tokens, drafts=True)
+    for open_rows in (MAX_OPEN_ROWS, 0):
+        fixed = sum(prompt + open_rows + block_size - 1 for prompt in prompts)  # the last block may be partly filled
+        fitting = min(tokens, (capacity - fixed) // len(prompts))
+        least = min(tokens, LONG_ANSWER) if open_rows else 1
+        if fitting >= least:
+            return MemoryClaim(fixed + fitting * len(prompts), fitting, drafts=open_rows > 0)
+    return None
 
 
 Background = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]  # runs at most until the node stops
@@ -237,6 +271,23 @@ class Resources:
         """A machine of this strategy, whose stimuli are logged where they are to be."""
         log = self.parts.computing.stimuli
         return strategy.machine(config) if log is None else log.machine(strategy, config)
+
+    def claim(self, prompts: Sequence[int], tokens: int) -> MemoryClaim | None:
+        """Of the model's KV, see `claim`. prompts: rows of each branch's."""
+        return claim(self.worker.capacity, self.block_size, prompts, tokens)
+
+    def claim_or_refuse(self, branches: Sequence[Branch], tokens: int) -> MemoryClaim:
+        """Claim of an answer of these branches. Raises RequestError (400) where its prompts alone do not fit."""
+        prompts = [len(branch.prompt) for branch in branches]
+        share = self.claim(prompts, tokens)
+        if share is None:
+            raise RequestError(
+                f"This server has memory for {self.worker.capacity} tokens, and the prompt with its {len(prompts)} "
+                f"documents takes {sum(prompts)}. Please shorten the messages, or ask for fewer documents.",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        return share
 
     def draft_claim(self, strategy: Strategy, branches: Sequence[Branch], max_tokens: int) -> int | None:
         """Rows of the draft model's KV that an answer of these prompts claims, 0 where that has no bound; None: it

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from paceline.core.energy import EnergyUse
 from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.engine.base import ModelInfo
-from paceline.rag.records import DEFAULT_COLLECTION, MIN_SCORE, Passage
+from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
 from paceline.strategies.base import FinishReason, Privacy, Side
 from paceline.workflow.flows import WorkflowName
 
 if TYPE_CHECKING:
     from paceline.rag.store.library import Library
+    from paceline.runtime.sessions.prompts import PromptSet
 
 OnLoss = Literal["continue", "pause", "fail"]
 ModelState = Literal["loaded", "loading", "unloaded"]
@@ -37,7 +38,10 @@ T = TypeVar("T")
 
 
 class SharedPrompt:
-    """Mark of requests that differ in their sampling alone, so that documents are searched and prompts made once."""
+    """Of requests that differ in their sampling alone: what the first of them that is prepared finds out for all."""
+
+    documents: tuple[int, int] | None = None  # selected ones of this side, and removals of any
+    prompts: tuple[PromptSet, Sequence[Passage] | None] | None = None  # with passages of the other side
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,7 @@ class Sources:
     """Documents that the answer reads, and who looks for them."""
 
     documents: int = 2  # maximum of passages per side; 0: none
-    collections: tuple[str, ...] = (DEFAULT_COLLECTION,)  # of this side's documents; the peer searches its own
-    document_ids: frozenset[str] | None = None  # restricts the collections to these documents; None: all
+    selection: Selection = MANAGED  # of this side's documents; the peer searches its own
     min_score: float = MIN_SCORE  # minimum cosine similarity of a passage of this side
     passages: tuple[Passage, ...] | None = None  # of this side, to be read instead of what a search finds
     other_passages: tuple[Passage, ...] = ()  # with them, of the other side

@@ -164,10 +164,6 @@ class StageGraph:
     def of(self, request: Request) -> list[Stage]:
         return [stage for stage in self._stages if stage.request is request]
 
-    def before(self, stage: Stage) -> list[Stage]:
-        """Unfinished stages that it needs, directly or not."""
-        return [each for each in _before(need.on for need in stage.needs) if not each.progress.finished]
-
     def available(self, stage: Stage) -> int:
         """Items that a launch may take now."""
         state, left = stage.progress, stage.remaining
@@ -253,6 +249,11 @@ class StageGraph:
             state = stage.progress
             assert state.running >= 0 and state.done >= 0, stage
             assert stage.operation.open_ended or state.done + state.running <= stage.items, stage
+
+
+def waits_for(stage: Stage) -> list[Stage]:
+    """Unfinished stages that it needs, directly or not."""
+    return [each for each in _before(need.on for need in stage.needs) if not each.progress.finished]
 
 
 def _before(stages: Iterable[Stage]) -> set[Stage]:

@@ -19,6 +19,7 @@ from paceline.engine.base import Engine, LoadedModel
 from paceline.engine.fake import VOCAB, ByteTokenizer, FakeEngine
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import HashEmbedder
+from paceline.rag.records import Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.rag.store.vector_stores import FileSpec
@@ -75,16 +76,16 @@ async def test_stored_kv_of_a_text_tells_no_other_owner_that_somebody_has_it(
     requests: dict[str, GenerateRequest] = {}
     async with cloud(tmp_path, make) as (node, library):
         for owner in ("ann", "bert"):
-            requests[owner] = changed(ASKED, owner=owner, collections=(await uploaded(library, owner),))
+            requests[owner] = changed(ASKED, owner=owner, selection=Selection((await uploaded(library, owner),)))
         first = await result(node, requests["ann"])
         assert len(first.citations) == 1 and first.stats["cached_tokens"] == 0
     async with cloud(tmp_path, make) as (node, library):
         guess = await result(node, requests["bert"])
         assert len(guess.citations) == 1 and guess.stats["cached_tokens"] == 0 == node.worker.steps.adopted
-        library.delete_store("bert", requests["bert"].sources.collections[0])
+        library.delete_store("bert", requests["bert"].sources.selection.collections[0])
         again = await result(node, requests["ann"])
         assert again.stats["cached_tokens"] > 50 and node.worker.steps.adopted > 50, "her own, which bert did not evict"
-        library.delete_store("ann", requests["ann"].sources.collections[0])
+        library.delete_store("ann", requests["ann"].sources.selection.collections[0])
     assert not list((tmp_path / FOLDER).iterdir())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,5 @@ async def test_eight_choices_are_prepared_once_and_are_those_of_eight_calls(
             assert len(made) == 1
             await written(node, choices_of(changed(ASKED, shared=SharedPrompt()), 2))
             assert len(made) == 2, "another call is another search"
-            gc.collect()
-            assert len(node._preparation._common) <= 1, "nothing of a call is kept but while its last step is"
     assert together == alone
     assert len({text for text, _ in alone}) > 1 and all(passages for _, passages in alone)

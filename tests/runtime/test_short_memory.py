@@ -12,7 +12,7 @@ import pytest
 from lab.simulation import Network, SimulatedRequest, Simulation
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
-from paceline.runtime.engine_loop.memory import claim
+from paceline.runtime.resources import claim
 from paceline.strategies.base import SIDES, Cancelled, Side, other
 from paceline.strategies.registry import STRATEGIES
 from tests.strategies import oracle

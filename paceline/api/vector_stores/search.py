@@ -137,10 +137,4 @@ async def select_stores(
         return tuple(requests), lambda _store, _file: {}
     library = library_of(service)
     selection, attributes = await asyncio.to_thread(library.selection, identity.key, names, condition)
-    selected = (
-        replace(
-            one, sources=replace(one.sources, collections=selection.collections, document_ids=selection.document_ids)
-        )
-        for one in requests
-    )
-    return tuple(selected), attributes
+    return tuple(replace(one, sources=replace(one.sources, selection=selection)) for one in requests), attributes

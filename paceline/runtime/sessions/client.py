@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -37,8 +38,10 @@ from paceline.strategies.base import (
     Started,
     other,
 )
+from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
 from paceline.wire.messages import (
     REFUSED,
+    ChatMessage,
     CloseSession,
     OpenSession,
     Options,
@@ -68,9 +71,9 @@ class PreparedRequest:
     max_new_tokens: int  # output tokens that fit the context
     limit: int  # output tokens of the answer, at most
     end: int  # of them, up to the end of this stretch; below `limit` a further stretch may follow
-    opening: Callable[[int, tuple[int, ...], int], OpenSession]  # (session, targets, epoch)
     missing: str | None  # "device_missing" or "cloud_missing" where a wanted peer is not linked
     peer_name: str | None  # the peer that may return; None where the strategy needs none
+    cache_key: bytes = b""  # by which the peer recognises answers that may share KV
     mask: Mask | None = None  # of the request's constraint
     thinking: Thinking | None = None  # that the answer may begin with
     claim: int = 0  # KV rows of all branches together
@@ -78,6 +81,29 @@ class PreparedRequest:
     draft_claim: int | None = None  # likewise of the draft model's KV; None: its machine is told of no such model
     refusals: tuple[str, ...] = ()  # as in `ModelInfo`
     nothing_found: str = ""  # who writes where neither side has found anything, as the end of the reason
+
+    def opening(self, session: int, targets: Sequence[int], epoch: int) -> OpenSession:
+        """Of the peer's session, from these output tokens on."""
+        request = self.request
+        template = request.prompt.template
+        return OpenSession(
+            session=session,
+            strategy=self.strategy,
+            messages=[ChatMessage(message["role"], message["content"]) for message in request.prompt.messages],
+            query="",
+            sampling=sampling_to_wire(request.sampling),
+            max_tokens=self.limit,
+            top_k_documents=request.sources.documents,
+            privacy=request.joining.privacy,
+            options=encode_options(self.options),
+            targets=list(targets),
+            epoch=epoch,
+            constraint=constraint_to_wire(request.output.constraint),
+            asker=request.account.asker,
+            cache_key=self.cache_key,
+            trace=request.account.trace,
+            template=json.dumps(dict(template), ensure_ascii=False) if template else "",
+        )
 
 
 class ClientSession(Session):

@@ -69,6 +69,10 @@ class PromptSet:
         )
 
     @property
+    def num_passages(self) -> int:
+        return len(self.passages) + len(self.peer_passages)
+
+    @property
     def longest(self) -> int:
         return max(len(branch.prompt) for branch in self.branches)
 

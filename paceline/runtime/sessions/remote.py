@@ -117,13 +117,9 @@ class RemoteSearch:
     async def for_answer(
         self, request: GenerateRequest, link: Link | None, egress: Egress, *, expected: bool
     ) -> Sequence[Passage] | None:
-        """Passages of the cloud for an answer at `answer-private`, none at other levels; None where the cloud cannot be
-        searched. expected: a cloud is configured for this device."""
-        if (
-            request.joining.privacy != "answer-private"
-            or request.prompt.tokens is not None
-            or request.sources.documents == 0
-        ):
+        """Passages of the cloud for an answer at `answer-private`; None where the cloud cannot be searched. expected: a
+        cloud is configured for this device."""
+        if request.prompt.tokens is not None or request.sources.documents == 0:
             return ()
         try:
             if link is not None:

@@ -153,11 +153,14 @@ def candidates(context: RoutingContext) -> tuple[StrategyChoice, ...]:
     Raises RequestError for options of the request that cannot be fulfilled.
     """
     _refuse(context)
-    for strategy in STRATEGIES.values():
-        strategy.check(context)
+    asked = context.wish.strategy
+    if asked != AUTO:
+        STRATEGIES[asked].check(context)
     found: list[StrategyChoice] = []
-    for rule in AUTO_RULES if context.wish.strategy == AUTO else asked_rules(context.wish.strategy):
+    for rule in AUTO_RULES if asked == AUTO else asked_rules(asked):
         if rule.applies(context):
+            if asked == AUTO:
+                STRATEGIES[rule.strategy].check(context)
             found.append(rule.choice(context))
             if not STRATEGIES[rule.strategy].needs_peer:
                 break  # a strategy without a peer never declines

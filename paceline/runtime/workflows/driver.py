@@ -69,10 +69,6 @@ class WorkflowDriver:
                 running.cancel()
         self._tell(UnitsLost(self._now(), units))
 
-    def waits_for(self, stage: Stage) -> list[Stage]:
-        """What a stage needs, directly or not, and has not ended."""
-        return self._scheduler.graph.before(stage)
-
     @property
     def under_way(self) -> int:
         """Launches."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -18,7 +18,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.thinking import NO_THINKING
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.prompt import passages_text, query_of
-from paceline.rag.records import Passage, Selection
+from paceline.rag.records import Passage
 from paceline.rag.rerank import LateInteraction, Reranker, TokenEncoder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.link.connection import Link
@@ -65,7 +65,7 @@ from paceline.workflow.flows import (
     WorkflowSizes,
     WorkflowStages,
 )
-from paceline.workflow.graph import Launch, Outcome, Request, Stage
+from paceline.workflow.graph import Launch, Outcome, Request, Stage, waits_for
 from paceline.workflow.reading import folded
 
 log = logging.getLogger("paceline.workflow")
@@ -91,10 +91,11 @@ class WorkflowRun:
         closed: Callable[[], None] = lambda: None,
         web: NodeWeb | None = None,
         cloud: CloudTexts | None = None,
+        answer: Admit | None = None,
     ) -> None:
         """side: this one. admit: prepares a generation of this side. closed: called once, when it has ended. web: that
         `research` searches; None: it is done without, and the answer says so. cloud: whose model may write agents'
-        texts that read nothing private; None: this side's writes all."""
+        texts that read nothing private; None: this side's writes all. answer: prepares the answer; None: `admit`."""
         assert request.sources.workflow is not None
         self.places = places
         self.registry = driver.registry
@@ -106,6 +107,7 @@ class WorkflowRun:
         self._side = side
         self._driver = driver
         self._admit = admit
+        self._admit_answer = answer or admit
         self._closed: Callable[[], None] | None = closed
         self._question = query_of(request.prompt.messages)
         self._events: asyncio.Queue[GenerateEvent | Exception] = asyncio.Queue()
@@ -221,7 +223,7 @@ class WorkflowRun:
     async def read(self, launch: Launch, found: Sequence[Found]) -> int:
         """Prefill passages as branches of the answer, so that the answer finds their rows. Where it waits for no more
         than such reading, it begins now and reads them itself. Returns tokens, about."""
-        if all(stage in self._stages.reads for stage in self._driver.waits_for(self._stages.answer.read)):
+        if all(stage in self._stages.reads for stage in waits_for(self._stages.answer.read)):
             return 0
         own, others = (
             [passage for passage in passages if any(passage is each.passage for each in found)]
@@ -252,7 +254,7 @@ class WorkflowRun:
             account=replace(self._request.account, criticality=launch.criticality),
         )
         try:
-            generation = await self._admit(request)
+            generation = await self._admit_answer(request)
             self._answer = TextStream(generation, self._heard, self._events.put_nowait)
             async with asyncio.timeout(LANE_S):
                 await self._answer.begun()
@@ -364,9 +366,11 @@ class Workflows:
         self._driver: WorkflowDriver | None = None
         self._cloud: CloudUnits | None = None
 
-    def prepare(self, request: GenerateRequest, closed: Callable[[], None]) -> WorkflowRun:
-        """Nothing runs before the workflow is. Raises RequestError for one that cannot run here. closed: called once,
-        when it has ended."""
+    async def prepare(
+        self, request: GenerateRequest, begin: Callable[[GenerateRequest], Awaitable[Admit]], closed: Callable[[], None]
+    ) -> WorkflowRun:
+        """Nothing runs before the workflow is. Raises RequestError for one that cannot run here. begin: begins to
+        prepare the answer, see `Preparation.begin`. closed: called once, when it has ended."""
         resources, side = self._resources, self._resources.side
         if request.sources.workflow not in self.names():
             raise RequestError(
@@ -377,6 +381,7 @@ class Workflows:
             )
         if request.prompt.tokens is not None:
             raise RequestError("A workflow needs a conversation.", param="paceline.workflow")
+        answer = await begin(request)
         if self._driver is None:
             self._driver = WorkflowDriver(resources.registry, None if self._profiles is None else self._profiles.open())
             self._cloud = CloudUnits(self._driver)
@@ -385,13 +390,13 @@ class Workflows:
         places = NodePlaces(
             side,
             resources.store if searched else None,
-            Selection(request.sources.collections, request.sources.document_ids),
+            request.sources.selection,
             request.sources.min_score,
             self._reranker,
             link if searched and side == "device" and request.joining.privacy != "local-only" else None,
         )
         web, cloud = self._web_for(request, link), self._cloud_for(request, link)
-        return WorkflowRun(request, side, places, self._driver, self._admit, closed, web, cloud)
+        return WorkflowRun(request, side, places, self._driver, self._admit, closed, web, cloud, answer)
 
     def names(self) -> tuple[WorkflowName, ...]:
         """Those that can run here."""

@@ -50,7 +50,7 @@ def test_an_answer_reads_the_named_stores_and_cites_their_files(
         include=["file_search_call.results"],
     )
     asked = service.requests[-1]
-    assert (asked.sources.collections, asked.sources.documents) == ((store.id,), 3)
+    assert (asked.sources.selection.collections, asked.sources.documents) == ((store.id,), 3)
     search, message = answer.output
     assert search.type == "file_search_call" and search.status == "completed"
     assert search.queries == ["Whose is the red boat?"]
@@ -112,7 +112,7 @@ def test_a_filter_holds_for_the_side_s_own_collection_too(
 ) -> None:
     tool = {"type": "file_search", "filters": {"type": "eq", "key": "a", "value": 1}}
     assert raw.post("/v1/responses", json={"model": "scripted", "input": "Hi", "tools": [tool]}).status_code == 200
-    assert reading[0].requests[-1].sources.document_ids == frozenset()
+    assert reading[0].requests[-1].sources.selection.document_ids == frozenset()
 
 
 @pytest.mark.parametrize(

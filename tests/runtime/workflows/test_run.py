@@ -14,6 +14,7 @@ import pytest
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage, Vectors
 from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation, GenerationResult, TextDelta
+from paceline.runtime.sessions.remote import Admit
 from paceline.runtime.units import LANES, HostUnit, UnitRegistry
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.lookup import Found
@@ -338,18 +339,28 @@ def test_a_unit_may_not_ask_for_cores_that_are_not_there() -> None:
         UnitRegistry("device", hosts=(HostUnit("cpu", frozenset({100_000})),))
 
 
-async def test_the_engine_is_told_how_much_of_a_workflow_waits_for_each_text() -> None:
+async def test_the_engine_is_told_how_much_of_a_workflow_waits_for_each_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The rewriting, which every sub-question waits for, is more critical than the answer that follows all of them."""
     asked: list[GenerateRequest] = []
     async with nodes() as (bench, _):
         node = bench.device
-        admit = node._preparation.admit
 
-        async def listening(request: GenerateRequest, **how: Any) -> Any:
-            asked.append(request)
-            return await admit(request, **how)
+        def listening(admit: Admit) -> Admit:
+            async def heard(request: GenerateRequest) -> Any:
+                asked.append(request)
+                return await admit(request)
 
-        node._workflows._admit = listening
+            return heard
+
+        begin = node._preparation.begin
+        node._workflows._admit = listening(node._workflows._admit)
+
+        async def beginning(request: GenerateRequest) -> Admit:
+            return listening(await begin(request))
+
+        monkeypatch.setattr(node._preparation, "begin", beginning)
         for _ in range(2):  # in the second one, the seconds of every stage are known
             asked.clear()
             generation = await node.prepare(changed(ASKED, privacy="answer-private"))  # no text goes to the cloud
