@@ -62,8 +62,6 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 # ---- processing units of workflows, as tables of the file: [tuning.units.NAME] ----
-
-
 Task = Literal["search", "rerank", "embed"]
 TASKS: Final[tuple[Task, ...]] = get_args(Task)
 _FOUND: Final = frozenset({"web", "link", "cloud"})  # names of units that are not declared
@@ -111,8 +109,6 @@ def _working_together(units: Mapping[str, UnitSettings]) -> Mapping[str, UnitSet
 
 
 # ---- tables of the file ----
-
-
 class Table(BaseModel):
     """Settings without a flag: a table of the file, of all programs or inside the table of one."""
 
@@ -264,9 +260,13 @@ class AgentTuning(Tuning):
     )
 
 
+# What holds where a constructor is given no settings.
+ANSWERS: Final = AnswerSettings.model_validate({})
+ENERGY: Final = EnergySettings.model_validate({})
+TUNING: Final = ServerTuning.model_validate({})
+
+
 # ---- programs ----
-
-
 class ProgramSettings(BaseModel):
     """Settings of one program. Frozen; paths are absolute; relations between fields have been checked."""
 

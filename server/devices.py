@@ -19,6 +19,7 @@ from typing import Literal
 
 from paceline.errors import ConfigError, RequestError
 from paceline.runtime.identity import PrivateKey, verify
+from paceline.settings import TUNING
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim, Signer
 from paceline.wire.identity import (
@@ -40,7 +41,6 @@ CODE_LIFE_S = 600.0
 MAX_TRIES = 5  # wrong proofs until a code is void
 DAY_S = 86_400.0
 Role = Literal["device", "stage"]  # of an application's device, or of a stage of this server's model
-AWAY_DAYS = 30.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SCHEMA = (
     """CREATE TABLE identities (
@@ -90,7 +90,9 @@ class EnrolmentAnswer:
 class Registry:
     """The devices of one server."""
 
-    def __init__(self, state_dir: Path, *, away_days: float = AWAY_DAYS, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, state_dir: Path, *, away_days: float = TUNING.device_days, now: Callable[[], float] = time.time
+    ) -> None:
         """Open the registry, creating its file if needed. Raises ConfigError when it cannot be used.
 
         away_days: a device that has not renewed its key for so long must enrol again; 0: never.

@@ -19,6 +19,7 @@ from paceline.errors import StorageError
 from paceline.runtime.identity import cloud_handshake
 from paceline.runtime.link.dialer import Link, serve_websocket
 from paceline.runtime.link.emulation import Emulation
+from paceline.settings import TUNING
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim, Signer
 from paceline.wire.messages import Introduction
@@ -27,7 +28,6 @@ from .devices import Registry
 
 PATH = "/v1/link"
 WATCH_S = 0.5  # polling interval of the registry, and so about the longest life of a link after its revocation
-CREDENTIAL_HOURS = 24.0
 HOUR_S = 3600.0
 RENEW_S = 30.0  # for a device to reply when it is asked for a new key, before it is asked again
 UNREAD_S = 5.0  # without the registry before links are cut: a device may have been revoked meanwhile
@@ -61,7 +61,7 @@ class Links:
         introduce: Callable[[], Introduction],
         *,
         key: Signer,
-        credential_hours: float = CREDENTIAL_HOURS,
+        credential_hours: float = TUNING.credential_hours,
         emulation: Emulation | None = None,
         vocab_size: int | None = None,
         now: Callable[[], float] = time.time,

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.words import Words
 from paceline.rag.records import Passage
+from paceline.settings import TUNING
 
 Messages = Sequence[Mapping[str, object]]  # a conversation: role and content of each message
 Ids = list[int]
 
-RELEVANCE_TEMPERATURE = 0.8
+RELEVANCE_TEMPERATURE = TUNING.relevance_temperature
 """τ_R: a passage's relevance is R = cosine / τ_R, and branches and sides are weighted by exp(R) (DRAGON).
 
 Both sides use the same scorer and τ_R, and relevance is never normalised per side: the side with the better passage

@@ -28,6 +28,7 @@ from paceline.core.energy import (
 from paceline.core.offloading import EnergyDebt, EnergyQueue, ModelShape, Unit
 from paceline.errors import ConfigError, PacelineError
 from paceline.secret_files import private_folder, read_private, write_private
+from paceline.settings import ENERGY
 from paceline.wire.messages import Options
 
 # Power of a machine that runs on its battery, from Linux's power supply class.
@@ -249,8 +250,8 @@ log = logging.getLogger("paceline.energy")
 class Powers:
     """What the owner of a machine states of it."""
 
-    compute_w: float = 12.0  # while the engine runs (GELATO, Table I)
-    send_w: float = 0.2  # while sending (23 dBm, likewise)
+    compute_w: float = ENERGY.compute_watts  # while the engine runs (GELATO, Table I)
+    send_w: float = ENERGY.send_watts  # while sending (23 dBm, likewise)
     gflops: float | None = None  # 10^9 operations a second of the engine; None: not stated
 
 

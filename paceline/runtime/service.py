@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,12 @@ from paceline.core.energy import EnergyUse
 from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.engine.base import ModelInfo
 from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
+from paceline.settings import ANSWERS
 from paceline.strategies.base import FinishReason, Privacy, Side
 from paceline.workflow.flows import WorkflowName
 
 if TYPE_CHECKING:
     from paceline.rag.store.library import Library
-    from paceline.runtime.sessions.prompts import PromptSet
 
 OnLoss = Literal["continue", "pause", "fail"]
 ModelState = Literal["loaded", "loading", "unloaded"]
@@ -34,6 +34,7 @@ class ModelStatus:
     is_joint: bool  # it may write together with the other side
 
 
+LOADED: Final = ModelStatus("loaded", is_joint=True)
 T = TypeVar("T")
 
 
@@ -41,7 +42,7 @@ class SharedPrompt:
     """Of requests that differ in their sampling alone: what the first of them that is prepared finds out for all."""
 
     documents: tuple[int, int] | None = None  # selected ones of this side, and removals of any
-    prompts: tuple[PromptSet, Sequence[Passage] | None] | None = None  # with passages of the other side
+    prompts: Any = None  # as `runtime.preparation` has read them
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class OutputForm:
 class Sources:
     """Documents that the answer reads, and who looks for them."""
 
-    documents: int = 2  # maximum of passages per side; 0: none
+    documents: int = ANSWERS.documents  # maximum of passages per side; 0: none
     selection: Selection = MANAGED  # of this side's documents; the peer searches its own
     min_score: float = MIN_SCORE  # minimum cosine similarity of a passage of this side
     passages: tuple[Passage, ...] | None = None  # of this side, to be read instead of what a search finds

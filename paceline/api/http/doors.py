@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from paceline.core.shares import Shares, Strangers, counted_address, parsed_address
+from paceline.settings import TUNING
 
 # The address behind a connection or a request, as limits by address count it.
 #
@@ -51,7 +52,6 @@ def client_address(peer: str, headers: Iterable[tuple[bytes, bytes]], trusted: S
     return counted_address(peer)
 
 
-STRANGERS_PER_ADDRESS = 512
 GRACE_S = 0.25  # until a new connection counts: one whose head is here already is known before
 
 
@@ -61,7 +61,7 @@ class DoorLimits:
     those let in besides local pages (`admission.is_local_origin`); `every_user`, whether other users of this machine
     are let in, too."""
 
-    strangers_per_address: int = STRANGERS_PER_ADDRESS
+    strangers_per_address: int = TUNING.strangers_per_address
     trusted: tuple[Network, ...] = ()
     origins: frozenset[str] = frozenset()
     every_user: bool = False

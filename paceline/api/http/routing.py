@@ -28,6 +28,7 @@ from paceline.api.http.body import MAX_BODY, decode_object, read_body, refusal
 from paceline.api.http.errors import ScopeError, failure_of, http_failure
 from paceline.errors import PacelineError
 from paceline.runtime.service import Citation, Service
+from paceline.settings import ANSWERS, TUNING
 
 _bearer = HTTPBearer(scheme_name="bearer", auto_error=False)
 _key = APIKeyHeader(name="x-api-key", scheme_name="key", auto_error=False)
@@ -169,7 +170,6 @@ NO_ADDRESSES: Final = Addresses()
 # ---- parameters of endpoints ----------------------------------------------------------------------------------------
 # `Annotated[..., Depends(...)]`, in place of globals. All of it hangs on `app.state`, where `create_app` puts it. They
 # are coroutines: FastAPI runs others on threads.
-LONGEST_S = 600.0  # of an answer in one piece, where the settings say nothing else; OpenAI's clients wait as long
 KEEP_ALIVE_S = 15.0  # a quarter of the 60 s after which nginx gives up on a silent upstream
 
 
@@ -182,10 +182,10 @@ class Settings:
     take; 0: any.
     """
 
-    documents: int = 2
+    documents: int = ANSWERS.documents
     keep_alive: float = KEEP_ALIVE_S
     addresses: Addresses = NO_ADDRESSES
-    longest_silent: float = LONGEST_S
+    longest_silent: float = TUNING.longest_silent_answer
 
 
 DEFAULTS = Settings()

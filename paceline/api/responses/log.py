@@ -27,6 +27,7 @@ from paceline.api.responses.replay import Passages, close_interrupted, filled
 from paceline.api.responses.store import ENDS, EventRow, EventStore, ResponseRecord, StoredEvent, Turn
 from paceline.errors import PacelineError, StorageError
 from paceline.sealing import PLAIN, Seal
+from paceline.settings import TUNING
 
 # The events of a response that is still being written, as its readers on the event loop see them.
 
@@ -103,8 +104,8 @@ _log = logging.getLogger("paceline.api")
 class Retention:
     """Limits on responses that have ended; the oldest are deleted first."""
 
-    max_bytes: int = 256 << 20  # of events and requests
-    max_age: float = 30 * 86_400.0  # s; OpenAI keeps responses as long
+    max_bytes: int = TUNING.responses_mib << 20  # of events and requests
+    max_age: float = TUNING.responses_days * 86_400  # s
 
 
 DEFAULT_RETENTION = Retention()

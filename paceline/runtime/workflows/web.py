@@ -24,6 +24,7 @@ from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import RemoteSearch
 from paceline.runtime.workflows.agent_text import Searching
 from paceline.runtime.workflows.lookup import CANDIDATES, STAGE_S, Found, Lookup, Workflow, within
+from paceline.settings import TUNING
 from paceline.workflow import agents
 from paceline.workflow.agents import Evidence
 from paceline.workflow.flows import SearchStages, TextStages, WorkflowStages
@@ -43,10 +44,10 @@ class WebLimits:
     """What one workflow may take of the web."""
 
     search_s: float = 10.0  # of one search
-    results: int = 3  # of one search, whose pages are read
+    results: int = TUNING.web_results  # of one search, whose pages are read
     page_s: float = DEFAULTS.total_s  # of fetching one
     page_bytes: int = DEFAULTS.body_bytes
-    pages: int = 8  # of all searches
+    pages: int = TUNING.web_pages  # of all searches
 
 
 class WebAccess:

@@ -7,10 +7,8 @@ import math
 import pytest
 
 from paceline.core.aggregation.weights import log_weight
-from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.records import Passage
 from paceline.runtime.sessions.prompts import PeerScales, PromptSet, difference, scale_of
-from paceline.settings import ServerTuning
 from paceline.strategies.base import Branch
 from paceline.wire.messages import RelevanceScale
 
@@ -56,7 +54,3 @@ def test_a_device_whose_scale_differs_weighs_as_much_as_its_cloud_and_tells_no_s
 def test_a_prompt_without_a_document_stays_as_it_is() -> None:
     prompts = PromptSet((Branch((1,), None),), (), 1)
     assert prompts.with_equal_sides() == prompts
-
-
-def test_the_setting_has_the_measured_temperature() -> None:
-    assert ServerTuning.model_fields["relevance_temperature"].default == RELEVANCE_TEMPERATURE
