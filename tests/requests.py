@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.runtime.service import Account, AskedPrompt, AskedStrategy, GenerateRequest, Joining, OutputForm, Sources
-from paceline.strategies.base import PeerPresence, RoutingContext, Wish
+from paceline.strategies.base import RoutingContext, Wish
 
 PARTS = {
     "prompt": AskedPrompt,
@@ -45,7 +45,6 @@ def changed(request: GenerateRequest, **changes: Any) -> GenerateRequest:
 
 FACTS = {
     **{field.name: ("wish", field.name) for field in fields(Wish)},
-    **{field.name: ("presence", field.name) for field in fields(PeerPresence)},
     **{name: ("own", name.removeprefix("own_")) for name in ("own_documents", "num_weights", "decode_s")},
     **{f"peer_{name}": ("peer", name) for name in ("documents", "decode_s")},
     "peer_weights": ("peer", "num_weights"),

@@ -28,6 +28,7 @@ from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import (
+    LOADED,
     GenerateRequest,
     Generation,
     LinkStatus,
@@ -182,7 +183,7 @@ class Node(NodeTexts):
         return (self._resources.info,)
 
     def model_status(self, name: str) -> ModelStatus:  # noqa: ARG002
-        return ModelStatus("loaded", is_joint=True)
+        return LOADED
 
     def strategies(self) -> Sequence[str]:
         return tuple(STRATEGIES)

@@ -51,7 +51,6 @@ from paceline.runtime.sessions.routing import (
 from paceline.strategies.base import (
     Machine,
     MachineConfig,
-    PeerPresence,
     PeerTerms,
     RoutingContext,
     Seat,
@@ -362,16 +361,18 @@ class Preparation:
     ) -> RoutingContext:
         peer = None if link is None else link.peer
         resources = self._resources
-        presence = PeerPresence(
+        own = resources.facts(own_documents)
+        decode_s = None if peer is None else self._verified_s(request) or (1e-6 * peer.decode_us or None)
+        return RoutingContext(
+            resources.side,
+            wish_of(request),
+            own,
+            SideFacts() if peer is None else SideFacts(peer.documents, peer.num_weights, decode_s),
             expected=name is not None or request.joining.on_loss != "continue" or self._peers.expects(request),
             linked=link is not None and link.accepting,
             barred=barred,
             common=() if link is None else tuple(link.strategies),
         )
-        own = resources.facts(own_documents)
-        decode_s = None if peer is None else self._verified_s(request) or (1e-6 * peer.decode_us or None)
-        theirs = SideFacts() if peer is None else SideFacts(peer.documents, peer.num_weights, decode_s)
-        return RoutingContext(resources.side, wish_of(request), presence, own, theirs)
 
     def _verified_s(self, request: GenerateRequest) -> float | None:
         """Seconds a token of recent answers that the cloud has verified for this device; None without any."""

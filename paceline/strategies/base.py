@@ -325,22 +325,17 @@ class SideFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerPresence:
-    expected: bool = False  # a peer belongs to this request, whether it is linked now or not
-    linked: bool = False
-    barred: str = ""  # why the linked peer may not be asked for this request, as the end of a sentence
-    common: tuple[str, ...] = ()  # strategies both sides know
-
-
-@dataclass(frozen=True, slots=True)
 class RoutingContext:
     """Facts by which a strategy is chosen: of the request, of this side, and of its peer."""
 
     side: Side
     wish: Wish
-    presence: PeerPresence = PeerPresence()
     own: SideFacts = SideFacts()
     peer: SideFacts = SideFacts()
+    expected: bool = False  # a peer belongs to this request, whether it is linked now or not
+    linked: bool = False
+    barred: str = ""  # why the linked peer may not be asked for this request, as the end of a sentence
+    common: tuple[str, ...] = ()  # strategies both sides know
     passages: int | None = None  # that this side has retrieved; None: before retrieval
 
     @property
@@ -354,10 +349,6 @@ def asked_options(kind: type[O], context: RoutingContext) -> O:
     return kind(**{name: context.wish.options[name] for name in kind.__struct_fields__ if name in context.wish.options})
 
 
-def _no_check(context: RoutingContext) -> None:
-    """Accept every request."""
-
-
 def _accept(opening: OpenSession, options: Options) -> str | None:  # noqa: ARG001  # a hook's signature
     return None
 
@@ -366,8 +357,8 @@ def _accept(opening: OpenSession, options: Options) -> str | None:  # noqa: ARG0
 class Strategy:
     """Record of one strategy.
 
-    check: raises RequestError for what a request asks of this strategy and it cannot keep. Called for every request,
-    whichever strategy the request names: a check for this strategy alone compares `Wish.strategy` first.
+    check: raises RequestError for what a request asks of this strategy and it cannot keep. Called for a request that
+    names the strategy, and where `auto` makes it a candidate. Absent: it keeps what any request asks.
 
     choose: called after retrieval for a strategy that routing proposes: the options to write with, or None where the
     strategy declines and the next one is asked. Absent: it never declines, and the options are those asked for.
@@ -384,7 +375,7 @@ class Strategy:
     options: type[Options] = Options
     messages: tuple[type[SessionMessage], ...] = ()
     privacy_levels: tuple[Privacy, ...] = PRIVACY_LEVELS
-    check: Callable[[RoutingContext], None] = _no_check
+    check: Callable[[RoutingContext], None] | None = None
     choose: Callable[[RoutingContext], Options | None] | None = None
     accepts: Callable[[OpenSession, Options], str | None] = _accept
 

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.api.http.auth import Identity, Keyring
+from paceline.api.http.auth import NOBODY, Keyring
 from paceline.api.http.body import BrokenOffError, ClientGoneError, within
 from paceline.api.http.doors import DoorLimits, Visitor
 from paceline.api.http.errors import RETRY, ErrorShape, Failure, failure_of, unauthorized
@@ -284,7 +284,7 @@ class AdmissionMiddleware:
 
     def _unknown(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Failure | None:
         """Why a request has no identity, which is else noted in its state. One to an open route needs no key."""
-        scope["state"]["identity"] = Identity()
+        scope["state"]["identity"] = NOBODY
         if scope["path"] in self.admission.open_paths:
             return None
         key = _presented(headers)

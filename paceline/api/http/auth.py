@@ -45,7 +45,7 @@ class Identity:
         return scope is None or self.scopes is None or scope in self.scopes
 
 
-_ANYBODY: Final = Identity()  # where no key is required
+NOBODY: Final = Identity()  # who is known by no key
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Keyring:
         """The identity behind an `Authorization` header; None when its key is unknown or expired."""
         keys = (*self._configured, *self._stored())
         if not keys:
-            return _ANYBODY
+            return NOBODY
         scheme, _, key = (authorization or "").partition(" ")
         presented = _digest(key.strip())
         found: StoredKey | None = None

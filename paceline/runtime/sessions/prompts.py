@@ -199,12 +199,11 @@ def _build(
     passages: list[Passage] = []
     peer_passages: list[Passage] = []
     prefixes: list[StoredPrefix] = []
-    query = query_of(messages) if query is None else query
     room = max_prompt - len(plain)
     if found is None:
         found = ()
-        if store is not None and k > 0 and query and room > 0:
-            found = store.search(query, k, selection, min_score=min_score)
+        if store is not None and k > 0 and room > 0 and (asked := query_of(messages) if query is None else query):
+            found = store.search(asked, k, selection, min_score=min_score)
     for place, passage in enumerate((*found, *others) if room > 0 else ()):
         parts = prompt_parts(messages, passage, document_prompt, max_document_tokens=room)
         if parts is None or sum(map(len, parts)) > max_prompt:

@@ -40,7 +40,7 @@ class Rule:
 
     def choice(self, context: RoutingContext) -> StrategyChoice:
         documents = context.own.documents + context.peer.documents
-        reason = self.reason.format(peer=other(context.side), documents=documents, barred=context.presence.barred)
+        reason = self.reason.format(peer=other(context.side), documents=documents, barred=context.barred)
         strategy = self.strategy
         if strategy == ALONE != context.wish.strategy:
             strategy = alone_by(context.own)
@@ -59,14 +59,14 @@ def _always(context: RoutingContext) -> bool:  # noqa: ARG001  # a predicate's s
 def _search_missing(context: RoutingContext) -> bool:
     """True if a wanted search is impossible: at `answer-private` the other side is searched for every strategy."""
     searches = context.wish.privacy == "answer-private" and context.wish.documents > 0 and not context.wish.raw_prompt
-    return searches and context.presence.expected and not context.presence.linked
+    return searches and context.expected and not context.linked
 
 
 def _verifying_gains(context: RoutingContext) -> bool:
     """A device's cloud has a larger model, and is no slower with it than the device is alone. It is asked after
     retrieval whether something private was found. At a cloud the text would be the same: there drafting on a device
     saves forwards only where the cloud waits for drafts, and then costs time."""
-    if context.side == "cloud" or VERIFIED not in context.presence.common:
+    if context.side == "cloud" or VERIFIED not in context.common:
         return False
     if context.own.decode_s is None or context.peer.decode_s is None:
         return False
@@ -76,22 +76,16 @@ def _verifying_gains(context: RoutingContext) -> bool:
 def _cloud_writes(context: RoutingContext) -> bool:
     """Where the device finds nothing, the text is the cloud's, whether that does or not: `draft_verify` is the fastest
     way to it. Where answers search again, the device may find something later."""
-    verifies = (
-        context.side == "device"
-        and VERIFIED in context.presence.common
-        and not context.wish.options.get("search_every")
-    )
+    verifies = context.side == "device" and VERIFIED in context.common and not context.wish.options.get("search_every")
     return verifies and context.larger == "cloud"
 
 
 def _budget_asked(context: RoutingContext) -> bool:
     asked = any(context.wish.options.get(name) is not None for name in ("joules_per_token", "joules_per_step"))
-    return asked and VERIFIED in context.presence.common
+    return asked and VERIFIED in context.common
 
 
-BARRED = Rule(
-    lambda c: bool(c.presence.barred), ALONE, "the {peer} is not asked: {barred}", lambda c: c.presence.expected
-)
+BARRED = Rule(lambda c: bool(c.barred), ALONE, "the {peer} is not asked: {barred}", lambda c: c.expected)
 AUTO_RULES: tuple[Rule, ...] = (
     Rule(lambda c: c.wish.raw_prompt, ALONE, "raw tokens are continued by one side alone"),
     Rule(
@@ -106,13 +100,13 @@ AUTO_RULES: tuple[Rule, ...] = (
         "logprobs of a joint answer would need the device's distributions",
     ),
     BARRED,
-    Rule(lambda c: not c.presence.linked and c.presence.expected, ALONE, "the {peer} is not linked", _always),
-    Rule(lambda c: not c.presence.linked, ALONE, "no {peer} takes part"),
+    Rule(lambda c: not c.linked and c.expected, ALONE, "the {peer} is not linked", _always),
+    Rule(lambda c: not c.linked, ALONE, "no {peer} takes part"),
     Rule(_budget_asked, VERIFIED, "the request has an energy budget, and nothing private is in the context"),
     Rule(
         _verifying_gains, VERIFIED, "nothing private is in the context, and the {peer}'s model is larger and no slower"
     ),
-    Rule(lambda c: "aggregate" not in c.presence.common, ALONE, "the {peer} does not know 'aggregate'", _always),
+    Rule(lambda c: "aggregate" not in c.common, ALONE, "the {peer} does not know 'aggregate'", _always),
     Rule(lambda c: c.wish.documents == 0, ALONE, "the request wants no documents"),
     Rule(lambda c: c.own.documents + c.peer.documents == 0, ALONE, "neither side has documents"),
     Rule(_cloud_writes, VERIFIED, "nothing private is in the context, and the {peer}'s model is larger"),
@@ -127,8 +121,8 @@ def asked_rules(name: str) -> tuple[Rule, ...]:
         return (Rule(_always, name, "the request asks for it", _search_missing),)
     return (
         replace(BARRED, missing=_always),
-        Rule(lambda c: not c.presence.linked, ALONE, "the {peer} is not linked", _always),
-        Rule(lambda c: name not in c.presence.common, ALONE, f"the {{peer}} does not know '{name}'", _always),
+        Rule(lambda c: not c.linked, ALONE, "the {peer} is not linked", _always),
+        Rule(lambda c: name not in c.common, ALONE, f"the {{peer}} does not know '{name}'", _always),
         Rule(_always, name, "the request asks for it"),
         Rule(_always, ALONE, f"'{name}' does not take what was retrieved"),
     )
@@ -154,16 +148,15 @@ def candidates(context: RoutingContext) -> tuple[StrategyChoice, ...]:
     """
     _refuse(context)
     asked = context.wish.strategy
-    if asked != AUTO:
-        STRATEGIES[asked].check(context)
     found: list[StrategyChoice] = []
     for rule in AUTO_RULES if asked == AUTO else asked_rules(asked):
         if rule.applies(context):
-            if asked == AUTO:
-                STRATEGIES[rule.strategy].check(context)
             found.append(rule.choice(context))
             if not STRATEGIES[rule.strategy].needs_peer:
                 break  # a strategy without a peer never declines
+    for name in [each.strategy for each in found] if asked == AUTO else [asked]:
+        if (check := STRATEGIES[name].check) is not None:
+            check(context)
     return tuple(found)
 
 

@@ -126,7 +126,7 @@ def test_the_cloud_gives_logprobs_of_its_own_answers_only() -> None:
 
 
 def test_an_aggregator_without_distributions_gives_no_logprobs() -> None:
-    for strategy in ("auto", "lookup_tree"):
+    for strategy in ("auto", "aggregate"):
         with pytest.raises(RequestError, match="no logprobs") as refused:
             chosen(LINKED, logprobs=True, strategy=strategy, options={"aggregator": "coin"})
         assert refused.value.param == "paceline.debug.aggregator"

@@ -31,7 +31,6 @@ from paceline.strategies.base import (
     Machine,
     MachineConfig,
     OpenPeer,
-    PeerPresence,
     Received,
     RoutingContext,
     Send,
@@ -291,8 +290,7 @@ ASKED = changed(REQUEST, strategy="salted", options={"period": 7})
 
 
 def test_it_is_routed_where_a_request_names_it() -> None:
-    presence = PeerPresence(expected=True, linked=True, common=("salted",))
-    known = RoutingContext("device", wish_of(ASKED), presence)
+    known = RoutingContext("device", wish_of(ASKED), expected=True, linked=True, common=("salted",))
     choice = choose(candidates(known), known)
     assert (choice.strategy, choice.options, choice.missing) == ("salted", SaltOptions(period=7), False)
     declined = routed(known, passages=3)
