@@ -156,7 +156,7 @@ class StageTuning(Table):
 class Tuning(StageTuning):
     """`[tuning]` of both programs that answer."""
 
-    backend: Literal["auto", "hf", "paged"] = Field("auto", description="engine that runs the model")
+    backend: Literal["auto", "hf", "llama_cpp", "paged"] = Field("auto", description="engine that runs the model")
     step_rows: int | None = Field(
         None,
         ge=1,

@@ -7,6 +7,7 @@ paged           fast engine with a paged KV cache
 stage           a span of a model's layers, for pipelines
 reader          an encoder that points at the answer in a document, as an engine; the demonstration's model
 remote          a model behind HTTP servers, such as vLLM's
+llama_cpp       engine on llama.cpp, for the quantised models of GGUF files
 fake            engine without a model, for tests, the simulator and `--model fake`
 number_format   format in which a model is computed, the one of its weights, and why
 stored_weights  linears, experts and embeddings over weights in the file's format

@@ -1,4 +1,4 @@
-"""Engine contract: protocols and values shared by `fake`, `hf`, `paged` and pipeline stages.
+"""Engine contract: protocols and values shared by `fake`, `hf`, `paged`, `llama_cpp` and pipeline stages.
 
 Eleven properties, verified for every engine by `tests/engine/test_contract.py`: (1) splitting a chain changes nothing;
 (2) a tree row scores as the chain along its path; (3) commit then continue equals a fresh prefill; (4) truncate then
@@ -48,11 +48,12 @@ class ModelInfo:
     vocab_size: int
     max_positions: int  # rows one sequence may have
     dtype: str
-    backend: str  # "fake", "hf", "paged" or "reader"
+    backend: str  # "fake", "hf", "llama_cpp", "paged" or "reader"
     sampling: SamplingDefaults = NO_DEFAULTS  # the makers' recommendation
     system: str = ""  # system message of conversations that bring none: this side's setting
     num_weights: int = 0  # of the whole model; 0: unknown
     shape: ModelShape | None = None  # for models of its energy; None: not known
+    is_exact: bool = True  # a row's numbers depend on its tokens alone, not on which rows are computed with it
     refusals: tuple[str, ...] = ()  # what it says of its own, as where no document answers: such an answer cites none
     thinking: tuple[str, str] | None = None  # marks between which it thinks before it answers; None: it does not
     tools: str = "hermes"  # name of the format in which it writes calls

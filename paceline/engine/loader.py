@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 from paceline.engine.base import Engine, LoadedModel, ModelInfo
 from paceline.engine.model_config import sampling_defaults
 from paceline.errors import ConfigError
-from paceline.hub.cache import facts_of
+from paceline.hub.cache import facts_of, find_gguf
 from paceline.hub.cache import find as find
 from paceline.hub.cache import quiet as quiet
 from paceline.hub.cache import served_name as served_name
+from paceline.hub.gguf import described
 from paceline.system import cores, may_have_gpu
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("paceline.engine")
 
-Backend = Literal["auto", "hf", "paged"]
+Backend = Literal["auto", "hf", "llama_cpp", "paged"]
 _MIB = 1 << 20
 
 
@@ -85,10 +86,34 @@ def load_model(
         return fake_model(int(fake[1] or 0), float(fake[2] or SPREAD), capacity_rows=rows)
     from paceline.engine.tokenizer import Tokenizer
 
+    if (file := _for_llama_cpp(path_or_name, backend, device)) is not None:
+        from paceline.engine.llama_cpp.engine import load_gguf
+
+        gguf, name = described(file), name or served_name(path_or_name)
+        tokenizer = Tokenizer.load(gguf.folder)
+        engine = load_gguf(gguf, name=name, threads=threads, kv_rows=kv_rows, kv_mib=kv_mib)
+        return LoadedModel(engine, tokenizer)
     directory = find(path_or_name)
     tokenizer = Tokenizer.load(directory)  # before the weights, which take much longer
     options = EngineOptions(backend, dtype, device, threads, kv_rows, kv_mib)
     return LoadedModel(load_engine(directory, options, name=name or served_name(path_or_name)), tokenizer)
+
+
+def _for_llama_cpp(path_or_name: str | Path, backend: Backend, device: str) -> Path | None:
+    """The GGUF file to be run by llama.cpp; None for what another engine runs, after a conversion if it is one.
+
+    Raises ConfigError where that engine is asked for, and cannot run the model.
+    """
+    if backend in ("hf", "paged"):
+        return None
+    from paceline.engine.llama_cpp.library import is_installed
+
+    file = find_gguf(path_or_name)
+    if backend == "llama_cpp":
+        if file is None:
+            raise ConfigError(f"Backend llama_cpp runs GGUF files, and {path_or_name} is none. Use auto.")
+        return file
+    return file if file and is_installed() and choose_device(device) == "cpu" else None
 
 
 def fingerprint(directory: Path) -> str:

@@ -209,7 +209,7 @@ def find(path_or_name: str | Path, *, download: bool = True, weights: bool = Tru
     """
     directory = Path(path_or_name).expanduser()
     if not directory.is_dir():
-        file = directory if directory.suffix == SUFFIX and directory.is_file() else find_stored(str(path_or_name))
+        file = find_gguf(path_or_name)
         directory = converted(file) if file else _from_hub(HubName.parse(str(path_or_name)), download, weights)
     if not (directory / "config.json").is_file():
         raise ConfigError(f"{directory} is not a model: it has no config.json. Give a directory saved by transformers.")
@@ -221,6 +221,14 @@ def find(path_or_name: str | Path, *, download: bool = True, weights: bool = Tru
             "Convert it with save_pretrained, or choose another model."
         )
     return directory
+
+
+def find_gguf(path_or_name: str | Path) -> Path | None:
+    """The GGUF file of that path, or of that name in the store of another program; None for other models."""
+    path = Path(path_or_name).expanduser()
+    if path.is_dir():
+        return None
+    return path if path.suffix == SUFFIX and path.is_file() else find_stored(str(path_or_name))
 
 
 @contextmanager

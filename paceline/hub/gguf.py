@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,7 @@ Floats = NDArray[np.float32]
 log = logging.getLogger("paceline.engine")
 
 SUFFIX: Final = ".gguf"
+_FACTS: Final = "gguf.json"  # what is known of a file beside its vocabulary
 _MIB: Final = 1 << 20
 _SPLIT_FILE: Final = "-of-0"  # in the names of models of several files
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # `tokenizer.ggml.token_type`
@@ -122,14 +124,11 @@ class GgufFile:
             raise ConfigError("A GGUF file needs one more package: pip install 'paceline[gguf]'") from error
         try:
             file = cls(path, gguf.GGUFReader(path))
-            architecture = str(file.get("general.architecture"))
+            file.get("general.architecture")
         except Exception as error:  # the reader trusts the file: offsets and counts that are none raise anything
             raise ConfigError(f"{path} cannot be read as a GGUF file: {error or type(error).__name__}") from error
         if _SPLIT_FILE in path.name and int(file.get("split.count", 1)) > 1:
             raise ConfigError(f"{path} is one of several files of a model: join them with llama-gguf-split --merge.")
-        if architecture not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
-            raise ConfigError(f"{path} holds a model of the architecture {architecture}; known here are {known}.")
         return file
 
     def get(self, name: str, default: object = None) -> Any:
@@ -145,7 +144,31 @@ class GgufFile:
 
     @property
     def architecture(self) -> Architecture:
-        return ARCHITECTURES[self.get("general.architecture")]
+        """Raises ConfigError for one that is not known here."""
+        name = self.get("general.architecture")
+        if name not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise ConfigError(f"{self.path} holds a model of the architecture {name}; known here are {known}.")
+        return ARCHITECTURES[name]
+
+    @property
+    def number_format(self) -> str:
+        """Of most weights, as `q4_k_m`."""
+        import gguf
+
+        kind = self.get("general.file_type", -1)
+        if kind in {each.value for each in gguf.LlamaFileType}:
+            return gguf.LlamaFileType(kind).name.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
+        return max(self._reader.tensors, key=lambda tensor: int(tensor.n_elements)).tensor_type.name.lower()
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a token's keys and values in all layers, in float16."""
+        layers, heads = int(self.get("{arch}.block_count")), int(self.get("{arch}.attention.head_count"))
+        kv_heads = self.get("{arch}.attention.head_count_kv", heads)
+        size = int(self.get("{arch}.embedding_length")) // heads
+        sizes = [int(self.get(f"{{arch}}.attention.{kind}_length", size)) for kind in ("key", "value")]
+        return 2 * sum(sizes) * (sum(kv_heads) if isinstance(kv_heads, Sequence) else layers * int(kv_heads))
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -382,14 +405,45 @@ class GgufFile:
         return values.reshape(heads, values.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(values.shape)
 
 
+def _cache(kind: str, path: Path) -> Path:
+    """Where a folder made of this file lies."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / kind
+    return cache / path_part(fingerprint(path), SHA256)
+
+
 def converted(path: Path) -> Path:
     """The folder of a GGUF file's model in the cache, written at its first use. Raises ConfigError."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "gguf"
-    folder = cache / path_part(fingerprint(path), SHA256)
+    folder = _cache("gguf", path)
     if not folder.is_dir():
         log.info("%s is converted to safetensors once, in %s", path, folder)
         import_gguf(path, folder)
     return folder
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """A file whose weights stay where they are."""
+
+    path: Path
+    folder: Path  # its vocabulary and chat template, for `Tokenizer`
+    fingerprint: str
+    context: int  # tokens
+    row_bytes: int
+    number_format: str
+
+
+def described(path: Path) -> GgufModel:
+    """The model of a GGUF file, with its vocabulary in the cache, written at its first use. Raises ConfigError."""
+    folder = _cache("gguf-vocabulary", path)
+    if not folder.is_dir():
+        file = GgufFile.open(path)
+        with _appearing(folder, path) as part:
+            ends = file._ends()
+            _write_vocabulary(part, file)
+            _write_json(part / "config.json", {"eos_token_id": ends, "bos_token_id": file._special("bos")})
+            facts = {"row_bytes": file.row_bytes, "number_format": file.number_format}
+            _write_json(part / _FACTS, {"context": int(file.get("{arch}.context_length")), **facts})
+    return GgufModel(path, folder, fingerprint(path), **json.loads((folder / _FACTS).read_text("utf-8")))
 
 
 def fingerprint(path: Path) -> str:
@@ -410,15 +464,19 @@ def import_gguf(path: Path, folder: Path) -> None:
     stay float32. The folder appears whole or not at all. Raises ConfigError.
     """
     file = GgufFile.open(path)
+    with _appearing(folder, path) as part:
+        _write_json(part / "config.json", file.config())
+        _write_vocabulary(part, file)
+        _write_weights(part / "model.safetensors", file)
+
+
+@contextmanager
+def _appearing(folder: Path, path: Path) -> Iterator[Path]:
+    """A folder to write to, which is `folder` afterwards. Raises ConfigError."""
     part = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     try:
         part.mkdir(parents=True)
-        _write_json(part / "config.json", file.config())
-        _write_json(part / "tokenizer_config.json", file.tokenizer_config())
-        if template := file.template:
-            (part / "chat_template.jinja").write_text(template, "utf-8")
-        file.tokenizer().save(str(part / "tokenizer.json"))
-        _write_weights(part / "model.safetensors", file)
+        yield part
         if not folder.exists():  # another process may have been quicker
             part.replace(folder)
     except KeyError as error:
@@ -427,6 +485,13 @@ def import_gguf(path: Path, folder: Path) -> None:
         raise ConfigError(f"{folder} cannot be written: {error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _write_vocabulary(folder: Path, file: GgufFile) -> None:
+    _write_json(folder / "tokenizer_config.json", file.tokenizer_config())
+    if template := file.template:
+        (folder / "chat_template.jinja").write_text(template, "utf-8")
+    file.tokenizer().save(str(folder / "tokenizer.json"))
 
 
 def _write_json(path: Path, content: Mapping[str, object]) -> None:

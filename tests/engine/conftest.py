@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
 from lab.torch_kernels import TorchKernels
 from paceline.core.batching.segment import SeqId
 from paceline.engine import number_format
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
-from paceline.engine.loader import EngineOptions, load_engine, quiet
+from paceline.engine.loader import EngineOptions, load_engine, load_model, quiet
 from paceline.engine.paged.attention.backends import Attention
 from paceline.engine.stage import num_layers
 from paceline.models import READER
@@ -28,6 +29,7 @@ from server.stages import StagesWanted, open_stages
 from tests.engine import checkpoints
 from tests.engine.blocking import Blocking
 from tests.engine.checkpoints import ARCHITECTURES
+from tests.hub.test_gguf import write_gguf
 from tests.runtime.stages.rig import even_spans, rig
 from tests.slow import slow_in
 
@@ -41,6 +43,7 @@ HERE = EngineOptions(dtype="float32", device=str(DEVICE))
 TILED: Attention = TorchKernels() if os.environ.get("TEST_ATTENTION", DEVICE.type) == "cpu" else "triton"
 # Layers of these are others', or compute each row alone: their scores are tried, and the contract on two of them.
 ALONE = frozenset({"qwen3moe", "mixtral", "olmoe", "qwen2windowed"})
+FORMATS = [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1]  # on llama.cpp
 SUBJECTS = [
     "fake",
     "fake-order-3",
@@ -48,6 +51,7 @@ SUBJECTS = [
     *(f"{backend}-{name}" for backend in ("hf", "paged", "tiled") for name in ARCHITECTURES if name not in ALONE),
 ]
 SUBJECTS += ["paged-mixtral", "stored-gemma3", "stored-qwen3moe"]
+SUBJECTS += [f"{kind.name.lower()}-llama" for kind in FORMATS]
 SUBJECTS += ["recompute-llama", "stages-llama", "stages-gemma2", "processes-llama", "reader"]
 
 
@@ -97,6 +101,8 @@ def _made(subject: str, checkpoint: Callable[[str], Path], opened: ExitStack) ->
     if subject == "reader":
         return load_engine(READER, HERE, name=subject)
     backend, name = subject.split("-")
+    if backend in (kind.name.lower() for kind in FORMATS):
+        return gguf_engine(checkpoint(name), GGMLQuantizationType[backend.upper()])
     if backend == "recompute":
         from transformers import AutoModelForCausalLM
 
@@ -126,6 +132,13 @@ def load_stored(directory: Path, name: str, options: EngineOptions = HERE) -> En
         return load_engine(directory, options._replace(device="cpu", dtype="auto"), name=name)
 
 
+def gguf_engine(folder: Path, kind: GGMLQuantizationType, threads: int = 1) -> Engine:
+    """The model of a folder in a GGUF file of this format, on llama.cpp."""
+    file = folder.with_name(f"{folder.name}-{kind.name}.gguf")
+    write_gguf(folder, file, kind=kind)
+    return load_model(file, backend="llama_cpp", kv_rows=34 * checkpoints.POSITIONS, threads=threads).engine
+
+
 @contextmanager
 def staged(directory: Path) -> Iterator[RemotePipeline]:
     """The model in stages of a layer each, on threads of this process."""
@@ -151,6 +164,7 @@ def engine(request: pytest.FixtureRequest, load: Callable[[str], Engine]) -> Eng
     engine = load(request.param)
     backend = request.param.split("-")[0]
     kind = {"recompute": "hf", "tiled": "paged", "stored": "paged", "stages": "paged", "processes": "paged"}
+    kind |= {each.name.lower(): "llama_cpp" for each in FORMATS}
     assert engine.info.backend == kind.get(backend, backend)
     return engine
 

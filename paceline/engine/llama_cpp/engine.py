@@ -1,0 +1,381 @@
+"""Engine over llama.cpp: quantised models of GGUF files, without torch.
+
+Each sequence has a stream of the KV cache to itself, whose rows are always a prefix of one chain of tokens: what is
+left out in the middle, or of another sequence between, would change the order in which llama.cpp sums over the cache,
+and with weights of eight bits or fewer a token. So a tree is scored path by path, and rows that a prune or truncate
+has put out of reach are computed again with the next segment. A block is a whole stream, and what it held is kept when
+its sequence ends, for a later prompt of the same salt.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import psutil
+
+from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
+from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import SampledRow
+from paceline.engine.base import ModelInfo, Output, SampleRequest
+from paceline.engine.llama_cpp.library import MOST_ROWS, Context, Scores, Stretch
+from paceline.engine.sequence_table import SequenceTable
+from paceline.errors import EngineError
+from paceline.hub.gguf import GgufModel
+
+log = logging.getLogger("paceline.engine")
+
+BACKEND: Final = "llama_cpp"
+_STREAMS: Final = 4
+_ROWS: Final = 2048  # of each stream, where memory is not limited by a setting
+_MOST_STREAMS: Final = 32
+_SIZE: Final = 8  # bytes before a stream's exported content that say how long it is
+_CARRIER: Final = "float32"  # of exported content: four bytes to a number
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """Rows in llama.cpp's cache, of a sequence or of one that has ended."""
+
+    number: int
+    tokens: list[int] = field(default_factory=list)  # whose rows are there, from position 0
+    salt: str | None = None  # who may use them; None: nobody
+    used: int = 0  # time of its last use, in uses
+
+
+@dataclass(frozen=True, slots=True)
+class RowLogits:
+    """Logits of a segment's scored rows."""
+
+    rows: tuple[Scores, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def dists(self) -> tuple[Dist, ...]:
+        return tuple(map(_dist, self.rows))
+
+
+def _dist(scores: Scores) -> Dist:
+    best = float(scores.max())
+    weights = np.exp(scores.astype(np.float64) - best)
+    total = float(weights.sum())
+    return Dist.dense(weights / total, best + math.log(total))
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    """A chain that a stream is brought to, and which of its positions are to be scored."""
+
+    stream: Stream
+    tokens: list[int]
+    wanted: dict[int, int]  # position → row of the segment
+    into: list[Scores | None]  # by row of the segment
+    at: int = 0  # rows of the chain that are there
+
+    def next_rows(self) -> int:
+        return min(len(self.tokens) - self.at, MOST_ROWS)
+
+
+class LlamaCppEngine:
+    """The engine contract over a context of llama.cpp. Made by `load_gguf`."""
+
+    def __init__(self, model: Context, info: ModelInfo) -> None:
+        self._model, self._info = model, info
+        self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
+        self._committed: dict[SeqId, list[int]] = {}  # tokens
+        self._streams: dict[SeqId, Stream] = {}
+        self._salts: dict[SeqId, str] = {}  # of sequences that have begun with one
+        self._free = [Stream(number) for number in range(model.num_streams)]
+        self._uses = 0
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def forward(self, batch: Batch) -> Output:
+        placed = self._table.place(batch)
+        new = [segment.seq for segment in placed if segment.seq not in self._streams]
+        self._require_free(len(new))
+        for seq in new:
+            self._take(seq)
+        rows: list[list[Scores | None]] = [[None] * len(segment.tokens) for segment in placed]
+        try:
+            rounds = [list(self._passes(segment, into)) for segment, into in zip(placed, rows, strict=True)]
+            for step in range(max(map(len, rounds), default=0)):
+                self._run([passes[step] for passes in rounds if step < len(passes)])
+        except EngineError:
+            for seq in new:
+                self._give_back(seq)
+            raise
+        self._table.written(placed)
+        for segment in placed:
+            self._committed[segment.seq] += segment.tokens[: segment.committed]
+        scored = [
+            RowLogits(tuple(scores for row in segment.wanted if (scores := into[row]) is not None))
+            for segment, into in zip(placed, rows, strict=True)
+        ]
+        return Output(tuple(scored), tuple(segment.scored for segment in placed))
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
+        return [request.by_reference() for request in requests]
+
+    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
+        if seq not in self._streams and horizon is not None:
+            self._require_free(1)  # it has overtaken all rows of the sequence
+        kept = self._table.prune(seq, keep, live, horizon)
+        if seq not in self._streams:
+            self._take(seq)
+        self._committed[seq] += kept.committed
+
+    def truncate(self, seq: SeqId, length: int) -> None:
+        self._table.truncate(seq, length)
+        del self._committed.get(seq, [])[length:]
+
+    def fork(self, seq: SeqId, into: SeqId) -> None:
+        self._require_free(1)
+        self._table.fork(seq, into)
+        self._copy(self._streams[seq], self._take(into))
+        self._committed[into] = list(self._committed[seq])
+
+    def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
+        self._table.export(seq, len(tokens))
+        stream, wanted = self._streams[seq], self._committed[seq][: len(tokens)]
+        self._run([_Pass(stream, wanted, {}, [])])
+        self._shorten(stream, len(wanted))
+        content = self._model.state(stream.number)
+        words = -(-(_SIZE + len(content)) // (4 * len(tokens)))  # of a row
+        packed = np.zeros(4 * words * len(tokens), np.uint8)
+        packed[:_SIZE] = np.frombuffer(len(content).to_bytes(_SIZE, "little"), np.uint8)
+        packed[_SIZE : _SIZE + len(content)] = np.frombuffer(content, np.uint8)
+        keys = packed.view("<f4").reshape(1, len(tokens), 1, words)
+        return KvPrefix(self._info.fingerprint, _CARRIER, tuple(tokens), keys, keys[..., :0])
+
+    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
+        if rows.model != self._info.fingerprint or rows.dtype != _CARRIER:
+            raise EngineError("the rows are another model's, or of another format")
+        packed = np.ascontiguousarray(rows.keys).view(np.uint8).reshape(-1)
+        size = int.from_bytes(packed[:_SIZE].tobytes(), "little")
+        if not 0 < size <= len(packed) - _SIZE:
+            raise EngineError("the stored rows were cut")
+        self._require_free(1)
+        self._table.adopt(seq, rows.tokens)
+        stream = self._take(seq)
+        try:
+            self._model.restore(stream.number, packed[_SIZE : _SIZE + size].tobytes())
+            if self._model.length(stream.number) != len(rows.tokens):
+                self._model.shorten(stream.number, 0)
+                raise EngineError("the stored rows are not those of their tokens")
+        except EngineError:
+            self._table.release(seq)
+            self._give_back(seq)
+            raise
+        stream.tokens = list(rows.tokens)
+        self._committed[seq] = list(rows.tokens)
+
+    def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
+        if seq in self._table or seq in self._salts:
+            raise EngineError(f"sequence {seq} exists already")
+        self._salts[seq] = salt
+        longest = len(tokens) - 1
+        cached = max((self._shared(stream, tokens, salt) for stream in self._all()), default=0)
+        if stored is not None and min(cached, longest) < len(stored.tokens) <= longest:
+            try:
+                self.import_kv(seq, stored)
+            except EngineError as error:
+                log.warning("stored KV of a document is computed again: %s", error)
+            else:
+                return len(stored.tokens)
+        rows = min(cached, longest)
+        if not rows or not self._free:
+            return 0
+        self._table.adopt(seq, tokens[:rows])
+        source = max(self._all(), key=lambda stream: (self._shared(stream, tokens, salt), stream in self._free))
+        stream = self._take(seq, source if source in self._free else None)
+        if stream is not source:
+            self._copy(source, stream)
+        self._committed[seq] = list(tokens[:rows])
+        return rows
+
+    def release(self, seq: SeqId) -> None:
+        self._table.release(seq)
+        self._give_back(seq)
+        self._salts.pop(seq, None)
+
+    def length(self, seq: SeqId) -> int:
+        return self._table.length(seq)
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a stream."""
+        return self._info.max_positions
+
+    def free_rows(self) -> int | None:
+        return len(self._free) * self.block_size
+
+    def check(self) -> None:
+        numbers = sorted(stream.number for stream in self._all())
+        assert numbers == list(range(self._model.num_streams)), numbers
+        lengths = self._table.lengths()
+        assert self._streams.keys() == self._committed.keys() == lengths.keys(), (self._streams, lengths)
+        for stream in self._all():
+            assert self._model.length(stream.number) == len(stream.tokens), stream
+
+    def _all(self) -> list[Stream]:
+        return [*self._free, *self._streams.values()]
+
+    def _require_free(self, count: int) -> None:
+        if count > len(self._free):
+            raise OutOfBlocks(f"{count} sequences need a stream of the KV cache, {len(self._free)} are free")
+
+    def _shared(self, stream: Stream, tokens: Sequence[int], salt: str) -> int:
+        """Rows of the stream that a prompt of this salt may begin with. Those of drafts are left out."""
+        if stream.salt != salt:
+            return 0
+        owner = next((seq for seq, each in self._streams.items() if each is stream), None)
+        return _common(stream.tokens if owner is None else self._committed[owner], tokens)
+
+    def _take(self, seq: SeqId, stream: Stream | None = None) -> Stream:
+        """Give the sequence this free stream with its rows, or else an empty one: the one unused for longest."""
+        if stream is None:
+            stream = min(self._free, key=lambda each: (bool(each.tokens), each.used, each.number))
+            self._shorten(stream, 0)
+        self._free.remove(stream)
+        stream.salt = self._salts.get(seq)
+        self._streams[seq] = stream
+        self._committed[seq] = []
+        return stream
+
+    def _give_back(self, seq: SeqId) -> None:
+        self._committed.pop(seq, None)
+        if (stream := self._streams.pop(seq, None)) is not None:
+            self._uses += 1
+            stream.used = self._uses
+            if stream.salt is None:
+                self._shorten(stream, 0)
+            self._free.append(stream)
+
+    def _copy(self, source: Stream, into: Stream) -> None:
+        if source.tokens:
+            self._model.restore(into.number, self._model.state(source.number))
+        into.tokens = list(source.tokens)
+
+    def _shorten(self, stream: Stream, length: int) -> None:
+        if len(stream.tokens) > length:
+            self._model.shorten(stream.number, length)
+            del stream.tokens[length:]
+
+    def _passes(self, segment: PlacedSegment, into: list[Scores | None]) -> Iterator[_Pass]:
+        """Chains whose passes score the segment's rows: one, or one for each leaf of a tree, neighbours in turn."""
+        stream, before = self._streams[segment.seq], self._committed[segment.seq]
+        wanted = set(segment.wanted)
+        if segment.parents is None:
+            by_position = {len(before) + row: row for row in wanted}
+            yield _Pass(stream, [*before, *segment.tokens], by_position, into)
+            return
+        opened = segment.num_open_rows
+        tokens = [*self._table.tree(segment.seq).tokens, *segment.tokens]
+        needed = {opened + row for row in wanted}
+        for row, parent in reversed(list(enumerate(segment.parents))):
+            if row in needed and parent >= 0:
+                needed.add(parent)
+        children: dict[int, list[int]] = {}
+        for row in sorted(needed, reverse=True):
+            children.setdefault(segment.parents[row], []).append(row)
+        walk = [[row] for row in children.get(-1, ())]
+        while walk:
+            path = walk.pop()
+            below = children.get(path[-1], ())
+            walk += [[*path, child] for child in below]
+            if not below:
+                rows = {len(before) + depth: each - opened for depth, each in enumerate(path)}
+                scored = {position: each for position, each in rows.items() if each in wanted}
+                yield _Pass(stream, [*before, *(tokens[each] for each in path)], scored, into)
+
+    def _run(self, passes: Sequence[_Pass]) -> None:
+        """Bring each stream to its chain, and keep the scores that are wanted and not known yet."""
+        for each in passes:
+            unknown = [position for position, row in each.wanted.items() if each.into[row] is None]
+            each.at = min([_common(each.stream.tokens, each.tokens), *unknown])
+            self._shorten(each.stream, each.at)
+        waiting = sorted(passes, key=lambda each: each.stream.number)
+        while waiting := [each for each in waiting if each.next_rows()]:
+            first, *others = waiting
+            group, size = [first], first.next_rows()
+            for each in others:
+                follows = each.stream.number == group[-1].stream.number + 1
+                if not follows or each.next_rows() != size or size * (len(group) + 1) > MOST_ROWS:
+                    break
+                group.append(each)
+            self._decode(group, size)
+
+    def _decode(self, group: Sequence[_Pass], size: int) -> None:
+        stretches = []
+        for each in group:
+            rows = (each.wanted.get(position) for position in range(each.at, each.at + size))
+            scored = [row is not None and each.into[row] is None for row in rows]
+            stretches.append(Stretch(each.stream.number, each.at, each.tokens[each.at : each.at + size], scored))
+        for each, found in zip(group, self._model.decode(stretches), strict=True):
+            for position, scores in enumerate(found, each.at):
+                if scores is not None:
+                    each.into[each.wanted[position]] = scores
+            each.stream.tokens += each.tokens[each.at : each.at + size]
+            each.at += size
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    size = min(len(one), len(other))
+    if list(one[:size]) == list(other[:size]):
+        return size
+    return next(at for at in range(size) if one[at] != other[at])
+
+
+def load_gguf(
+    model: GgufModel,
+    *,
+    name: str,
+    threads: int | None = None,
+    kv_rows: int | None = None,
+    kv_mib: int | None = None,
+) -> LlamaCppEngine:
+    """Open the model of a GGUF file. threads: None for one a core. kv_rows, kv_mib: of all streams together.
+
+    Raises ConfigError where llama.cpp is missing, or does not load the file.
+    """
+    rows = kv_rows or (kv_mib << 20) // model.row_bytes if kv_mib else kv_rows
+    if rows is None:
+        free = psutil.virtual_memory().available // 4
+        rows = min(_STREAMS * _ROWS, free // model.row_bytes)
+    longest = max(1, min(model.context, rows // _STREAMS))
+    streams = max(_STREAMS, min(rows // longest, _MOST_STREAMS))
+    threads = threads or _cores()
+    context = Context(model.path, rows=longest, streams=streams, threads=threads)
+    info = ModelInfo(
+        name=name,
+        fingerprint=model.fingerprint,
+        vocab_size=context.vocab_size,
+        max_positions=longest,
+        dtype=model.number_format,
+        backend=BACKEND,
+        num_weights=context.num_weights,
+        is_exact=context.is_exact,
+    )
+    exact = "exact" if context.is_exact else "approximate: numbers of a row depend on how many are computed with it"
+    rest = ", a row is never computed alone" if context.least_rows > 1 else ""
+    log.info(
+        "%s runs on llama.cpp with %d threads: %s, %d sequences of %d tokens, %s%s",
+        *(name, threads, model.number_format, streams, longest, exact, rest),
+    )
+    return LlamaCppEngine(context, info)
+
+
+def _cores() -> int:
+    cores = psutil.cpu_count(logical=False) or 1
+    return min(cores, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else cores

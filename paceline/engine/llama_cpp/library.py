@@ -1,0 +1,339 @@
+"""llama.cpp's C functions, as the package `xllamacpp` brings them: a model, and streams of rows in its KV cache.
+
+Only what the engine needs is declared. Two records change their layout between releases, so the package is pinned, and
+what the library fills them with is compared with what is declared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int8, c_int32, c_size_t, c_uint8, c_uint32, c_void_p
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar, Final, NamedTuple
+from weakref import finalize
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import ConfigError, EngineError
+
+Scores = NDArray[np.float32]
+
+log = logging.getLogger("paceline.engine")
+
+MOST_ROWS: Final = 56
+"""Rows in one call. From 64 rows of a sequence on, its attention sums in another order."""
+
+_SPLIT_FROM: Final = 256
+"""Cached rows from which the attention of a row computed alone is divided among threads, and sums in another order."""
+
+_PACKAGE: Final = "xllamacpp"
+_PROBE: Final = 20  # rows that are computed at the start, several times
+_SPARE: Final = 256  # bytes behind a record, so that a longer one of another release overwrites nothing
+
+
+class _ModelParameters(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("devices", c_void_p),
+        ("buffer_overrides", c_void_p),
+        ("gpu_layers", c_int32),
+        ("split_mode", c_int),
+        ("load_mode", c_int),
+        ("lazy_mode", c_int),
+        ("main_gpu", c_int32),
+        ("tensor_split", c_void_p),
+        ("progress", c_void_p),
+        ("progress_data", c_void_p),
+        ("kv_overrides", c_void_p),
+        ("vocab_only", c_bool),
+        ("check_tensors", c_bool),
+        ("use_extra_buffers", c_bool),
+        ("no_host", c_bool),
+        ("no_alloc", c_bool),
+        ("load_mtp", c_bool),
+        ("spare", c_uint8 * _SPARE),
+    ]
+
+
+class _ContextParameters(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("rows", c_uint32),
+        ("batch_rows", c_uint32),
+        ("micro_batch_rows", c_uint32),
+        ("sequences", c_uint32),
+        ("snapshots", c_uint32),
+        ("outputs", c_uint32),
+        ("outputs_a_sequence", c_uint32),
+        ("threads", c_int32),
+        ("batch_threads", c_int32),
+        ("kind", c_int),
+        ("rope_scaling", c_int),
+        ("pooling", c_int),
+        ("attention", c_int),
+        ("flash_attention", c_int),
+        ("numbers", c_float * 6),  # of rotary embeddings
+        ("yarn_context", c_uint32),
+        ("defrag", c_float),
+        ("callback", c_void_p * 2),
+        ("key_type", c_int),
+        ("value_type", c_int),
+        ("abort", c_void_p * 3),
+        ("embeddings", c_bool),
+        ("offload_kqv", c_bool),
+        ("no_timing", c_bool),
+        ("offload_operations", c_bool),
+        ("whole_windows", c_bool),
+        ("unified", c_bool),
+        ("samplers", c_void_p),
+        ("num_samplers", c_size_t),
+        ("other", c_void_p),
+        ("spare", c_uint8 * _SPARE),
+    ]
+
+
+class _Batch(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("num_rows", c_int32),
+        ("tokens", POINTER(c_int32)),
+        ("embeddings", POINTER(c_float)),
+        ("positions", POINTER(c_int32)),
+        ("num_sequences", POINTER(c_int32)),
+        ("sequences", POINTER(POINTER(c_int32))),
+        ("scored", POINTER(c_int8)),
+    ]
+
+
+_MODEL_DEFAULTS: Final = _ModelParameters(
+    gpu_layers=-1, split_mode=1, load_mode=-1, lazy_mode=1, use_extra_buffers=True
+)
+_CONTEXT_DEFAULTS: Final = _ContextParameters(
+    rows=512,
+    batch_rows=2048,
+    micro_batch_rows=512,
+    sequences=1,
+    outputs_a_sequence=1,
+    threads=4,
+    batch_threads=4,
+    rope_scaling=-1,
+    pooling=-1,
+    attention=-1,
+    flash_attention=-1,
+    numbers=(0.0, 0.0, -1.0, -1.0, -1.0, -1.0),
+    defrag=-1.0,
+    key_type=1,
+    value_type=1,
+    offload_kqv=True,
+    no_timing=True,
+    offload_operations=True,
+    whole_windows=True,
+)
+_Log = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
+_WARNING: Final = 3  # of its levels
+_FUNCTIONS: Final[dict[str, tuple[type | None, list[type]]]] = {
+    "llama_log_set": (None, [_Log, c_void_p]),
+    "llama_model_default_params": (_ModelParameters, []),
+    "llama_context_default_params": (_ContextParameters, []),
+    "llama_model_load_from_file": (c_void_p, [c_char_p, _ModelParameters]),
+    "llama_model_get_vocab": (c_void_p, [c_void_p]),
+    "llama_model_n_params": (ctypes.c_uint64, [c_void_p]),
+    "llama_model_is_recurrent": (c_bool, [c_void_p]),
+    "llama_model_is_hybrid": (c_bool, [c_void_p]),
+    "llama_model_free": (None, [c_void_p]),
+    "llama_vocab_n_tokens": (c_int32, [c_void_p]),
+    "llama_init_from_model": (c_void_p, [c_void_p, _ContextParameters]),
+    "llama_free": (None, [c_void_p]),
+    "llama_get_memory": (c_void_p, [c_void_p]),
+    "llama_batch_init": (_Batch, [c_int32, c_int32, c_int32]),
+    "llama_batch_free": (None, [_Batch]),
+    "llama_decode": (c_int32, [c_void_p, _Batch]),
+    "llama_get_logits_ith": (POINTER(c_float), [c_void_p, c_int32]),
+    "llama_memory_seq_rm": (c_bool, [c_void_p, c_int32, c_int32, c_int32]),
+    "llama_memory_seq_pos_max": (c_int32, [c_void_p, c_int32]),
+    "llama_state_seq_get_size": (c_size_t, [c_void_p, c_int32]),
+    "llama_state_seq_get_data": (c_size_t, [c_void_p, c_void_p, c_size_t, c_int32]),
+    "llama_state_seq_set_data": (c_size_t, [c_void_p, c_void_p, c_size_t, c_int32]),
+}
+
+
+def is_installed() -> bool:
+    return find_spec(_PACKAGE) is not None
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """Raises ConfigError where the package is missing, or of another layout."""
+    found = find_spec(_PACKAGE)
+    places = (found.submodule_search_locations if found else None) or ()
+    files = [file for place in places for file in Path(place).glob(f"{_PACKAGE}.*") if file.suffix != ".py"]
+    if not files:
+        raise ConfigError("llama.cpp is not installed: pip install 'paceline[gguf]'")
+    library = ctypes.CDLL(str(files[0]))  # the package itself, a server, is not imported
+    try:
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except AttributeError as error:
+        raise _unknown() from error
+    library.llama_log_set(_hears, None)
+    for declared, filled in (
+        (_MODEL_DEFAULTS, library.llama_model_default_params()),
+        (_CONTEXT_DEFAULTS, library.llama_context_default_params()),
+    ):
+        for name, *_ in declared._fields_[:-1]:
+            one, other = getattr(declared, name), getattr(filled, name)
+            if (list(one) != list(other)) if isinstance(one, ctypes.Array) else one != other:
+                raise _unknown()
+    return library
+
+
+def _unknown() -> ConfigError:
+    return ConfigError(
+        f"This release of {_PACKAGE} is not known here: pip install 'paceline[gguf]' brings one that is."
+    )
+
+
+_said: list[str] = []  # its last warning or error
+
+
+def _hear(level: int, text: bytes, _: object) -> None:
+    line = text.decode("utf-8", "replace").strip()
+    if level >= _WARNING and line.strip("."):
+        _said[:] = [line]
+    if line:
+        log.debug("llama.cpp: %s", line)
+
+
+_hears: Final = _Log(_hear)  # kept, since the library calls it for good
+
+
+def _reason() -> str:
+    return _said[0] if _said else "it does not say why"
+
+
+class Stretch(NamedTuple):
+    """Rows to be written to a stream, from `start` on, and which of them are to be scored."""
+
+    stream: int
+    start: int
+    tokens: Sequence[int]
+    scored: Sequence[bool]
+
+
+class Context:
+    """A model and its KV cache, in streams of equal size that do not touch. For one thread.
+
+    A call computes as many rows of each of its streams, which follow one another, so that llama.cpp does not divide it.
+    Then a row's numbers depend on no other row, if `is_exact`.
+    """
+
+    def __init__(self, file: Path, *, rows: int, streams: int, threads: int) -> None:
+        """`rows`: of each stream. Raises ConfigError for a file that llama.cpp does not load, and too little memory."""
+        self._library = library = _library()
+        _said.clear()
+        model = library.llama_model_load_from_file(str(file).encode(), library.llama_model_default_params())
+        if not model:
+            raise ConfigError(f"{file} cannot be loaded by llama.cpp: {_reason()}")
+        wanted = library.llama_context_default_params()
+        wanted.rows, wanted.sequences, wanted.unified = (rows + 1) * streams, streams, False
+        wanted.batch_rows = wanted.micro_batch_rows = MOST_ROWS
+        wanted.flash_attention = 1  # which sums over a row's cache by itself
+        wanted.threads = wanted.batch_threads = threads
+        self._context = library.llama_init_from_model(model, wanted)
+        if not self._context:
+            library.llama_model_free(model)
+            raise ConfigError(
+                f"llama.cpp cannot keep {streams} times {rows} rows for {file}: {_reason()}. Choose a smaller --kv-mib."
+            )
+        self._batch = library.llama_batch_init(MOST_ROWS, 0, 1)
+        finalize(self, _free, library, model, self._context, self._batch)
+        self._memory = library.llama_get_memory(self._context)
+        self.num_streams, self._threads = streams, threads
+        self.vocab_size = int(library.llama_vocab_n_tokens(library.llama_model_get_vocab(model)))
+        self.num_weights = int(library.llama_model_n_params(model))
+        if library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model):
+            raise ConfigError(f"{file} cannot be served: its model keeps a state in place of a row for each token.")
+        self.least_rows, self.is_exact = self._measured()
+
+    def _measured(self) -> tuple[int, bool]:
+        """(1, True) if rows have the same scores however a text is divided, (2, True) if all have that are not
+        computed alone, else (1, False)."""
+        tokens = [(37 * i * i + 11 * i + 5) % self.vocab_size for i in range(_PROBE)]
+        self.least_rows, self.is_exact = 1, False
+        whole = self._divided(tokens, (_PROBE,))
+        for least, widths in ((1, (1, 2, 3, 5, 7, 1, 1)), (2, (2, 3, 4, 5, 6))):
+            if np.array_equal(whole, self._divided(tokens, widths)):
+                return least, True
+        return 1, False
+
+    def _divided(self, tokens: Sequence[int], widths: Sequence[int]) -> Scores:
+        found: list[Scores | None] = []
+        for width in widths:
+            start = len(found)
+            (scores,) = self.decode([Stretch(0, start, tokens[start : start + width], [True] * width)])
+            found += scores
+        self.shorten(0, 0)
+        return np.array(found)
+
+    def decode(self, stretches: Sequence[Stretch]) -> list[list[Scores | None]]:
+        """The logits of each stretch's rows, None of those not to be scored. stretches: of equal length, of streams
+        that follow one another, at most `MOST_ROWS` rows in all. Raises EngineError, and leaves nothing of them."""
+        batch, size = self._batch, len(stretches[0].tokens)
+        is_alone = size == len(stretches) == 1
+        is_divided = self._threads > 1 and stretches[0].start >= _SPLIT_FROM
+        padding = int(is_alone and self.is_exact and (self.least_rows > 1 or is_divided))
+        row = 0
+        for stream, start, tokens, scored in stretches:
+            for at in range(size + padding):
+                batch.tokens[row], batch.positions[row] = tokens[min(at, size - 1)], start + at
+                batch.num_sequences[row], batch.sequences[row][0] = 1, stream
+                batch.scored[row] = at < size and scored[at]
+                row += 1
+        batch.num_rows = row
+        flags = batch.scored[:row]
+        if self.least_rows > 1 and sum(flags) == 1:
+            batch.scored[flags.index(0)] = 1  # the last layer computes scored rows alone
+        failed = self._library.llama_decode(self._context, batch)
+        if failed or padding:
+            for each in stretches:
+                self.shorten(each.stream, each.start + (0 if failed else size))
+        if failed:
+            raise EngineError(f"llama.cpp could not compute {row} rows (its code {failed}): {_reason()}")
+        return [
+            [self._scores(place * size + at) if wanted else None for at, wanted in enumerate(each.scored)]
+            for place, each in enumerate(stretches)
+        ]
+
+    def _scores(self, row: int) -> Scores:
+        found = self._library.llama_get_logits_ith(self._context, row)
+        return np.ctypeslib.as_array(found, shape=(self.vocab_size,)).copy()
+
+    def shorten(self, stream: int, length: int) -> None:
+        """Drop its rows from this position on."""
+        if not self._library.llama_memory_seq_rm(self._memory, stream, length, -1):
+            raise EngineError("llama.cpp cannot take back rows of this model")
+
+    def length(self, stream: int) -> int:
+        return int(self._library.llama_memory_seq_pos_max(self._memory, stream)) + 1
+
+    def state(self, stream: int) -> bytes:
+        """Its rows, in a form of llama.cpp's own."""
+        size = self._library.llama_state_seq_get_size(self._context, stream)
+        content = ctypes.create_string_buffer(size)
+        written = self._library.llama_state_seq_get_data(self._context, content, size, stream)
+        return content.raw[:written]
+
+    def restore(self, stream: int, content: bytes) -> None:
+        """Make these the rows of an empty stream. Raises EngineError, and leaves it empty."""
+        if not self._library.llama_state_seq_set_data(self._context, content, len(content), stream):
+            self.shorten(stream, 0)
+            raise EngineError(f"llama.cpp does not take the stored rows: {_reason()}")
+
+
+def _free(library: ctypes.CDLL, model: int, context: int, batch: _Batch) -> None:
+    library.llama_batch_free(batch)
+    library.llama_free(context)
+    library.llama_model_free(model)
