@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -118,11 +119,14 @@ def claim(capacity: int | None, block_size: int, prompts: Sequence[int], tokens:
     if capacity is None:
         return MemoryClaim(0, tokens, drafts=True)
     for open_rows in (MAX_OPEN_ROWS, 0):
-        fixed = sum(prompt + open_rows + block_size - 1 for prompt in prompts)  # the last block may be partly filled
-        fitting = min(tokens, (capacity - fixed) // len(prompts))
+
+        def rows(answer: int, more: int = open_rows) -> int:
+            return sum(-(-(prompt + more + answer) // block_size) * block_size for prompt in prompts)
+
+        fitting = bisect_right(range(1, tokens + 1), capacity, key=rows)
         least = min(tokens, LONG_ANSWER) if open_rows else 1
         if fitting >= least:
-            return MemoryClaim(fixed + fitting * len(prompts), fitting, drafts=open_rows > 0)
+            return MemoryClaim(rows(fitting), fitting, drafts=open_rows > 0)
     return None
 
 

@@ -173,7 +173,7 @@ def test_an_architecture_that_is_not_known_is_refused_by_name(tmp_path: Path) ->
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(ConfigError, match=r"architecture mamba; known here are llama, qwen2"):
-        GgufFile.open(tmp_path / "model.gguf").config()
+        _ = GgufFile.open(tmp_path / "model.gguf").architecture
 
 
 def test_models_of_other_programs_are_found_by_the_names_that_these_show(tmp_path: Path) -> None:

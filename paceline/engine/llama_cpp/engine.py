@@ -10,7 +10,6 @@ its sequence ends, for a later prompt of the same salt.
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +20,10 @@ import psutil
 
 from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
 from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
-from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
-from paceline.engine.llama_cpp.library import MOST_ROWS, Context, Scores, Stretch
+from paceline.engine.llama_cpp.library import MOST_ROWS, LlamaContext, Scores, Stretch
+from paceline.engine.sampling.host_rows import HostLogits, sample_host_rows
 from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError
 from paceline.hub.gguf import GgufModel
@@ -49,26 +48,6 @@ class Stream:
     used: int = 0  # time of its last use, in uses
 
 
-@dataclass(frozen=True, slots=True)
-class RowLogits:
-    """Logits of a segment's scored rows."""
-
-    rows: tuple[Scores, ...]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def dists(self) -> tuple[Dist, ...]:
-        return tuple(map(_dist, self.rows))
-
-
-def _dist(scores: Scores) -> Dist:
-    best = float(scores.max())
-    weights = np.exp(scores.astype(np.float64) - best)
-    total = float(weights.sum())
-    return Dist.dense(weights / total, best + math.log(total))
-
-
 @dataclass(slots=True, eq=False)
 class _Pass:
     """A chain that a stream is brought to, and which of its positions are to be scored."""
@@ -86,7 +65,7 @@ class _Pass:
 class LlamaCppEngine:
     """The engine contract over a context of llama.cpp. Made by `load_gguf`."""
 
-    def __init__(self, model: Context, info: ModelInfo) -> None:
+    def __init__(self, model: LlamaContext, info: ModelInfo) -> None:
         self._model, self._info = model, info
         self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
         self._committed: dict[SeqId, list[int]] = {}  # tokens
@@ -118,13 +97,13 @@ class LlamaCppEngine:
         for segment in placed:
             self._committed[segment.seq] += segment.tokens[: segment.committed]
         scored = [
-            RowLogits(tuple(scores for row in segment.wanted if (scores := into[row]) is not None))
+            HostLogits(self._together([scores for row in segment.wanted if (scores := into[row]) is not None]))
             for segment, into in zip(placed, rows, strict=True)
         ]
         return Output(tuple(scored), tuple(segment.scored for segment in placed))
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
-        return [request.by_reference() for request in requests]
+        return sample_host_rows(requests)
 
     def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
         if seq not in self._streams and horizon is not None:
@@ -226,6 +205,9 @@ class LlamaCppEngine:
         assert self._streams.keys() == self._committed.keys() == lengths.keys(), (self._streams, lengths)
         for stream in self._all():
             assert self._model.length(stream.number) == len(stream.tokens), stream
+
+    def _together(self, rows: Sequence[Scores]) -> Scores:
+        return rows[0][None] if len(rows) == 1 else np.array(rows, np.float32).reshape(-1, self._info.vocab_size)
 
     def _all(self) -> list[Stream]:
         return [*self._free, *self._streams.values()]
@@ -356,7 +338,7 @@ def load_gguf(
     longest = max(1, min(model.context, rows // _STREAMS))
     streams = max(_STREAMS, min(rows // longest, _MOST_STREAMS))
     threads = threads or _cores()
-    context = Context(model.path, rows=longest, streams=streams, threads=threads)
+    context = LlamaContext(model.path, rows=longest, streams=streams, threads=threads)
     info = ModelInfo(
         name=name,
         fingerprint=model.fingerprint,

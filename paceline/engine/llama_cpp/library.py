@@ -223,7 +223,7 @@ class Stretch(NamedTuple):
     scored: Sequence[bool]
 
 
-class Context:
+class LlamaContext:
     """A model and its KV cache, in streams of equal size that do not touch. For one thread.
 
     A call computes as many rows of each of its streams, which follow one another, so that llama.cpp does not divide it.
