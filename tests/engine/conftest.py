@@ -53,6 +53,8 @@ SUBJECTS = [
 SUBJECTS += ["paged-mixtral", "stored-gemma3", "stored-qwen3moe"]
 SUBJECTS += [f"{kind.name.lower()}-llama" for kind in FORMATS]
 SUBJECTS += ["recompute-llama", "stages-llama", "stages-gemma2", "processes-llama", "reader"]
+# `TEST_GGUF=FILE` runs the contract with a real model on llama.cpp as well: minutes for 135 million weights.
+SUBJECTS += ["gguf"] if "TEST_GGUF" in os.environ else []
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -98,6 +100,8 @@ def _made(subject: str, checkpoint: Callable[[str], Path], opened: ExitStack) ->
     if subject.startswith("fake"):
         order, vocab_size = 3 if subject == "fake-order-3" else None, 2048 if subject == "fake-wide" else 257
         return FakeEngine(seed=3, order=order, max_positions=checkpoints.POSITIONS, vocab_size=vocab_size)
+    if subject == "gguf":
+        return load_model(os.environ["TEST_GGUF"], backend="llama_cpp", kv_rows=34 * 128, threads=1).engine
     if subject == "reader":
         return load_engine(READER, HERE, name=subject)
     backend, name = subject.split("-")
@@ -136,7 +140,9 @@ def gguf_engine(folder: Path, kind: GGMLQuantizationType, threads: int = 1) -> E
     """The model of a folder in a GGUF file of this format, on llama.cpp."""
     file = folder.with_name(f"{folder.name}-{kind.name}.gguf")
     write_gguf(folder, file, kind=kind)
-    return load_model(file, backend="llama_cpp", kv_rows=34 * checkpoints.POSITIONS, threads=threads).engine
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder.with_name("cache")))
+        return load_model(file, backend="llama_cpp", kv_rows=34 * checkpoints.POSITIONS, threads=threads).engine
 
 
 @contextmanager

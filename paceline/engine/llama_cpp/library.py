@@ -32,7 +32,7 @@ _SPLIT_FROM: Final = 256
 """Cached rows from which the attention of a row computed alone is divided among threads, and sums in another order."""
 
 _PACKAGE: Final = "xllamacpp"
-_PROBE: Final = 20  # rows that are computed at the start, several times
+_PROBE: Final = 40  # rows that are computed at the start, several times
 _SPARE: Final = 256  # bytes behind a record, so that a longer one of another release overwrites nothing
 
 
@@ -264,7 +264,7 @@ class LlamaContext:
         tokens = [(37 * i * i + 11 * i + 5) % self.vocab_size for i in range(_PROBE)]
         self.least_rows, self.is_exact = 1, False
         whole = self._divided(tokens, (_PROBE,))
-        for least, widths in ((1, (1, 2, 3, 5, 7, 1, 1)), (2, (2, 3, 4, 5, 6))):
+        for least, widths in ((1, (1, 2, 3, 5, 7, 1, 1, 20)), (2, (2, 3, 4, 5, 6, 20))):
             if np.array_equal(whole, self._divided(tokens, widths)):
                 return least, True
         return 1, False

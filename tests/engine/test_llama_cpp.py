@@ -1,0 +1,107 @@
+"""GGUF files on llama.cpp: what is exact and said to be, prompts that begin alike, and rows that cannot be taken."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+
+from paceline.core.batching.block_manager import OutOfBlocks
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.sampling.dist import Dist
+from paceline.engine.base import Engine
+from paceline.errors import EngineError
+from tests.engine.conftest import FORMATS, gguf_engine
+from tests.engine.trials import extend, scratch, sequences
+
+TEXT = [(5 * i * i + i) % 97 for i in range(90)]
+
+
+def are_equal(found: tuple[Dist, ...] | list[Dist], expected: tuple[Dist, ...]) -> bool:
+    return all(np.array_equal(one.probs, other.probs) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+def test_a_row_has_the_same_bits_however_its_text_is_divided_and_whatever_is_beside_it(
+    kind: GGMLQuantizationType, load: Callable[[str], Engine]
+) -> None:
+    engine = load(f"{kind.name.lower()}-llama")
+    assert (engine.info.dtype, engine.info.is_exact) == (kind.name.lower(), True)
+    whole = scratch(engine, TEXT)
+    with sequences(engine, 3) as (seq, other, third):
+        found: list[Dist] = []
+        for start, stop in itertools.pairwise((0, 1, 2, 4, 7, 63, 64, 90)):
+            beside = [Segment(each, engine.length(each), (7,) * (stop - start)) for each in (other, third)]
+            batch = Batch((beside[0], Segment(seq, start, tuple(TEXT[start:stop]), logits="all"), beside[1]))
+            found += engine.forward(batch).dists[1]
+    assert are_equal(found, whole)
+
+
+def test_a_format_whose_rows_differ_when_they_are_computed_alone_is_made_exact_by_a_second_row(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    engine = gguf_engine(checkpoint("llama"), GGMLQuantizationType.F32)
+    assert (engine.info.dtype, engine.info.is_exact) == ("f32", True)
+    with sequences(engine) as (seq,):
+        found = [extend(engine, seq, [token])[0] for token in TEXT[:30]]
+    assert are_equal(found, scratch(engine, TEXT[:30]))
+
+
+def test_a_prompt_begins_with_the_rows_of_its_salt_whether_their_sequence_has_ended_or_not(
+    load: Callable[[str], Engine],
+) -> None:
+    engine = load("q8_0-llama")
+    with sequences(engine, 4) as (first, second, third, other):
+        assert engine.begin(first, TEXT[:60], "salt") == 0
+        extend(engine, first, TEXT[:60])
+        extend(engine, first, TEXT[60:64], parents=[-1, 0, 1, 2])
+        assert engine.begin(second, TEXT, "salt") == 60  # none of the open tree
+        assert are_equal(extend(engine, second, TEXT[60:]), scratch(engine, TEXT)[60:])
+        engine.release(second)
+        assert engine.begin(third, TEXT, "salt") == 89
+        assert engine.begin(other, TEXT, "another") == 0
+        assert are_equal(extend(engine, third, TEXT[89:]), scratch(engine, TEXT)[89:])
+        engine.check()
+
+
+def test_stored_rows_that_were_cut_are_computed_again(load: Callable[[str], Engine]) -> None:
+    engine = load("q8_0-llama")
+    with sequences(engine, 3) as (seq, into, again):
+        extend(engine, seq, TEXT[:20])
+        rows = engine.export_kv(seq, TEXT[:20])
+        for keys in (rows.keys[..., : rows.keys.shape[-1] // 2], np.zeros_like(rows.keys)):
+            with pytest.raises(EngineError, match="cut"):
+                engine.import_kv(into, replace(rows, keys=keys))
+        half = replace(rows, tokens=rows.tokens[:10], keys=rows.keys.reshape(1, 10, 1, -1), values=rows.values[:, :10])
+        assert engine.begin(into, TEXT[:30], "stored", half) == 0
+        assert engine.begin(again, TEXT[:30], "stored", rows) == 20
+        engine.check()
+
+
+def test_a_sequence_without_a_free_stream_is_refused_and_nothing_else_is_disturbed(
+    load: Callable[[str], Engine],
+) -> None:
+    engine = load("q8_0-llama")
+    free = engine.free_rows()
+    assert free is not None
+    with sequences(engine, free // engine.block_size + 1) as seqs:
+        engine.forward(Batch(tuple(Segment(seq, 0, (3, 1)) for seq in seqs[:-1])))
+        assert engine.free_rows() == 0
+        with pytest.raises(OutOfBlocks):
+            engine.forward(Batch((Segment(seqs[0], 2, (4,)), Segment(seqs[-1], 0, (3,)))))
+        with pytest.raises(OutOfBlocks):
+            engine.fork(seqs[0], SeqId(-5))
+        engine.check()
+        assert engine.length(seqs[0]) == 2
+
+
+def test_the_engine_imports_no_torch() -> None:
+    code = "import sys, paceline.engine.llama_cpp.engine; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
