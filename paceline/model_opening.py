@@ -151,7 +151,12 @@ def further_models(
 
     for wanted in settings.model[1:]:
         demo = _shipped(wanted, shipped)
-        found = describe_model(demo or wanted, name=wanted if demo else name_of(wanted))
+        found = describe_model(
+            demo or wanted,
+            name=wanted if demo else name_of(wanted),
+            backend=settings.tuning.backend,
+            device=settings.engine_device,
+        )
         info = found.info
         if info.name in names:
             raise ConfigError(f"Two models would be called {info.name}: rename a folder, or give the first a --name.")

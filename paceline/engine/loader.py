@@ -295,8 +295,10 @@ class Description:
     weights: int  # bytes of them on the disk; 0: they are none
 
 
-def describe_model(path_or_name: str | Path, *, name: str) -> Description:
-    """The model as `load_model` will find it. One of the hub is fetched first.
+def describe_model(
+    path_or_name: str | Path, *, name: str, backend: Backend = "auto", device: str = "auto"
+) -> Description:
+    """The model as `load_model` will find it with these options. One of the hub is fetched first.
 
     Raises ConfigError for what is no model that can be loaded.
     """
@@ -305,6 +307,11 @@ def describe_model(path_or_name: str | Path, *, name: str) -> Description:
         return Description(replace(fake.engine.info, name=name), fake.tokenizer.fingerprint, 0)
     from paceline.engine.tokenizer import Tokenizer
 
+    if (file := _for_llama_cpp(path_or_name, backend, device)) is not None:
+        gguf = described(file)
+        tokenizer = Tokenizer.load(gguf.folder)
+        info = ModelInfo(name, gguf.fingerprint, tokenizer.vocab_size, gguf.context, dtype="", backend="")
+        return Description(info, tokenizer.fingerprint, file.stat().st_size)
     directory = find(path_or_name)
     tokenizer, facts = Tokenizer.load(directory), facts_of(directory)
     is_reader = facts.kind == "reader"  # no architecture of transformers

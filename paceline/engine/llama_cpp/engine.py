@@ -10,7 +10,6 @@ its sequence ends, for a later prompt of the same salt.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -27,6 +26,7 @@ from paceline.engine.sampling.host_rows import HostLogits, sample_host_rows
 from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError
 from paceline.hub.gguf import GgufModel
+from paceline.system import cores
 
 log = logging.getLogger("paceline.engine")
 
@@ -331,13 +331,13 @@ def load_gguf(
 
     Raises ConfigError where llama.cpp is missing, or does not load the file.
     """
-    rows = kv_rows or (kv_mib << 20) // model.row_bytes if kv_mib else kv_rows
+    rows = kv_rows or ((kv_mib << 20) // model.row_bytes if kv_mib else None)
     if rows is None:
         free = psutil.virtual_memory().available // 4
         rows = min(_STREAMS * _ROWS, free // model.row_bytes)
     longest = max(1, min(model.context, rows // _STREAMS))
     streams = max(_STREAMS, min(rows // longest, _MOST_STREAMS))
-    threads = threads or _cores()
+    threads = threads or min(len(cores()), psutil.cpu_count(logical=False) or 1)
     context = LlamaContext(model.path, rows=longest, streams=streams, threads=threads)
     info = ModelInfo(
         name=name,
@@ -356,8 +356,3 @@ def load_gguf(
         *(name, threads, model.number_format, streams, longest, exact, rest),
     )
     return LlamaCppEngine(context, info)
-
-
-def _cores() -> int:
-    cores = psutil.cpu_count(logical=False) or 1
-    return min(cores, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else cores
