@@ -212,7 +212,7 @@ class Drafting:
         self._pace.came(now, self._came, streamed=self._idle)
         self._came = 0
         if self._sent_at is not None and not (self._waits and now - self._sent_at < (rtt or 0.0)):
-            self._pace.verified(max(0.0, now - self._sent_at))
+            self._pace.stats.estimates.add_verification(max(0.0, now - self._sent_at))
             self._sent_at = None
 
     def resend(self, now: float) -> list[Effect]:
@@ -263,7 +263,7 @@ class Drafting:
 
     @property
     def _guesses_twice(self) -> bool:
-        return self._second_guesses and self._pace.second_guess_pays()
+        return self._second_guesses and self._pace.stats.seconds.pays()
 
     def _look_up(self, last: PrefixNode) -> tuple[Draft, float] | None:
         """A draft below this node from tables and the text, where it is as likely to be accepted as the draft model's,

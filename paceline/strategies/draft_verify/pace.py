@@ -40,7 +40,7 @@ class Pace:
 
     def __init__(self, options: VerifyOptions, stats: OffloadStats, queue: EnergyQueue | None = None) -> None:
         """queue: with this answer's budget; None: that of `stats`, if it has one."""
-        self._options, self._stats = options, stats
+        self._options, self.stats = options, stats
         self._queue = stats.queue if queue is None else queue
         self._gate: EntropyGate | None = None
         self._intended = self._drafted = 0
@@ -59,7 +59,7 @@ class Pace:
         ahead: drafts that wait for their verdict, all of which must be accepted for this step to be of use. draft_s:
         seconds of a draft. bandwidth: bytes/s; None: no limit is known. rtt: s; None: not known.
         """
-        options, stats = self._options, self._stats
+        options, stats = self._options, self.stats
         likely = stats.estimates.rho**ahead
         self.looks = False
         if ahead and (not options.overlap or likely < OVERLAP_LEAST):
@@ -119,30 +119,30 @@ class Pace:
         """A token of a verifier that waits for drafts and is told that there are none: it decodes, without a round
         trip for each token. To begin again costs one: while it lasts, it counts as somewhat faster."""
         stays = STREAMED_STAYS if self._streams else 1.0
-        return Prediction(1.0, self._stats.estimates.streamed_s(rtt) / stays, 0.0)
+        return Prediction(1.0, self.stats.estimates.streamed_s(rtt) / stays, 0.0)
 
     def _ahead(self, step: Prediction, draft_s: float) -> Prediction:
         """The step, in the seconds it takes where others are drafted ahead of its verdict: then a verdict is waited for
         after a rejected draft alone. draft_s: of a draft that is computed and sent."""
         if not self._options.overlap:
             return step
-        estimates = self._stats.estimates
+        estimates = self.stats.estimates
         token_s = estimates.rho * draft_s + (1.0 - estimates.rho) * estimates.verification_s
         return Prediction(step.tokens, min(step.seconds, step.tokens * token_s), step.joules)
 
     def _weight(self, draft_j: float) -> float:
         """V: J per token/s. draft_j: of a draft computed and sent."""
         weight = THROUGHPUT_WEIGHT if self._queue is None else self._queue.weight
-        return weight_of(draft_j, self._stats.rounds.round_s) if weight is None else weight
+        return weight_of(draft_j, self.stats.rounds.round_s) if weight is None else weight
 
     @property
     def acceptance(self) -> float:
         """Share of the examined drafts that were accepted."""
-        return self._stats.estimates.rho
+        return self.stats.estimates.rho
 
     def nats_of(self, prob: float) -> float:
         """Entropy at which a draft of the model's is as likely to be accepted."""
-        return -math.log(max(prob, 1e-9)) / self._stats.acceptance.slope
+        return -math.log(max(prob, 1e-9)) / self.stats.acceptance.slope
 
     @property
     def complete(self) -> bool:
@@ -170,7 +170,7 @@ class Pace:
         self._told = Spent(computed, spent.sent)
         if spent.sent is not None:
             self._step_j += spent.sent
-            self._stats.energy.add_sent(spent.num_bytes, spent.sent)
+            self.stats.energy.add_sent(spent.num_bytes, spent.sent)
 
     def computed(self, seconds: float | None) -> None:
         """Record the forward that was answered: a draft's, or with None one that no budget counts."""
@@ -178,12 +178,12 @@ class Pace:
         if seconds is None:
             return
         if told is not None:
-            self._stats.energy.add_forward(told)
-        self._step_j += self._stats.compute_w * seconds if told is None else told
+            self.stats.energy.add_forward(told)
+        self._step_j += self.stats.compute_w * seconds if told is None else told
 
     def end(self, num_bytes: int, bandwidth: float | None) -> None:
         """The step is complete, and sent in so many bytes."""
-        stats = self._stats
+        stats = self.stats
         stats.estimates.add_chain(self._intended, self._drafted)
         if self._drafted:
             stats.estimates.add_payload([8.0 * num_bytes / self._drafted])
@@ -204,10 +204,10 @@ class Pace:
     def _close(self, *, pays: bool = True) -> None:
         """pays: the budget of a step, where that is its unit."""
         joules, self._step_j, self.open = self._step_j, 0.0, False
-        self._stats.joules += joules
+        self.stats.joules += joules
         if self._foreseen is not None:
-            self._stats.energy.cost.add(self._foreseen.joules, joules)
-            self._stats.energy.gain.add(self._foreseen.tokens - 1.0, self._accepted)
+            self.stats.energy.cost.add(self._foreseen.joules, joules)
+            self.stats.energy.gain.add(self._foreseen.tokens - 1.0, self._accepted)
             self._foreseen, self._accepted = None, 0
         if self._queue is not None:
             self._queue.add(joules) if pays else self._queue.charge(joules)
@@ -216,28 +216,20 @@ class Pace:
         """Record a verdict with so many targets. streamed: the verifier had been told not to wait for drafts."""
         last, self._verdict_at = self._verdict_at, now
         if last is not None and streamed and self._streams and tokens:
-            self._stats.estimates.add_streamed((now - last) / tokens)
+            self.stats.estimates.add_streamed((now - last) / tokens)
         self._streams = streamed
         if last is not None and now > last:
-            self._stats.rounds.add(now - last)
+            self.stats.rounds.add(now - last)
         if self._queue is not None and self._queue.per == "token":
             self._queue.add(0.0, tokens)
-
-    def second_guess_pays(self) -> bool:
-        """The next draft is to have a second guess, if one is likely enough."""
-        return self._stats.seconds.pays()
 
     def examined(self, nats: float | None, *, accepted: bool, second: bool | None = None) -> None:
         """Record what became of a draft that the verdict has reached. nats: entropy of its distribution. second: its
         second guess was the target; None: it was accepted, or had none."""
         if second is not None:
-            self._stats.seconds.add(hit=second)
-        self._stats.examined += 1
+            self.stats.seconds.add(hit=second)
+        self.stats.examined += 1
         self._accepted += accepted
-        self._stats.estimates.add_examined(accepted=accepted)
+        self.stats.estimates.add_examined(accepted=accepted)
         if nats is not None:
-            self._stats.acceptance.add(nats, accepted=accepted)
-
-    def verified(self, seconds: float) -> None:
-        """Record the seconds from a step's sending to its verdict."""
-        self._stats.estimates.add_verification(seconds)
+            self.stats.acceptance.add(nats, accepted=accepted)
