@@ -17,9 +17,11 @@ from paceline.core.batching.segment import SeqId
 from paceline.engine import number_format
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
+from paceline.engine.llama_cpp.engine import load_gguf
 from paceline.engine.loader import EngineOptions, load_engine, load_model, quiet
 from paceline.engine.paged.attention.backends import Attention
 from paceline.engine.stage import num_layers
+from paceline.hub.gguf import described
 from paceline.models import READER
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages.pipeline import RemotePipeline
@@ -101,7 +103,9 @@ def _made(subject: str, checkpoint: Callable[[str], Path], opened: ExitStack) ->
         order, vocab_size = 3 if subject == "fake-order-3" else None, 2048 if subject == "fake-wide" else 257
         return FakeEngine(seed=3, order=order, max_positions=checkpoints.POSITIONS, vocab_size=vocab_size)
     if subject == "gguf":
-        return load_model(os.environ["TEST_GGUF"], backend="llama_cpp", kv_rows=34 * 128, threads=1).engine
+        return load_gguf(
+            described(Path(os.environ["TEST_GGUF"])), name=subject, kv_rows=34 * 256, threads=1, streams=34
+        )
     if subject == "reader":
         return load_engine(READER, HERE, name=subject)
     backend, name = subject.split("-")
@@ -170,7 +174,7 @@ def engine(request: pytest.FixtureRequest, load: Callable[[str], Engine]) -> Eng
     engine = load(request.param)
     backend = request.param.split("-")[0]
     kind = {"recompute": "hf", "tiled": "paged", "stored": "paged", "stages": "paged", "processes": "paged"}
-    kind |= {each.name.lower(): "llama_cpp" for each in FORMATS}
+    kind |= {"gguf": "llama_cpp", **{each.name.lower(): "llama_cpp" for each in FORMATS}}
     assert engine.info.backend == kind.get(backend, backend)
     return engine
 

@@ -326,8 +326,10 @@ def load_gguf(
     threads: int | None = None,
     kv_rows: int | None = None,
     kv_mib: int | None = None,
+    streams: int = _STREAMS,
 ) -> LlamaCppEngine:
-    """Open the model of a GGUF file. threads: None for one a core. kv_rows, kv_mib: of all streams together.
+    """Open the model of a GGUF file. threads: None for one a core. kv_rows, kv_mib: of all streams together. streams:
+    at least so many, and more where each has the model's whole context.
 
     Raises ConfigError where llama.cpp is missing, or does not load the file.
     """
@@ -335,8 +337,8 @@ def load_gguf(
     if rows is None:
         free = psutil.virtual_memory().available // 4
         rows = min(_STREAMS * _ROWS, free // model.row_bytes)
-    longest = max(1, min(model.context, rows // _STREAMS))
-    streams = max(_STREAMS, min(rows // longest, _MOST_STREAMS))
+    longest = max(1, min(model.context, rows // streams))
+    streams = max(streams, min(rows // longest, _MOST_STREAMS))
     threads = threads or min(len(cores()), psutil.cpu_count(logical=False) or 1)
     context = LlamaContext(model.path, rows=longest, streams=streams, threads=threads)
     info = ModelInfo(
