@@ -25,11 +25,11 @@ from paceline.system import cores
 
 PREFIX = "PACELINE_"
 STORE: Final = "store"  # as `web_search`: the cloud's public documents stand for the web
-SECRETS = frozenset({"api_keys", "code", "web_search"})
+SECRETS = frozenset({"api_keys", "code", "engine_key", "web_search"})
 TRUSTING = frozenset(  # whom this machine believes, lets in and tells, and where what it knows lies
     {"cloud", "server", "code", "code_file", "cloud_may_ask", "share_distributions", "web_search", "tuning.cloud_texts"}
     | {"api_keys", "api_key_file", "allowed_origins", "trusted_proxies", "host", "listen", "insecure"}
-    | {"encrypt_documents", "docs_dir", "state_dir", "tuning.local_users"}
+    | {"encrypt_documents", "docs_dir", "state_dir", "tuning.local_users", "engine_url"}
 )
 DERIVED = frozenset({"state_dir", "docs_dir", "embedder", "device"})  # their default depends on the machine or a field
 ENCRYPT = "encrypt documents, stored responses and look-up tables on the disk, at the next start and for good"
@@ -429,9 +429,9 @@ class ServerSettings(NodeSettings):
     @field_validator("engine_url")
     @classmethod
     def _servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for url in value:
-            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-                raise ValueError("each must be a URL such as http://gpu:8000")
+        for parts in map(urlsplit, value):  # which stand in logs and errors
+            if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+                raise ValueError("each must be a URL such as http://gpu:8000; a password is given by engine_key")
         return tuple(url.rstrip("/").removesuffix("/v1") for url in value)
 
     @model_validator(mode="after")

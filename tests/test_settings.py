@@ -359,6 +359,8 @@ def test_secrets_are_shown_nowhere() -> None:
     shown = "\n".join([*describe(settings, origins), describe_given(settings, origins), repr(settings)])
     assert "hush" not in shown
     assert "(2 set)  (environment PACELINE_API_KEYS)" in shown
+    server, origins = resolve(ServerSettings, {}, {"PACELINE_ENGINE_KEY": "hush-4"})
+    assert "hush" not in "\n".join([*describe(server, origins), describe_given(server, origins), repr(server)])
     with pytest.raises(ConfigError) as error:
         resolve(AgentSettings, {"code": ["hush"]}, {})
     assert "hush" not in str(error.value)

@@ -34,7 +34,12 @@ def test_the_settings_name_servers_and_doctor_tries_them(tmp_path: Path) -> None
             assert settings.engine_url == tuple(urls)
             found, text = model(settings, settings.first_model)
         assert found == level and "fake: run by http://one:8000, http://two:8000, 4096 tokens" in text
-    for wrong in ({"engine_url": ["gpu:8000"]}, {"engine_url": urls, "stages": "3"}, {"engine_url": urls}):
+    for wrong in (
+        {"engine_url": ["gpu:8000"]},
+        {"engine_url": ["http://me:pass@gpu:8000"]},
+        {"engine_url": urls, "stages": "3"},
+        {"engine_url": urls},
+    ):
         with pytest.raises(ValueError, match=r"URL such as|engine_url needs one model"):
             ServerSettings.model_validate({"state_dir": tmp_path} | wrong)
 
