@@ -36,6 +36,7 @@ MAX_LISTED: Final = 128  # ids of one call whose log-probabilities are asked for
 MOST_BANNED: Final = 64  # ids that a constraint excludes, for a bias to exclude them in a stream
 BANNED: Final = -100.0
 CACHE_TOLERANCE: Final = 0.02  # nats, between scores with and without the prefix cache
+MOST_LOGPROB: Final = 0.01  # rounding may leave a little above 0
 POSITIONS: Final = 4096  # of a server that does not tell
 _NO_STREAM: Final = "start vLLM with --enable-scale-out"
 
@@ -112,7 +113,7 @@ class RemoteModel:
         self.eos_ids = sorted(text.eos_ids)
         self._text = text
         self._servers = [_Server(url, model) for url, model in servers]
-        self._headers = _headers(key)
+        self._headers, self._key = _headers(key), key
         self._client: httpx.AsyncClient | None = None
 
     # ---- calls ------------------------------------------------------------------------------------------------------
@@ -137,14 +138,19 @@ class RemoteModel:
             fields["allowed_token_ids"] = [*map(int, row.allowed[: row.vocab_size].nonzero()[0])]
         body = {"prompt": [*prompt], "max_tokens": 1, "return_token_ids": True, "cache_salt": salt, **fields}
         answer = await self._post("/v1/completions", body, salt)
-        return int(answer["choices"][0]["token_ids"][0])
+        return self._token(answer["choices"][0]["token_ids"][0])
 
     async def _score(
         self, prompts: Sequence[Sequence[int]], salt: str, fields: Mapping[str, object]
     ) -> list[dict[int, float]]:
         answer = await self._post("/v1/completions", _scoring(prompts, fields) | {"cache_salt": salt}, salt)
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-        return [likeliest_of(choice["logprobs"], 0) for choice in choices]
+        if len(choices) != len(prompts):
+            raise EngineError(f"the model's server answered {len(choices)} of {len(prompts)} prompts")
+        told = [self._known(likeliest_of(choice["logprobs"], 0)) for choice in choices]
+        if not all(told):
+            raise EngineError("the model's server told no log-probability of its vocabulary")
+        return told
 
     async def stream(
         self, prompt: Sequence[int], row: RowSampling, max_tokens: int, salt: str, banned: Sequence[int] = ()
@@ -168,6 +174,9 @@ class RemoteModel:
             for choice in line.get("choices", ()):
                 if drawn := self._drawn(choice):
                     yield drawn
+                    max_tokens -= len(drawn)
+                    if max_tokens < 0:
+                        raise EngineError("the model's server writes more tokens than it was asked for")
                 if choice.get("finish_reason") == "stop" and not self.abilities.returns_ids:
                     yield [Drawn(self.eos_ids[0], {})]
 
@@ -176,13 +185,32 @@ class RemoteModel:
             return [Drawn(token, {}) for token in self._text.encode(choice.get("text") or "")]
         ids, told = choice["token_ids"] or (), choice.get("logprobs")
         if not told:
-            return [Drawn(token, {}) for token in ids]
+            return [Drawn(self._token(token), {}) for token in ids]
         if "content" in told:
             return [
-                Drawn(each["token_id"], {top["token_id"]: top["logprob"] for top in (*each["top_logprobs"], each)})
+                Drawn(
+                    self._token(each["token_id"]),
+                    self._known({top["token_id"]: top["logprob"] for top in (*each["top_logprobs"], each)}),
+                )
                 for each in told["content"]
             ]
-        return [Drawn(token, likeliest_of(told, place)) for place, token in enumerate(ids)]
+        return [Drawn(self._token(token), self._known(likeliest_of(told, place))) for place, token in enumerate(ids)]
+
+    def _token(self, token: object) -> int:
+        """Raises EngineError for one that the vocabulary does not have."""
+        if not isinstance(token, int) or not 0 <= token < self.info.vocab_size:
+            raise EngineError(
+                f"the model's server told the token {str(token)[:40]}, which its vocabulary does not have"
+            )
+        return token
+
+    def _known(self, likeliest: Mapping[int, float]) -> dict[int, float]:
+        """Without ids beyond the vocabulary, to which a model's rows may be padded. Raises EngineError for values that
+        are no log-probabilities."""
+        for value in likeliest.values():
+            if not isinstance(value, int | float) or not value <= MOST_LOGPROB:  # NaN is not
+                raise EngineError(f"the model's server told the log-probability {str(value)[:40]}")
+        return {token: value for token, value in likeliest.items() if 0 <= token < self.info.vocab_size}
 
     # ---- connections ------------------------------------------------------------------------------------------------
     async def close(self) -> None:
@@ -200,7 +228,7 @@ class RemoteModel:
             if answer.status_code >= 500:
                 self._lost(server, f"status {answer.status_code}")
                 continue
-            _check(answer.status_code, answer.text)
+            self._check(answer.status_code, answer.text)
             server.away_until = 0.0
             return answer.json()
         raise self._none_answers()
@@ -217,7 +245,7 @@ class RemoteModel:
                         self._lost(server, f"status {answer.status_code}")
                         continue
                     if answer.status_code != 200:
-                        _check(answer.status_code, (await answer.aread()).decode(errors="replace"))
+                        self._check(answer.status_code, (await answer.aread()).decode(errors="replace"))
                     server.away_until = 0.0
                     async for line in answer.aiter_lines():
                         if line == "data: [DONE]":
@@ -225,7 +253,7 @@ class RemoteModel:
                         if line.startswith("data: "):
                             event = json.loads(line[6:])
                             if "error" in event:
-                                raise EngineError(f"the model's server failed: {event['error']}")
+                                raise EngineError(f"the model's server failed: {self._quoted(event['error'])}")
                             begun = True
                             yield event
                     raise httpx.RemoteProtocolError("the stream ended early")
@@ -255,17 +283,20 @@ class RemoteModel:
         log.warning("the model's server %s does not answer: %s", server.url, why or type(why).__name__)
         server.away_until = time.monotonic() + AWAY_S
 
+    def _check(self, status: int, text: str) -> None:
+        if status != 200:
+            raise EngineError(f"the model's server refuses a request (status {status}): {self._quoted(text)}")
+
+    def _quoted(self, said: object) -> str:
+        """What a server said, for clients and the log. Some repeat the key that they refuse."""
+        return (str(said).replace(self._key, "(key)") if self._key else str(said))[:300]
+
     def _none_answers(self) -> EngineError:
         return EngineError(f"none of the model's servers answers: {', '.join(each.url for each in self._servers)}")
 
 
 def _headers(key: str | None) -> dict[str, str]:
     return {} if key is None else {"Authorization": f"Bearer {key}"}
-
-
-def _check(status: int, text: str) -> None:
-    if status != 200:
-        raise EngineError(f"the model's server refuses a request (status {status}): {text[:300]}")
 
 
 def _scoring(prompts: Sequence[Sequence[int]], fields: Mapping[str, object]) -> dict[str, Any]:
@@ -332,7 +363,7 @@ def open_remote(
                 raise ConfigError(
                     f"The model's server {url} does not answer: {error}. Start it, or correct the URL."
                 ) from error
-            except (KeyError, IndexError, TypeError, ValueError) as error:
+            except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
                 raise ConfigError(f"The server {url} does not speak OpenAI's API: {error!r}.") from error
             positions = most if not servers else min(positions, most)
             abilities = found if abilities is None else abilities.and_those_of(found)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from paceline.commands.diagnosis import model
+from paceline.core.sampling.sampler import RowSampling, SamplingParams
 from paceline.engine.base import TextModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.remote.servers import RemoteModel, open_remote
 from paceline.engine.tokenizer import Tokenizer
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, EngineError
 from paceline.models import DEVICE
 from paceline.settings import ServerSettings
 from tests.runtime.remote.standin import StandIn, installed
@@ -92,3 +95,74 @@ def test_a_server_that_cannot_be_used_is_refused_with_what_to_do() -> None:
     with installed(silent, "one") as urls, pytest.raises(ConfigError, match="does not answer"):
         silent.servers["one"].down = True
         open_remote(urls, Path(), ByteTokenizer(), name="fake")
+
+
+@pytest.mark.parametrize(
+    "content", [b"[1]", b"null", b"<html>", b"[" * 100_000, b'{"data": [{"id": "fake", "max_model_len": 1e999}]}']
+)
+def test_a_server_of_another_kind_is_refused_at_the_start(content: bytes) -> None:
+    class Other(StandIn):
+        def handle(self, request: httpx.Request) -> httpx.Response:  # noqa: ARG002
+            return httpx.Response(200, content=content)
+
+    with pytest.raises(ConfigError, match="does not speak OpenAI's API"):
+        opened(Other())
+
+
+@dataclass(eq=False)
+class Spoilt(StandIn):
+    """Answers the trials as it should, and then with this."""
+
+    status_code: int = 200
+    content: bytes = b""
+
+    async def handle_async(self, request: httpx.Request) -> httpx.Response:  # noqa: ARG002
+        return httpx.Response(self.status_code, content=self.content)
+
+
+def choice(token: object, told: str = "null") -> bytes:
+    told = told if told == "null" else f'{{"top_logprobs": [{told}]}}'
+    return f'data: {{"choices": [{{"token_ids": [{token}], "logprobs": {told}}}]}}\n\n'.encode()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("status", "content", "said"),
+    [
+        (401, b"Incorrect key: Bearer hush", r"status 401\): Incorrect key: Bearer \(key\)"),
+        (200, b'data: {"error": "no hush"}\n\n', r"failed: no \(key\)"),
+        (200, choice(10**12), "the token 1000000000000, which its vocabulary does not have"),
+        (200, choice(-1), "the token -1,"),
+        (200, choice('"a"'), "the token a,"),
+        (200, choice(97, '{"token_id:97": NaN}'), "the log-probability nan"),
+        (200, choice(97, '{"token_id:97": 1e308}'), "the log-probability 1e"),
+        (200, choice(97) * 5, "more tokens than it was asked for"),
+    ],
+)
+async def test_what_a_server_may_not_send_fails_a_stream_with_a_sentence_that_holds_no_key(
+    status: int, content: bytes, said: str
+) -> None:
+    spoilt = Spoilt(generates=False, status_code=status, content=content, key="hush")
+    with installed(spoilt, "one") as urls:
+        far = open_remote(urls, Path(), ByteTokenizer(), name="fake", key="hush")
+        with pytest.raises(EngineError, match=said) as error:
+            async for _ in far.stream([97], RowSampling(SamplingParams(), 0, 257), 3, ""):
+                pass
+        await far.close()
+    assert "hush" not in str(error.value)
+
+
+@pytest.mark.anyio
+async def test_ids_beyond_the_vocabulary_are_left_out_of_rows_and_a_row_without_others_is_refused() -> None:
+    told = '{"choices": [{"index": 0, "logprobs": {"top_logprobs": [{"token_id:300": -1.0, "token_id:-1": -1.0%s}]}}]}'
+    spoilt = Spoilt()
+    with installed(spoilt, "one") as urls:
+        far = open_remote(urls, Path(), ByteTokenizer(), name="fake")
+        spoilt.content = (told % ', "token_id:97": -2.0').encode()
+        assert (await far.rows([[97]], 3, ""))[0].logprobs == {97: -2.0}
+        spoilt.content = (told % "").encode()
+        with pytest.raises(EngineError, match="no log-probability of its vocabulary"):
+            await far.rows([[97]], 3, "")
+        with pytest.raises(EngineError, match="answered 1 of 2 prompts"):
+            await far.rows([[97], [98]], 3, "")
+        await far.close()
