@@ -40,7 +40,8 @@ CHATML: Final = (
 _PRIVATE_USE: Final = range(0xE000, 0xF900)
 _QUESTION: Final[Conversation] = [{"role": "user", "content": "Which one is it?"}]
 _OWN_NAMES: Final = {"messages", "conversations", "tools", "documents", "chat_template"} | {
-    *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask")
+    *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
+    *("self", "raise_exception", "strftime_now", "namespace", "dict"),  # what templates call
 }
 _MAX_FAULT: Final = 300  # characters of a template's error
 _BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2})>")

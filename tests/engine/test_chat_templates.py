@@ -277,7 +277,7 @@ def test_variables_of_a_request_reach_the_template() -> None:
     assert written(ours, tail).endswith("<think>\n\n</think>\n\n")
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "documents", "chat_template", "continue_final_message"])
+@pytest.mark.parametrize("name", ["messages", "tools", "documents", "chat_template", "continue_final_message", "self"])
 def test_what_the_server_sets_itself_is_refused_by_name(name: str) -> None:
     with pytest.raises(RequestError, match=f"may not set {name}") as refused:
         both("GROUNDED")[0].chat([QUESTION], template_kwargs={name: []})

@@ -243,7 +243,7 @@ def size_of_schema(schema: JsonObject, param: str) -> int:
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return len(json.dumps(schema, ensure_ascii=False))
-    raise RequestError(f"The schema is nested more than {MAX_DEPTH} levels deep.", param=param)
+    raise RequestError(f"It is nested more than {MAX_DEPTH} levels deep.", param=param)
 
 
 def _inside(value: object) -> Sequence[object]:
