@@ -281,9 +281,9 @@ class NodeSettings(ProgramSettings):
     model: Several = Field(
         ("demo",),
         min_length=1,
-        description="demo, demo-causal, fake, a Hugging Face name (as NAME@REVISION for another than the newest), or a "
-        "directory with safetensors. Given several times: the first is the default, and the one that writes together "
-        "with the other side; the others are loaded when a request names them",
+        description="demo, demo-causal, fake, a Hugging Face name (as NAME@REVISION for another than the newest), a "
+        "directory with safetensors, or a GGUF file. Given several times: the first is the default, and the one that "
+        "writes together with the other side; the others are loaded when a request names them",
     )
     name: str | None = Field(None, description="name the first model is served under; default: the model's own")
     port: int = Field(8000, ge=0, le=65_535, description="port to listen on; 0: any free one")

@@ -126,7 +126,10 @@ class GgufFile:
             file = cls(path, gguf.GGUFReader(path))
             file.get("general.architecture")
         except Exception as error:  # the reader trusts the file: offsets and counts that are none raise anything
-            raise ConfigError(f"{path} cannot be read as a GGUF file: {error or type(error).__name__}") from error
+            fault = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"{path} cannot be read as a GGUF file: it is another kind of file, damaged or cut off ({fault})."
+            ) from error
         if _SPLIT_FILE in path.name and int(file.get("split.count", 1)) > 1:
             raise ConfigError(f"{path} is one of several files of a model: join them with llama-gguf-split --merge.")
         return file
