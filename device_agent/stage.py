@@ -38,14 +38,15 @@ def stage(settings: StageSettings, origins: Origins) -> None:
 async def _run(settings: StageSettings) -> None:
     import asyncio
 
-    from paceline.engine.loader import EngineOptions, find, fingerprint
+    from paceline.engine.loader import EngineOptions, find, fingerprint, needing_torch
     from paceline.models import CAUSAL, CLOUD
 
     # Before anything that takes seconds to import: without its model no stage can start.
     directory = await asyncio.to_thread(find, CLOUD if settings.model == CAUSAL else settings.model)
     model_fingerprint = await asyncio.to_thread(fingerprint, directory)
 
-    import torch
+    with needing_torch("A stage"):
+        import torch
 
     from paceline.engine.stage import load_stage, measure, num_layers
     from paceline.runtime.stages.connecting import split_address

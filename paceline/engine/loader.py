@@ -246,7 +246,8 @@ def needing_torch(what: str) -> Iterator[None]:
         if error.name not in ("torch", "transformers"):
             raise
         raise ConfigError(
-            f"{what} needs torch, which is not installed: pip install 'paceline[torch]'. GGUF files do without."
+            f"{what} needs torch, which is not installed: pip install 'paceline[torch]'. On a CPU, and not in stages, "
+            "GGUF files do without."
         ) from error
 
 
