@@ -63,7 +63,7 @@ Below = NDArray[np.float32]  # (tokens,) how far each token's logit is below the
 
 def run(options: Options) -> Report:
     name = (options.models or RealModels.parse(SMOLLM)).cloud
-    model = load_model(name, dtype="float32", threads=1)
+    model = load_model(find(name), dtype="float32", threads=1)  # on torch, a GGUF file too
     count = FEW if options.quick else PROMPTS
     prompts = [tuple(model.tokenizer.encode(text)[:PROMPT]) for text in texts(options.data, count)]
     answers = asyncio.run(written(model, prompts))

@@ -53,7 +53,8 @@ class Check:
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch", "transformers"),
-    "gguf": ("gguf",),
+    "light": ("gguf", "xllamacpp"),
+    "gguf": ("gguf", "xllamacpp"),
     "documents": ("pypdfium2", "python_calamine", "lxml.etree", "charset_normalizer"),
     "chat": ("prompt_toolkit",),
     "keyring": ("keyring",),

@@ -35,7 +35,6 @@ Floats = NDArray[np.float32]
 log = logging.getLogger("paceline.engine")
 
 SUFFIX: Final = ".gguf"
-_FACTS: Final = "gguf.json"  # what is known of a file beside its vocabulary
 _MIB: Final = 1 << 20
 _SPLIT_FILE: Final = "-of-0"  # in the names of models of several files
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # `tokenizer.ggml.token_type`
@@ -408,15 +407,14 @@ class GgufFile:
         return values.reshape(heads, values.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(values.shape)
 
 
-def _cache(kind: str, path: Path) -> Path:
-    """Where a folder made of this file lies."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / kind
-    return cache / path_part(fingerprint(path), SHA256)
+def _cache() -> Path:
+    """Where folders made of files lie."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
 
 
 def converted(path: Path) -> Path:
     """The folder of a GGUF file's model in the cache, written at its first use. Raises ConfigError."""
-    folder = _cache("gguf", path)
+    folder = _cache() / "gguf" / path_part(fingerprint(path), SHA256)
     if not folder.is_dir():
         log.info("%s is converted to safetensors once, in %s", path, folder)
         import_gguf(path, folder)
@@ -437,7 +435,7 @@ class GgufModel:
 
 def described(path: Path) -> GgufModel:
     """The model of a GGUF file, with its vocabulary in the cache, written at its first use. Raises ConfigError."""
-    folder = _cache("gguf-vocabulary", path)
+    folder = _cache() / "gguf-vocabulary" / path_part(fingerprint(path), SHA256)
     if not folder.is_dir():
         file = GgufFile.open(path)
         with _appearing(folder, path) as part:
@@ -445,8 +443,8 @@ def described(path: Path) -> GgufModel:
             _write_vocabulary(part, file)
             _write_json(part / "config.json", {"eos_token_id": ends, "bos_token_id": file._special("bos")})
             facts = {"row_bytes": file.row_bytes, "number_format": file.number_format}
-            _write_json(part / _FACTS, {"context": int(file.get("{arch}.context_length")), **facts})
-    return GgufModel(path, folder, fingerprint(path), **json.loads((folder / _FACTS).read_text("utf-8")))
+            _write_json(part / "facts.json", {"context": int(file.get("{arch}.context_length")), **facts})
+    return GgufModel(path, folder, fingerprint(path), **json.loads((folder / "facts.json").read_text("utf-8")))
 
 
 def fingerprint(path: Path) -> str:
