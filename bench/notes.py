@@ -50,7 +50,7 @@ DECLINES: Final = re.compile(
     r"|\b(no|any) (\w+ )?(information|mention|details?)\b|unable to|cannot|can't|sorry",
     re.IGNORECASE,
 )
-"""What models that have been taught no sentence for it say where they find no answer."""
+"""Phrases by which models without a sentence of their own say that they find no answer."""
 MODELS: Final = True
 FEW: Final = 12  # questions of a kind
 
@@ -127,7 +127,7 @@ def run(options: Options) -> Report:
 
 
 def _pairs(options: Options) -> Mapping[str, Callable[[], Pair]]:
-    """What is asked, by its name, each loaded when its turn comes."""
+    """Readers to ask, by name, each loaded when its turn comes."""
     if real := options.models:
         return {real.label: lambda: Pair({side: real.load(side) for side in SIDES})}
     return {"reader": lambda: Pair.load(READER, READER), "causal pair": lambda: Pair.load(DEVICE, CLOUD)}

@@ -60,7 +60,7 @@ def _atoms(text: str) -> list[str]:
 
 
 class _Frame:
-    """What stands before the arguments of a call, or behind them."""
+    """Text before the arguments of a call, or behind them, as patterns."""
 
     def __init__(self, atoms: list[str], before: str = "") -> None:
         """before: pattern of what follows."""

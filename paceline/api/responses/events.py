@@ -154,7 +154,7 @@ class ResponseEvents:
         return [self._item_event("response.output_item.added", item=self._item.body("in_progress"))]
 
     def _thought(self, text: str) -> list[Event]:
-        """What the model thinks: the content of the reasoning item, behind the steps."""
+        """Thinking of the model: the content of the reasoning item, behind the steps."""
         events = [] if isinstance(self._item, _Reasoning) else [*self._close("completed"), *self._reasoning()]
         assert isinstance(self._item, _Reasoning)
         if not self._item.text:

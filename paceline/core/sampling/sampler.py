@@ -311,7 +311,7 @@ MAX_STOP_IDS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """What an answer may begin with: text between two marks, which is no part of what a constraint holds for."""
+    """Thinking at an answer's beginning: text between two marks, for which a constraint does not hold."""
 
     begin: str  # mark
     end: str  # mark

@@ -68,7 +68,7 @@ class ToldRow:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What is needed for a row's token: nothing, further ids, or the server's own draw."""
+    """Need of a row's token: nothing, further ids, or the server's own draw."""
 
     lifted: tuple[int, ...] = ()  # ids to ask for
     own_draw: bool = False  # whether that is so depends on no noise, so that the draw is of the same distribution
@@ -81,7 +81,7 @@ APPROXIMATE: Final = Settled(is_exact=False)
 
 
 def settled(row: ToldRow, sampling: RowSampling) -> Settled:
-    """What settles the token of a row of one branch."""
+    """Ids and bounds that settle the token of a row of one branch."""
     params = sampling.params
     if params.repetition_penalty != 1.0:
         return OWN_DRAW  # needs logits, of which log-probabilities lack the sum
@@ -169,7 +169,7 @@ def _masses(
 
 
 def settled_mixture(rows: Sequence[ToldRow], log_weights: Sequence[float], sampling: RowSampling) -> Settled:
-    """What settles the token of a mixture of branches.
+    """Ids and bounds that settle the token of a mixture of branches.
 
     Not handled, and then approximate: filters, constraints, penalties, and temperatures but 0 and 1, under which the
     told ids do not tell a branch's share of the mixture.

@@ -50,7 +50,7 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What every server of a model can do, by trial."""
+    """Abilities that every server of a model has, by trial."""
 
     generates: bool = False  # `/inference/v1/generate`
     returns_ids: bool = False  # token ids come back
@@ -79,7 +79,7 @@ class Abilities:
         )
 
     def missing(self) -> list[str]:
-        """What cannot be done with these servers, as sentences' ends."""
+        """Abilities that these servers lack, as sentences' ends."""
         lacks = {
             "token ids come back as text alone: only plain answers are written": self.returns_ids,
             "no log-probabilities are told: only plain answers are written": self.head > 0,
@@ -247,7 +247,10 @@ class RemoteModel:
                     if answer.status_code != 200:
                         self._check(answer.status_code, (await answer.aread()).decode(errors="replace"))
                     server.away_until = 0.0
+                    told = time.monotonic()
                     async for line in answer.aiter_lines():
+                        if time.monotonic() - told > READ_S:
+                            raise httpx.ReadTimeout("it keeps the stream open and writes nothing")
                         if line == "data: [DONE]":
                             return
                         if line.startswith("data: "):
@@ -256,6 +259,7 @@ class RemoteModel:
                                 raise EngineError(f"the model's server failed: {self._quoted(event['error'])}")
                             begun = True
                             yield event
+                            told = time.monotonic()  # the reader's time is not the server's
                     raise httpx.RemoteProtocolError("the stream ended early")
             except httpx.TransportError as error:
                 self._lost(server, error)
@@ -292,7 +296,7 @@ class RemoteModel:
         return (str(said).replace(self._key, "(key)") if self._key else str(said))[:300]
 
     def _none_answers(self) -> EngineError:
-        return EngineError(f"none of the model's servers answers: {', '.join(each.url for each in self._servers)}")
+        return EngineError("none of the model's servers answers")  # the log says which
 
 
 def _headers(key: str | None) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from paceline.commands.diagnosis import model
 from paceline.core.sampling.sampler import RowSampling, SamplingParams
 from paceline.engine.base import TextModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
+from paceline.engine.remote import servers
 from paceline.engine.remote.servers import RemoteModel, open_remote
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError, EngineError
@@ -166,3 +168,21 @@ async def test_ids_beyond_the_vocabulary_are_left_out_of_rows_and_a_row_without_
         with pytest.raises(EngineError, match="answered 1 of 2 prompts"):
             await far.rows([[97], [98]], 3, "")
         await far.close()
+
+
+@pytest.mark.anyio
+async def test_a_server_that_keeps_a_stream_open_and_writes_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def pings() -> AsyncIterator[bytes]:
+        while True:
+            yield b": ping\n"
+
+    model = opened(StandIn())
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=pings()))
+    monkeypatch.setattr(model, "_client", httpx.AsyncClient(transport=transport))
+    monkeypatch.setattr(servers, "READ_S", 0.0)
+    with pytest.raises(EngineError, match="none of the model's servers answers") as failed:
+        _ = [each async for each in model.stream([1], RowSampling(SamplingParams(), 0, 257), 8, "")]
+    assert "http" not in str(failed.value), "addresses are not told"
+    await model.close()
