@@ -48,6 +48,7 @@ def open_model(settings: NodeSettings, shipped: Shipped, wanted: str | None = No
         device=settings.engine_device,
         threads=settings.tuning.threads or len(workflow_units(settings).engine_cores) or None,
         kv_mib=settings.kv_mib,
+        quantize=settings.quantize,
         name=wanted if demo else None,
     )
     if not (emulation.forward or emulation.row):
@@ -156,6 +157,7 @@ def further_models(
             name=wanted if demo else name_of(wanted),
             backend=settings.tuning.backend,
             device=settings.engine_device,
+            quantize=settings.quantize,
         )
         info = found.info
         if info.name in names:

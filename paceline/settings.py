@@ -167,9 +167,7 @@ class Tuning(StageTuning):
     model_idle_minutes: float = Field(
         10.0, gt=0, le=525_600, description="minutes without a request after which a model but the first is unloaded"
     )
-    document_kv_mib: int = Field(
-        2048, ge=0, description="MiB of disk for the KV of documents, so that each is computed once; 0: none is kept"
-    )
+    document_kv_mib: int = Field(2048, ge=0, description="MiB of disk for the KV of documents; 0: none is kept")
     responses_mib: int = Field(256, ge=1, le=1 << 20, description="MiB of responses kept; the oldest go first")
     responses_days: float = Field(30.0, gt=0, le=3650, description="days for which responses are kept")
     longest_silent_answer: float = Field(
@@ -326,6 +324,7 @@ class NodeSettings(ProgramSettings):
     )
     engine_device: str = Field("auto", description="where the model runs: cpu, cuda or cuda:1; auto: a GPU if any")
     dtype: NumberFormat = Field("auto", description="number format of the weights")
+    quantize: Literal["q8_0", "q4_0"] | None = Field(None, description="convert safetensors to it once, for llama.cpp")
     kv_mib: int | None = Field(
         None,
         ge=1,
@@ -436,8 +435,9 @@ class ServerSettings(NodeSettings):
 
     @model_validator(mode="after")
     def _far(self) -> Self:
-        if self.engine_url and (len(self.model) > 1 or self.stages or self.draft_model or self.first_model == "demo"):
-            raise ValueError("engine_url needs one model, by its name or folder, and neither stages nor a draft_model")
+        more = self.stages or self.draft_model or self.quantize or self.model[1:]
+        if self.engine_url and (more or self.first_model == "demo"):
+            raise ValueError("engine_url needs one model, by its name or folder, no stages, draft_model or quantize")
         return self
 
     @model_validator(mode="after")
@@ -450,10 +450,10 @@ class ServerSettings(NodeSettings):
             raise ValueError("stages spread one model: give one, or start a server for each")
         emulated = (self.tuning.emulate or "").split(",")
         paced = any(part.split("=")[0].strip() in ("forward", "row") for part in emulated)
-        if self.first_model in ("demo", "fake") or self.tuning.backend == "hf" or paced:
+        if self.first_model in ("demo", "fake") or self.tuning.backend == "hf" or paced or self.quantize:
             raise ValueError(
-                "stages cannot be combined with model demo or fake (with demo-causal they can), backend hf, or an "
-                "emulated pace of the engine"
+                "stages cannot be combined with model demo or fake (with demo-causal they can), backend hf, quantize, "
+                "or an emulated pace of the engine"
             )
         return self
 

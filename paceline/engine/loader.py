@@ -24,7 +24,7 @@ from paceline.hub.cache import facts_of, find_gguf
 from paceline.hub.cache import find as find
 from paceline.hub.cache import quiet as quiet
 from paceline.hub.cache import served_name as served_name
-from paceline.hub.gguf import described
+from paceline.hub.gguf import GgufModel, described
 from paceline.system import cores, may_have_gpu
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from paceline.engine.number_format import DType
     from paceline.engine.paged.attention.backends import Attention
+    from paceline.hub.quantize import Quantization
 
 
 log = logging.getLogger("paceline.engine")
@@ -65,6 +66,7 @@ def load_model(
     threads: int | None = None,
     kv_rows: int | None = None,
     kv_mib: int | None = None,
+    quantize: Quantization | None = None,
     name: str | None = None,
 ) -> LoadedModel:
     """Load `fake`, `fake:SEED`, `fake:SEED:SPREAD`, a directory, or a name on the Hugging Face hub.
@@ -76,21 +78,22 @@ def load_model(
     are converted when they are used. threads: torch threads of the whole process; None leaves the setting. kv_rows:
     rows of KV cache that all sequences share (paged, fake), kv_mib: their memory in MiB in place of their number; None
     for both takes most of what the weights leave on an accelerator, and a quarter of the free memory on a CPU, of which
-    few rows stay filled for later prompts; the fake model then has no bound. Raises ConfigError with a sentence that
-    says what to do.
+    few rows stay filled for later prompts; the fake model then has no bound. quantize: the format to which weights in
+    safetensors are converted, once, for llama.cpp. Raises ConfigError with a sentence that says what to do.
     """
     if fake := re.fullmatch(r"fake(?::(\d+))?(?::(0?\.\d+|[01]))?", str(path_or_name)):
+        if quantize is not None:
+            raise ConfigError("The fake model has no weights to convert: leave --quantize out.")
         from paceline.engine.fake import FAKE_ROWS_PER_MIB, SPREAD, fake_model
 
         rows = kv_mib * FAKE_ROWS_PER_MIB if kv_mib is not None and kv_rows is None else kv_rows
         return fake_model(int(fake[1] or 0), float(fake[2] or SPREAD), capacity_rows=rows)
     from paceline.engine.tokenizer import Tokenizer
 
-    if (file := _for_llama_cpp(path_or_name, backend, device)) is not None:
+    if (gguf := _for_llama_cpp(path_or_name, backend, device, quantize)) is not None:
         from paceline.engine.llama_cpp.engine import load_gguf
 
-        gguf, name = described(file), name or served_name(path_or_name)
-        tokenizer = Tokenizer.load(gguf.folder)
+        name, tokenizer = name or served_name(path_or_name), Tokenizer.load(gguf.folder)
         engine = load_gguf(gguf, name=name, threads=threads, kv_rows=kv_rows, kv_mib=kv_mib)
         return LoadedModel(engine, tokenizer)
     directory = find(path_or_name)
@@ -99,11 +102,15 @@ def load_model(
     return LoadedModel(load_engine(directory, options, name=name or served_name(path_or_name)), tokenizer)
 
 
-def _for_llama_cpp(path_or_name: str | Path, backend: Backend, device: str) -> Path | None:
+def _for_llama_cpp(
+    path_or_name: str | Path, backend: Backend, device: str, quantize: Quantization | None
+) -> GgufModel | None:
     """The GGUF file to be run by llama.cpp; None for what another engine runs, after a conversion if it is one.
 
     Raises ConfigError where that engine is asked for, and cannot run the model.
     """
+    if quantize is not None:
+        return _quantized(path_or_name, backend, device, quantize)
     if backend in ("hf", "paged"):
         return None
     from paceline.engine.llama_cpp.library import is_installed
@@ -112,8 +119,22 @@ def _for_llama_cpp(path_or_name: str | Path, backend: Backend, device: str) -> P
     if backend == "llama_cpp":
         if file is None:
             raise ConfigError(f"Backend llama_cpp runs GGUF files, and {path_or_name} is none. Use auto.")
-        return file
-    return file if file and is_installed() and choose_device(device) == "cpu" else None
+        return described(file)
+    return described(file) if file and is_installed() and choose_device(device) == "cpu" else None
+
+
+def _quantized(path_or_name: str | Path, backend: Backend, device: str, quantize: Quantization) -> GgufModel:
+    from paceline.hub.quantize import quantized
+
+    said = f"--quantize converts {path_or_name} for llama.cpp"
+    if backend in ("hf", "paged"):
+        raise ConfigError(f"{said}, and backend {backend} was asked for: leave one of them out.")
+    if choose_device(device) != "cpu":
+        raise ConfigError(f"{said}, which computes on the CPU here: give --engine-device cpu, or leave it out.")
+    if find_gguf(path_or_name) is not None:
+        raise ConfigError(f"{path_or_name} is a GGUF file, whose weights stay as they are: leave --quantize out.")
+    directory = find(path_or_name)
+    return quantized(directory, quantize, fingerprint(directory))
 
 
 def fingerprint(directory: Path) -> str:
@@ -297,9 +318,14 @@ class Description:
 
 
 def describe_model(
-    path_or_name: str | Path, *, name: str, backend: Backend = "auto", device: str = "auto"
+    path_or_name: str | Path,
+    *,
+    name: str,
+    backend: Backend = "auto",
+    device: str = "auto",
+    quantize: Quantization | None = None,
 ) -> Description:
-    """The model as `load_model` will find it with these options. One of the hub is fetched first.
+    """The model as `load_model` will find it with these options. One of the hub is fetched first, and converted.
 
     Raises ConfigError for what is no model that can be loaded.
     """
@@ -308,11 +334,10 @@ def describe_model(
         return Description(replace(fake.engine.info, name=name), fake.tokenizer.fingerprint, 0)
     from paceline.engine.tokenizer import Tokenizer
 
-    if (file := _for_llama_cpp(path_or_name, backend, device)) is not None:
-        gguf = described(file)
+    if (gguf := _for_llama_cpp(path_or_name, backend, device, quantize)) is not None:
         tokenizer = Tokenizer.load(gguf.folder)
         info = ModelInfo(name, gguf.fingerprint, tokenizer.vocab_size, gguf.context, dtype="", backend="")
-        return Description(info, tokenizer.fingerprint, file.stat().st_size)
+        return Description(info, tokenizer.fingerprint, gguf.path.stat().st_size)
     directory = find(path_or_name)
     tokenizer, facts = Tokenizer.load(directory), facts_of(directory)
     is_reader = facts.kind == "reader"  # no architecture of transformers

@@ -3,5 +3,6 @@
 download   a whole model
 cache      the models in the hub's cache, and the folder of any model that is named
 gguf       GGUF files, written as folders
+quantize   folders, written as quantised GGUF files
 stores     GGUF files that Ollama, LM Studio and llama.cpp have fetched
 """

@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ log = logging.getLogger("paceline.engine")
 
 SUFFIX: Final = ".gguf"
 _MIB: Final = 1 << 20
+_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _SPLIT_FILE: Final = "-of-0"  # in the names of models of several files
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # `tokenizer.ggml.token_type`
 
@@ -67,6 +69,21 @@ class Architecture:
     norm_offset: float = 0.0  # that the file adds to the weights of norms
     config: Mapping[str, object] = field(default_factory=dict)  # further fields
     names: Mapping[str, str] = field(default_factory=dict)  # of tensors, besides the common ones
+
+    @property
+    def inner(self) -> Mapping[str, str]:
+        """Names of a layer's tensors by those of the file."""
+        return {**_COMMON, **self.names}
+
+    def stored(self, name: str) -> str | None:
+        """What the file calls a tensor of transformers; None for one that is not known here."""
+        stem, _, ending = name.rpartition(".")
+        outer = {theirs: own for own, theirs in _OUTER.items()}
+        if stem in outer:
+            return f"{outer[stem]}.{ending}"
+        layer = _LAYER.fullmatch(stem)
+        own = {theirs: own for own, theirs in self.inner.items()}.get(layer[2]) if layer else None
+        return f"blk.{layer[1]}.{own}.{ending}" if layer and own else None
 
 
 _POST_NORMS: Final = {
@@ -104,6 +121,28 @@ _COMMON: Final = {
     "ffn_down": "mlp.down_proj",
 }
 _OUTER: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+SIZES: Final = {  # of `config.json`, and what the file calls them
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+}
+NUMBERS: Final = {"rms_norm_eps": "attention.layer_norm_rms_epsilon", "rope_theta": "rope.freq_base"}
+CAPS: Final = {  # of Gemma 2, and what they are where nothing is said
+    "attn_logit_softcapping": ("attn_logit_softcapping", 50.0),
+    "final_logit_softcapping": ("final_logit_softcapping", 30.0),
+    "sliding_window": ("attention.sliding_window", 4096),
+}
+
+
+def llama3_divisors(size: int, base: float, factor: float, low: float, high: float, original: int) -> Floats:
+    """Of each frequency of rotary embeddings, as Llama 3.1 scales them: (size / 2,)"""
+    wavelengths = 2 * math.pi * base ** (np.arange(0, size, 2) * (1 / size))
+    blend = np.clip((1 / wavelengths * original - low) * (1 / (high - low)), 0, 1)
+    return (1 / ((1 - blend) * (1 / factor) + blend)).astype(np.float32)
 
 
 class GgufFile:
@@ -187,19 +226,14 @@ class GgufFile:
                 raise ConfigError(f"{self.path}: layers with different numbers of heads are not known here.")
             kv_heads = kv_heads[0]
         names = self.shapes
+        given = {"num_key_value_heads": kv_heads, "head_dim": hidden // heads, "rope_theta": 10000.0}
         config: dict[str, object] = {
             "architectures": [self.architecture.class_name],
             "model_type": self.architecture.model_type,
             "vocab_size": names["token_embd.weight"][0],
-            "hidden_size": hidden,
-            "intermediate_size": int(self.get("{arch}.feed_forward_length")),
-            "num_hidden_layers": int(self.get("{arch}.block_count")),
-            "num_attention_heads": heads,
+            **{key: int(self.get(f"{{arch}}.{name}", given.get(key))) for key, name in SIZES.items()},
             "num_key_value_heads": int(kv_heads),
-            "head_dim": int(self.get("{arch}.attention.key_length", hidden // heads)),
-            "max_position_embeddings": int(self.get("{arch}.context_length")),
-            "rms_norm_eps": float(self.get("{arch}.attention.layer_norm_rms_epsilon")),
-            "rope_theta": float(self.get("{arch}.rope.freq_base", 10000.0)),
+            **{key: float(self.get(f"{{arch}}.{name}", given.get(key))) for key, name in NUMBERS.items()},
             "tie_word_embeddings": "output.weight" not in names,
             "torch_dtype": "float16",
             **self.architecture.config,
@@ -207,12 +241,8 @@ class GgufFile:
         if self.architecture.model_type == "llama":
             config |= {"attention_bias": "blk.0.attn_q.bias" in names, "mlp_bias": "blk.0.ffn_up.bias" in names}
         if self.architecture.model_type == "gemma2":
-            config |= {
-                "attn_logit_softcapping": float(self.get("{arch}.attn_logit_softcapping", 50.0)),
-                "final_logit_softcapping": float(self.get("{arch}.final_logit_softcapping", 30.0)),
-                "sliding_window": int(self.get("{arch}.attention.sliding_window", 4096)),
-                "query_pre_attn_scalar": int(self.get("{arch}.attention.key_length", hidden // heads)),
-            }
+            caps = {key: self.get(f"{{arch}}.{name}", default) for key, (name, default) in CAPS.items()}
+            config |= caps | {"query_pre_attn_scalar": config["head_dim"]}
         if scaling := self._rope_scaling():
             config["rope_scaling"] = scaling
         ends = self._ends()
@@ -240,9 +270,7 @@ class GgufFile:
         size = int(self.get("{arch}.rope.dimension_count"))
         base = float(self.get("{arch}.rope.freq_base", 10000.0))
         factor, low, high, original = float(divisors.max()), 1.0, 4.0, 8192
-        wavelengths = 2 * math.pi * base ** (np.arange(0, size, 2) * (1 / size))
-        blend = np.clip((1 / wavelengths * original - low) * (1 / (high - low)), 0, 1)
-        if not np.allclose(1 / ((1 - blend) * (1 / factor) + blend), divisors, rtol=1e-3):
+        if not np.allclose(llama3_divisors(size, base, factor, low, high, original), divisors, rtol=1e-3):
             raise ConfigError(f"{self.path}: its rotary embeddings are scaled in a way that is not known here.")
         return {
             "rope_type": "llama3",
@@ -389,7 +417,7 @@ class GgufFile:
         if stem in _OUTER:
             return f"{_OUTER[stem]}.{ending}"
         parts = stem.split(".", 2)
-        inner = {**_COMMON, **self.architecture.names}.get(parts[2]) if len(parts) == 3 and parts[0] == "blk" else None
+        inner = self.architecture.inner.get(parts[2]) if len(parts) == 3 and parts[0] == "blk" else None
         if inner is None:
             raise ConfigError(f"{self.path}: what to do with its tensor {name} is not known here.")
         return f"model.layers.{parts[1]}.{inner}.{ending}"
@@ -407,14 +435,14 @@ class GgufFile:
         return values.reshape(heads, values.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(values.shape)
 
 
-def _cache() -> Path:
-    """Where folders made of files lie."""
+def cache() -> Path:
+    """Where folders made of files lie, and files made of folders."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
 
 
 def converted(path: Path) -> Path:
     """The folder of a GGUF file's model in the cache, written at its first use. Raises ConfigError."""
-    folder = _cache() / "gguf" / path_part(fingerprint(path), SHA256)
+    folder = cache() / "gguf" / path_part(fingerprint(path), SHA256)
     if not folder.is_dir():
         log.info("%s is converted to safetensors once, in %s", path, folder)
         import_gguf(path, folder)
@@ -433,9 +461,16 @@ class GgufModel:
     number_format: str
 
 
-def described(path: Path) -> GgufModel:
-    """The model of a GGUF file, with its vocabulary in the cache, written at its first use. Raises ConfigError."""
-    folder = _cache() / "gguf-vocabulary" / path_part(fingerprint(path), SHA256)
+def described(path: Path, vocabulary: Path | None = None) -> GgufModel:
+    """The model of a GGUF file, with its vocabulary in the cache, written at its first use, or in the given folder.
+
+    Raises ConfigError.
+    """
+    if vocabulary is not None:
+        file = GgufFile.open(path)
+        context = int(file.get("{arch}.context_length"))
+        return GgufModel(path, vocabulary, fingerprint(path), context, file.row_bytes, file.number_format)
+    folder = cache() / "gguf-vocabulary" / path_part(fingerprint(path), SHA256)
     if not folder.is_dir():
         file = GgufFile.open(path)
         with _appearing(folder, path) as part:

@@ -22,6 +22,7 @@ from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
 from paceline.core.sampling.sampler import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.llama_cpp.library import MOST_ROWS, LlamaContext, Scores, Stretch
+from paceline.engine.model_config import sampling_defaults
 from paceline.engine.sampling.host_rows import HostLogits, sample_host_rows
 from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError
@@ -348,6 +349,7 @@ def load_gguf(
         max_positions=longest,
         dtype=model.number_format,
         backend=BACKEND,
+        sampling=sampling_defaults(model.folder),
         num_weights=context.num_weights,
         is_exact=context.is_exact,
     )
