@@ -7,11 +7,12 @@ cause an error in the console, a request to another host, or a serious finding o
 from __future__ import annotations
 
 import json
+import select
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -25,23 +26,38 @@ HOSTILE_NAME = "<img src=x onerror=alert(1)>.md"
 Seen = dict[str, Any]
 
 
-def browse(scenario: str, url: str, *, key: str = "", given: object = None) -> Seen:
-    """What a scenario saw. `given`: its standard input."""
+class Browse(Protocol):
+    def __call__(self, scenario: str, url: str, *, key: str = "", given: object = None) -> Seen:
+        """What a scenario saw, in a fresh profile."""
+
+
+@pytest.fixture(scope="module")
+def browse() -> Iterator[Browse]:
+    """One browser for the scenarios of this module."""
     browser = shutil.which("chromium")
     assert browser is not None, "make tools"
-    done = subprocess.run(
-        ["node", str(CLIENTS / "page.mjs"), scenario, browser, f"{url}/", key],
-        input=json.dumps(given),
-        capture_output=True,
+    node = subprocess.Popen(
+        ["node", str(CLIENTS / "page.mjs"), browser],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT,
         env=clean_environment({"PATH": "/usr/local/bin:/usr/bin:/bin"}),
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
-    seen: Seen = json.loads(done.stdout)
-    assert seen["hosts"] == [], "nothing of another host"
-    return seen
+    assert node.stdin is not None and node.stdout is not None
+    asked, answers = node.stdin, node.stdout
+
+    def run(scenario: str, url: str, *, key: str = "", given: object = None) -> Seen:
+        print(json.dumps({"scenario": scenario, "url": f"{url}/", "key": key, "given": given}), file=asked, flush=True)
+        if not select.select([answers], [], [], TIMEOUT)[0]:
+            node.kill()  # it would not end with its input
+            raise AssertionError(f"nothing was seen in {TIMEOUT} s")
+        seen: Seen = json.loads(answers.readline())
+        assert "fault" not in seen, seen["fault"]
+        assert seen["hosts"] == [], "nothing of another host"
+        return seen
+
+    with node:  # ends with its input
+        yield run
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +68,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield started
 
 
-def test_upload_ask_watch_the_lanes_stop_reload_and_find_the_conversation(pair: Pair) -> None:
+def test_upload_ask_watch_the_lanes_stop_reload_and_find_the_conversation(browse: Browse, pair: Pair) -> None:
     seen = browse("journey", pair.url("cloud"))
     assert seen["errors"] == []
     assert seen["dialogs"] == ["Delete “How is the lighthouse of Omber painted, and who is my landlo…”?"]
@@ -70,7 +86,7 @@ def test_upload_ask_watch_the_lanes_stop_reload_and_find_the_conversation(pair: 
     assert (seen["empty"], seen["found"], seen["left"]) == (0, 2, 0)
 
 
-def test_settings_reach_the_request_and_stay(pair: Pair) -> None:
+def test_settings_reach_the_request_and_stay(browse: Browse, pair: Pair) -> None:
     seen = browse("settings", pair.url("device"))
     assert seen["errors"] == [] and seen["faults"] == []
     (body,) = seen["bodies"]
@@ -81,7 +97,7 @@ def test_settings_reach_the_request_and_stay(pair: Pair) -> None:
     assert seen["state"] == "stopped"
 
 
-def test_what_a_model_a_document_or_a_file_name_holds_stays_text(pair: Pair) -> None:
+def test_what_a_model_a_document_or_a_file_name_holds_stays_text(browse: Browse, pair: Pair) -> None:
     seen = browse("hostile", pair.url("cloud"))
     assert seen["dialogs"] == [] and seen["made"] == 0
     assert seen["names"][-1] == HOSTILE_NAME
@@ -101,7 +117,7 @@ def test_what_a_model_a_document_or_a_file_name_holds_stays_text(pair: Pair) -> 
     assert len(seen["errors"]) == 1 and "TrustedHTML" in seen["errors"][0], "only of the attempt in the test"
 
 
-def test_a_server_with_keys_asks_for_one(tmp_path: Path) -> None:
+def test_a_server_with_keys_asks_for_one(browse: Browse, tmp_path: Path) -> None:
     with Children(tmp_path) as children:
         state = ("--state-dir", str(tmp_path / "state"))
         key = json.loads(children.run(command("keys", "create", "page", "--json", *state)))["key"]
@@ -117,30 +133,30 @@ def test_a_server_with_keys_asks_for_one(tmp_path: Path) -> None:
     assert all("401" in error for error in seen["errors"]), "browsers log refused requests themselves"
 
 
-def test_a_conversation_that_is_deleted_while_it_waits_for_its_answer_stays_deleted(pair: Pair) -> None:
+def test_a_conversation_that_is_deleted_while_it_waits_for_its_answer_stays_deleted(browse: Browse, pair: Pair) -> None:
     seen = browse("deleted", pair.url("cloud"))
     assert seen["errors"] == [] and seen["left"] == 0
 
 
-def test_a_second_conversation_is_answered_beside_the_first(pair: Pair) -> None:
+def test_a_second_conversation_is_answered_beside_the_first(browse: Browse, pair: Pair) -> None:
     seen = browse("beside", pair.url("cloud"))
     assert seen["free"] and seen["two"] == ["Two?"] and seen["first"] == "writing", "stopping one leaves the other"
     assert sorted(seen["kept"]) == ["One?", "Two?"]
 
 
-def test_two_tabs_lose_none_of_each_others_questions(pair: Pair) -> None:
+def test_two_tabs_lose_none_of_each_others_questions(browse: Browse, pair: Pair) -> None:
     seen = browse("tabs", pair.url("cloud"))
     assert seen["errors"] == [] and seen["questions"] == ["One?", "Two?", "Three?"]
 
 
 @pytest.mark.parametrize(("storage", "kept"), [("forbidden", 0), ("full", 1), ("damaged", 1)])
-def test_a_browser_that_keeps_nothing_still_asks(pair: Pair, storage: str, kept: int) -> None:
-    seen = browse("storage", pair.url("cloud"), key=storage)
+def test_a_browser_that_keeps_nothing_still_asks(browse: Browse, pair: Pair, storage: str, kept: int) -> None:
+    seen = browse("storage", pair.url("cloud"), given=storage)
     assert seen["errors"] == [] and seen["answer"]["state"] == "done" and seen["answer"]["text"]
     assert seen["kept"] == kept
 
 
-def test_all_documents_are_listed_and_an_upload_that_a_proxy_answers_fails(pair: Pair) -> None:
+def test_all_documents_are_listed_and_an_upload_that_a_proxy_answers_fails(browse: Browse, pair: Pair) -> None:
     seen = browse("crowd", pair.url("device"))
     assert seen["errors"] == [] and seen["rows"] == 103
     assert "perhaps a proxy in front of it" in seen["told"]
@@ -209,7 +225,7 @@ HOSTILE = [
 LINES = ["~" * LONG + "`", "~~~" + " " * LONG + "`", "`" * LONG + "a`"]  # each searched once
 
 
-def test_markdown_is_rendered_and_text_that_means_harm_takes_no_longer(pair: Pair) -> None:
+def test_markdown_is_rendered_and_text_that_means_harm_takes_no_longer(browse: Browse, pair: Pair) -> None:
     lanes = [(text, given) for text, given, _ in LANES]
     long = [(text, None) for text in [*((piece * LONG)[:LONG] for piece in HOSTILE), *LINES]]
     seen = browse("markdown", pair.url("device"), given=[*((text, None) for text, _ in MARKDOWN), *lanes, *long])

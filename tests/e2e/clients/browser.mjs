@@ -7,12 +7,16 @@ import { chromium } from "playwright-core";
 const AXE = readFileSync(fileURLToPath(import.meta.resolve("axe-core/axe.min.js")), "utf8");
 const TIMEOUT = 60_000; // ms
 
-/** Run `work(page, seen)` in a fresh profile; returns its result with what was `seen`: errors and foreign hosts. */
-export async function inBrowser(executablePath, url, work, options = {}) {
+/** A browser for many runs of `inBrowser`. */
+export function launched(executablePath) {
   // The tests' containers run as root, where Chromium's sandbox cannot start.
-  const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
+  return chromium.launch({ executablePath, args: ["--no-sandbox"] });
+}
+
+/** Run `work(page)` in a fresh profile; returns its result with what was seen: errors and foreign hosts. */
+export async function inBrowser(browser, url, work) {
+  const context = await browser.newContext({ viewport: { width: 1200, height: 800 } });
   try {
-    const context = await browser.newContext({ viewport: { width: 1200, height: 800 }, ...options });
     await context.grantPermissions(["clipboard-read", "clipboard-write"]);
     const page = await context.newPage();
     page.setDefaultTimeout(TIMEOUT);
@@ -25,9 +29,9 @@ export async function inBrowser(executablePath, url, work, options = {}) {
       seen.dialogs.push(dialog.message());
       dialog.accept();
     });
-    return { ...(await work(page, seen)), ...seen };
+    return { ...(await work(page)), ...seen };
   } finally {
-    await browser.close();
+    await context.close();
   }
 }
 

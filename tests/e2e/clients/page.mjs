@@ -1,15 +1,16 @@
-// The web page in Chromium: `node page.mjs SCENARIO BROWSER URL [KEY]` prints what was seen as JSON.
+// The web page in Chromium: `node page.mjs BROWSER`. Each line of its input is one run, {scenario, url, key, given}, in a
+// fresh profile of one browser; each line of its output is what that run saw, or its `fault`.
 
-import { accessibilityFaults, ask, begin, ended, inBrowser, lastAnswer, linked, seeded } from "./browser.mjs";
+import { createInterface } from "node:readline";
+import { accessibilityFaults, ask, begin, ended, inBrowser, lastAnswer, launched, linked, seeded } from "./browser.mjs";
 
-const [scenario, executable, url, key] = process.argv.slice(2);
 const FILE = "omber.md";
 const FACT = "The lighthouse of Omber is painted in green stripes.\n";
 const HOSTILE_NAME = "<img src=x onerror=alert(1)>.md";
 
 const SCENARIOS = {
   // Upload, ask, watch the lanes, stop, retry, reload, find the conversation again.
-  async journey(page) {
+  async journey(page, { url }) {
     const fields = await seeded(page);
     await page.goto(url);
     await linked(page);
@@ -69,7 +70,7 @@ const SCENARIOS = {
   },
 
   // The settings reach the request, and stay.
-  async settings(page) {
+  async settings(page, { url }) {
     const bodies = [];
     page.on("request", (request) => request.url().endsWith("/chat/completions") && bodies.push(request.postDataJSON()));
     await page.goto(url);
@@ -93,7 +94,7 @@ const SCENARIOS = {
   },
 
   // A server with keys: nothing but the page is there without one.
-  async key(page) {
+  async key(page, { url, key }) {
     await seeded(page);
     await page.goto(url);
     await page.waitForSelector("#key[open]");
@@ -116,7 +117,7 @@ const SCENARIOS = {
   },
 
   // What a model, a document or a file's name may hold.
-  async hostile(page) {
+  async hostile(page, { url }) {
     const text = [
       "<script>alert(1)</script> <img src=//evil.test/a onerror=alert(2)>",
       "[a](javascript:alert(3)) [b](JaVaScRiPt:alert(4)) [c](data:text/html,<script>alert(5)</script>) [d](/v1/models)",
@@ -159,7 +160,7 @@ const SCENARIOS = {
   },
 
   // A conversation that is deleted before its answer has begun.
-  async deleted(page) {
+  async deleted(page, { url }) {
     await page.route("**/v1/chat/completions", () => {}); // mute
     await page.clock.install();
     await page.goto(url);
@@ -176,7 +177,7 @@ const SCENARIOS = {
   },
 
   // A question in a second conversation while the first one is being answered.
-  async beside(page) {
+  async beside(page, { url }) {
     await page.route("**/v1/chat/completions", () => {}); // mute
     await page.goto(url);
     await linked(page);
@@ -197,7 +198,7 @@ const SCENARIOS = {
   },
 
   // One conversation in two tabs, asked in turns.
-  async tabs(page) {
+  async tabs(page, { url }) {
     const other = await page.context().newPage();
     await page.goto(url);
     await linked(page);
@@ -212,8 +213,7 @@ const SCENARIOS = {
   },
 
   // A browser that keeps nothing: its storage is forbidden, or full, or holds what nobody has written.
-  async storage(page) {
-    const kind = key;
+  async storage(page, { url, given }) {
     await page.addInitScript((kind) => {
       if (kind === "full") Storage.prototype.setItem = () => { throw new DOMException("full", "QuotaExceededError"); };
       if (kind === "damaged" && !localStorage.length) {
@@ -224,7 +224,7 @@ const SCENARIOS = {
       for (const name of ["localStorage", "sessionStorage", "indexedDB"]) {
         Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });
       }
-    }, kind);
+    }, given);
     await seeded(page);
     await page.goto(url);
     await linked(page);
@@ -237,7 +237,7 @@ const SCENARIOS = {
   },
 
   // More documents than one list of the server's holds; uploads that a proxy answers; names that turn what follows.
-  async crowd(page) {
+  async crowd(page, { url }) {
     await page.goto(url);
     await linked(page);
     const body = (value) => ({ method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value) });
@@ -268,10 +268,8 @@ const SCENARIOS = {
     return { rows, told, source };
   },
 
-  // Markdown to HTML, of the cases on standard input.
-  async markdown(page) {
-    let input = "";
-    for await (const piece of process.stdin) input += piece;
+  // Markdown to HTML, of the given cases.
+  async markdown(page, { url, given }) {
     await page.goto(url);
     const rendered = await page.evaluate(async (cases) => {
       const { renderMarkdown } = await import("/page/markdown.js");
@@ -290,7 +288,7 @@ const SCENARIOS = {
         whole(); // grown piece by piece it is the same
         return box.innerHTML === html ? html : `unlike what was rendered at once: ${box.innerHTML}`;
       });
-    }, JSON.parse(input));
+    }, given);
     const slow = await page.evaluate(async () => {
       const { renderMarkdown } = await import("/page/markdown.js");
       const { Run } = await import("/page/run.js");
@@ -309,4 +307,10 @@ const SCENARIOS = {
   },
 };
 
-console.log(JSON.stringify(await inBrowser(executable, url, SCENARIOS[scenario])));
+const browser = await launched(process.argv[2]);
+for await (const line of createInterface({ input: process.stdin })) {
+  const run = JSON.parse(line);
+  const seen = inBrowser(browser, run.url, (page) => SCENARIOS[run.scenario](page, run));
+  console.log(JSON.stringify(await seen.catch((error) => ({ fault: String(error.stack) }))));
+}
+await browser.close();
