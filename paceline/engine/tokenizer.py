@@ -51,10 +51,9 @@ _logger = logging.getLogger("paceline.engine")
 class Tokenizer:
     """Vocabulary and chat template of one model. Made by `Tokenizer.load`."""
 
-    def __init__(self, serialised: str, template: str | None, special: SpecialTokens) -> None:
+    def __init__(self, serialised: bytes, template: str | None, special: SpecialTokens) -> None:
         """template: None for ChatML, whose end then ends an answer as well where the vocabulary has it as a token."""
-        self._serialised = serialised
-        self._hf = tokenizers.Tokenizer.from_str(serialised)
+        self._hf = tokenizers.Tokenizer.from_buffer(serialised)
         self._hf.no_padding()
         self._hf.no_truncation()
         self._hf.add_tokens([*_further_tokens(self._hf, special)])
@@ -75,7 +74,14 @@ class Tokenizer:
         self._variables = {name: text for name, text in (names | dict(special.names)).items() if text is not None}
         ends = (self._variables.get("eos_token", ""), *([_END] if template is None else []))
         self.eos_ids = special.ends | {found for end in ends if (found := self._hf.token_to_id(end)) is not None}
-        self.vocab_size: int = max(self._hf.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        vocabulary, content = self._hf.get_vocab(with_added_tokens=True), json.loads(serialised)
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        self.fingerprint = _fingerprint(
+            vocabulary, content["model"], {token: self._added[token] for token in self._special}
+        )
+        """Equal iff two models give every id the same meaning."""
+        kinds = re.findall(r'"type": "(\w+)"', json.dumps(content.get("decoder")))
+        self._decoders = frozenset(kinds + ["ByteFallback"] * bool(content["model"].get("byte_fallback")))
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -91,22 +97,11 @@ class Tokenizer:
                     "add a chat_template.jinja to its folder, or ask it with /v1/completions",
                     path,
                 )
-            return cls(source.read_text(encoding="utf-8"), template, SpecialTokens.read(path))
+            return cls(source.read_bytes(), template, SpecialTokens.read(path))
         except PacelineError:
             raise
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(f"The tokenizer in {source} cannot be read: {error}") from error
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """sha256 over vocabulary, merges and special tokens: equal iff two models give every id the same meaning."""
-        model = json.loads(self._serialised)["model"]
-        merges = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model.get("merges") or ()]
-        # By name as well, since two names may share an id, and the library's order differs between processes.
-        vocabulary = sorted(self._hf.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
-        special = sorted((token_id, self._added[token_id]) for token_id in self._special)
-        identity = json.dumps([vocabulary, merges, special], ensure_ascii=True, separators=(",", ":"))
-        return hashlib.sha256(identity.encode()).hexdigest()
 
     def encode(self, text: str, *, own: bool = False) -> list[int]:
         """Encode plain text. own: it is of the model's own format, and names of special tokens in it are parsed."""
@@ -146,8 +141,10 @@ class Tokenizer:
             return b""
         if "ByteLevel" in self._decoders:
             # Some vocabularies hold entries that are not byte-coded; these are plain text, as are added tokens.
-            is_coded = token_id not in self._added and all(character in _BYTE_OF for character in token)
-            return bytes(_BYTE_OF[character] for character in token) if is_coded else token.encode()
+            try:
+                return token.encode() if token_id in self._added else token.translate(_BYTES).encode("latin-1")
+            except UnicodeEncodeError:
+                return token.encode()
         if (byte := _BYTE_TOKEN.fullmatch(token)) and "ByteFallback" in self._decoders:
             return bytes([int(byte[1], 16)])
         # What it adds between two letters: a decoder takes blanks and marks away at the ends of a text alone.
@@ -163,13 +160,6 @@ class Tokenizer:
 
     def _joined(self, tokens: list[str]) -> str:
         return " ".join(tokens) if self._hf.decoder is None else str(self._hf.decoder.decode(tokens))
-
-    @cached_property
-    def _decoders(self) -> frozenset[str]:
-        """Kinds of the decoder's parts."""
-        content = json.loads(self._serialised)
-        kinds = re.findall(r'"type": "(\w+)"', json.dumps(content.get("decoder")))
-        return frozenset(kinds + ["ByteFallback"] * bool(content["model"].get("byte_fallback")))
 
     def chat(self, messages: Sequence[Message], *, template_kwargs: Mapping[str, object] = NO_FIELDS) -> list[int]:
         """Encode a conversation up to where the assistant's answer begins, or goes on behind a last message of its.
@@ -535,6 +525,15 @@ class SpecialTokens:
         return cls(names, ids, frozenset(ends), texts, added)
 
 
+def _fingerprint(vocabulary: Mapping[str, int], model: Mapping[str, Any], special: Mapping[int, str]) -> str:
+    """sha256 over vocabulary, merges and special tokens."""
+    merges = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model.get("merges") or ()]
+    # By name as well, since two names may share an id, and the library's order differs between processes.
+    tokens = sorted(vocabulary.items(), key=lambda item: (item[1], item[0]))
+    identity = json.dumps([tokens, merges, sorted(special.items())], ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(identity.encode()).hexdigest()
+
+
 def _further_tokens(hf: tokenizers.Tokenizer, special: SpecialTokens) -> Iterator[tokenizers.AddedToken]:
     """Added tokens that `tokenizer.json` lacks or describes otherwise.
 
@@ -575,11 +574,11 @@ def _ids(value: object) -> list[int]:
     return [v for v in (value if isinstance(value, list) else [value]) if type(v) is int and v >= 0]
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Inverse of GPT-2's table from bytes to printable characters."""
+def _byte_alphabet() -> dict[int, int]:
+    """Inverse of GPT-2's table from bytes to printable characters; other characters of one byte are none of it."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+    return dict.fromkeys(hidden, 0xFFFF) | {256 + n: byte for n, byte in enumerate(hidden)}
 
 
-_BYTE_OF: Final = _byte_alphabet()
+_BYTES: Final = _byte_alphabet()
