@@ -36,6 +36,7 @@ Floats = NDArray[np.float32]
 log = logging.getLogger("paceline.engine")
 
 SUFFIX: Final = ".gguf"
+_FORMAT: Final = 2  # of the folders with vocabularies: those of other releases are left alone
 _MIB: Final = 1 << 20
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _SPLIT_FILE: Final = "-of-0"  # in the names of models of several files
@@ -459,6 +460,7 @@ class GgufModel:
     context: int  # tokens
     row_bytes: int
     number_format: str
+    grows: bool  # False where rotary embeddings depend on how many rows there may be
 
 
 def described(path: Path, vocabulary: Path | None = None) -> GgufModel:
@@ -467,19 +469,25 @@ def described(path: Path, vocabulary: Path | None = None) -> GgufModel:
     Raises ConfigError.
     """
     if vocabulary is not None:
-        file = GgufFile.open(path)
-        context = int(file.get("{arch}.context_length"))
-        return GgufModel(path, vocabulary, fingerprint(path), context, file.row_bytes, file.number_format)
-    folder = cache() / "gguf-vocabulary" / path_part(fingerprint(path), SHA256)
+        return GgufModel(path, vocabulary, fingerprint(path), **_facts(GgufFile.open(path)))
+    folder = cache() / f"gguf-vocabulary-{_FORMAT}" / path_part(fingerprint(path), SHA256)
     if not folder.is_dir():
         file = GgufFile.open(path)
         with _appearing(folder, path) as part:
             ends = file._ends()
             _write_vocabulary(part, file)
             _write_json(part / "config.json", {"eos_token_id": ends, "bos_token_id": file._special("bos")})
-            facts = {"row_bytes": file.row_bytes, "number_format": file.number_format}
-            _write_json(part / "facts.json", {"context": int(file.get("{arch}.context_length")), **facts})
+            _write_json(part / "facts.json", _facts(file))
     return GgufModel(path, folder, fingerprint(path), **json.loads((folder / "facts.json").read_text("utf-8")))
+
+
+def _facts(file: GgufFile) -> dict[str, Any]:
+    return {
+        "context": int(file.get("{arch}.context_length")),
+        "row_bytes": file.row_bytes,
+        "number_format": file.number_format,
+        "grows": not any(name.startswith("rope_factors_") for name in file.shapes),
+    }
 
 
 def fingerprint(path: Path) -> str:

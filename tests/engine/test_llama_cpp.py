@@ -17,9 +17,11 @@ from paceline.core.batching.block_manager import OutOfBlocks
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
+from paceline.engine.llama_cpp.library import Exactness, LlamaContext, Stretch
 from paceline.errors import EngineError
 from tests.engine.conftest import FORMATS, gguf_engine
 from tests.engine.trials import extend, scratch, sequences
+from tests.hub.test_gguf import write_gguf
 
 TEXT = [(5 * i * i + i) % 97 for i in range(90)]
 
@@ -52,6 +54,35 @@ def test_a_format_whose_rows_differ_when_they_are_computed_alone_is_made_exact_b
     with sequences(engine) as (seq,):
         found = [extend(engine, seq, [token])[0] for token in TEXT[:30]]
     assert are_equal(found, scratch(engine, TEXT[:30]))
+
+
+def test_what_was_measured_is_believed_under_the_same_conditions_alone(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf_engine(checkpoint("llama"), GGMLQuantizationType.F32)
+    measured: list[int] = []
+    monkeypatch.setattr(LlamaContext, "_measured", lambda _: measured.append(1) or Exactness(1, False))
+    assert gguf_engine(checkpoint("llama"), GGMLQuantizationType.F32).info.is_exact and not measured
+    assert not gguf_engine(checkpoint("llama"), GGMLQuantizationType.F32, threads=2).info.is_exact and measured
+    for kept in checkpoint("llama").parent.glob("cache/paceline/llama.cpp/*"):
+        kept.unlink()  # what is made up here is for no other test
+
+
+def test_a_cache_that_grows_has_the_bits_of_one_that_was_made_whole(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    write_gguf(checkpoint("llama"), tmp_path / "model.gguf", kind=GGMLQuantizationType.Q8_0)
+    grown, whole = (
+        LlamaContext(tmp_path / "model.gguf", rows=699, streams=2, threads=1, grows=grows, exactness=Exactness(1, True))
+        for grows in (True, False)
+    )
+    for start in range(0, 672, 28):
+        stretches = [
+            Stretch(stream, start, [(stream + at * at) % 97 for at in range(start, start + 28)], [True] * 28)
+            for stream in range(2)
+        ]
+        assert np.array_equal(grown.decode(stretches), whole.decode(stretches))
+    assert grown.length(1) == 672
 
 
 def test_a_prompt_begins_with_the_rows_of_its_salt_whether_their_sequence_has_ended_or_not(

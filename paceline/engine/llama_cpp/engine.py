@@ -9,9 +9,12 @@ its sequence ends, for a later prompt of the same salt.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -21,12 +24,12 @@ from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
 from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
 from paceline.core.sampling.sampler import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
-from paceline.engine.llama_cpp.library import MOST_ROWS, LlamaContext, Scores, Stretch
+from paceline.engine.llama_cpp.library import MOST_ROWS, Exactness, LlamaContext, Scores, Stretch, conditions
 from paceline.engine.model_config import sampling_defaults
 from paceline.engine.sampling.host_rows import HostLogits, sample_host_rows
 from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError
-from paceline.hub.gguf import GgufModel
+from paceline.hub.gguf import GgufModel, cache
 from paceline.system import cores
 
 log = logging.getLogger("paceline.engine")
@@ -148,7 +151,7 @@ class LlamaCppEngine:
         self._table.adopt(seq, rows.tokens)
         stream = self._take(seq)
         try:
-            self._model.restore(stream.number, packed[_SIZE : _SIZE + size].tobytes())
+            self._model.restore(stream.number, packed[_SIZE : _SIZE + size].tobytes(), len(rows.tokens))
             if self._model.length(stream.number) != len(rows.tokens):
                 self._model.shorten(stream.number, 0)
                 raise EngineError("the stored rows are not those of their tokens")
@@ -246,7 +249,7 @@ class LlamaCppEngine:
 
     def _copy(self, source: Stream, into: Stream) -> None:
         if source.tokens:
-            self._model.restore(into.number, self._model.state(source.number))
+            self._model.restore(into.number, self._model.state(source.number), len(source.tokens))
         into.tokens = list(source.tokens)
 
     def _shorten(self, stream: Stream, length: int) -> None:
@@ -320,6 +323,15 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return next(at for at in range(size) if one[at] != other[at])
 
 
+def _measured(kept: Path, known: str) -> Exactness | None:
+    """What an earlier start has measured under the same conditions."""
+    try:
+        conditions, least_rows, is_exact = json.loads(kept.read_text("utf-8"))
+        return Exactness(int(least_rows), bool(is_exact)) if conditions == known else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
 def load_gguf(
     model: GgufModel,
     *,
@@ -341,7 +353,15 @@ def load_gguf(
     longest = max(1, min(model.context, rows // streams))
     streams = max(streams, min(rows // longest, _MOST_STREAMS))
     threads = threads or min(len(cores()), psutil.cpu_count(logical=False) or 1)
-    context = LlamaContext(model.path, rows=longest, streams=streams, threads=threads)
+    kept, known = cache() / "llama.cpp" / f"{model.fingerprint}.json", conditions(threads)
+    exactness = _measured(kept, known)
+    context = LlamaContext(
+        model.path, rows=longest, streams=streams, threads=threads, grows=model.grows, exactness=exactness
+    )
+    if exactness is None:
+        with suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps([known, context.least_rows, context.is_exact]), "utf-8")
     info = ModelInfo(
         name=name,
         fingerprint=model.fingerprint,

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int8, c_int32, c_size_t, c_uint8, c_uint32, c_void_p
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
@@ -32,7 +33,8 @@ _SPLIT_FROM: Final = 256
 """Cached rows from which the attention of a row computed alone is divided among threads, and sums in another order."""
 
 _PACKAGE: Final = "xllamacpp"
-_PROBE: Final = 40  # rows that are computed at the start, several times
+_PROBE: Final = 40  # rows that are computed to find out whether they are exact, several times
+_PAGE: Final = 256  # rows of which llama.cpp makes a stream
 _SPARE: Final = 256  # bytes behind a record, so that a longer one of another release overwrites nothing
 
 
@@ -135,6 +137,7 @@ _Log = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 _WARNING: Final = 3  # of its levels
 _FUNCTIONS: Final[dict[str, tuple[type | None, list[type]]]] = {
     "llama_log_set": (None, [_Log, c_void_p]),
+    "llama_print_system_info": (c_char_p, []),
     "llama_model_default_params": (_ModelParameters, []),
     "llama_context_default_params": (_ContextParameters, []),
     "llama_model_load_from_file": (c_void_p, [c_char_p, _ModelParameters]),
@@ -223,42 +226,89 @@ class Stretch(NamedTuple):
     scored: Sequence[bool]
 
 
+class Exactness(NamedTuple):
+    """What decides whether a row's numbers depend on those computed with it."""
+
+    least_rows: int  # of a call, for them to be exact
+    is_exact: bool
+
+
+def conditions(threads: int) -> str:
+    """Under which an `Exactness` of a file holds: release, what of the processor it uses, and threads."""
+    return f"{_PACKAGE} {version(_PACKAGE)}, {_library().llama_print_system_info().decode()}, {threads} threads"
+
+
 class LlamaContext:
     """A model and its KV cache, in streams of equal size that do not touch. For one thread.
 
     A call computes as many rows of each of its streams, which follow one another, so that llama.cpp does not divide it.
-    Then a row's numbers depend on no other row, if `is_exact`.
+    Then a row's numbers depend on no other row, if `is_exact`. llama.cpp writes to all of the cache when it makes it:
+    it is made for few rows, and anew, with the rows that it holds, for twice as many when they do not suffice.
     """
 
-    def __init__(self, file: Path, *, rows: int, streams: int, threads: int) -> None:
-        """`rows`: of each stream. Raises ConfigError for a file that llama.cpp does not load, and too little memory."""
+    def __init__(
+        self,
+        file: Path,
+        *,
+        rows: int,
+        streams: int,
+        threads: int,
+        grows: bool = True,
+        exactness: Exactness | None = None,
+    ) -> None:
+        """`rows`: of each stream. grows: up to them; False where a row's numbers depend on how many there may be.
+        exactness: as measured before; None to measure it.
+
+        Raises ConfigError for a file that llama.cpp does not load, and too little memory.
+        """
         self._library = library = _library()
         _said.clear()
-        model = library.llama_model_load_from_file(str(file).encode(), library.llama_model_default_params())
-        if not model:
+        self._model = library.llama_model_load_from_file(str(file).encode(), library.llama_model_default_params())
+        if not self._model:
             raise ConfigError(f"{file} cannot be loaded by llama.cpp: {_reason()}")
+        self._rows, self.num_streams, self._threads = rows, streams, threads
+        self._batch = library.llama_batch_init(MOST_ROWS, 0, 1)
+        self._made: list[int] = []  # the context
+        finalize(self, _free, library, self._model, self._made, self._batch)
+        try:
+            self._make(_PAGE if grows else rows + 1)
+        except EngineError as error:
+            raise ConfigError(f"{error} Choose a smaller --kv-mib.") from error
+        self.vocab_size = int(library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model)))
+        self.num_weights = int(library.llama_model_n_params(self._model))
+        if library.llama_model_is_recurrent(self._model) or library.llama_model_is_hybrid(self._model):
+            raise ConfigError(f"{file} cannot be served: its model keeps a state in place of a row for each token.")
+        self.least_rows, self.is_exact = exactness or self._measured()
+
+    def _make(self, capacity: int) -> None:
+        """Make the cache for so many rows of each stream, in whole pages, or for all that there may be.
+
+        Raises EngineError, and changes nothing.
+        """
+        library = self._library
+        capacity = min(-(-capacity // _PAGE), -(-(self._rows + 1) // _PAGE)) * _PAGE
         wanted = library.llama_context_default_params()
-        wanted.rows, wanted.sequences, wanted.unified = (rows + 1) * streams, streams, False
+        wanted.rows, wanted.sequences, wanted.unified = capacity * self.num_streams, self.num_streams, False
         wanted.batch_rows = wanted.micro_batch_rows = MOST_ROWS
         wanted.flash_attention = 1  # which sums over a row's cache by itself
-        wanted.threads = wanted.batch_threads = threads
-        self._context = library.llama_init_from_model(model, wanted)
-        if not self._context:
-            library.llama_model_free(model)
-            raise ConfigError(
-                f"llama.cpp cannot keep {streams} times {rows} rows for {file}: {_reason()}. Choose a smaller --kv-mib."
-            )
-        self._batch = library.llama_batch_init(MOST_ROWS, 0, 1)
-        finalize(self, _free, library, model, self._context, self._batch)
-        self._memory = library.llama_get_memory(self._context)
-        self.num_streams, self._threads = streams, threads
-        self.vocab_size = int(library.llama_vocab_n_tokens(library.llama_model_get_vocab(model)))
-        self.num_weights = int(library.llama_model_n_params(model))
-        if library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model):
-            raise ConfigError(f"{file} cannot be served: its model keeps a state in place of a row for each token.")
-        self.least_rows, self.is_exact = self._measured()
+        wanted.threads = wanted.batch_threads = self._threads
+        made = library.llama_init_from_model(self._model, wanted)
+        if not made:
+            raise EngineError(f"llama.cpp cannot keep {self.num_streams} times {capacity} rows: {_reason()}.")
+        states = [(stream, self.state(stream)) for stream in range(self.num_streams if self._made else 0)]
+        before, self._made[:] = [*self._made], [made]
+        for context in before:
+            library.llama_free(context)
+        self._context, self._memory, self._capacity = made, library.llama_get_memory(made), capacity
+        for stream, state in states:
+            self.restore(stream, state)
 
-    def _measured(self) -> tuple[int, bool]:
+    def _require(self, rows: int) -> None:
+        """Have a stream hold so many. Raises EngineError."""
+        if rows > self._capacity:
+            self._make(max(rows, 2 * self._capacity))
+
+    def _measured(self) -> Exactness:
         """(1, True) if rows have the same scores however a text is divided, (2, True) if all have that are not
         computed alone, else (1, False)."""
         tokens = [(37 * i * i + 11 * i + 5) % self.vocab_size for i in range(_PROBE)]
@@ -266,8 +316,8 @@ class LlamaContext:
         whole = self._divided(tokens, (_PROBE,))
         for least, widths in ((1, (1, 2, 3, 5, 7, 1, 1, 20)), (2, (2, 3, 4, 5, 6, 20))):
             if np.array_equal(whole, self._divided(tokens, widths)):
-                return least, True
-        return 1, False
+                return Exactness(least, True)
+        return Exactness(1, False)
 
     def _divided(self, tokens: Sequence[int], widths: Sequence[int]) -> Scores:
         found: list[Scores | None] = []
@@ -285,6 +335,7 @@ class LlamaContext:
         is_alone = size == len(stretches) == 1
         is_divided = self._threads > 1 and stretches[0].start >= _SPLIT_FROM
         padding = int(is_alone and self.is_exact and (self.least_rows > 1 or is_divided))
+        self._require(max(each.start for each in stretches) + size + padding)
         row = 0
         for stream, start, tokens, scored in stretches:
             for at in range(size + padding):
@@ -326,14 +377,16 @@ class LlamaContext:
         written = self._library.llama_state_seq_get_data(self._context, content, size, stream)
         return content.raw[:written]
 
-    def restore(self, stream: int, content: bytes) -> None:
+    def restore(self, stream: int, content: bytes, rows: int = 0) -> None:
         """Make these the rows of an empty stream. Raises EngineError, and leaves it empty."""
+        self._require(rows)
         if not self._library.llama_state_seq_set_data(self._context, content, len(content), stream):
             self.shorten(stream, 0)
             raise EngineError(f"llama.cpp does not take the stored rows: {_reason()}")
 
 
-def _free(library: ctypes.CDLL, model: int, context: int, batch: _Batch) -> None:
+def _free(library: ctypes.CDLL, model: int, contexts: Sequence[int], batch: _Batch) -> None:
     library.llama_batch_free(batch)
-    library.llama_free(context)
+    for context in contexts:
+        library.llama_free(context)
     library.llama_model_free(model)
