@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a requested check failed, 2 something cannot be used, 130 
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
@@ -66,6 +67,7 @@ def prefer_huge_pages() -> None:
 
 def main() -> None:
     prefer_huge_pages()
+    gc.set_threshold(10_000)  # a fifth of the time in which modules are loaded went into looking for garbage
     try:
         build()()
     except PacelineError as error:

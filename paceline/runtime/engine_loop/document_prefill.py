@@ -200,7 +200,7 @@ _calibration_log = logging.getLogger("paceline.engine")
 PREFIX: Final = 16  # rows before the timed ones
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
 REPEATS: Final = 3  # forwards per row count; the first is a warm-up and not reported
-MAX_S: Final = 1.5  # in all, so that a slow engine does not delay the start; checked between two row counts
+MAX_S: Final = 0.5  # after which no further row count is timed: nobody waits long for the start of a slow engine
 _TOKEN: Final = 1
 
 Timed = tuple[int, float]

@@ -43,7 +43,8 @@ def timed(engine: Engine) -> list[Timed]:
     return asyncio.run(measure())
 
 
-def test_each_row_count_is_timed_and_no_sequence_is_left() -> None:
+def test_each_row_count_is_timed_and_no_sequence_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.runtime.engine_loop.document_prefill.MAX_S", 600.0)
     engine = Narrow(64)
     found = timed(engine)
     assert [rows for rows, _ in found] == [rows for rows in ROWS for _ in range(REPEATS - 1)]
