@@ -90,7 +90,8 @@ format: venv ## let ruff rewrite what it can
 wheel: venv ## build the wheel, install it in an empty directory, run it there
 	@scripts/test tests/packaging
 
-docs: venv ## write openapi/openapi.json and openapi/link.md anew, from the code
+docs: venv ## write paceline/api/official.json, openapi/openapi.json and openapi/link.md anew, from the code
+	@$(BIN)/python -m lab.client_shapes > $(VENV)/official.json && mv $(VENV)/official.json paceline/api/official.json
 	@$(BIN)/python -m lab.link_document > openapi/link.md
 	@$(BIN)/python -m paceline.server.openapi > openapi/openapi.json
 

@@ -257,7 +257,7 @@ def qwen_tokenizer(folder: Path) -> Tokenizer:
     reader.decoder = decoders.ByteLevel()
     reader.add_special_tokens(list(SPECIAL))
     eos_ids = frozenset(token for name in (SPECIAL[0], SPECIAL[2]) if (token := reader.token_to_id(name)) is not None)
-    return Tokenizer(reader.to_str(), None, SpecialTokens(ends=eos_ids))
+    return Tokenizer(reader.to_str().encode(), None, SpecialTokens(ends=eos_ids))
 
 
 PLACE: Final[dict[str, object]] = {

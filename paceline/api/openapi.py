@@ -1,16 +1,18 @@
-"""FastAPI's OpenAPI document, with answers in OpenAI's shapes from the types of the official client.
+"""FastAPI's OpenAPI document, with answers in OpenAI's shapes, as the types of the official client have them.
 
-Those types take a second to import, which no start waits for: routes name them as text, and `describe` puts their
-schemas in, without their texts. They allow additional fields, and so ours. The schema of a stream is that of one event,
-as in OpenAPI 3.2; its data is `[DONE]` or JSON as `contentSchema` says. The WebSocket of the link is in `link.md`.
+Routes name those types as text; their schemas, without their texts, are in a file of the package, which
+`lab.client_shapes` writes: the client itself, 30 MB, is not needed here. They allow additional fields, and so ours.
+The schema of a stream is that of one event, as in OpenAPI 3.2; its data is `[DONE]` or JSON as `contentSchema` says.
+The WebSocket of the link is in `link.md`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
+import json
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter, FastAPI, Security
@@ -32,9 +34,8 @@ ABOUT = (
     "object `paceline`. Unknown fields are ignored, and null means absent. Without any key at the server, none is "
     "needed."
 )
-_OFFICIAL = "openai."  # prefix of the official client's shapes, some of whose names are also ours
+OFFICIAL: Final = Path(__file__).with_name("official.json")  # OpenAI's shapes: references to schemas, and these
 _NAMED = "named:"  # before the name of a shape, until `describe` puts its schema in
-_LIST = re.compile(r"(SyncPage|SyncCursorPage)\[([\w.]+)\]")
 _own: dict[str, type[BaseModel]] = {}  # models of streams and of forms, by name
 
 _SAID = {"schema": {"type": "string"}}
@@ -124,25 +125,30 @@ async def show_description(request: Request) -> Response:
 def describe(app: FastAPI) -> Json:
     """The document of all routes of the application; made once, unless there are more since."""
     if not app.openapi_schema:
-        document = get_openapi(title=app.title, version=app.version, description=ABOUT, routes=app.routes)
-        names = sorted({each["$ref"].removeprefix(_NAMED) for each in _references(document)})
-        schemas = document["components"]["schemas"]
-        for mode, prefix, shapes in (
-            ("validation", "", {name: _own[name] for name in names if name in _own}),
-            ("serialization", _OFFICIAL, {name: _official_type(name) for name in names if name not in _own}),
-        ):
-            refs, found = _schemas(shapes, mode, prefix)
-            schemas |= {f"{prefix}{name}": _bare(each) if prefix else each for name, each in found.items()}
-            for each in list(_references(document)):
-                if each["$ref"].removeprefix(_NAMED) in shapes:
-                    each |= refs[each.pop("$ref").removeprefix(_NAMED)]
+        document = outline(app)
+        official = json.loads(OFFICIAL.read_text("utf-8"))
+        own, schemas = schemas_of(_own, "validation")
+        shapes = official["shapes"] | own
+        for each in list(_references(document)):
+            each |= shapes[each.pop("$ref").removeprefix(_NAMED)]
         document["paths"] = dict(sorted(document["paths"].items()))
         for path, methods in document["paths"].items():
             for method, operation in methods.items():
                 operation["operationId"] = "_".join([method, *re.findall(r"\w+", path)])
-        document["components"]["schemas"] = dict(sorted(schemas.items()))
+        components = document["components"]
+        components["schemas"] = dict(sorted((components["schemas"] | official["schemas"] | schemas).items()))
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def outline(app: FastAPI) -> Json:
+    """The document in which shapes are still named."""
+    return get_openapi(title=app.title, version=app.version, description=ABOUT, routes=app.routes)
+
+
+def official_names(document: Json) -> set[str]:
+    """The official client's shapes that an outline names."""
+    return {each["$ref"].removeprefix(_NAMED) for each in _references(document)} - _own.keys()
 
 
 def _references(value: Any) -> Iterator[Json]:
@@ -157,17 +163,6 @@ def _references(value: Any) -> Iterator[Json]:
             yield from _references(each)
 
 
-def _official_type(shape: str) -> Any:
-    """The type of the official client; any, where that is not installed."""
-    module, _, name = f"types.{shape}".rpartition(".")
-    try:
-        if found := _LIST.fullmatch(shape):
-            return getattr(importlib.import_module("openai.pagination"), found[1])[_official_type(found[2])]
-        return getattr(importlib.import_module(f"openai.{module}"), name)
-    except ModuleNotFoundError:
-        return Any
-
-
 class _Generator(GenerateJsonSchema):
     """Schema generator without titles, which would repeat the names of the fields."""
 
@@ -175,27 +170,11 @@ class _Generator(GenerateJsonSchema):
         return False
 
 
-def _schemas(shapes: Json, mode: Any, prefix: str) -> tuple[Json, Json]:
-    """A reference or schema for each shape, and all schemas that are referred to."""
-    if not shapes:
-        return {}, {}
+def schemas_of(shapes: Json, mode: Literal["validation", "serialization"], prefix: str = "") -> tuple[Json, Json]:
+    """A reference or schema for each type, and all schemas that are referred to, with the prefix before their names."""
     adapters: Sequence[Any] = [(name, mode, TypeAdapter[Any](shape)) for name, shape in shapes.items()]
     refs, found = TypeAdapter.json_schemas(
         adapters, ref_template=f"#/components/schemas/{prefix}{{model}}", schema_generator=_Generator
     )
-    return {name: schema for (name, _), schema in refs.items()}, found.get("$defs", {})
-
-
-def _bare(schema: Json) -> Json:
-    """A schema without descriptions and titles."""
-    return {
-        key: {name: _bare(each) for name, each in value.items()} if key == "properties" else _bared(value)
-        for key, value in schema.items()
-        if key not in ("description", "title")
-    }
-
-
-def _bared(value: Any) -> Any:
-    if isinstance(value, dict):
-        return _bare(value)
-    return [_bared(each) for each in value] if isinstance(value, list) else value
+    schemas = {f"{prefix}{name}": schema for name, schema in found.get("$defs", {}).items()}
+    return {name: schema for (name, _), schema in refs.items()}, schemas

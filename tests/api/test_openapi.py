@@ -11,8 +11,10 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import WebSocketRoute
 
+from lab import client_shapes
 from paceline.api.http.auth import SCOPES, Keyring
 from paceline.api.http.routing import routes_of
+from paceline.api.openapi import OFFICIAL
 from paceline.api.page.endpoint import load_assets
 from server import links
 from server.keys import Keys
@@ -41,7 +43,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FastAPI, 
         yield app, url, made
 
 
-def test_the_file_equals_the_generated_document() -> None:
+def test_the_files_equal_what_is_generated() -> None:
+    assert OFFICIAL.read_text(encoding="utf-8") == client_shapes.text(), "make docs"
     assert FILE.read_text(encoding="utf-8") == text(), "make docs"
 
 
