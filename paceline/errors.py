@@ -12,6 +12,7 @@ PacelineError
 │   ├── RemoteProtocolError     the peer did: the link is closed with a code, nothing else suffers
 │   └── LinkClosed              gone: the driver turns it into the event `LinkLost`
 └── EngineError                 out of memory, bad weights, a segment that does not fit
+    ├── EngineRefusal           a RequestError too: servers that run the model refuse, are busy or are not there
     └── EngineLost              the device is unusable: the program ends
 
 Asserts are for mistakes of this code; a user's input never reaches one.
@@ -119,6 +120,10 @@ class LinkClosed(LinkError):
 
 class EngineError(PacelineError):
     """The engine cannot do what was asked: out of blocks, bad weights, a row that was never written."""
+
+
+class EngineRefusal(EngineError, RequestError):
+    """The servers that run the model refuse what was asked (400), are busy (429), or none answers (503)."""
 
 
 class EngineLost(EngineError):

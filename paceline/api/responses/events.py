@@ -351,5 +351,5 @@ def usage(done: GenerationResult) -> Json:
 
 
 def failed(response: Json, failure: Failure) -> Json:
-    code = "rate_limit_exceeded" if failure.status == 429 else "server_error"
+    code = {400: "invalid_prompt", 429: "rate_limit_exceeded"}.get(failure.status, "server_error")
     return response | {"status": "failed", "error": {"code": code, "message": failure.message}}

@@ -7,10 +7,12 @@ that is lost is asked last until it answers again; a call that it did not answer
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +26,7 @@ from paceline.core.sampling.sampler import RowSampling, logit_shifts
 from paceline.engine.base import ModelInfo, TextModel
 from paceline.engine.model_config import sampling_defaults
 from paceline.engine.remote.rows import HEAD, ToldRow
-from paceline.errors import ConfigError, EngineError
+from paceline.errors import ConfigError, EngineError, EngineRefusal
 
 log = logging.getLogger("paceline.engine")
 
@@ -38,6 +40,9 @@ BANNED: Final = -100.0
 CACHE_TOLERANCE: Final = 0.02  # nats, between scores with and without the prefix cache
 MOST_LOGPROB: Final = 0.01  # rounding may leave a little above 0
 POSITIONS: Final = 4096  # of a server that does not tell
+REFUSED: Final = (400, 413, 422)  # statuses of what every server of a model would refuse
+_TOO_LONG: Final = re.compile(r"(context|model).{0,20}(length|size|window)", re.IGNORECASE)
+_SECONDS: Final = re.compile(r"[0-9]{1,5}")
 _NO_STREAM: Final = "start vLLM with --enable-scale-out"
 
 
@@ -170,15 +175,17 @@ class RemoteModel:
         else:
             path = "/v1/completions"
             body = {"prompt": [*prompt], "return_token_ids": True, "return_tokens_as_token_ids": True, **fields}
-        async for line in self._stream(path, body | {"stream": True, "cache_salt": salt}, salt):
-            for choice in line.get("choices", ()):
+        last = -1
+        async for event in self._stream(path, body | {"stream": True, "cache_salt": salt}, salt):
+            for choice in event.get("choices", ()):
                 if drawn := self._drawn(choice):
+                    last = drawn[-1].token
                     yield drawn
                     max_tokens -= len(drawn)
                     if max_tokens < 0:
                         raise EngineError("the model's server writes more tokens than it was asked for")
-                if choice.get("finish_reason") == "stop" and not self.abilities.returns_ids:
-                    yield [Drawn(self.eos_ids[0], {})]
+                if choice.get("finish_reason") == "stop" and last not in self.eos_ids:
+                    yield [Drawn(self.eos_ids[0], {})]  # some keep the end to themselves
 
     def _drawn(self, choice: Mapping[str, Any]) -> list[Drawn]:
         if not self.abilities.returns_ids:
@@ -219,53 +226,65 @@ class RemoteModel:
             await client.aclose()
 
     async def _post(self, path: str, body: Mapping[str, Any], salt: str) -> Any:
+        faults: list[EngineError] = []
         for server in self._order(salt):
             try:
                 answer = await self._open().post(server.url + path, json={**body, "model": server.model})
             except httpx.TransportError as error:
-                self._lost(server, error)
+                faults.append(self._lost(server, error))
                 continue
-            if answer.status_code >= 500:
-                self._lost(server, f"status {answer.status_code}")
-                continue
-            self._check(answer.status_code, answer.text)
-            server.away_until = 0.0
-            return answer.json()
-        raise self._none_answers()
+            if answer.status_code == 200:
+                server.away_until = 0.0
+                return answer.json()
+            faults.append(self._refused(server, answer))
+        raise _told_to_client(faults)
 
     async def _stream(self, path: str, body: Mapping[str, Any], salt: str) -> AsyncIterator[Mapping[str, Any]]:
         """Events of a stream. Once it has begun it is cut, not asked for again: the caller knows what has come."""
+        faults, now = list[EngineError](), asyncio.get_running_loop().time
         for server in self._order(salt):
             begun = False
             try:
                 async with self._open().stream(
                     "POST", server.url + path, json={**body, "model": server.model}
                 ) as answer:
-                    if answer.status_code >= 500:
-                        self._lost(server, f"status {answer.status_code}")
-                        continue
                     if answer.status_code != 200:
-                        self._check(answer.status_code, (await answer.aread()).decode(errors="replace"))
+                        await answer.aread()
+                        faults.append(self._refused(server, answer))
+                        continue
                     server.away_until = 0.0
-                    told = time.monotonic()
-                    async for line in answer.aiter_lines():
-                        if time.monotonic() - told > READ_S:
-                            raise httpx.ReadTimeout("it keeps the stream open and writes nothing")
-                        if line == "data: [DONE]":
-                            return
-                        if line.startswith("data: "):
-                            event = json.loads(line[6:])
-                            if "error" in event:
-                                raise EngineError(f"the model's server failed: {self._quoted(event['error'])}")
-                            begun = True
-                            yield event
-                            told = time.monotonic()  # the reader's time is not the server's
-                    raise httpx.RemoteProtocolError("the stream ended early")
+                    lines, end = answer.aiter_lines(), now() + READ_S
+                    while (event := await self._event(lines, end)) is not None:
+                        yield event
+                        if any(choice.get("token_ids") or choice.get("text") for choice in event.get("choices", ())):
+                            begun, end = True, now() + READ_S  # the reader's time is not the server's
+                    return
             except httpx.TransportError as error:
-                self._lost(server, error)
+                faults.append(self._lost(server, error))
                 if begun:
                     raise ConnectionError(str(error)) from error
-        raise self._none_answers()
+        raise _told_to_client(faults)
+
+    async def _event(self, lines: AsyncIterator[str], end: float) -> Mapping[str, Any] | None:
+        """The next event of a stream; None after the last one. end: when it must have come, loop's time.
+
+        Raises TransportError for a stream that is cut, by words or without, and EngineRefusal.
+        """
+        try:
+            async with asyncio.timeout_at(end):
+                async for line in lines:
+                    if line == "data: [DONE]":
+                        return None
+                    if line.startswith("data: "):
+                        event: dict[str, Any] = json.loads(line[6:])
+                        if (error := event.get("error")) is None:
+                            return event
+                        if isinstance(error, dict) and error.get("code") in REFUSED:
+                            raise self._refusal(error["code"], str(error.get("message")))
+                        raise httpx.RemoteProtocolError(f"it failed: {error}")
+        except TimeoutError:
+            raise httpx.ReadTimeout("it keeps the stream open and writes nothing") from None
+        raise httpx.RemoteProtocolError("the stream ended early")
 
     def _open(self) -> httpx.AsyncClient:
         if self._client is None:
@@ -283,20 +302,57 @@ class RemoteModel:
 
         return sorted(self._servers, key=rank)
 
-    def _lost(self, server: _Server, why: object) -> None:
-        log.warning("the model's server %s does not answer: %s", server.url, why or type(why).__name__)
-        server.away_until = time.monotonic() + AWAY_S
+    def _lost(self, server: _Server, why: object, seconds: int | None = None) -> EngineError:
+        """Note that a server cannot be asked now. seconds: when it can, by its own word."""
+        said = self._quoted(why) or type(why).__name__
+        log.warning("the model's server %s does not answer: %s", server.url, said)
+        server.away_until = time.monotonic() + (seconds or AWAY_S)
+        return EngineRefusal(
+            "none of the model's servers answers",  # the log says which
+            status=503,
+            type="server_error",
+            code="model_unavailable",
+            retry_after=seconds,
+        )
 
-    def _check(self, status: int, text: str) -> None:
-        if status != 200:
-            raise EngineError(f"the model's server refuses a request (status {status}): {self._quoted(text)}")
+    def _refused(self, server: _Server, answer: httpx.Response) -> EngineError:
+        """What another status than 200 means, where other servers may be asked. Raises EngineRefusal where all would
+        refuse."""
+        status, after = answer.status_code, answer.headers.get("Retry-After", "")
+        seconds = int(after) if _SECONDS.fullmatch(after) else None
+        if status in REFUSED:
+            raise self._refusal(status, answer.text)
+        lost = self._lost(server, f"status {status}: {answer.text}", seconds)
+        if status >= 500:
+            return lost
+        if status == 429:
+            return EngineRefusal(
+                f"the model's servers are busy: {self._quoted(answer.text)}",
+                status=429,
+                type="rate_limit_error",
+                code="rate_limit_exceeded",
+                retry_after=seconds,
+            )
+        return EngineError(f"the model's server refuses a request (status {status}): {self._quoted(answer.text)}")
+
+    def _refusal(self, status: int, said: str) -> EngineRefusal:
+        return EngineRefusal(
+            f"the model's server refuses a request (status {status}): {self._quoted(said)}",
+            code="context_length_exceeded" if _TOO_LONG.search(said) else None,
+        )
 
     def _quoted(self, said: object) -> str:
         """What a server said, for clients and the log. Some repeat the key that they refuse."""
         return (str(said).replace(self._key, "(key)") if self._key else str(said))[:300]
 
-    def _none_answers(self) -> EngineError:
-        return EngineError("none of the model's servers answers")  # the log says which
+
+def _told_to_client(faults: Sequence[EngineError]) -> EngineError:
+    """Of all servers' faults the one that says most of when to come back: that one is busy, then that one is lost."""
+
+    def rank(fault: EngineError) -> tuple[int, int]:
+        return (fault.status, fault.retry_after or 0) if isinstance(fault, EngineRefusal) else (1000, 0)
+
+    return min(faults, key=rank)
 
 
 def _headers(key: str | None) -> dict[str, str]:

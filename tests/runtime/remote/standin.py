@@ -32,7 +32,10 @@ class Server:
 
     down: bool = False  # refuses connections
     status: int | None = None  # that it answers every call with
+    said: str = "broken"  # with that status
+    retry_after: str | None = None  # likewise
     cut_after: int | None = None  # tokens of each stream from now on
+    dies: bool = False  # with a stream that it cuts
     gate: asyncio.Event | None = None  # that streams wait for before each token
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     streams_closed: int = 0
@@ -78,6 +81,7 @@ class StandIn:
                 if server.gate is not None:
                     await server.gate.wait()
                 if server.cut_after is not None and number >= server.cut_after:
+                    server.down |= server.dies
                     raise httpx.ReadError("cut")
                 await asyncio.sleep(0)
                 yield event
@@ -91,7 +95,8 @@ class StandIn:
         if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
             return httpx.Response(401, json={"error": "Unauthorized"})
         if server.status is not None:
-            return httpx.Response(server.status, text="broken")
+            headers = {} if server.retry_after is None else {"Retry-After": server.retry_after}
+            return httpx.Response(server.status, text=server.said, headers=headers)
         path = request.url.path
         if path == "/v1/models":
             models = [

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.engine.base import LoadedModel, ServedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.remote.servers import open_remote
-from paceline.errors import EngineError
+from paceline.errors import EngineError, EngineRefusal
 from paceline.runtime.node import Node
 from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, TextDelta
@@ -163,6 +166,34 @@ async def test_a_stream_that_is_cut_goes_on_at_another_server() -> None:
     assert text == await here(ASKED) and done.reason in ("length", "stop")
 
 
+@pytest.mark.parametrize("finish", ["abort", "length"])
+async def test_a_stream_that_finishes_without_tokens_costs_calls_and_no_text(finish: str) -> None:
+    class Empty(StandIn):
+        def _generate(self, body: Mapping[str, Any]) -> httpx.Response | Iterator[bytes]:
+            if not body.get("stream"):
+                return super()._generate(body)
+            choice = {"index": 0, "token_ids": [], "finish_reason": finish}
+            return iter((f"data: {json.dumps({'choices': [choice]})}\n\n".encode(), b"data: [DONE]\n\n"))
+
+    async with far_node(stand_in := Empty()) as node:
+        text, done = await collect(await node.prepare(ASKED))
+        assert len(server_of(stand_in).calls) <= 2 * done.completion_tokens
+    assert text == await here(ASKED)
+
+
+async def test_a_server_that_keeps_the_end_to_itself_ends_an_answer() -> None:
+    class Silent(StandIn):
+        def _generate(self, body: Mapping[str, Any]) -> httpx.Response | Iterator[bytes]:
+            if not body.get("stream"):
+                return super()._generate(body)
+            choices = ({"token_ids": [97], "finish_reason": None}, {"token_ids": [], "finish_reason": "stop"})
+            return iter(f"data: {json.dumps({'choices': [choice]})}\n\n".encode() for choice in choices)
+
+    async with far_node(Silent()) as node:
+        text, done = await collect(await node.prepare(ASKED))
+    assert (text, done.reason) == ("a", "stop")
+
+
 async def test_a_server_that_does_not_answer_is_asked_last() -> None:
     stand_in = StandIn()
     async with far_node(stand_in, "one", "two") as node:
@@ -172,6 +203,49 @@ async def test_a_server_that_does_not_answer_is_asked_last() -> None:
             used.down, used.status = fault == "down", 503 if fault == "status" else None
             text, _ = await collect(await node.prepare(ASKED))
             assert text == await here(ASKED)
+        assert len(used.calls) == 1
+
+
+TOO_LONG = '{"error": {"message": "This model\'s maximum context length is 9 tokens", "code": 400}}'
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "code", "after"),
+    [
+        ((429, 429), 429, "rate_limit_exceeded", 7),
+        ((429, 503), 429, "rate_limit_exceeded", 7),
+        ((429, None), 429, "rate_limit_exceeded", 7),
+        ((503, 503), 503, "model_unavailable", 7),
+        ((500, None), 503, "model_unavailable", None),
+        ((None, None), 503, "model_unavailable", None),
+        ((400, 400), 400, "context_length_exceeded", None),
+    ],
+)
+@pytest.mark.parametrize("constraint", [None, Constraint("regex", "yes|no")], ids=["stream", "calls"])
+async def test_what_all_servers_say_is_what_the_client_hears(
+    statuses: tuple[int | None, ...], status: int, code: str, after: int | None, constraint: Constraint | None
+) -> None:
+    stand_in = StandIn()
+    async with far_node(stand_in, "one", "two") as node:
+        for server, each in zip(stand_in.servers.values(), statuses, strict=True):
+            server.down, server.status, server.said = each is None, each, TOO_LONG
+            server.retry_after = "7" if each in (429, 503) else None
+        with pytest.raises(EngineRefusal) as refused:
+            await collect(await node.prepare(changed(ASKED, constraint=constraint)))
+    error = refused.value
+    assert (error.status, error.code) == (status, code)
+    assert after is None or error.retry_after == after
+
+
+async def test_a_busy_server_is_asked_last_as_long_as_it_says() -> None:
+    stand_in = StandIn()
+    async with far_node(stand_in, "one", "two") as node:
+        await collect(await node.prepare(ASKED))
+        used = next(server for server in stand_in.servers.values() if server.calls)
+        used.status, used.retry_after = 429, "60"
+        await collect(await node.prepare(ASKED))
+        used.status = None
+        await collect(await node.prepare(ASKED))
         assert len(used.calls) == 1
 
 

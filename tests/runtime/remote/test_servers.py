@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -132,7 +133,8 @@ def choice(token: object, told: str = "null") -> bytes:
     ("status", "content", "said"),
     [
         (401, b"Incorrect key: Bearer hush", r"status 401\): Incorrect key: Bearer \(key\)"),
-        (200, b'data: {"error": "no hush"}\n\n', r"failed: no \(key\)"),
+        (200, b'data: {"error": "no hush"}\n\n', "none of the model's servers answers"),
+        (200, b'data: {"error": {"code": 400, "message": "no hush"}}\n\n', r"status 400\): no \(key\)"),
         (200, choice(10**12), "the token 1000000000000, which its vocabulary does not have"),
         (200, choice(-1), "the token -1,"),
         (200, choice('"a"'), "the token a,"),
@@ -171,15 +173,21 @@ async def test_ids_beyond_the_vocabulary_are_left_out_of_rows_and_a_row_without_
 
 
 @pytest.mark.anyio
-async def test_a_server_that_keeps_a_stream_open_and_writes_nothing_is_given_up(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    "piece",
+    [b": ping\n", b"x", b'data: {"choices": [{"index": 0, "token_ids": []}]}\n\n'],
+    ids=["ping", "line", "empty"],
+)
+async def test_a_server_that_keeps_a_stream_open_and_writes_no_token_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, piece: bytes
 ) -> None:
-    async def pings() -> AsyncIterator[bytes]:
+    async def without_end() -> AsyncIterator[bytes]:
         while True:
-            yield b": ping\n"
+            await asyncio.sleep(0)
+            yield piece
 
     model = opened(StandIn())
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=pings()))
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=without_end()))
     monkeypatch.setattr(model, "_client", httpx.AsyncClient(transport=transport))
     monkeypatch.setattr(servers, "READ_S", 0.0)
     with pytest.raises(EngineError, match="none of the model's servers answers") as failed:
