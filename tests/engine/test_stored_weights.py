@@ -67,7 +67,7 @@ def test_weights_are_in_memory_once_and_in_the_mapping_of_their_file(tmp_path: P
     with quiet():
         AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path)
     size = (tmp_path / "model.safetensors").stat().st_size
-    engine = load_stored(tmp_path, "m", EngineOptions(backend="paged", kv_rows=256))
+    engine = load_stored(tmp_path, "m", EngineOptions(backend="paged", kv_rows=256, device="cpu"))
     scratch(engine, range(200))
     assert mapped_bytes(tmp_path / "model.safetensors") > (0.9 if tied else 0.7) * size
     model = engine._model  # type: ignore[attr-defined]  # what an engine holds is no part of its contract
