@@ -7,6 +7,7 @@ the end, the admission of a call's requests.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -58,7 +59,6 @@ from paceline.strategies.registry import debug_options
 MAX_SCHEMAS = 65_536  # characters: of the form of an answer, and of all tools' schemas together
 MAX_DEPTH = 64  # of one schema, which is compiled recursively
 FORMED_TOKENS = 4096  # of an answer that must keep to a form, where neither the request nor a setting has a limit
-_SEEDS = 2**64
 
 
 def generation_of(
@@ -312,14 +312,19 @@ def device_of(name: str | None, service: Service, identity: Identity) -> str | N
 
 
 def choices_of(request: GenerateRequest, count: int) -> tuple[GenerateRequest, ...]:
-    """Requests of `count` choices. Choice i has the first seed plus i, so that it can be requested again alone."""
+    """Requests of `count` choices, each of which can be requested again alone by its seed."""
     first = request.sampling
     return tuple(replace(request, sampling=replace(first, seed=seed_of(first.seed, index))) for index in range(count))
 
 
-def seed_of(seed: int | None, offset: int) -> int:
-    drawn = secrets.randbits(63) if seed is None else seed
-    return (drawn + offset + 2**63) % _SEEDS - 2**63  # wraps like an int64
+def seed_of(seed: int | None, index: int) -> int:
+    """The seed of a choice: of the first the given one, of others a hash, so that answers to neighbouring seeds are not
+    each other's choices."""
+    if seed is None:
+        seed = secrets.randbits(63)
+    if index == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed}/{index}".encode()).digest()[:8], "little", signed=True)
 
 
 # Input texts of OpenAI's older endpoints: one or several, each as a string or as token ids.

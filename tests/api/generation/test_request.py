@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TypeAlias
 
 import httpx
@@ -297,9 +298,14 @@ def test_a_seed_is_drawn_when_none_is_given(http: httpx.Client, service: Scripte
     assert len({asked.sampling.seed for asked in service.requests}) == 3
 
 
-def test_choices_have_consecutive_seeds_that_wrap_like_int64(http: httpx.Client, service: ScriptedService) -> None:
-    assert post(http, seed=2**63 - 1, n=2).status_code == 200
-    assert [asked.sampling.seed for asked in service.requests] == [2**63 - 1, -(2**63)]
+def test_a_choice_is_what_its_own_seed_gives_and_no_neighbour_s(http: httpx.Client, service: ScriptedService) -> None:
+    for seed in (1, 2, 2**63 - 1):
+        assert post(http, seed=seed, n=3).status_code == 200
+    found = [asked.sampling.seed for asked in service.requests]
+    assert found[::3] == [1, 2, 2**63 - 1] and len(set(found)) == 9
+    assert found[1] == int.from_bytes(hashlib.sha256(b"1/1").digest()[:8], "little", signed=True)
+    assert post(http, seed=found[1]).status_code == 200
+    assert service.requests[-1].sampling.seed == found[1]
 
 
 def test_the_newer_limit_wins_and_a_limit_above_the_context_is_clamped(
