@@ -24,7 +24,7 @@ from paceline.api.http.routing import Addresses, Settings
 from paceline.api.http.server import listen
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, door_limits, retention_of, run_node
 from paceline.engine.base import Engine, LoadedModel, ServedModel
-from paceline.engine.loader import load_model
+from paceline.engine.loader import describe_model, load_model
 from paceline.errors import ConfigError
 from paceline.models import CAUSAL, DEVICE, shipped
 from paceline.runtime.identity import PrivateKey
@@ -42,10 +42,13 @@ log = logging.getLogger("paceline.server")
 
 def opened_draft(settings: ServerSettings) -> Callable[[ServedModel], Engine] | None:
     """What loads the draft model that the setting `draft_model` names, given the model that it drafts for; None where
-    none is named. What it returns raises ConfigError for a draft model that cannot be used."""
+    none is named. Raises ConfigError for a draft model that cannot be loaded, and what it returns for one that cannot
+    draft for the model."""
     wanted = settings.draft_model
     if wanted is None:
         return None
+    # Fetched now, so that a wrong name is said before the model is loaded.
+    describe_model(DEVICE if wanted == CAUSAL else wanted, name=wanted, device=settings.engine_device)
 
     def load(model: ServedModel) -> Engine:
         draft = load_model(

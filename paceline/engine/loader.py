@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
@@ -24,6 +25,7 @@ from paceline.hub.cache import facts_of, find_gguf
 from paceline.hub.cache import find as find
 from paceline.hub.cache import quiet as quiet
 from paceline.hub.cache import served_name as served_name
+from paceline.hub.download import HubName
 from paceline.hub.gguf import GgufModel, described
 from paceline.system import cores, may_have_gpu
 
@@ -96,10 +98,20 @@ def load_model(
         name, tokenizer = name or served_name(path_or_name), Tokenizer.load(gguf.folder)
         engine = load_gguf(gguf, name=name, threads=threads, kv_rows=kv_rows, kv_mib=kv_mib)
         return LoadedModel(engine, tokenizer)
-    directory = find(path_or_name)
+    directory = _folder(path_or_name)
     tokenizer = Tokenizer.load(directory)  # before the weights, which take much longer
     options = EngineOptions(backend, dtype, device, threads, kv_rows, kv_mib)
     return LoadedModel(load_engine(directory, options, name=name or served_name(path_or_name)), tokenizer)
+
+
+def _folder(path_or_name: str | Path) -> Path:
+    """As `find`, for what no GGUF file is run for. Raises ConfigError also where torch is missing that would run it,
+    before it is fetched."""
+    if find_gguf(path_or_name) is None and not Path(path_or_name).expanduser().is_dir():
+        name = HubName.parse(str(path_or_name))
+        with needing_torch(f"A model of the hub, such as {name},"):
+            import_module("torch")
+    return find(path_or_name)
 
 
 def _for_llama_cpp(
@@ -338,7 +350,7 @@ def describe_model(
         tokenizer = Tokenizer.load(gguf.folder)
         info = ModelInfo(name, gguf.fingerprint, tokenizer.vocab_size, gguf.context, dtype="", backend="")
         return Description(info, tokenizer.fingerprint, gguf.path.stat().st_size)
-    directory = find(path_or_name)
+    directory = _folder(path_or_name)
     tokenizer, facts = Tokenizer.load(directory), facts_of(directory)
     is_reader = facts.kind == "reader"  # no architecture of transformers
     positions, vocabulary = (facts.context or 0, tokenizer.vocab_size) if is_reader else _configured(directory)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from paceline.errors import ConfigError
 from paceline.hub.download import FILE, PARTIAL, PICKLED, HubName, Unreachable, local, path_part, pull
 from paceline.hub.gguf import SUFFIX, converted
-from paceline.hub.stores import find_stored
+from paceline.hub.stores import find_stored, gguf_files
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
@@ -208,9 +208,10 @@ def find(path_or_name: str | Path, *, download: bool = True, weights: bool = Tru
     tokenizer and the configuration suffice.
     """
     directory = Path(path_or_name).expanduser()
-    if not directory.is_dir():
-        file = find_gguf(path_or_name)
-        directory = converted(file) if file else _from_hub(HubName.parse(str(path_or_name)), download, weights)
+    if (file := find_gguf(path_or_name)) is not None:
+        directory = converted(file)
+    elif not directory.is_dir():
+        directory = _from_hub(HubName.parse(str(path_or_name)), download, weights)
     if not (directory / "config.json").is_file():
         raise ConfigError(f"{directory} is not a model: it has no config.json. Give a directory saved by transformers.")
     if weights and not any(directory.glob("*.safetensors")):
@@ -224,10 +225,14 @@ def find(path_or_name: str | Path, *, download: bool = True, weights: bool = Tru
 
 
 def find_gguf(path_or_name: str | Path) -> Path | None:
-    """The GGUF file of that path, or of that name in the store of another program; None for other models."""
+    """The GGUF file of that path, in a folder that holds nothing else to run, or of that name in the store of another
+    program; None for other models. Raises ConfigError for several."""
     path = Path(path_or_name).expanduser()
     if path.is_dir():
-        return None
+        files = [] if (path / "config.json").is_file() else gguf_files(path)
+        if len(files) > 1:
+            raise ConfigError(f"{path} holds {len(files)} GGUF files: give one of them, such as {files[0]}.")
+        return files[0] if files else None
     return path if path.suffix == SUFFIX and path.is_file() else find_stored(str(path_or_name))
 
 

@@ -421,7 +421,7 @@ def _explained(name: HubName) -> Iterator[None]:
 def _unreachable(name: HubName, error: Exception) -> Unreachable:
     return Unreachable(
         f"{name} cannot be fetched from the Hugging Face hub ({type(error).__name__}): check the network and try "
-        "again, which goes on where it was cut; or give a directory."
+        "again, which goes on where it was cut; or give one of `paceline models list`, a folder or a GGUF file."
     )
 
 

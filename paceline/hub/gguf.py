@@ -36,7 +36,6 @@ Floats = NDArray[np.float32]
 log = logging.getLogger("paceline.engine")
 
 SUFFIX: Final = ".gguf"
-_FORMAT: Final = 2  # of the folders with vocabularies: those of other releases are left alone
 _MIB: Final = 1 << 20
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _SPLIT_FILE: Final = "-of-0"  # in the names of models of several files
@@ -470,7 +469,8 @@ def described(path: Path, vocabulary: Path | None = None) -> GgufModel:
     """
     if vocabulary is not None:
         return GgufModel(path, vocabulary, fingerprint(path), **_facts(GgufFile.open(path)))
-    folder = cache() / f"gguf-vocabulary-{_FORMAT}" / path_part(fingerprint(path), SHA256)
+    # Folders of one form: those of other releases are left alone.
+    folder = cache() / "gguf-vocabulary-2" / path_part(fingerprint(path), SHA256)
     if not folder.is_dir():
         file = GgufFile.open(path)
         with _appearing(folder, path) as part:

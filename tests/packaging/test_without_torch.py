@@ -87,9 +87,11 @@ def test_every_module_but_those_that_compute_on_it_is_imported() -> None:
     assert {name for name in lost if not re.fullmatch(f"{ON_TORCH}|{IN_A_STAGE}", name)} == set(), lost
 
 
-@pytest.mark.parametrize("program", ["serve", "stage"])
-def test_what_needs_it_says_what_to_install(tmp_path: Path, program: str) -> None:
-    command = [sys.executable, "-c", REFUSE + AGENT, program, "--model", "demo-causal", "--state-dir", str(tmp_path)]
+@pytest.mark.parametrize(
+    "given", ["serve --model demo-causal", "stage --model demo-causal", "agent --model some/model"]
+)
+def test_what_needs_it_says_what_to_install(tmp_path: Path, given: str) -> None:
+    command = [sys.executable, "-c", REFUSE + AGENT, *given.split(), "--state-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "pip install 'paceline[torch]'" in done.stderr, done.stderr
 

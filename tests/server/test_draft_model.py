@@ -38,6 +38,11 @@ def test_a_draft_model_of_the_same_vocabulary_is_loaded(tmp_path: Path) -> None:
     assert isinstance(load(fake_model()), FakeEngine)
 
 
+def test_a_wrong_name_is_said_before_any_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"There is no file small\.gguf"):
+        opened_draft(ServerSettings(draft_model="small.gguf", state_dir=tmp_path))
+
+
 def test_another_vocabulary_is_refused_with_a_sentence(tmp_path: Path) -> None:
     load = opened_draft(ServerSettings(draft_model="fake", state_dir=tmp_path))
     assert load is not None
