@@ -17,8 +17,11 @@ from paceline.core.batching.block_manager import OutOfBlocks
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
+from paceline.engine.llama_cpp.engine import load_gguf
 from paceline.engine.llama_cpp.library import Exactness, LlamaContext, Stretch
 from paceline.errors import EngineError
+from paceline.hub.gguf import described
+from paceline.hub.quantize import write_quantized
 from tests.engine.conftest import FORMATS, gguf_engine
 from tests.engine.trials import extend, scratch, sequences
 from tests.hub.test_gguf import write_gguf
@@ -73,14 +76,18 @@ def test_a_cache_that_grows_has_the_bits_of_one_that_was_made_whole(
 ) -> None:
     write_gguf(checkpoint("llama"), tmp_path / "model.gguf", kind=GGMLQuantizationType.Q8_0)
     grown, whole = (
-        LlamaContext(tmp_path / "model.gguf", rows=699, streams=2, threads=1, grows=grows, exactness=Exactness(1, True))
+        LlamaContext(tmp_path / "model.gguf", rows=699, threads=1, grows=grows, exactness=Exactness(1, True))
         for grows in (True, False)
     )
+    whole.resize(699, 2, ())
+    grown.resize(0, 2, ())
     for start in range(0, 672, 28):
         stretches = [
             Stretch(stream, start, [(stream + at * at) % 97 for at in range(start, start + 28)], [True] * 28)
             for stream in range(2)
         ]
+        if start + 28 > grown.capacity:
+            grown.resize(2 * grown.capacity, 2, (0, 1))
         assert np.array_equal(grown.decode(stretches), whole.decode(stretches))
     assert grown.length(1) == 672
 
@@ -100,6 +107,31 @@ def test_a_prompt_begins_with_the_rows_of_its_salt_whether_their_sequence_has_en
         assert engine.begin(other, TEXT, "another") == 0
         assert are_equal(extend(engine, third, TEXT[89:]), scratch(engine, TEXT)[89:])
         engine.check()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_streams_grow_in_number_and_length_with_what_they_hold(
+    name: str, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    write_quantized(checkpoint(name), tmp_path / "model.gguf", "q8_0")
+    model = described(tmp_path / "model.gguf", checkpoint(name))
+    engine = load_gguf(model, name=name, kv_rows=12 * 96, threads=1)
+    whole = scratch(engine, TEXT)
+    with sequences(engine, 9) as (ended, *seqs):
+        engine.begin(ended, TEXT, "salt")
+        found = [extend(engine, seq, TEXT[:10]) for seq in (ended, *seqs[:2])]
+        rows = engine.export_kv(ended, TEXT[:10])
+        engine.release(ended)
+        engine.import_kv(ended, rows)
+        for start, stop in itertools.pairwise((10, 17, 40, 90)):
+            for each, seq in zip(found, (ended, *seqs[:2]), strict=True):
+                each += extend(engine, seq, TEXT[start:stop])
+            engine.check()
+        found += [extend(engine, seq, TEXT[:50]) for seq in seqs[2:]]
+        engine.check()
+    for each in found:
+        assert are_equal(each, whole[: len(each)])
 
 
 def test_stored_rows_that_were_cut_are_computed_again(load: Callable[[str], Engine]) -> None:

@@ -3,8 +3,11 @@
 Each sequence has a stream of the KV cache to itself, whose rows are always a prefix of one chain of tokens: what is
 left out in the middle, or of another sequence between, would change the order in which llama.cpp sums over the cache,
 and with weights of eight bits or fewer a token. So a tree is scored path by path, and rows that a prune or truncate
-has put out of reach are computed again with the next segment. A block is a whole stream, and what it held is kept when
-its sequence ends, for a later prompt of the same salt.
+has put out of reach are computed again with the next segment. A block is a whole stream of the greatest length, and
+what it held is kept when its sequence ends, for a later prompt of the same salt.
+
+The memory of all streams is written when llama.cpp makes them. So there is a short one at first, and a larger cache
+takes its place, with what it holds, once more sequences or longer ones are there.
 """
 
 from __future__ import annotations
@@ -35,9 +38,11 @@ from paceline.system import cores
 log = logging.getLogger("paceline.engine")
 
 BACKEND: Final = "llama_cpp"
-_STREAMS: Final = 4
-_ROWS: Final = 2048  # of each stream, where memory is not limited by a setting
-_MOST_STREAMS: Final = 32
+_LEAST_STREAMS: Final = 4  # that memory is divided into, and that keep rows for later prompts
+_STREAMS: Final = 16  # that it is divided into where each then has more than `_ROWS`
+_MOST_STREAMS: Final = 64
+_ROWS: Final = 8192
+_MOST_ROWS: Final = 32_768
 _SIZE: Final = 8  # bytes before a stream's exported content that say how long it is
 _CARRIER: Final = "float32"  # of exported content: four bytes to a number
 
@@ -69,8 +74,9 @@ class _Pass:
 class LlamaCppEngine:
     """The engine contract over a context of llama.cpp. Made by `load_gguf`."""
 
-    def __init__(self, model: LlamaContext, info: ModelInfo) -> None:
-        self._model, self._info = model, info
+    def __init__(self, model: LlamaContext, info: ModelInfo, streams: int) -> None:
+        """streams: at most."""
+        self._model, self._info, self._most_streams = model, info, streams
         self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
         self._committed: dict[SeqId, list[int]] = {}  # tokens
         self._streams: dict[SeqId, Stream] = {}
@@ -86,10 +92,10 @@ class LlamaCppEngine:
         placed = self._table.place(batch)
         new = [segment.seq for segment in placed if segment.seq not in self._streams]
         self._require_free(len(new))
-        for seq in new:
-            self._take(seq)
         rows: list[list[Scores | None]] = [[None] * len(segment.tokens) for segment in placed]
         try:
+            for seq in new:
+                self._take(seq)
             rounds = [list(self._passes(segment, into)) for segment, into in zip(placed, rows, strict=True)]
             for step in range(max(map(len, rounds), default=0)):
                 self._run([passes[step] for passes in rounds if step < len(passes)])
@@ -148,10 +154,11 @@ class LlamaCppEngine:
         if not 0 < size <= len(packed) - _SIZE:
             raise EngineError("the stored rows were cut")
         self._require_free(1)
+        self._grow(len(rows.tokens), 0)
         self._table.adopt(seq, rows.tokens)
         stream = self._take(seq)
         try:
-            self._model.restore(stream.number, packed[_SIZE : _SIZE + size].tobytes(), len(rows.tokens))
+            self._model.restore(stream.number, packed[_SIZE : _SIZE + size].tobytes())
             if self._model.length(stream.number) != len(rows.tokens):
                 self._model.shorten(stream.number, 0)
                 raise EngineError("the stored rows are not those of their tokens")
@@ -176,7 +183,7 @@ class LlamaCppEngine:
             else:
                 return len(stored.tokens)
         rows = min(cached, longest)
-        if not rows or not self._free:
+        if not rows or len(self._streams) == self._most_streams:
             return 0
         self._table.adopt(seq, tokens[:rows])
         source = max(self._all(), key=lambda stream: (self._shared(stream, tokens, salt), stream in self._free))
@@ -200,7 +207,7 @@ class LlamaCppEngine:
         return self._info.max_positions
 
     def free_rows(self) -> int | None:
-        return len(self._free) * self.block_size
+        return (self._most_streams - len(self._streams)) * self.block_size
 
     def check(self) -> None:
         numbers = sorted(stream.number for stream in self._all())
@@ -217,8 +224,26 @@ class LlamaCppEngine:
         return [*self._free, *self._streams.values()]
 
     def _require_free(self, count: int) -> None:
-        if count > len(self._free):
-            raise OutOfBlocks(f"{count} sequences need a stream of the KV cache, {len(self._free)} are free")
+        if count > (free := self._most_streams - len(self._streams)):
+            raise OutOfBlocks(f"{count} sequences need a stream of the KV cache, {free} are free")
+
+    def _grow(self, rows: int, streams: int) -> None:
+        """Have streams of at least so many rows, and so many streams. Of longer ones there are as many as are in use.
+
+        Raises EngineError where the machine has no memory for them.
+        """
+        model, live = self._model, sorted(self._streams.values(), key=lambda each: each.number)
+        if rows <= model.capacity and streams <= model.num_streams:
+            return
+        streams = max(1, streams, len(live) if rows > model.capacity else model.num_streams)
+        streams = min(1 << (streams - 1).bit_length(), self._most_streams)
+        kept = [*live, *sorted(self._free, key=lambda each: -each.used)][:streams]
+        longer = max(rows, 2 * model.capacity) if rows > model.capacity else model.capacity
+        model.resize(longer, streams, [each.number for each in kept])
+        for number, stream in enumerate(kept):
+            stream.number = number
+        self._free = [*kept[len(live) :], *(Stream(number) for number in range(len(kept), streams))]
+        log.debug("the KV cache has %d streams of %d rows now", streams, model.capacity)
 
     def _shared(self, stream: Stream, tokens: Sequence[int], salt: str) -> int:
         """Rows of the stream that a prompt of this salt may begin with. Those of drafts are left out."""
@@ -230,6 +255,9 @@ class LlamaCppEngine:
     def _take(self, seq: SeqId, stream: Stream | None = None) -> Stream:
         """Give the sequence this free stream with its rows, or else an empty one: the one unused for longest."""
         if stream is None:
+            if all(each.tokens for each in self._free):
+                kept = min(_LEAST_STREAMS, self._most_streams)
+                self._grow(0, max(len(self._streams) + 1, min(self._model.num_streams + 1, kept)))
             stream = min(self._free, key=lambda each: (bool(each.tokens), each.used, each.number))
             self._shorten(stream, 0)
         self._free.remove(stream)
@@ -249,7 +277,7 @@ class LlamaCppEngine:
 
     def _copy(self, source: Stream, into: Stream) -> None:
         if source.tokens:
-            self._model.restore(into.number, self._model.state(source.number), len(source.tokens))
+            self._model.restore(into.number, self._model.state(source.number))
         into.tokens = list(source.tokens)
 
     def _shorten(self, stream: Stream, length: int) -> None:
@@ -286,6 +314,7 @@ class LlamaCppEngine:
 
     def _run(self, passes: Sequence[_Pass]) -> None:
         """Bring each stream to its chain, and keep the scores that are wanted and not known yet."""
+        self._grow(max((len(each.tokens) for each in passes), default=0), 0)
         for each in passes:
             unknown = [position for position, row in each.wanted.items() if each.into[row] is None]
             each.at = min([_common(each.stream.tokens, each.tokens), *unknown])
@@ -339,25 +368,22 @@ def load_gguf(
     threads: int | None = None,
     kv_rows: int | None = None,
     kv_mib: int | None = None,
-    streams: int = _STREAMS,
+    streams: int = _LEAST_STREAMS,
 ) -> LlamaCppEngine:
-    """Open the model of a GGUF file. threads: None for one a core. kv_rows, kv_mib: of all streams together. streams:
-    at least so many, and more where each has the model's whole context.
+    """Open the model of a GGUF file. threads: None for one a core. kv_rows, kv_mib: of all streams together at most;
+    default: a quarter of the free memory. streams: at least so many.
 
     Raises ConfigError where llama.cpp is missing, or does not load the file.
     """
-    rows = kv_rows or ((kv_mib << 20) // model.row_bytes if kv_mib else None)
-    if rows is None:
-        free = psutil.virtual_memory().available // 4
-        rows = min(_STREAMS * _ROWS, free // model.row_bytes)
-    longest = max(1, min(model.context, rows // streams))
+    size = kv_mib << 20 if kv_mib else psutil.virtual_memory().available // 4
+    rows = kv_rows or size // model.row_bytes
+    longest = rows // streams if rows < streams * _ROWS else max(_ROWS, rows // _STREAMS)
+    longest = max(1, min(model.context, longest, _MOST_ROWS))
     streams = max(streams, min(rows // longest, _MOST_STREAMS))
     threads = threads or min(len(cores()), psutil.cpu_count(logical=False) or 1)
     kept, known = cache() / "llama.cpp" / f"{model.fingerprint}.json", conditions(threads)
     exactness = _measured(kept, known)
-    context = LlamaContext(
-        model.path, rows=longest, streams=streams, threads=threads, grows=model.grows, exactness=exactness
-    )
+    context = LlamaContext(model.path, rows=longest, threads=threads, grows=model.grows, exactness=exactness)
     if exactness is None:
         with suppress(OSError):
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -376,7 +402,7 @@ def load_gguf(
     exact = "exact" if context.is_exact else "approximate: numbers of a row depend on how many are computed with it"
     rest = ", a row is never computed alone" if context.least_rows > 1 else ""
     log.info(
-        "%s runs on llama.cpp with %d threads: %s, %d sequences of %d tokens, %s%s",
+        "%s runs on llama.cpp with %d threads: %s, at most %d sequences of %d tokens, %s%s",
         *(name, threads, model.number_format, streams, longest, exact, rest),
     )
-    return LlamaCppEngine(context, info)
+    return LlamaCppEngine(context, info, streams)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import struct
 from collections.abc import Sequence
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int8, c_int32, c_size_t, c_uint8, c_uint32, c_void_p
 from functools import cache
@@ -243,7 +244,7 @@ class LlamaContext:
 
     A call computes as many rows of each of its streams, which follow one another, so that llama.cpp does not divide it.
     Then a row's numbers depend on no other row, if `is_exact`. llama.cpp writes to all of the cache when it makes it:
-    it is made for few rows, and anew, with the rows that it holds, for twice as many when they do not suffice.
+    so it is made small, and anew, with the rows that it holds, when it does not suffice (`resize`).
     """
 
     def __init__(
@@ -251,13 +252,12 @@ class LlamaContext:
         file: Path,
         *,
         rows: int,
-        streams: int,
         threads: int,
         grows: bool = True,
         exactness: Exactness | None = None,
     ) -> None:
-        """`rows`: of each stream. grows: up to them; False where a row's numbers depend on how many there may be.
-        exactness: as measured before; None to measure it.
+        """One stream, empty. rows: of each at most. grows: up to them; False where a row's numbers depend on how many
+        there may be. exactness: as measured before; None to measure it.
 
         Raises ConfigError for a file that llama.cpp does not load, and too little memory.
         """
@@ -266,12 +266,12 @@ class LlamaContext:
         self._model = library.llama_model_load_from_file(str(file).encode(), library.llama_model_default_params())
         if not self._model:
             raise ConfigError(f"{file} cannot be loaded by llama.cpp: {_reason()}")
-        self._rows, self.num_streams, self._threads = rows, streams, threads
+        self._rows, self._threads = rows, threads
         self._batch = library.llama_batch_init(MOST_ROWS, 0, 1)
         self._made: list[int] = []  # the context
         finalize(self, _free, library, self._model, self._made, self._batch)
         try:
-            self._make(_PAGE if grows else rows + 1)
+            self.resize(0 if grows else rows, 1, ())
         except EngineError as error:
             raise ConfigError(f"{error} Choose a smaller --kv-mib.") from error
         self.vocab_size = int(library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model)))
@@ -280,33 +280,30 @@ class LlamaContext:
             raise ConfigError(f"{file} cannot be served: its model keeps a state in place of a row for each token.")
         self.least_rows, self.is_exact = exactness or self._measured()
 
-    def _make(self, capacity: int) -> None:
-        """Make the cache for so many rows of each stream, in whole pages, or for all that there may be.
+    def resize(self, rows: int, streams: int, kept: Sequence[int]) -> None:
+        """Make the cache for so many rows of each stream at least. kept: streams that are the first ones then.
 
         Raises EngineError, and changes nothing.
         """
         library = self._library
-        capacity = min(-(-capacity // _PAGE), -(-(self._rows + 1) // _PAGE)) * _PAGE
+        capacity = min(-(-(rows + 1) // _PAGE), -(-(self._rows + 1) // _PAGE)) * _PAGE  # a row is computed beside one
         wanted = library.llama_context_default_params()
-        wanted.rows, wanted.sequences, wanted.unified = capacity * self.num_streams, self.num_streams, False
+        wanted.rows, wanted.sequences, wanted.unified = capacity * streams, streams, False
         wanted.batch_rows = wanted.micro_batch_rows = MOST_ROWS
         wanted.flash_attention = 1  # which sums over a row's cache by itself
         wanted.threads = wanted.batch_threads = self._threads
         made = library.llama_init_from_model(self._model, wanted)
         if not made:
-            raise EngineError(f"llama.cpp cannot keep {self.num_streams} times {capacity} rows: {_reason()}.")
-        states = [(stream, self.state(stream)) for stream in range(self.num_streams if self._made else 0)]
+            raise EngineError(f"llama.cpp cannot keep {streams} times {capacity} rows: {_reason()}.")
+        states = [self.state(stream) if self.length(stream) else b"" for stream in kept]
         before, self._made[:] = [*self._made], [made]
         for context in before:
             library.llama_free(context)
-        self._context, self._memory, self._capacity = made, library.llama_get_memory(made), capacity
-        for stream, state in states:
-            self.restore(stream, state)
-
-    def _require(self, rows: int) -> None:
-        """Have a stream hold so many. Raises EngineError."""
-        if rows > self._capacity:
-            self._make(max(rows, 2 * self._capacity))
+        self._context, self._memory = made, library.llama_get_memory(made)
+        self.capacity, self.num_streams = capacity - 1, streams
+        for stream, state in enumerate(states):
+            if state:
+                self.restore(stream, state)
 
     def _measured(self) -> Exactness:
         """(1, True) if rows have the same scores however a text is divided, (2, True) if all have that are not
@@ -335,7 +332,6 @@ class LlamaContext:
         is_alone = size == len(stretches) == 1
         is_divided = self._threads > 1 and stretches[0].start >= _SPLIT_FROM
         padding = int(is_alone and self.is_exact and (self.least_rows > 1 or is_divided))
-        self._require(max(each.start for each in stretches) + size + padding)
         row = 0
         for stream, start, tokens, scored in stretches:
             for at in range(size + padding):
@@ -371,18 +367,57 @@ class LlamaContext:
         return int(self._library.llama_memory_seq_pos_max(self._memory, stream)) + 1
 
     def state(self, stream: int) -> bytes:
-        """Its rows, in a form of llama.cpp's own."""
+        """Its rows, in a form of llama.cpp's own, whatever the number of streams. Raises EngineError."""
         size = self._library.llama_state_seq_get_size(self._context, stream)
         content = ctypes.create_string_buffer(size)
         written = self._library.llama_state_seq_get_data(self._context, content, size, stream)
-        return content.raw[:written]
+        raw, at = memoryview(content)[:written], _HEAD
+        kept = [raw[:at]]
+        while at < written:  # each of the model's caches: its number of streams, and of each stream rows, or none
+            at += _WORD
+            for _ in range(self.num_streams):
+                end = _end(raw, at)
+                kept += [raw[at:end]] if end > at + _WORD else []
+                at = end
+        return b"".join(kept)
 
-    def restore(self, stream: int, content: bytes, rows: int = 0) -> None:
+    def restore(self, stream: int, content: bytes) -> None:
         """Make these the rows of an empty stream. Raises EngineError, and leaves it empty."""
-        self._require(rows)
-        if not self._library.llama_state_seq_set_data(self._context, content, len(content), stream):
+        raw, at = memoryview(content), _HEAD
+        parts: list[bytes | memoryview] = [raw[:at]]
+        while at < len(content):
+            end = _end(raw, at)
+            parts += [self.num_streams.to_bytes(_WORD, "little"), raw[at:end], bytes(_WORD * (self.num_streams - 1))]
+            at = end
+        whole = b"".join(parts)
+        if not self._library.llama_state_seq_set_data(self._context, whole, len(whole), stream):
             self.shorten(stream, 0)
             raise EngineError(f"llama.cpp does not take the stored rows: {_reason()}")
+
+
+_WORD: Final = 4
+_HEAD: Final = 8  # bytes before the first cache
+_CELL: Final = 12  # bytes of a row: its position, 1, and its sequence
+_TENSOR: Final = 12  # bytes before a layer's keys or values: their type, and the size of a row
+
+
+def _end(raw: memoryview, at: int) -> int:
+    """Where one stream's rows end that begin here. Raises EngineError for what is none."""
+    transposed, other = 0, [0]
+    try:
+        (rows,) = struct.unpack_from("<I", raw, at)
+        if not rows:
+            return at + _WORD
+        at += _WORD + _CELL * rows
+        transposed, layers, *other = struct.unpack_from("<IIII", raw, at)
+        at += 4 * _WORD
+        for _ in range(2 * layers):
+            at += _TENSOR + rows * struct.unpack_from("<IQ", raw, at)[1]
+    except struct.error:
+        at = len(raw) + 1
+    if at > len(raw) or transposed or any(other):
+        raise EngineError("rows of llama.cpp are not of the layout that is known here")
+    return at
 
 
 def _free(library: ctypes.CDLL, model: int, contexts: Sequence[int], batch: _Batch) -> None:
