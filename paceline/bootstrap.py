@@ -156,7 +156,9 @@ async def run_node(
 
         def ready() -> None:
             others = f" and {len(settings.model) - 1} more" if len(settings.model) > 1 else ""
-            typer.echo(f"paceline: serving {name}{others} on {url_of(listener)} ({node.num_documents} documents)")
+            doubt = f"; approximate: {model.engine.info.doubt}" if model.engine.info.doubt else ""
+            documents = f"{node.num_documents} documents"
+            typer.echo(f"paceline: serving {name}{others} on {url_of(listener)} ({documents}{doubt})")
 
         async with (
             node,

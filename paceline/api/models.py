@@ -97,6 +97,7 @@ def _chat(service: Service, model: ModelInfo) -> dict[str, object]:
             "thinking": model.thinking is not None,  # before it answers, as `reasoning_content`
             "backend": model.backend or None,  # not known before it is loaded
             "dtype": model.dtype or None,  # likewise
+            "exact": model.is_exact if model.backend else None,  # likewise; false: answers are reported as approximate
             "strategies": list(service.strategies()),
             "workflows": list(service.workflows()),  # as `paceline.workflow`, or behind the name: `demo:research`
             # Defaults of a request's fields; a field that is absent here has OpenAI's default.

@@ -282,6 +282,13 @@ class CloseSession(SessionFrame, frozen=True, tag="close"):
     reason: Annotated[str, msgspec.Meta(max_length=1024)]
 
 
+class Approximate(SessionFrame, frozen=True, tag="about"):
+    """The sender's engine cannot tell exactly which tokens it would write alone: those that it has sent, or sends from
+    now on, may be others. For the report of the answer; no machine receives it."""
+
+    kind = "about"
+
+
 class DistPayload(SentPart, frozen=True):
     """A truncated distribution: probabilities of the full one, not renormalised; the tail mass is 1 less their sum.
 
@@ -449,6 +456,7 @@ CONTROL_MESSAGES: tuple[type[Frame], ...] = (
     Drain,
     OpenSession,
     CloseSession,
+    Approximate,
     RetrievedPassages,
     WrittenText,
 )

@@ -397,9 +397,9 @@ def load_gguf(
         backend=BACKEND,
         sampling=sampling_defaults(model.folder),
         num_weights=context.num_weights,
-        is_exact=context.is_exact,
+        doubt="" if context.is_exact else "numbers of a row depend on how many are computed with it",
     )
-    exact = "exact" if context.is_exact else "approximate: numbers of a row depend on how many are computed with it"
+    exact = f"approximate: {info.doubt}" if info.doubt else "exact"
     rest = ", a row is never computed alone" if context.least_rows > 1 else ""
     log.info(
         "%s runs on llama.cpp with %d threads: %s, at most %d sequences of %d tokens, %s%s",

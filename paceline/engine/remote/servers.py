@@ -442,6 +442,7 @@ def open_remote(
         "http",
         sampling_defaults(directory),
         num_weights=_weights(directory),
+        doubt="; ".join(abilities.missing()),
         thinking=text.thinking,
     )
     return RemoteModel(servers, info, abilities, text, key)

@@ -139,6 +139,7 @@ class RemoteWorker(Worker):
     """See the module. A call fails the answer that it was for, and no other."""
 
     told = True
+    doubt = "the model's server tells only the likeliest tokens"
 
     def __init__(self, model: RemoteModel) -> None:
         super().__init__()

@@ -325,9 +325,9 @@ class SequenceOp:
 
 @dataclass(slots=True, eq=False)
 class Certainty:
-    """How sure an answer's tokens are, where a worker is told only parts of rows."""
+    """How sure an answer's tokens are."""
 
-    approximate: bool = False  # some token might be another one if all were known
+    approximate: bool = False  # some token might be another one, see `Worker.doubt`
     further_calls: int = 0  # made to be sure
 
 

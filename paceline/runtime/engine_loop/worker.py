@@ -23,7 +23,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.engine.base import AsyncEngine, Engine
 from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, TICK_S, Answered, Answers, StepExecutor, StepLimits
-from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, Rows, SequenceOp, StoredPrefix
+from paceline.runtime.engine_loop.requests import Answer, Certainty, ForwardRequest, Rows, SequenceOp, StoredPrefix
 from paceline.runtime.service import Load
 from paceline.runtime.units import pin
 from paceline.system import trim_heap
@@ -53,6 +53,7 @@ class Worker(ABC):
     depth = 1  # forwards that should be under way so that no part of the engine waits
     block_size = 1  # rows of KV memory that are allocated together
     told = False  # of a row the likeliest ids alone are known, which `SampledRow.top` has
+    doubt = ""  # why answers are approximate, of `told` ones those whose `Certainty` says so; empty: none is
 
     def __init__(self, meter_name: str = "", send_w: float = 0.0) -> None:
         self._meter_name, self._send_w = meter_name, send_w
@@ -99,6 +100,10 @@ class Worker(ABC):
         """A group of sequences that need this number of rows at most, all together."""
         self._next_group += 1
         return Group(self._next_group, rows, priority, line, owner, criticality)
+
+    def certainty(self) -> Certainty:
+        """Of one answer, before its first forward."""
+        return Certainty(approximate=bool(self.doubt) and not self.told)
 
     def account(self) -> AnswerEnergy:
         """An account of the energy of one answer."""
@@ -148,6 +153,7 @@ class EngineWorker(Worker):
         self.steps = StepExecutor(engine, limits, meter)  # its counters may be read on any thread
         self.depth, self.block_size = self.steps.depth, engine.block_size
         self.capacity = engine.free_rows()
+        self.doubt = engine.info.doubt
         self._cores = cores
         self._outbox: list[SequenceOp | ForwardRequest] = []  # submitted in this turn of the loop
         self._inbox: deque[SequenceOp | ForwardRequest] = deque()  # read by the thread; guarded by `_changed`

@@ -15,7 +15,7 @@ from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import SeqId
 from paceline.core.energy import Energy
 from paceline.errors import EngineError, LinkClosed, PacelineError
-from paceline.runtime.engine_loop.requests import Certainty, Rows, SequenceOp, StoredPrefix
+from paceline.runtime.engine_loop.requests import Rows, SequenceOp, StoredPrefix
 from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.link.dialer import Link
 from paceline.runtime.sessions.driver import ClientPorts, Driver, Egress, answered, requests
@@ -36,7 +36,7 @@ from paceline.strategies.base import (
     Started,
     TimerFired,
 )
-from paceline.wire.messages import REFUSED, CloseSession, RetrievedPassages, SessionFrame, SessionMessage
+from paceline.wire.messages import REFUSED, Approximate, CloseSession, RetrievedPassages, SessionFrame, SessionMessage
 
 log = logging.getLogger("paceline.session")
 
@@ -112,7 +112,7 @@ class Session(ABC):
         self.salt = salt
         self._masked = masked
         self._energy = worker.account()
-        self._certainty = Certainty()
+        self._certainty = worker.certainty()
         self._cached = 0  # tokens of a prompt that were not computed, the most of all branches
         self.link: Link | None = None
         self._number: int | None = None  # session number on `link`
@@ -255,6 +255,7 @@ class PeerSession(Session):
         self._closed = closed
         self._turns_of = owner
         self.outcome = "cancelled"  # how it has ended, once it has
+        self._said_approximate = False
         # Called with each message and whether this side sends it.
         self.observe: Callable[[SessionMessage, bool], object] = lambda message, sent: None  # noqa: ARG005  # a hook
         link.attach(number, self._received)
@@ -286,6 +287,9 @@ class PeerSession(Session):
             self.deliver(Retrieved(tuple(branches), room))
 
     def send(self, message: SessionMessage) -> None:
+        if self._certainty.approximate and self._number is not None and not self._said_approximate:
+            self._said_approximate = True
+            self._post(Approximate(self._number))
         self.observe(message, True)
         super().send(message)
 

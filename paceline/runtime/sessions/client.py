@@ -41,6 +41,7 @@ from paceline.strategies.base import (
 from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
 from paceline.wire.messages import (
     REFUSED,
+    Approximate,
     ChatMessage,
     CloseSession,
     OpenSession,
@@ -53,7 +54,6 @@ from paceline.wire.messages import (
 
 log = logging.getLogger("paceline.session")
 
-APPROXIMATE: Final = "approximate: the model's server tells only the likeliest tokens"
 MAX_REFUSAL: Final = 300  # characters of it that are told
 PAUSE_S: Final = 60.0  # longest wait for a lost peer, for a request with on_loss "pause"
 
@@ -145,6 +145,7 @@ class ClientSession(Session):
         self._before, self._thought = len(self.written.tokens), self.written.text.thought
         self.goes_on = False  # it has ended, and a further stretch follows
         self._closed = closed
+        self._doubt = worker.doubt
         self._events: asyncio.Queue[GenerateEvent | PacelineError] = asyncio.Queue()
         self._stopped = False  # by a stop string or token
         self._stop_token: Emit | None = None
@@ -157,6 +158,7 @@ class ClientSession(Session):
         self._peer_citations: tuple[Citation, ...] = ()
         self._alone = alone
         self._found_nothing = False  # on either side, as the peer says
+        self._peer_approximate = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -226,6 +228,8 @@ class ClientSession(Session):
                 self._peer_citations = _peer_citations(other(self.prepared.side), passages)
                 self._found_nothing = not (passages or self.prepared.prompts.passages)
                 self._go_on_alone()
+            case Approximate():
+                self._peer_approximate = True
             case CloseSession(_, reason):
                 reason = printable(reason[:MAX_REFUSAL])
                 log.warning("the %s left an answer: %s", other(self.prepared.side), reason, extra={"id": self.trace})
@@ -360,7 +364,8 @@ class ClientSession(Session):
             self._degraded = f"{other(prepared.side)}_lost"
         nothing = prepared.nothing_found if self._found_nothing else ""
         refused = f"it refuses: {written.refusal}" if written.refusal else ""
-        approximate = APPROXIMATE if self._certainty.approximate else ""
+        approximate = f"approximate: {self._doubt}" if self._certainty.approximate else ""
+        theirs = f"approximate at the {other(prepared.side)}" if self._peer_approximate else ""
         more = self._thinking() | ({"further_calls": float(calls)} if (calls := self._certainty.further_calls) else {})
         self._events.put_nowait(
             GenerationResult(
@@ -369,7 +374,7 @@ class ClientSession(Session):
                 completion_tokens=len(written.tokens) - self._before,
                 stop=written.text.stop,
                 strategy=prepared.strategy,
-                strategy_reason="; ".join(filter(None, (prepared.reason, nothing, refused, approximate))),
+                strategy_reason="; ".join(filter(None, (prepared.reason, nothing, refused, approximate, theirs))),
                 degraded=self._degraded,
                 citations=self._cited(),
                 found=self._citations,

@@ -127,7 +127,7 @@ def test_models_are_listed_with_their_context(http: httpx.Client) -> None:
     first = models[0]
     assert first["object"] == "model" and first["owned_by"] == "paceline" and isinstance(first["created"], int)
     assert first["max_model_len"] == first["meta"]["n_ctx"] == 4096
-    assert http.get("/v1/models/scripted").json() == first
+    assert http.get("/v1/models/scripted").json() == first and first["paceline"]["exact"] is True
     assert [model["paceline"]["kind"] for model in models] == ["chat", "chat", "embedding"]
     embedder = http.get("/v1/models/scripted-embedder").json()
     assert (embedder["max_model_len"], embedder["meta"]) == (256, {"n_embd": 4})

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import httpx
 import pytest
 
 from paceline.core.sampling.sampler import Constraint, SamplingParams
-from paceline.engine.base import LoadedModel, ServedModel
+from paceline.engine.base import LoadedModel, ModelInfo, ServedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.remote.servers import open_remote
 from paceline.errors import EngineError, EngineRefusal
@@ -152,8 +153,39 @@ async def test_a_device_and_far_servers_write_what_a_device_and_a_cloud_write(
                 await bench.links[0].close()
                 await bench.links[1].closed.wait()
             assert done.strategy == strategy and done.degraded is None
-            assert "approximate" not in done.strategy_reason
+            if front == "cloud" or strategy == "draft_verify":  # else more of a row may be asked for than is known
+                assert "approximate" not in done.strategy_reason
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("far", [True, False], ids=["servers", "engine"])
+@pytest.mark.parametrize("front", ["cloud", "device"])
+async def test_the_report_tells_that_the_cloud_s_tokens_are_approximate(front: str, *, far: bool) -> None:
+    """Because of a row of which its servers do not tell enough, or always, by an engine whose rows depend on others."""
+    stand_in, words = StandIn(head=5, ignores=frozenset({"logprob_token_ids"})), ByteTokenizer()
+
+    class Doubtful(FakeEngine):
+        @property
+        def info(self) -> ModelInfo:
+            return replace(super().info, doubt="its rows depend on others")
+
+    engine, near = Doubtful(seed=1, spread=0.3), GatedEngine(2)
+    near.open = True
+    request = changed(ASKED, sampling=SamplingParams(seed=5, temperature=1.8), strategy="draft_verify", max_tokens=40)
+    with installed(stand_in, "one") as urls:
+        model = ServedModel(open_remote(urls, Path(), words, name="fake"), words) if far else LoadedModel(engine, words)
+        cloud = Node("cloud", model, None)
+        device = Node("device", LoadedModel(near, words), None, NodeParts(company=Company(asks=open_gate())))
+        async with asyncio.timeout(30), cloud, device, asyncio.TaskGroup() as tasks:
+            bench = Bench(cloud, device, {"device": near, "cloud": near})
+            await bench.link(tasks)
+            _, done = await collect(await (cloud if front == "cloud" else device).prepare(request))
+            assert bench.links is not None
+            await bench.links[0].close()
+            await bench.links[1].closed.wait()
+    why = "the model's server tells only the likeliest tokens" if far else "its rows depend on others"
+    assert done.strategy == "draft_verify" and not model.engine.info.is_exact
+    assert done.strategy_reason.endswith(f"approximate: {why}" if front == "cloud" else "; approximate at the cloud")
 
 
 async def test_a_stream_that_is_cut_goes_on_at_another_server() -> None:
