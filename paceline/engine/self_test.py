@@ -23,8 +23,8 @@ from paceline.errors import ConfigError
 log = logging.getLogger("paceline.engine")
 
 _MAX_PROMPT = 40  # tokens: more than the windows of test models, less than a second for a large model
-# Total variation of a row. In bfloat16 two right forwards of Qwen2.5-Coder-1.5B are 0.18 apart at the first token, where
-# each is 0.1 from float32; a row that sees what it must not is farther off in a trained model.
+# Total variation of a row. In bfloat16 two right forwards of Qwen2.5-Coder-1.5B are 0.18 apart at the first token, each
+# 0.1 from float32; a row that sees what it must not is farther off in a trained model.
 TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6, torch.bfloat16: 0.3, torch.float16: 0.05}
 
 _LOOK_AHEAD = {torch.float32: 1e-4, torch.float64: 1e-6}  # an encoder's, untrained: 5e-4; of a causal model: rounding
