@@ -6,6 +6,7 @@ import contextlib
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 
 import numpy as np
@@ -107,6 +108,7 @@ class BigramModel:
         return support, probs
 
 
+_bigrams = lru_cache(maxsize=8)(BigramModel)  # counted once a process, not once an engine
 EOS = 256
 VOCAB = 257
 
@@ -255,7 +257,7 @@ class FakeEngine(RowListEngine[FakeRow]):
         self._key = _hash64(seed & _MASK ^ GAMMA)
         self._order, self._spread = order, spread
         self._num_recent = max(len(_ANSWER_MARK), order or 0)
-        self._base_model = BigramModel(seed)
+        self._base_model = _bigrams(seed)
         self._capacity = capacity_rows
         self._ended: deque[tuple[str, list[FakeRow]]] = deque(maxlen=MAX_CACHED)  # salt and rows; beside the capacity
 

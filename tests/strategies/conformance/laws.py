@@ -80,8 +80,8 @@ def every_manner(
 
 
 def every_seed(count: int) -> pytest.MarkDecorator:
-    """Parameter `seeds`: the first few, and the rest if there are any, which are slow."""
-    rest = range(QUICK, count * DEPTH)
+    """Parameter `seeds`: the first few, and at a greater depth `count` times that depth, of which the rest are slow."""
+    rest = range(QUICK, count * DEPTH) if DEPTH > 1 else range(0)
     further = [pytest.param(rest, marks=pytest.mark.slow, id="further seeds")] if rest else []
     return pytest.mark.parametrize("seeds", [pytest.param(range(QUICK), id="first seeds"), *further])
 

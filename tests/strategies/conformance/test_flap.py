@@ -36,4 +36,4 @@ def test_a_link_that_flaps_and_loses_messages_ends_in_a_whole_answer(
 def test_a_peer_that_returns_is_taken_in_again_and_the_text_stays(
     strategy: Strategy, manner: Manner, front: Side, reorders: bool
 ) -> None:
-    check_return(strategy, manner, front, range(6 * DEPTH), Network((0.03, 0.08), reorders=reorders))
+    check_return(strategy, manner, front, range(4 * DEPTH), Network((0.03, 0.08), reorders=reorders))

@@ -77,7 +77,7 @@ def test_a_side_without_documents_has_no_say(
     strategy: Strategy, manner: Manner, front: Side, empty: Side, reorders: bool
 ) -> None:
     """In a mixture the other side decides; the front's own text where no peer takes part."""
-    check_without_documents(strategy, manner, front, empty, range(2), reorders=reorders)
+    check_without_documents(strategy, manner, front, empty, range(DEPTH), reorders=reorders)
 
 
 @every_manner(half=0)
