@@ -24,8 +24,8 @@ COPY server server
 COPY device_agent device_agent
 COPY client client
 COPY bench bench
-# The compiler builds the kernel that samples, and is not needed later.
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
+# The compiler builds the kernel that samples, and is not needed later; llama.cpp needs libgomp.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev libgomp1 \
     && pip install --no-deps --no-build-isolation . \
     && apt-get purge --yes --auto-remove gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 paceline \

@@ -87,6 +87,18 @@ def test_every_module_but_those_that_compute_on_it_is_imported() -> None:
     assert {name for name in lost if not re.fullmatch(f"{ON_TORCH}|{IN_A_STAGE}", name)} == set(), lost
 
 
+def test_a_start_imports_nothing_large_that_only_some_requests_need() -> None:
+    """Each takes as long as ten modules of ours, or as much memory."""
+    programs = "commands.main", "device_agent.program", "engine.tokenizer", "engine.llama_cpp.engine"
+    imports = "; ".join(f"import paceline.{program}" for program in programs)
+    code = f"import sys; {imports}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert {"numpy", "fastapi", "tokenizers"} <= loaded
+    large = {"openai", "torch", "transformers", "huggingface_hub", "gguf", "bm25s", "requests", "lxml", "pypdfium2"}
+    assert not loaded & {*large, "scipy", "prompt_toolkit", "matplotlib", "jsonschema", "yaml", "xllamacpp"}
+
+
 @pytest.mark.parametrize(
     "given", ["serve --model demo-causal", "stage --model demo-causal", "agent --model some/model"]
 )

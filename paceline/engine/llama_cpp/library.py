@@ -169,13 +169,16 @@ def is_installed() -> bool:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """Raises ConfigError where the package is missing, or of another layout."""
+    """Raises ConfigError where the package is missing, cannot be loaded, or is of another layout."""
     found = find_spec(_PACKAGE)
     places = (found.submodule_search_locations if found else None) or ()
     files = [file for place in places for file in Path(place).glob(f"{_PACKAGE}.*") if file.suffix != ".py"]
     if not files:
         raise ConfigError("llama.cpp is not installed: pip install 'paceline[gguf]'")
-    library = ctypes.CDLL(str(files[0]))  # the package itself, a server, is not imported
+    try:
+        library = ctypes.CDLL(str(files[0]))  # the package itself, a server, is not imported
+    except OSError as error:  # most often libgomp is missing, which a compiler brings
+        raise ConfigError(f"llama.cpp cannot be loaded ({error}). Debian and Ubuntu: apt install libgomp1") from error
     try:
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(library, name)
