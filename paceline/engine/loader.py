@@ -109,7 +109,8 @@ def _folder(path_or_name: str | Path) -> Path:
     before it is fetched."""
     if find_gguf(path_or_name) is None and not Path(path_or_name).expanduser().is_dir():
         name = HubName.parse(str(path_or_name))
-        with needing_torch(f"A model of the hub, such as {name},"):
+        what = f"{name} is no GGUF file of this machine (`paceline models list` shows them), and one in safetensors"
+        with needing_torch(what):
             import_module("torch")
     return find(path_or_name)
 

@@ -31,7 +31,7 @@ from paceline.engine.llama_cpp.library import MOST_ROWS, Exactness, LlamaContext
 from paceline.engine.model_config import sampling_defaults
 from paceline.engine.sampling.host_rows import HostLogits, sample_host_rows
 from paceline.engine.sequence_table import SequenceTable
-from paceline.errors import EngineError
+from paceline.errors import ConfigError, EngineError
 from paceline.hub.gguf import GgufModel, cache
 from paceline.system import cores
 
@@ -43,6 +43,7 @@ _STREAMS: Final = 16  # that it is divided into where each then has more than `_
 _MOST_STREAMS: Final = 64
 _ROWS: Final = 8192
 _MOST_ROWS: Final = 32_768
+_LEAST_ROWS: Final = 256  # a question and an answer
 _SIZE: Final = 8  # bytes before a stream's exported content that say how long it is
 _CARRIER: Final = "float32"  # of exported content: four bytes to a number
 
@@ -379,6 +380,11 @@ def load_gguf(
     rows = kv_rows or size // model.row_bytes
     longest = rows // streams if rows < streams * _ROWS else max(_ROWS, rows // _STREAMS)
     longest = max(1, min(model.context, longest, _MOST_ROWS))
+    if kv_mib is not None and longest < (least := min(_LEAST_ROWS, model.context)):
+        needed = -(-streams * least * model.row_bytes >> 20)
+        raise ConfigError(
+            f"{kv_mib} MiB have room for {longest} tokens of an answer by {name}: give --kv-mib {needed}."
+        )
     streams = max(streams, min(rows // longest, _MOST_STREAMS))
     threads = threads or min(len(cores()), psutil.cpu_count(logical=False) or 1)
     kept, known = cache() / "llama.cpp" / f"{model.fingerprint}.json", conditions(threads)
