@@ -8,12 +8,12 @@ from functools import partial
 from typing import Final, Protocol, cast
 
 from paceline.core.drafting.budget import OnlineStats
-from paceline.core.drafting.growing_tree import Candidates, DraftNode, GrowingTree
+from paceline.core.drafting.tree_search import Candidates
 from paceline.strategies.base import Effect, Emit, FinishReason, MachineConfig, Strategy
-from paceline.strategies.decoding.prefix_tree import PrefixNode, TreeDrafter
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree, TreeDrafter
 from paceline.strategies.pipeline.growth import MAX_GROWTH, TREE_NODES, ModelDrafter, TreeGrowth
 from paceline.strategies.pipeline.machine import Pipeline, pipeline
-from paceline.strategies.pipeline.segments import SegmentDecoder
 
 WHOLE_LAYERS: Final = 7  # forwards of the draft model for a tree that is drafted whole at most: FlowSpec's d0 + 1
 
@@ -28,10 +28,10 @@ class LayerDrafter(Protocol):
         ...
 
 
-class LayeredTree(GrowingTree):
+class LayeredTree(PrefixTree):
     """Nodes are sent in layers."""
 
-    def best(self, count: int) -> list[DraftNode]:
+    def best(self, count: int) -> list[PrefixNode]:
         return sorted(self.waiting, key=lambda node: (node.position, node.number))[:count]
 
 
@@ -55,7 +55,7 @@ class WholeModel(ModelDrafter):
     def _missing(self, budget: int) -> list[PrefixNode]:
         if not self.paths:
             return super()._missing(budget)
-        rows = [node for path in self.paths for node in self._up(self._node(path)) if self._lacks(node)]
+        rows = [node for path in self.paths for node in self._below_head(self._node(path)) if self._lacks(node)]
         return list(dict.fromkeys(rows))
 
     @property
@@ -75,8 +75,8 @@ class WholeTrees(TreeGrowth):
     def __init__(
         self,
         config: MachineConfig,
-        tree: GrowingTree,
-        decoder: SegmentDecoder,
+        tree: PrefixTree,
+        decoder: BranchDecoder,
         drafter: TreeDrafter | None,
         *,
         nodes: int = TREE_NODES,
@@ -155,12 +155,12 @@ class Layers(WholeTrees):
 
     def holds(self) -> bool:
         model = cast("WholeModel | None", self._model)
-        waiting = self._tree.head.row is None or bool(self._tree.waiting)
+        waiting = not self._tree.head.cached or bool(self._tree.waiting)
         return model is not None and not waiting and not model.knows(self._deepest()[1])
 
     def expand(self, room: int) -> None:  # noqa: ARG002  # a layer is of one size
         tree = self._tree
-        if not self._drafts or tree.head.row is None or tree.waiting:
+        if not self._drafts or not tree.head.cached or tree.waiting:
             return
         self._feed.catch_up()
         source = cast("LayerDrafter", self._model or self._drafter)
@@ -178,19 +178,12 @@ class Layers(WholeTrees):
     def _budget(self) -> int:
         return TreeGrowth._budget(self)
 
-    def _deepest(self) -> tuple[list[DraftNode], list[Path]]:
+    def _deepest(self) -> tuple[list[PrefixNode], list[Path]]:
         """The deepest nodes, and their paths below the head."""
-        deepest = max(node.position for node in self._tree.nodes)
-        frontier = [node for node in self._tree.nodes if node.position == deepest]
-        return frontier, [self._path(node) for node in frontier]
-
-    def _path(self, node: DraftNode) -> Path:
-        tokens: list[int] = []
-        while node is not self._tree.head:
-            tokens.append(node.token)
-            assert node.parent is not None
-            node = node.parent
-        return tuple(reversed(tokens))
+        nodes = sorted(self._tree.head.subtree(), key=lambda node: (node.position, node.number))
+        frontier = [node for node in nodes if node.position == nodes[-1].position]
+        above = self._tree.head.position
+        return frontier, [tuple(each.token for each in node.path_below(above)) for node in frontier]
 
 
 class Pruned(Pipeline):
@@ -201,15 +194,15 @@ class Pruned(Pipeline):
         config: MachineConfig,
         *,
         drafter: TreeDrafter | None = None,
-        tree: type[GrowingTree] = LayeredTree,
+        tree: type[PrefixTree] = LayeredTree,
         growth: type[WholeTrees] = WholeTrees,
         nodes: int = TREE_NODES,
         least_gain: float = 0.0,
     ) -> None:
         super().__init__(config, drafter=drafter, tree=tree, growth=growth, nodes=nodes, least_gain=least_gain)
 
-    def _next_segment(self, now: float | None) -> list[DraftNode]:
-        return [] if cast("WholeTrees", self._growth).holds() else super()._next_segment(now)
+    def _next_segment(self, *, waits: bool) -> list[PrefixNode]:
+        return [] if cast("WholeTrees", self._growth).holds() else super()._next_segment(waits=waits)
 
 
 class Naive(Pruned):
@@ -222,16 +215,14 @@ class Naive(Pruned):
     def _walk(self) -> tuple[list[Effect], FinishReason | None, Emit | None]:
         return super()._walk() if self._decoder.idle else ([], None, None)
 
-    def _fill(self, now: float | None, *, waits: bool = True) -> list[Effect]:
-        if self._decoder.idle:
-            return super()._fill(now, waits=waits)
-        return [] if now is None else self._growth.compute(now)
+    def _fill(self, *, waits: bool = True) -> list[Effect]:
+        return super()._fill(waits=waits) if self._decoder.idle else self._growth.compute(self._now)
 
 
 Way = Callable[..., Pipeline]
 
 UNSORTED: Final[Way] = partial(Pruned, growth=WholeContexts, least_gain=0.1)  # grows, and is sent in layers
-PIPEDEC: Final[Way] = partial(Pruned, tree=GrowingTree, growth=Layers)
+PIPEDEC: Final[Way] = partial(Pruned, tree=PrefixTree, growth=Layers)
 WAYS: Final[Mapping[str, Way]] = {
     "naive": Naive,
     "pruned": Pruned,

@@ -52,7 +52,7 @@ class Autoregressive:
             case Retrieved(branches, max_new_tokens):
                 return self._decoder.start(branches, self._config.seat.targets, self._tree.head, max_new_tokens)
             case Scored(now=now) | Sampled(now=now):
-                return self._step(now) if self._decoder.take(event, now) else []
+                return self._step(now) if self._decoder.take(event) else []
             case Cancelled(reason):
                 return [self._finish(reason)]
             case _:

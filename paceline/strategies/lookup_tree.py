@@ -96,7 +96,7 @@ class LookupTree:
                 return effects if resting else [*effects, WakeAt(self._began + LEARN_DELAY_S)]
             case Scored(now=now, step=step) | Sampled(now=now, step=step):
                 self._step_size = step
-                return self._verify(now) if self._decoder.take(event, now) else []
+                return self._verify(now) if self._decoder.take(event) else []
             case TimerFired(now):
                 return [WakeAt(now)] if self._work() else []
             case Cancelled(reason):

@@ -25,7 +25,18 @@ from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.autoregressive import Autoregressive
-from paceline.strategies.base import SIDES, Branch, ClosePeer, Event, Forward, LinkLost, OutputRules, Side, Strategy
+from paceline.strategies.base import (
+    SIDES,
+    Branch,
+    ClosePeer,
+    Event,
+    Forward,
+    LinkLost,
+    OutputRules,
+    Scored,
+    Side,
+    Strategy,
+)
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixTree
 from paceline.strategies.registry import STRATEGIES
@@ -265,7 +276,7 @@ def test_after_a_draft_that_breaks_the_constraint_nothing_comes_but_the_end() ->
         asked = asked or decoder.append_rows(nodes, paths.head, 0.0)
         (forward,) = asked
         assert isinstance(forward, Forward)
-        decoder.scored(forward.ticket, [point(65)] * len(nodes), 0.0)
+        decoder.take(Scored(forward.ticket, (point(65),) * len(nodes)))
         asked = []
     assert whole.own_dist is not None and {token for token, _ in whole.own_dist.whole.top(9)} == {*b"yn"}
     assert broken.own_dist is not None and broken.own_dist.whole.top(9) == [(256, 1.0)]

@@ -3,6 +3,5 @@
 ngram_drafter  drafts of one request from look-up tables and the suffix automaton
 lookup_table   likely successors of tokens and bigrams
 tree_search    best-first draft trees, and the acceptance rates of drafts by rank that shape them
-growing_tree   the draft tree of continuous pipelined speculation
 budget         the number of draft tokens per step
 """

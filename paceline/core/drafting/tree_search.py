@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
 Context = TypeVar("Context")
+Candidates = Sequence[tuple[int, float]]  # distinct tokens, best first, with their probabilities of being accepted
 
 
 class DraftSource(Protocol, Generic[Context]):
     """Supplies candidate tokens. A context is the source's own state of a node; the caller supplies the root's."""
 
-    def children(self, context: Context) -> Sequence[tuple[int, float]]:
-        """Distinct tokens, best first, with their probabilities of coming next. Called once per node."""
+    def children(self, context: Context) -> Candidates:
+        """What may come next. Called once per node."""
 
     def child(self, context: Context, token: int) -> Context:
         """The context one token further. Called once per node, in the order of the tree's nodes."""

@@ -1,15 +1,17 @@
 """The part of a machine that talks to the engine: this side's documents, one branch each, continued along a tree.
 
 Every branch holds its prompt, the output tokens that are decided, and below them an open tree of rows for what may
-come. Rows are scored by all branches and mixed (`BranchMixer`). One forward a branch at a time: a sequence is never
-changed while one is under way. Knows nothing of the peer or of how nodes are chosen.
+come. Rows are scored by all branches and mixed (`BranchMixer`). One forward a branch is under way, and no sequence is
+changed meanwhile; or several, on an engine in stages. Knows nothing of the peer or of how nodes are chosen.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -301,6 +303,16 @@ _GREEDY = SamplingParams(temperature=0.0)
 MAX_OPEN_ROWS = 96  # rows of one branch's open tree: an answer's memory is claimed before it begins
 
 
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """A forward of every branch that is under way."""
+
+    nodes: tuple[PrefixNode, ...]  # that it scores
+    asked_at: float | None  # s; None: the prefill
+    missing: int = 0  # answers
+    parts: dict[int, dict[PrefixNode, Dist]] = field(default_factory=dict)  # by branch, what has come
+
+
 class BranchDecoder:
     """Sequences 0..n-1 of a machine. Positions count output tokens: position 0 follows the prompt."""
 
@@ -315,23 +327,27 @@ class BranchDecoder:
         samples: bool = False,
         heads: bool = False,
         goes_on: bool = False,
+        several: bool = False,
     ) -> None:
         """rescoring: scores of documents follow the text. lazy: few rows are used: distributions are made of the nodes
         that `dist` is called with, parents first, and tokens sampled of those that they lead to. keep_heads: nodes keep
         the plain mixture's head (`raw_head`). keep_plain: the whole of it, of rows that come as distributions
         (`plain`). samples: the engine mixes the branches and samples each row's token (`sampled`); without a prefix
         only. heads: with `samples`, nodes get the rows' heads, and their distributions are read on demand; `sample` is
-        not called. goes_on: see `Forward`.
+        not called. goes_on: see `Forward`. several: forwards are under way at once. A row then stays open until its
+        node has been passed, and what is under way may be pruned; the engine samples for a single branch alone, because
+        what documents weigh follows from rows that are still under way.
         """
         self.started = False  # the prompts are known
         self.max_new_tokens: int | None = None  # output tokens that fit the context
         self.log_evidence: float | None = None  # log h of this side's documents (DRAGON); None: it found none
         self.forwards = 0  # answered ones, of all branches together
         self.rows = 0  # in them, of one branch
+        self.dropped = 0  # of these: rows that a prune dropped before they were scored
         self.timed: tuple[int, float] | None = None  # rows and seconds of the last forward that was no prefill
         self.num_top = NUM_SUCCESSORS if keep_heads else 0  # ids of the head of each row that is sampled from now on
         self.mixer = BranchMixer(output, rescoring=rescoring, keep_heads=keep_heads, keep_plain=keep_plain)
-        self._samples, self._heads, self._goes_on = samples, heads, goes_on
+        self._samples, self._heads, self._goes_on, self._several = samples, heads, goes_on, several
         self._sampling, self._vocab_size = output.sampling, output.vocab_size
         self._lazy = lazy
         self._branches: tuple[Branch, ...] = ()
@@ -339,20 +355,23 @@ class BranchDecoder:
         self._open: list[PrefixNode] = []  # nodes of the open tree, in the order of their rows
         self._next_id = 0  # of the next row
         self._ticket = 0
-        self._pending: dict[int, int] = {}  # under way: ticket -> branch
-        self._batch: tuple[PrefixNode, ...] = ()  # nodes that the forward under way will score
-        # Rows of the forward answered last, until the next answer or until they are taken: distributions are large.
+        self._pending: dict[int, tuple[_Batch, int]] = {}  # under way: by ticket, with the branch
+        # Rows answered last, until they are taken or, with one forward at a time, the next answer: they are large.
         self._dists: dict[PrefixNode, tuple[Dist, ...]] = {}  # each branch's row after a node
         self._sampled_rows: dict[PrefixNode, SampledRow] = {}
-        self._parts: dict[int, tuple[Dist, ...]] = {}  # branch -> rows of the batch that is being answered
         self._prompt_rows: tuple[Dist, ...] = ()
         self._prompt_of: int | None = None  # branch whose first answer begins with rows of its prompt's end
-        self._asked_at: float | None = None  # when the forward under way was asked for; None: the prefill
 
     @property
     def idle(self) -> bool:
-        """No forward is under way, and there is something to continue."""
+        """No forward is under way, not even one that a prune has dropped, and there is something to continue."""
         return self.started and not self._pending
+
+    @property
+    def under_way(self) -> int:
+        """Forwards of which something is still wanted, of all branches together."""
+        batches = {id(batch): batch for batch, _ in self._pending.values()}
+        return sum(any(node.alive for node in batch.nodes) for batch in batches.values())
 
     def spare_rows(self, nodes: Sequence[PrefixNode]) -> int:
         """Rows that the open tree may have beside these."""
@@ -378,26 +397,27 @@ class BranchDecoder:
         self.started, self.max_new_tokens = True, max_new_tokens
         assert self._heads or not (self._samples and prefix), "a prefix's rows are read as distributions"
         self._branches = tuple(branches)
+        self._samples = self._samples and not (self._several and len(branches) > 1)
         scores = [branch.score for branch in branches if branch.score is not None]
         self.log_evidence = log_weight(scores) if scores else None
         self._committed = list(prefix)
         head.cached = True
-        self._batch = (head,)
         self.mixer.start(self._branches, tuple(prefix), head)
         more = 0 if prefix or not branches else min(num_prompt_dists, len(branches[-1].prompt) - 1)
         self._prompt_of = len(branches) - 1 if more else None
-        segments = prompt_segments(branches, tuple(prefix), self.mixer.num_prefix_rows, more)
-        return self._forwards(segments, more, sampled=self._samples and not prefix)
+        segments, sampled = self._prompts(tuple(prefix), more), self._samples and not prefix
+        return self._forwards(segments, _Batch((head,), None), more, sampled=sampled)
 
     def commit_to(self, head: PrefixNode) -> list[Effect]:
-        """Commit the rows on the path to `head`, keep those below it open, and drop the others. Only when idle."""
+        """Commit the rows on the path to `head`, keep those below it open, and drop the others.
+
+        Only when idle, or where several are under way: then the tree's head itself stays open, whose row may be so.
+        """
         if not self._open:
             return []
-        keep: list[PrefixNode] = []
-        for node in self.missing_rows(head):
-            if node.row is None:
-                break
-            keep.append(node)
+        if self._several and head.parent is not None:
+            head = head.parent
+        keep = list(takewhile(lambda node: node.row is not None, self.missing_rows(head)))
         rest = [node for node in self._open if node.alive and node.position > head.position]
         if not keep and len(rest) == len(self._open):
             return []
@@ -427,9 +447,10 @@ class BranchDecoder:
         tokens = tuple(node.token for node in nodes)
         parents: tuple[int, ...] | None = None
         ids: tuple[int, ...] | None = None
-        if nodes[-1].position <= head.position and not self._open:
+        wanted = tuple(nodes)
+        if nodes[-1].position <= head.position and not self._open and not self._several:
             self._committed += tokens
-            self._batch = tuple(nodes) if self.mixer.rescoring else (nodes[-1],)
+            wanted = wanted if self.mixer.rescoring else wanted[-1:]
         else:
             ids = tuple(range(self._next_id, self._next_id + len(nodes)))
             self._next_id += len(nodes)
@@ -438,67 +459,65 @@ class BranchDecoder:
             above = [None if node.parent is None else node.parent.row for node in nodes]
             parents = tuple(ROOT if row is None else row for row in above)  # ROOT: the parent is decided
             self._open += nodes
-            self._batch = tuple(nodes)
         for node in nodes:
             node.cached = True
-        self._asked_at = now
-        wanted: LogitsMode = "last" if len(self._batch) == 1 and parents is None else "all"
-        return self._forwards(
-            [
-                Segment(SeqId(i), len(branch.prompt) + start, tokens, parents, wanted, ids)
-                for i, branch in enumerate(self._branches)
-            ],
-            sampled=self._samples,
-        )
+        scored: LogitsMode = "last" if len(wanted) == 1 and parents is None else "all"
+        segments = [
+            Segment(SeqId(i), len(branch.prompt) + start, tokens, parents, scored, ids)
+            for i, branch in enumerate(self._branches)
+        ]
+        return self._forwards(segments, _Batch(wanted, now), sampled=self._samples)
 
-    def take(self, answer: Scored | Sampled, now: float) -> Sequence[PrefixNode]:
-        """Take the answer to a forward, of whichever kind it asked for: the nodes that are complete by it."""
-        if isinstance(answer, Scored):
-            return self.scored(answer.ticket, answer.dists, now)
-        return self.sampled(answer.ticket, answer.rows, now)
-
-    def sampled(self, ticket: int, rows: Sequence[SampledRow], now: float) -> Sequence[PrefixNode]:
-        """Take the answer to a forward whose rows the engine samples: the nodes that have a token now."""
-        if self._pending.pop(ticket, None) is None:
+    def take(self, answer: Scored | Sampled) -> Sequence[PrefixNode]:
+        """Take the answer to a forward. Once all branches have answered: its nodes, of which those that no prune has
+        dropped are scored, or have a token, by now."""
+        if answer.ticket not in self._pending:
             return ()
-        if self._heads:
-            for node, row in zip(self._batch, rows, strict=True):
-                if node.alive or not node.dead:
-                    self.mixer.take(node, row, partial(self._path_for_mixing, node))
+        batch, branch = self._pending.pop(answer.ticket)
+        nodes = batch.nodes if answer.scored is None else tuple(batch.nodes[row] for row in answer.scored)
+        batch.missing -= 1
+        if isinstance(answer, Sampled):
+            self._take_tokens(nodes, answer.rows)
         else:
-            if self._prompt_of is not None:
-                self._prompt_rows = tuple(row.top for row in rows[:-1] if row.top is not None)
-                rows, self._prompt_of = rows[-1:], None
-            answered = zip(self._batch, rows, strict=True)
-            self._sampled_rows = {node: row for node, row in answered if row is not NOT_SAMPLED}
-        self._record_forward(now)
-        return self._batch
-
-    def _record_forward(self, now: float) -> None:
+            rows = self.mixer.take_prefix_rows(branch, answer.dists)
+            if branch == self._prompt_of:
+                self._prompt_rows, rows, self._prompt_of = tuple(rows[:-1]), rows[-1:], None
+            if (
+                rows
+            ):  # else they were all of the prefix, and the node's comes in a segment of its own; or all are dropped
+                batch.parts[branch] = dict(zip(nodes, rows, strict=True))
+            if batch.missing:
+                return ()
+            nodes = self._take_dists(batch)
         self.forwards += 1
-        self.rows += len(self._batch)
-        self.timed = None if self._asked_at is None else (len(self._batch), now - self._asked_at)
+        self.rows += len(batch.nodes)
+        self.dropped += len(batch.nodes) - len(nodes)
+        self.timed = None if batch.asked_at is None else (len(batch.nodes), answer.now - batch.asked_at)
+        return batch.nodes
 
-    def scored(self, ticket: int, dists: Sequence[Dist], now: float) -> Sequence[PrefixNode]:
-        """Take the answer to a forward. Once all branches have answered: the nodes that are scored by it."""
-        branch = self._pending.pop(ticket, None)
-        if branch is None:
-            return ()
-        rows = self.mixer.take_prefix_rows(branch, dists)
-        if branch == self._prompt_of:
-            self._prompt_rows, rows, self._prompt_of = tuple(rows[:-1]), rows[-1:], None
-        self._parts[branch] = (*self._parts.get(branch, ()), *rows)
-        if self._pending:
-            return ()
-        parts = [self._parts[each] for each in range(len(self._parts))]
-        self._dists = dict(zip(self._batch, zip(*parts, strict=True), strict=True))
-        self._parts.clear()
+    def _take_tokens(self, nodes: tuple[PrefixNode, ...], rows: Sequence[SampledRow]) -> None:
+        if self._prompt_of is not None:
+            self._prompt_rows = tuple(row.top for row in rows[:-1] if row.top is not None)
+            rows, self._prompt_of = rows[-1:], None
+        answered = {node: row for node, row in zip(nodes, rows, strict=True) if not node.dead}
+        if self._heads:
+            for node, row in answered.items():
+                self.mixer.take(node, row, partial(self._path_for_mixing, node))
+            return
+        found = {node: row for node, row in answered.items() if row is not NOT_SAMPLED}
+        self._sampled_rows = self._sampled_rows | found if self._several else found
+
+    def _take_dists(self, batch: _Batch) -> tuple[PrefixNode, ...]:
+        """Keep or mix every branch's rows; the nodes that have them all."""
+        parts = [batch.parts.get(branch, {}) for branch in range(len(self._branches))]
+        nodes = tuple(node for node in batch.nodes if all(node in part for part in parts))
+        found = {node: tuple(part[node] for part in parts) for node in nodes if not node.dead}
+        self._dists = self._dists | found if self._several else found
         if not self._lazy:
-            for node in self._batch:
+            for node in found:
                 self._score(node)
             self.pop_branch_dists()
-        self._record_forward(now)
-        return self._batch
+        return nodes
 
     def sample(self, node: PrefixNode) -> int | None:
         """The token after a node's prefix; None where the row has not been computed. Called once for each token, in
@@ -520,7 +539,7 @@ class BranchDecoder:
         return None if node.own_dist is None else node.own_dist.whole
 
     def pop_branch_dists(self) -> dict[PrefixNode, tuple[Dist, ...]]:
-        """Each branch's row after each node answered last; its head, where the engine samples. Forgotten here."""
+        """Each branch's row after each node answered last, or its head where the engine samples. Forgotten here."""
         dists, self._dists = self._dists, {}
         sampled, self._sampled_rows = self._sampled_rows, {}
         return dists | {node: (row.top,) for node, row in sampled.items() if row.top is not None}
@@ -544,37 +563,38 @@ class BranchDecoder:
         below = node.path_below(len(self._committed))
         return [*self._committed[: node.position], *(each.token for each in below)]
 
-    def _forwards(self, segments: Sequence[Segment], num_prompt_rows: int = 0, *, sampled: bool) -> list[Effect]:
+    def _forwards(
+        self, segments: Sequence[Segment], batch: _Batch, num_prompt_rows: int = 0, *, sampled: bool
+    ) -> list[Effect]:
         """num_prompt_rows: wanted rows of the last prompt's end, before the node's. sampled: by the engine."""
         if sampled:
+            nodes, batch.missing = batch.nodes, 1
             self._ticket += 1
-            self._pending[self._ticket] = 0
-            paths = list(map(self._path, self._batch)) if self.mixer.needs_path else [()] * len(self._batch)
-            sampling, mixture = self.mixer.sampling(self._batch, paths, self.num_top, heads=self._heads)
+            self._pending[self._ticket] = batch, 0
+            paths = list(map(self._path, nodes)) if self.mixer.needs_path else [()] * len(nodes)
+            sampling, mixture = self.mixer.sampling(nodes, paths, self.num_top, heads=self._heads)
             heads = [RowSampling(_GREEDY, 0, self._vocab_size, num_top=self.num_top)] * num_prompt_rows
-            path_only = self._lazy and self._batch[0].alive and segments[0].parents is not None and not self.num_top
+            in_order = self._lazy and not self._several and nodes[0].alive  # a walk begins at the first row
+            path_only = in_order and segments[0].parents is not None and not self.num_top
             others, rows = tuple(segments[1:]), (*heads, *sampling)
             return [Forward(self._ticket, segments[0], rows, others, mixture, path_only, self._goes_on)]
         effects: list[Effect] = []
+        batch.missing = len(segments)
         for segment in segments:
             self._ticket += 1
-            self._pending[self._ticket] = segment.seq
+            self._pending[self._ticket] = batch, segment.seq
             effects.append(Forward(self._ticket, segment))
         return effects
 
-
-def prompt_segments(
-    branches: Sequence[Branch], prefix: tuple[int, ...], num_prefix_rows: int, num_prompt_rows: int
-) -> list[Segment]:
-    """Every prompt with the prefix behind it. num_prefix_rows: of its end, wanted in a segment of their own.
-    num_prompt_rows: wanted of the last prompt's end, besides its very last."""
-    seam = len(prefix) - num_prefix_rows
-    segments: list[Segment] = []
-    for index, branch in enumerate(branches):
-        prompt = (*branch.prompt, *prefix[:seam])
-        is_last = index == len(branches) - 1
-        wanted: LogitsMode = 1 + num_prompt_rows if is_last and num_prompt_rows else "last"
-        segments.append(Segment(SeqId(index), 0, prompt, None, wanted))
-        if num_prefix_rows:
-            segments.append(Segment(SeqId(index), len(prompt), prefix[seam:], None, "all"))
-    return segments
+    def _prompts(self, prefix: tuple[int, ...], num_prompt_rows: int) -> list[Segment]:
+        """Every prompt with the prefix behind it, whose end is in a segment of its own where its rows are wanted.
+        num_prompt_rows: wanted of the last prompt's end, besides its very last."""
+        seam = len(prefix) - self.mixer.num_prefix_rows
+        segments: list[Segment] = []
+        for index, branch in enumerate(self._branches):
+            prompt = (*branch.prompt, *prefix[:seam])
+            more = num_prompt_rows if index == len(self._branches) - 1 else 0
+            segments.append(Segment(SeqId(index), 0, prompt, None, 1 + more if more else "last"))
+            if prefix[seam:]:
+                segments.append(Segment(SeqId(index), len(prompt), prefix[seam:], None, "all"))
+        return segments

@@ -240,7 +240,7 @@ class PeeredMachine(ABC):
                 return [*prefill, *self._greet(again=False), *self._advance()]
             case Scored() | Sampled():
                 self._now = max(self._now, event.now)
-                nodes = self._decoder.take(event, self._now)
+                nodes = self._decoder.take(event)
                 if nodes and self._decoder.timed is not None:
                     self._timing.add(nodes[0].position, *self._decoder.timed)
                 return self._computed(event, nodes)

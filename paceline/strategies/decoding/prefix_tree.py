@@ -2,7 +2,9 @@
 
 A node stands for a prefix: the output tokens on its path. A side's distribution after a prefix depends on that prefix
 alone, so nothing computed on a path is ever stale: a target moves the head one node down, and nodes that are not below
-the new head are dead. Knows neither engine nor messages.
+the new head are dead. Drafts may be merged into it, with estimates of P(accepted | the head) as their scores: no node
+scores above its parent, so the order by falling score, equals by age, is topological. Knows neither engine nor
+messages.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from paceline.strategies.base import Branch, MachineConfig
 
 MAX_LIVE_NODES = 512  # the head and below; more are not added for the peer
 KEPT_POSITIONS = 256  # decided nodes that can still be found by position
+LEAST_SCORE: Final = 1e-12  # one below is one that a drafter has rounded to nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class PrefixNode:
     log_evidence: float | None = None  # log h of this side after the prefix, where scores follow the text
     peer_dist: PeerDist | None = None  # as received
     dead: bool = False  # the targets have gone another way
+    score: float = 1.0  # of a draft: estimated probability that it is accepted, given the head; 1 for the head
+    number: int = 0  # of a draft: rises with its creation
     row: int | None = None  # id of its row in this side's open tree of KV rows
     cached: bool = False  # its row is in the KV cache
     alive: bool = True  # the head, or below it
@@ -108,11 +113,80 @@ class PrefixTree:
         """position: output tokens already decided."""
         self.head = PrefixNode(-1, position, None)
         self._decided: dict[int, PrefixNode] = {position: self.head}
+        self._drafts = 0  # added
 
+    # ---- drafts -----------------------------------------------------------------------------------------------------
+    @property
+    def waiting(self) -> list[PrefixNode]:
+        """The head and drafts below it, as far as they have no row; parents first."""
+        return [node for node in self.head.subtree() if not node.cached]
+
+    @property
+    def num_sent(self) -> int:
+        """The head and drafts below it that have a row."""
+        return sum(node.cached for node in self.head.subtree())
+
+    def best(self, count: int) -> list[PrefixNode]:
+        """The first waiting nodes, by falling score. Parents come first."""
+        return sorted(self.waiting, key=lambda node: (-node.score, node.number))[:count]
+
+    def add(self, parent: PrefixNode, token: int, score: float) -> PrefixNode:
+        """One draft more, with a score of at most the parent's."""
+        assert parent.alive and token not in parent.children
+        node = parent.child(token)
+        self._drafts += 1
+        node.number, node.score = self._drafts, min(max(score, LEAST_SCORE), parent.score)
+        return node
+
+    def merge(
+        self, drafted: DraftTree, admits: Callable[[PrefixNode, int], bool] = lambda _, __: True
+    ) -> list[PrefixNode]:
+        """Add what is new of a tree drafted below the head, by its paths of tokens; returns the new nodes.
+
+        Nodes that are there keep their place and rows, and take the new score. admits: a child of this node with this
+        token may be added; without it none of its drafted subtree is.
+        """
+        place: dict[int, PrefixNode] = {-1: self.head}
+        added: list[PrefixNode] = []
+        for index, (token, above, prob) in enumerate(zip(drafted.tokens, drafted.parents, drafted.probs, strict=True)):
+            parent = place.get(above)
+            if parent is None:
+                continue
+            node = parent.children.get(token)
+            if node is None:
+                if not admits(parent, token):
+                    continue
+                node = self.add(parent, token, parent.score)
+                added.append(node)
+            node.score = max(prob, LEAST_SCORE)
+            place[index] = node
+        for node in self.head.subtree():
+            for child in node.children.values():
+                child.score = min(child.score, node.score)
+        return added
+
+    def drop(self, draft: PrefixNode) -> None:
+        """Drop a draft without a row, and what hangs below it."""
+        assert draft.parent is not None and not draft.cached
+        del draft.parent.children[draft.token]
+        for node in list(draft.subtree()):
+            node.alive = False
+            node.children.clear()
+
+    def drop_waiting(self) -> None:
+        """Drop all drafts without a row; the head stays."""
+        for node in self.waiting:
+            if node is not self.head and node.alive:
+                self.drop(node)
+
+    # ---- targets ----------------------------------------------------------------------------------------------------
     def advance(self, token: int) -> PrefixNode:
-        """Move the head to the next target. Everything that does not hang below it dies."""
+        """Move the head to the next target. Everything that does not hang below it dies, and scores are given it."""
         before = self.head
         self.head = before.child(token)
+        if (share := self.head.score) < 1.0:
+            for node in self.head.subtree():
+                node.score = min(1.0, node.score / share)
         for sibling in before.children.values():
             if sibling is not self.head:
                 for node in list(sibling.subtree()):

@@ -136,7 +136,7 @@ class TargetWriter:
                 return self._decoder.start(branches, self._targets, self._tree.head, max_new_tokens)
             case Scored(now=now) | Sampled(now=now):
                 self._now = now
-                return self._verify() if self._decoder.take(event, now) else []
+                return self._verify() if self._decoder.take(event) else []
             case Received(message, now):
                 self._now = max(self._now, now)
                 return self._received(message) if self._linked and message.epoch == self._epoch else []

@@ -2,5 +2,4 @@
 
 machine   verification, pruning and sending; the strategy's record
 growth    drafts for the tree, from look-up tables or a draft model
-segments  segments of the tree as forwards, and their rows once they are answered
 """

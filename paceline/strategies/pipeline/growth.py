@@ -12,16 +12,21 @@ from typing import Final
 
 from paceline.core.batching.segment import StepSize
 from paceline.core.drafting.budget import OnlineStats
-from paceline.core.drafting.growing_tree import Candidates, DraftNode, GrowingTree
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable
 from paceline.core.drafting.ngram_drafter import NgramDrafter
-from paceline.core.drafting.tree_search import MAX_RANKS, AcceptanceByRank, DraftTree, grow_tree, model_margin_class
+from paceline.core.drafting.tree_search import (
+    MAX_RANKS,
+    AcceptanceByRank,
+    Candidates,
+    DraftTree,
+    grow_tree,
+    model_margin_class,
+)
 from paceline.core.estimation import MovingAverage
 from paceline.core.sampling.sampler import best_margin, top_by_score
 from paceline.strategies.base import Branch, Effect, Forward, MachineConfig, OnDraftModel, Prune, Sampled, Scored
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import DrafterFeed, DraftTokens, PrefixNode, PrefixTree, TreeDrafter
-from paceline.strategies.pipeline.segments import SegmentDecoder
 
 # Drafts of one answer from a small model that runs on an engine of its own, beside the target's.
 #
@@ -72,7 +77,7 @@ class ModelDrafter:
         return config.means.draft_positions > longest + len(config.seat.targets)
 
     def answered(self, answer: Scored | Sampled) -> None:
-        nodes = self._decoder.take(answer, answer.now)
+        nodes = self._decoder.take(answer)
         if not nodes:
             return
         self.forwards += 1
@@ -165,19 +170,14 @@ class ModelDrafter:
         within = node.position + 1 < self._config.output.max_tokens and node.position <= self._room
         return within and (node is self._tree.head or node.token not in self._config.output.eos_ids)
 
-    def _up(self, node: PrefixNode) -> list[PrefixNode]:
-        """The nodes below the head down to this one; the head where it is that."""
-        nodes: list[PrefixNode] = []
-        above: PrefixNode | None = node
-        while above is not None and above is not self._tree.head:
-            nodes.append(above)
-            above = above.parent
-        return nodes[::-1]
+    def _below_head(self, node: PrefixNode) -> list[PrefixNode]:
+        """The nodes below the head down to this one."""
+        return node.path_below(self._tree.head.position)
 
     def _prob(self, node: PrefixNode) -> float:
         """Estimated probability that the text goes through this node."""
         prob = 1.0
-        for each in self._up(node):
+        for each in self._below_head(node):
             drafts = None if each.parent is None else each.parent.own_drafts
             if drafts is None or each.token not in drafts.tokens:
                 return 0.0
@@ -209,8 +209,8 @@ class TreeGrowth:
     def __init__(
         self,
         config: MachineConfig,
-        tree: GrowingTree,
-        decoder: SegmentDecoder,
+        tree: PrefixTree,
+        decoder: BranchDecoder,
         drafter: TreeDrafter | None,
         *,
         nodes: int = TREE_NODES,
@@ -280,13 +280,13 @@ class TreeGrowth:
     def read(self, output: Iterable[int]) -> None:
         """The tokens of a walk, for tables; they learn from the rows answered too."""
         if self._model is not None:
-            self._decoder.pop_rows()
+            self._decoder.pop_branch_dists()
             return
         feed, decoder, sequences = self._feed, self._decoder, self._step_size.sequences
         feed.append(output)
-        rows = decoder.pop_rows()
+        rows = decoder.pop_branch_dists()
         new_rows = feed.new_rows(sequences, paused=False)
-        feed.teach(feed.row_lessons(rows, decoder.head, decoder.plain, new_rows))
+        feed.teach(feed.row_lessons(rows, self._tree.head, decoder.mixer.plain, new_rows))
         decoder.num_top = NUM_SUCCESSORS if feed.may_learn(feed.new_rows(sequences, paused=False)) else 0
 
     @property
@@ -324,8 +324,7 @@ class TreeGrowth:
 
     def _budget(self) -> int:
         """Nodes of the draft model's tree: what has been sent, and more than the next segment takes."""
-        sent = len(self._tree) - len(self._tree.waiting)
-        return min(sent + 2 * self._rows, MAX_GROWTH * self._nodes)
+        return min(self._tree.num_sent + 2 * self._rows, MAX_GROWTH * self._nodes)
 
     # ---- drafts -----------------------------------------------------------------------------------------------------
     def expand(self, room: int) -> None:
@@ -337,7 +336,7 @@ class TreeGrowth:
             self._draft(self._budget())
             return
         waiting = len(self._tree.waiting)
-        wanted = min(len(self._tree) - waiting + room, MAX_GROWTH * self._nodes)
+        wanted = min(self._tree.num_sent + room, MAX_GROWTH * self._nodes)
         if self._drafted == 0 or (waiting < room and self._drafted < wanted):
             self._draft(wanted)
 
@@ -345,14 +344,14 @@ class TreeGrowth:
         """Merge a tree of the present context into the tree. Drafts that still wait are of an older one."""
         self._feed.catch_up()
         if self._drafted == 0 or self._model is not None:
-            self._tree.forget_waiting()
+            self._tree.drop_waiting()
         self.rounds += self.is_new_round and self._drafted == 0
         drafter = self._drafter
         drafted = drafter.draft(count, self._tree.head.position) if self._model is None else self._model.draft(count)
         self._tree.merge(drafted, self._admits)
         self._drafted = count
 
-    def _admits(self, parent: DraftNode, token: int) -> bool:
+    def _admits(self, parent: PrefixNode, token: int) -> bool:
         """A draft may be verified: the answer goes on behind it, and its context holds it."""
         position, output = parent.position + 1, self._config.output
         return position < output.max_tokens and self._decoder.fits(position) and token not in output.eos_ids

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from paceline.core.batching.segment import StepSize
-from paceline.core.drafting.growing_tree import DraftNode, GrowingTree
 from paceline.strategies.base import (
     Cancelled,
     DraftModelLost,
@@ -36,10 +34,9 @@ from paceline.strategies.base import (
     TimerFired,
     WakeAt,
 )
-from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS
-from paceline.strategies.decoding.prefix_tree import TreeDrafter
+from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS, BranchDecoder
+from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree, TreeDrafter
 from paceline.strategies.pipeline.growth import TREE_NODES, TreeGrowth
-from paceline.strategies.pipeline.segments import Rows, SegmentDecoder
 
 LEAST_GAIN: Final = 0.1  # expected tokens of a segment that is worth sending
 LEARN_DELAY_S: Final = 0.001  # before lessons compete with the engine's thread for the interpreter
@@ -53,7 +50,7 @@ class Pipeline:
         config: MachineConfig,
         *,
         drafter: TreeDrafter | None = None,
-        tree: type[GrowingTree] = GrowingTree,
+        tree: type[PrefixTree] = PrefixTree,
         growth: type[TreeGrowth] = TreeGrowth,
         nodes: int = TREE_NODES,
         least_gain: float = LEAST_GAIN,
@@ -62,7 +59,14 @@ class Pipeline:
         other arguments are for baselines; nodes: of a tree."""
         self._config = config
         self._tree = tree(len(config.seat.targets))
-        self._decoder = SegmentDecoder(config, self._tree, rescoring=config.options.rescoring)
+        self._decoder = BranchDecoder(
+            config.output,
+            rescoring=config.options.rescoring,
+            lazy=True,
+            keep_plain=config.output.needs_dists,
+            samples=config.takes_tokens,
+            several=True,
+        )
         self._growth = growth(config, self._tree, self._decoder, drafter, nodes=nodes)
         # One fewer than the engine asks for, which waits at its first stage: what it would hold is better chosen when
         # the stage is free, from what has come by then.
@@ -70,6 +74,7 @@ class Pipeline:
         self._max_rows = max(1, min(config.options.drafting.rows, MAX_OPEN_ROWS))
         self._least_gain = least_gain
         self._started = False  # the prompts have been computed
+        self._now = 0.0  # s, of the last event that says so
         self._stats = {"drafted": 0.0, "accepted": 0.0, "segments": 0.0}
         self._finished = False
 
@@ -80,22 +85,22 @@ class Pipeline:
             case Started():
                 return [Retrieve()]
             case Retrieved(branches, max_new_tokens):
-                self._decoder.num_top = 0  # of the prompt
-                started = self._decoder.start(branches, max_new_tokens)
+                targets, head = self._config.seat.targets, self._tree.head
+                started = self._decoder.start(branches, targets, head, max_new_tokens)
                 return [*started, *self._growth.begin(branches, max_new_tokens)]
-            case Scored(ticket, dists, now, step, scored=scored):
-                return self._answered(ticket, dists, scored, now, step)
-            case Sampled(ticket, rows, now, step, scored=scored):
-                return self._answered(ticket, rows, scored, now, step)
+            case Scored() | Sampled():
+                return self._answered(event)
             case FromDraftModel(answer):
+                self._now = answer.now
                 self._growth.model_answered(answer)
-                return self._fill(answer.now)
+                return self._fill()
             case DraftModelLost():
                 self._growth.model_lost()
-                return self._fill(None)
+                return self._fill()
             case TimerFired(now):
+                self._now = now
                 if self._growth.deadline is not None:
-                    return self._fill(now, waits=now < self._growth.deadline)
+                    return self._fill(waits=now < self._growth.deadline)
                 return [WakeAt(now)] if self._growth.learn() else []
             case Cancelled(reason):
                 return [self._finish(reason)]
@@ -103,94 +108,94 @@ class Pipeline:
                 return []
 
     # ---- a segment comes back ---------------------------------------------------------------------------------------
-    def _answered(
-        self, ticket: int, rows: Rows, scored: tuple[int, ...] | None, now: float, step: StepSize
-    ) -> Sequence[Effect]:
-        self._growth.answered(now, step)
-        if not self._decoder.answer(ticket, rows, scored):
+    def _answered(self, answer: Scored | Sampled) -> Sequence[Effect]:
+        self._now = answer.now
+        self._growth.answered(answer.now, answer.step)
+        if not self._decoder.take(answer):
             return []
         self._started = True
         effects, reason, end = self._walk()
         if reason is not None:
             return [*effects, self._finish(reason, end)]
-        effects += self._fill(now)
-        return [*effects, WakeAt(now + LEARN_DELAY_S)] if self._growth.is_due else effects
+        effects += self._fill()
+        return [*effects, WakeAt(answer.now + LEARN_DELAY_S)] if self._growth.is_due else effects
 
     def _walk(self) -> tuple[list[Effect], FinishReason | None, Emit | None]:
         """Emit the target's tokens as far as they are known, one below the last known node included."""
-        config, tree, decoder = self._config, self._tree, self._decoder
+        config, head, decoder = self._config, self._tree.head, self._decoder
         effects: list[Effect] = []
         output: list[int] = []
-        reason: FinishReason | None = None
+        reason: FinishReason | None = "length" if head.position >= config.output.max_tokens else None
         end: Emit | None = None
         lane = None if decoder.log_evidence is None else config.seat.side
-        while tree.head.known:
-            if tree.head.position >= config.output.max_tokens:
-                reason = "length"
-                break
-            token = decoder.sample()
-            emit = Emit(token, decoder.head.plain, lane)
+        while reason is None and (token := decoder.sample(head)) is not None:
+            emit = Emit(token, head.plain, lane)
             if token in config.output.eos_ids:
                 reason, end = "stop", emit
                 break
             effects.append(emit)
             output.append(token)
-            drafted = token in tree.head.children
+            drafted = token in head.children
             self._stats["accepted"] += drafted
-            head = decoder.advance(token)
+            head = self._tree.advance(token)
             self._growth.advance(token, drafted=drafted)
             if head.position >= config.output.max_tokens or not decoder.fits(head.position):
                 reason = "length"
-                break
         self._growth.read(output)
         return effects, reason, end
 
     # ---- segments are sent ------------------------------------------------------------------------------------------
-    def _fill(self, now: float | None, *, waits: bool = True) -> list[Effect]:
+    def _fill(self, *, waits: bool = True) -> list[Effect]:
         """Prune, then send segments until enough are under way. waits: for the draft model, where that pays."""
-        growth = self._growth
+        growth, now = self._growth, self._now
         growth.deadline = None
-        effects = [] if now is None else growth.compute(now)
+        effects = growth.compute(now)
         if not self._started:
             return effects
-        pruned = self._tree.commit()
-        effects += [] if pruned is None else self._decoder.prune(pruned)
+        effects += self._decoder.commit_to(self._tree.head)
         while self._decoder.under_way < self._max_under_way:
-            nodes = self._next_segment(now if waits else None)
+            nodes = self._next_segment(waits=waits)
             if not nodes:
                 break
             growth.is_new_round = False
             self._stats["segments"] += 1
             self._stats["drafted"] += len(nodes)
-            effects += self._decoder.send(nodes)
-        effects += [] if now is None else growth.compute(now)
+            effects += self._decoder.append_rows(nodes, self._tree.head, now)
+        effects += growth.compute(now)
         return effects if growth.deadline is None else [*effects, WakeAt(growth.deadline)]
 
-    def _next_segment(self, now: float | None) -> list[DraftNode]:
-        """Waiting nodes, parents first: the head, or what is worth it. None while they wait for drafts; now: None if
-        they shall not."""
-        growth = self._growth
-        room = min(self._max_rows, MAX_OPEN_ROWS - self._tree.num_open_rows)
+    def _next_segment(self, *, waits: bool) -> list[PrefixNode]:
+        """Waiting nodes, parents first: the head, or what is worth it. None while they wait for drafts."""
+        growth, head = self._growth, self._tree.head
+        room = min(self._max_rows, self._decoder.spare_rows(()))
         if room <= 0:
             return []
         growth.expand(room)
-        if now is not None and growth.waits(room, now):
+        if waits and growth.waits(room, self._now):
             return []
-        while True:
-            chosen = self._tree.best(room)
-            worth = self._tree.head.row is None or sum(n.score for n in chosen) >= self._least_gain
-            if not chosen or not worth:
-                return []
-            admitted = self._decoder.admit(chosen)
-            if admitted:
+        while chosen := self._tree.best(room):
+            if head.cached and sum(node.score for node in chosen) < self._least_gain:
+                break
+            if admitted := self._admitted(chosen):
                 return admitted
+        return []
+
+    def _admitted(self, nodes: list[PrefixNode]) -> list[PrefixNode]:
+        """Those that the answer's constraint allows; the others are dropped."""
+        head = self._tree.head
+        drafts = [node for node in nodes if node is not head]
+        admitted = self._decoder.admitted(head, drafts)
+        for node in set(drafts).difference(admitted):
+            if node.alive:
+                self._tree.drop(node)
+        return admitted if head.cached else [head, *admitted]
 
     def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
         self._finished = True
         decoder = self._decoder
         growth = self._growth
         counted = {"rounds": growth.rounds, "draft_forwards": growth.draft_forwards}
-        counted |= {"forwards": decoder.answered, "rows": decoder.rows, "dropped": decoder.dropped}
+        counted |= {"forwards": decoder.forwards, "rows": decoder.rows, "dropped": decoder.dropped}
         return Finish(reason, {**self._stats, **{name: float(value) for name, value in counted.items()}}, end)
 
 

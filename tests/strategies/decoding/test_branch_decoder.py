@@ -17,7 +17,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams, T
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
-from paceline.strategies.base import SIDES, Branch, Effect, Forward, OutputRules, Prune, Side
+from paceline.strategies.base import SIDES, Branch, Effect, Forward, OutputRules, Prune, Scored, Side
 from paceline.strategies.decoding.branch_decoder import RESCORED_TOKENS, BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from tests.strategies import oracle
@@ -64,7 +64,7 @@ class Play:
         """Answer the forward of one branch; in any order."""
         self.now += 0.01
         ticket, dists = self.answers.pop(self.chance.randrange(len(self.answers)))
-        for node in self.decoder.scored(ticket, dists, self.now):
+        for node in self.decoder.take(Scored(ticket, dists, self.now)):
             if node.alive and node.own_dist is not None:
                 self.scored.append((node, node.own_dist.whole))
 
@@ -124,7 +124,7 @@ def test_a_prefix_is_scored_as_if_it_had_been_decoded_here(side: Side, length: i
     decoder = BranchDecoder(rules(SAMPLINGS["sampled"]), rescoring=True)
     for effect in decoder.start(BRANCHES[side], prefix, tree.head, None):
         assert isinstance(effect, Forward)
-        decoder.scored(effect.ticket, engine.forward(Batch((effect.segment,))).dists[0], 0.0)
+        decoder.take(Scored(effect.ticket, engine.forward(Batch((effect.segment,))).dists[0]))
     dist, log_h = oracle.side_dist(engine, BRANCHES[side], prefix, SAMPLINGS["sampled"], rescoring=True)
     assert tree.head.own_dist is not None and tree.head.log_evidence == log_h
     np.testing.assert_allclose(tree.head.own_dist.whole.probs, dist.probs, atol=1e-12)
