@@ -92,16 +92,26 @@ def load_model(
         return fake_model(int(fake[1] or 0), float(fake[2] or SPREAD), capacity_rows=rows)
     from paceline.engine.tokenizer import Tokenizer
 
-    if (gguf := _for_llama_cpp(path_or_name, backend, device, quantize)) is not None:
+    name = name or served_name(path_or_name)
+    gguf = _for_llama_cpp(path_or_name, backend, device, quantize)
+    if gguf is None and backend == "auto" and dtype == "auto" and choose_device(device) == "cpu":
+        from paceline.engine.engine_choice import ANSWERS, on_llama_cpp
+
+        directory = find(path_or_name)
+        timed = EngineOptions(device="cpu", threads=threads, kv_rows=64 * ANSWERS)
+        gguf = on_llama_cpp(
+            directory, name, fingerprint(directory), threads, lambda: load_engine(directory, timed, name=name)
+        )
+    if gguf is not None:
         from paceline.engine.llama_cpp.engine import load_gguf
 
-        name, tokenizer = name or served_name(path_or_name), Tokenizer.load(gguf.folder)
+        tokenizer = Tokenizer.load(gguf.folder)
         engine = load_gguf(gguf, name=name, threads=threads, kv_rows=kv_rows, kv_mib=kv_mib)
         return LoadedModel(engine, tokenizer)
     directory = _folder(path_or_name)
     tokenizer = Tokenizer.load(directory)  # before the weights, which take much longer
     options = EngineOptions(backend, dtype, device, threads, kv_rows, kv_mib)
-    return LoadedModel(load_engine(directory, options, name=name or served_name(path_or_name)), tokenizer)
+    return LoadedModel(load_engine(directory, options, name=name), tokenizer)
 
 
 def _folder(path_or_name: str | Path) -> Path:

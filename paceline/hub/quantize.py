@@ -1,7 +1,7 @@
-"""Folders of safetensors as quantised GGUF files: the inverse of `hub/gguf.py`, by its tables.
+"""Folders of safetensors as GGUF files, quantised or as they are: the inverse of `hub/gguf.py`, by its tables.
 
-Norms and biases stay float32, and so do the few weights whose rows are not whole blocks. Embedding and output have
-8 bits in every format. The file holds no vocabulary: its reader is this program alone, which takes the folder's.
+Norms and biases become float32, and so do the few weights whose rows are not whole blocks. Embedding and output have 8
+bits in every quantised format. The file holds no vocabulary: its reader is this program, which takes the folder's.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _BLOCK: Final = 32  # numbers of a row with one scale
 _PART: Final = 1 << 24  # numbers that are quantised at once
 _FINE: Final = frozenset({"token_embd.weight", "output.weight"})
 _TYPES: Final = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_FORMATS: Final = {"f4": "f32", "f2": "f16", "u2": "bf16"}  # by numpy's kinds
 _OLD_NAMES: Final = ("rotary_emb.inv_freq", "masked_bias")  # tensors that follow from the configuration
 _ACTIVATIONS: Final = {"llama": "silu", "qwen2": "silu", "qwen3": "silu"}
 # Of rotary embeddings: what llama.cpp is told, besides their base.
@@ -56,29 +57,41 @@ _ROPE: Final[Mapping[str, frozenset[str]]] = {
 }
 
 
-def quantized(folder: Path, kind: Quantization, fingerprint: str) -> GgufModel:
-    """The model of a folder in this format, in the cache, written at its first use. fingerprint: of its weights.
+def is_convertible(folder: Path) -> bool:
+    """Whether llama.cpp can run the folder's model, once it is converted."""
+    try:
+        config = _config(folder)
+        _, architecture = _architecture(folder, config)
+        _header(folder, config), _rope(folder, config), list(_tensors(folder, architecture, config))
+    except (ConfigError, KeyError):
+        return False
+    return True
+
+
+def quantized(folder: Path, kind: Quantization | None, fingerprint: str) -> GgufModel:
+    """The model of a folder in this format, in the cache, written at its first use. kind: None for its own.
+    fingerprint: of its weights.
 
     Another process that is at it is waited for. Raises ConfigError for a model that cannot be written so.
     """
-    name = f"{hashlib.sha256(f'{fingerprint} {_VERSION}'.encode()).hexdigest()}.{kind}{SUFFIX}"
+    name = f"{hashlib.sha256(f'{fingerprint} {_VERSION}'.encode()).hexdigest()}.{kind or 'stored'}{SUFFIX}"
     file = cache() / "quantized" / path_part(name, FILE)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.with_suffix(".lock").open("w") as held:
             while not file.exists():
                 if lock(held.fileno(), alone=True):
-                    log.info("%s is converted to %s once, in %s", folder, kind, file)
+                    log.info("%s is converted to %s once, in %s", folder, kind or "llama.cpp's format", file)
                     _write_whole(folder, file, kind)
                 else:
-                    log.info("another process converts %s to %s", folder, kind)
+                    log.info("another process converts %s for llama.cpp", folder)
                     lock(held.fileno(), alone=False)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be converted to {file}: {error}") from error
     return described(file, folder)
 
 
-def _write_whole(folder: Path, file: Path, kind: Quantization) -> None:
+def _write_whole(folder: Path, file: Path, kind: Quantization | None) -> None:
     part = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
         write_quantized(folder, part, kind)
@@ -87,7 +100,7 @@ def _write_whole(folder: Path, file: Path, kind: Quantization) -> None:
         part.unlink(missing_ok=True)
 
 
-def write_quantized(folder: Path, file: Path, kind: Quantization) -> None:
+def write_quantized(folder: Path, file: Path, kind: Quantization | None) -> None:
     """Write the folder's weights to a GGUF file, a tensor after another. Raises ConfigError and OSError."""
     try:
         import gguf
@@ -98,8 +111,8 @@ def write_quantized(folder: Path, file: Path, kind: Quantization) -> None:
     scaling, divisors = _rope(folder, config)
     tensors = list(_tensors(folder, architecture, config))
     writer = gguf.GGUFWriter(file, name)
-    coarse = gguf.GGMLQuantizationType[kind.upper()]
-    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"])
+    most = (kind or _FORMATS[max(tensors, key=lambda each: each.values.size).values.dtype.str[1:]]).upper()
+    writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if most == 'F32' else 'MOSTLY'}_{most}"])
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(next(each.shape[0] for each in tensors if each.name == "token_embd.weight"))
     for key, value in _header(folder, config).items():
@@ -114,7 +127,7 @@ def write_quantized(folder: Path, file: Path, kind: Quantization) -> None:
         writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
     if divisors is not None:
         writer.add_tensor_info("rope_freqs.weight", divisors.shape, divisors.dtype, divisors.nbytes)
-    kinds = [_kind(each, coarse, gguf.GGMLQuantizationType) for each in tensors]
+    kinds = [gguf.GGMLQuantizationType[_kind(each, kind).upper()] for each in tensors]
     for each, own in zip(tensors, kinds, strict=True):
         block, size = gguf.GGML_QUANT_SIZES[own]
         writer.add_tensor_info(each.name, each.shape, np.dtype(np.float32), math.prod(each.shape) // block * size, own)
@@ -157,10 +170,12 @@ class _Tensor:
             yield part.astype(np.float32) + np.float32(self.offset)
 
 
-def _kind(tensor: _Tensor, coarse: Any, kinds: Any) -> Any:
-    if len(tensor.shape) == 1 or tensor.shape[-1] % _BLOCK:
-        return kinds.F32
-    return kinds.Q8_0 if tensor.name in _FINE else coarse
+def _kind(tensor: _Tensor, kind: Quantization | None) -> str:
+    if len(tensor.shape) == 1 or (kind and tensor.shape[-1] % _BLOCK):
+        return "f32"
+    if kind is None:
+        return _FORMATS[tensor.values.dtype.str[1:]]
+    return "q8_0" if tensor.name in _FINE else kind
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
