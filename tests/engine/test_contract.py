@@ -23,7 +23,7 @@ from paceline.engine.stage import Stage, StageOutput, load_stage
 from paceline.engine.tensors import dists
 from tests.engine.checkpoints import ARCHITECTURES
 from tests.engine.conftest import HERE, TILED
-from tests.engine.trials import Growing, assert_same, extend, path, prompts, scratch, sequences, trees
+from tests.engine.trials import Growing, along_paths, assert_same, extend, path, prompts, scratch, sequences, trees
 
 few = settings(max_examples=6, deadline=None, derandomize=True)
 
@@ -63,8 +63,7 @@ def test_property_2_a_tree_row_scores_as_the_chain_along_its_path(
             extend(engine, seq, prompt)
         found = extend(engine, seq, tokens, parents=parents)
         engine.truncate(seq, len(prompt))
-    expected = [scratch(engine, prompt + [tokens[i] for i in path(parents, row)])[-1] for row in range(len(tokens))]
-    assert_same(found, expected)
+    assert_same(found, along_paths(engine, prompt, tokens, parents, range(len(tokens))))
 
 
 @few

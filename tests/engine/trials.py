@@ -70,6 +70,19 @@ def path(parents: Sequence[int], row: int) -> list[int]:
     return rows
 
 
+def along_paths(
+    engine: Engine, prompt: Sequence[int], tokens: Sequence[int], parents: Sequence[int], rows: Sequence[int]
+) -> list[Dist]:
+    """Distributions after the chain along each row's path, in one prefill for all rows of a chain."""
+    found: dict[int, Dist] = {}
+    for row in reversed(rows):
+        if row not in found:
+            chain = path(parents, row)
+            scored = scratch(engine, [*prompt, *(tokens[i] for i in chain)])
+            found |= zip(chain, scored[len(prompt) :], strict=True)
+    return [found[row] for row in rows]
+
+
 def prompts(least: int = 1, most: int = 30) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, 96), min_size=least, max_size=most)
 
@@ -110,7 +123,7 @@ class Growing:
         names = [self.ids[parent] if parent >= 0 else ROOT for parent in parents]
         found = extend(self.engine, self.seq, tokens, parents=names, ids=ids)
         new = range(len(self.tokens) - len(tokens), len(self.tokens))
-        assert_same(found, [scratch(self.engine, self.text(row))[-1] for row in new])
+        assert_same(found, along_paths(self.engine, self.committed, self.tokens, self.parents, new))
         self._check()
 
     def prune(self, keep: list[int], rest: list[int]) -> None:
@@ -128,9 +141,6 @@ class Growing:
         self.committed, self.tokens, self.parents = self.committed[:length], [], []
         self.ids = []
         self._check()
-
-    def text(self, row: int) -> list[int]:
-        return self.committed + [self.tokens[i] for i in path(self.parents, row)]
 
     def play(self, data: st.DataObject, moves: int) -> None:
         """Random valid moves."""
