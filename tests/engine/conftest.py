@@ -31,6 +31,7 @@ from server.stages import StagesWanted, open_stages
 from tests.engine import checkpoints
 from tests.engine.blocking import Blocking
 from tests.engine.checkpoints import ARCHITECTURES
+from tests.forked import USUAL, starting
 from tests.hub.test_gguf import write_gguf
 from tests.runtime.stages.rig import even_spans, rig
 from tests.slow import slow_in
@@ -85,14 +86,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 @pytest.fixture(scope="session")
-def load(checkpoint: Callable[[str], Path]) -> Iterator[Callable[[str], Engine]]:
+def load(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path]) -> Iterator[Callable[[str], Engine]]:
     """An engine by its name in SUBJECTS."""
     made: dict[str, Engine] = {}
     with ExitStack() as opened:
 
         def find(subject: str) -> Engine:
             if subject not in made:
-                made[subject] = _made(subject, checkpoint, opened)
+                forks = request.getfixturevalue("forked") if subject.startswith("processes") else USUAL
+                with starting(forks):
+                    made[subject] = _made(subject, checkpoint, opened)
             return made[subject]
 
         yield find
