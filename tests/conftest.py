@@ -1,6 +1,7 @@
 """Fixtures of all tests: one torch thread, asyncio as anyio's backend, nothing from the user's own environment.
 
-Hypothesis uses the same examples in every run and no deadline, so that a slow machine fails no test.
+Hypothesis uses the same examples in every run, of a law as many as the depth allows, and no deadline, so that a slow
+machine fails no test.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.depth import DEPTH
 from tests.forked import USUAL, Starts, forked_starts, starting
 
-settings.register_profile("paceline", deadline=None, derandomize=True, database=None)
+settings.register_profile("paceline", deadline=None, derandomize=True, database=None, max_examples=60 * DEPTH)
 settings.load_profile("paceline")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two processes on two cores, not four threads
@@ -27,7 +29,6 @@ if "TEST_DEVICE" not in os.environ:
     os.environ["TRITON_INTERPRET"] = "1"  # its kernels run on the CPU, where triton is installed
 # Processes that tests start compile the package once, not each for itself: a quarter of what a start costs.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".cache" / "bytecode")
 for key in [key for key in os.environ if key.startswith("PACELINE_")]:
     del os.environ[key]
 

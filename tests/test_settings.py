@@ -249,6 +249,7 @@ def test_a_group_of_this_user_alone_is_no_other(tmp_path: Path, monkeypatch: pyt
         assert is_others(tmp_path.stat()) is others, (oct(mode), group_name, members)
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("command", [["agent", "--show-settings"], ["docs", "list", "--side", "device"], ["doctor"]])
 def test_what_a_file_of_the_working_directory_trusts_is_said_by_every_command(
     tmp_path: Path, command: list[str]
