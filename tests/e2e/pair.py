@@ -56,7 +56,7 @@ class Pair:
 def running_pair(
     directory: Path,
     *,
-    model: str = "fake",
+    model: str | Mapping[Side, str] = "fake",
     documents: Mapping[Side, str] = DOCUMENTS,
     flags: tuple[str, ...] = (),
     agent_flags: tuple[str, ...] = (),

@@ -1,26 +1,33 @@
-"""A real vLLM behind a node: the same text, nearly its speed, drafts verified, one server killed. Prints a table.
+"""A real vLLM behind a node: the same text, nearly its speed, drafts verified, coins tossed, servers and sides killed.
 
-scripts/vllm --vllm /path/to/venv/bin/vllm --model DIR: starts two servers there, with and without `--enable-scale-out`,
-and ends them. --url: of one that runs, instead. On a busy machine speeds are also given in processor time a token.
+scripts/vllm --vllm /path/to/venv/bin/vllm --model DIR --gguf FILE: starts the servers that each part of `--only` needs,
+one thread each, and ends them; the file is of the same vocabulary, for a device on llama.cpp. --url: of one that runs,
+instead; no server is killed then. Each part prints a line, with how many prompts it is of. On a busy machine speeds are
+also given in processor time a token.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import msgspec
 import typer
+from openai import APIError
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import ServedModel
@@ -30,8 +37,11 @@ from paceline.engine.tokenizer import Tokenizer
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
 from paceline.runtime.parts import Company, NodeParts
-from paceline.runtime.service import GenerateRequest, TextDelta
+from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.strategies.base import SIDES, Side
 from paceline.strategies.registry import STRATEGIES
+from tests.core.chi_square import sigmas
+from tests.e2e.pair import Pair, running_pair
 from tests.requests import a_request, changed
 from tests.runtime.link.test_connection import pipes
 from tests.runtime.test_node import collect, open_gate
@@ -59,15 +69,32 @@ QUESTIONS = (
     "What is the largest planet?",
     "Name the four seasons.",
 )
+STYLES = ("", "Answer briefly. ", "Explain it to a child. ", "In one sentence: ", "Please. ")
+PROMPTS = tuple(f"{style}{question}" for style in STYLES for question in QUESTIONS)
 GREEDY = SamplingParams(temperature=0.0)
-START_S = 600.0
+START_S = 1200.0
+WAIT_S = 3600.0  # for an answer of a busy machine
+SCALE_OUT = ("--enable-scale-out", "--block-size", "32")  # on a CPU else 128: no prompt here would be cached
+T = TypeVar("T")
+AT_ONCE = 8  # requests, as many as the servers take
+LEAST_EXPECTED = 8.0  # of an outcome of a chi-squared test
+
+
+class VLLM(NamedTuple):
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """With all of its processes, as in a power cut."""
+        os.killpg(self.process.pid, signal.SIGKILL)
 
 
 @contextmanager
-def served(vllm: Path, model: Path, port: int, *options: str) -> Iterator[str]:
-    """A vLLM of this folder; its URL once it answers."""
+def served(vllm: Path, model: Path, port: int, *options: str) -> Iterator[VLLM]:
+    """A vLLM of this folder, once it answers."""
     lines = Path(tempfile.gettempdir()) / f"vllm-{port}.log"
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    settings |= {"OMP_NUM_THREADS": "1", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600"}  # of a busy machine
     iomp = next((vllm.parents[1] / "lib").glob("libiomp5.so"), None)
     if iomp is not None:
         settings |= {"LD_PRELOAD": str(iomp), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -85,9 +112,10 @@ def served(vllm: Path, model: Path, port: int, *options: str) -> Iterator[str]:
                         break
                 except httpx.TransportError:
                     time.sleep(1.0)
-            yield url
+            yield VLLM(url, process)
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
             process.wait(60)
 
 
@@ -118,15 +146,32 @@ def asked(question: str, count: int, params: SamplingParams = GREEDY) -> Generat
     return a_request(({"role": "user", "content": question},), params, count)
 
 
+async def at_once(work: Sequence[Coroutine[object, object, T]]) -> list[T]:
+    """Results of all, `AT_ONCE` at a time."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def placed(each: Coroutine[object, object, T]) -> T:
+        async with places:
+            return await each
+
+    return list(await asyncio.gather(*map(placed, work)))
+
+
+async def own_texts(text: Tokenizer, url: str, prompts: Sequence[str], count: int) -> list[str]:
+    """Greedy texts of a server, asked directly."""
+    async with httpx.AsyncClient(timeout=WAIT_S, trust_env=False) as client:
+
+        async def own(prompt: str) -> str:
+            tokens, _ = await asked_directly(client, url, text.chat(asked(prompt, count).prompt.messages), count)
+            return text.decode([each for each in tokens if each not in text.eos_ids])
+
+        return await at_once([own(prompt) for prompt in prompts])
+
+
 async def equal_texts(node: Node, text: Tokenizer, url: str, count: int) -> str:
-    same = 0
-    async with httpx.AsyncClient(timeout=300.0, trust_env=False) as client:
-        for question in QUESTIONS:
-            request = asked(question, count)
-            tokens, _ = await asked_directly(client, url, text.chat(request.prompt.messages), count)
-            same += (
-                text.decode([each for each in tokens if each not in text.eos_ids]) == (await written(node, request))[0]
-            )
+    own = await own_texts(text, url, QUESTIONS, count)
+    ours = await at_once([written(node, asked(question, count)) for question in QUESTIONS])
+    same = sum(one == other for one, (other, _, _) in zip(own, ours, strict=True))
     return f"greedy texts equal to vLLM's own: {same} of {len(QUESTIONS)}"
 
 
@@ -154,34 +199,151 @@ async def speeds(node: Node, text: Tokenizer, url: str, clients: int, count: int
     return f"streamed by {clients}: {sorted(ratios)[1]:.2f} of the server's own tokens/s"
 
 
-async def together(far: ServedModel, model: Path, count: int, questions: int) -> str:
-    """`draft_verify`, with a device of the same model, against the server's own texts."""
+@asynccontextmanager
+async def linked(far: ServedModel, model: Path) -> AsyncIterator[Node]:
+    """A cloud on these servers, linked with a device that runs the same model."""
     near = load_model(model, dtype="float32", threads=1)
-    plain = Node("cloud", far, None)
     cloud, device = Node("cloud", far, None), Node("device", near, None, NodeParts(company=Company(asks=open_gate())))
-    fingerprint = far.tokenizer.fingerprint
+    fingerprint, size = far.tokenizer.fingerprint, far.tokenizer.vocab_size
     ours, theirs = known_as(DEVICE, fingerprint, STRATEGIES), known_as(CLOUD, fingerprint, STRATEGIES)
     left, right = pipes()
-    size = far.tokenizer.vocab_size
     link = Link(left, device_end(ours), vocab_size=size, on_up=lambda up: device.on_link(up, "cloud"))
     other = Link(
         right, cloud_end(theirs), authenticate=admit, vocab_size=size, on_up=lambda up: cloud.on_link(up, "laptop")
     )
-    same, accepted, drafted = 0, 0.0, 0.0
-    async with plain, cloud, device, asyncio.TaskGroup() as tasks:
+    async with cloud, device, asyncio.TaskGroup() as tasks:
         tasks.create_task(link.run())
         tasks.create_task(other.run())
         await link.up.wait()
         await other.up.wait()
-        for question in QUESTIONS[:questions]:
-            request = changed(asked(question, count), strategy="draft_verify")
-            text, done = await collect(await cloud.prepare(request))
-            same += text == (await written(plain, asked(question, count)))[0]
-            accepted += done.stats.get("accepted", 0.0)
-            drafted += done.stats.get("drafted", done.stats.get("verified", 0.0))
+        yield cloud
         await link.close()
         await other.closed.wait()
-    return f"draft_verify, greedy: {same} of {questions} equal; {accepted:g} of {drafted:g} drafts accepted"
+
+
+async def drafted(cloud: Node, text: Tokenizer, url: str, prompts: Sequence[str], count: int) -> str:
+    """`draft_verify` against the server's own texts."""
+    own = await own_texts(text, url, prompts, count)
+    requests = [changed(asked(prompt, count), strategy="draft_verify") for prompt in prompts]
+
+    async def answered(request: GenerateRequest) -> tuple[str, GenerationResult]:
+        return await collect(await cloud.prepare(request))
+
+    found = await at_once([answered(request) for request in requests])
+    same = 0
+    for prompt, theirs, (ours, done) in zip(prompts, own, found, strict=True):
+        same += ours == theirs
+        if ours != theirs:
+            typer.echo(f"  {prompt!r}: {theirs!r} by vLLM, {ours!r} here ({done.strategy_reason})")
+    lost = sum(done.strategy != "draft_verify" or done.degraded is not None for _, done in found)
+    kept, drafts = (sum(done.stats.get(name, 0.0) for _, done in found) for name in ("accepted", "drafted"))
+    return (
+        f"draft_verify, greedy: {same} of {len(prompts)} equal to vLLM's own; {kept:g} of {drafts:g} drafts accepted"
+        f"{f'; {lost} NOT JOINT' if lost else ''}"
+    )
+
+
+async def sampled(cloud: Node, far: RemoteModel, text: Tokenizer, strategy: str, count: int) -> str:
+    """Chi-squared tests of the first token of `count` seeds, and of the two first together, against the server's own
+    log-probabilities. A device of the same model: both sides' target is that of the server alone."""
+    prompt = text.chat(asked(QUESTIONS[7], 1).prompt.messages)
+    (first,) = await far.rows([prompt], 20, "")
+    likely = [token for token, value in first.logprobs.items() if math.exp(value) * count >= LEAST_EXPECTED]
+    seconds = await far.rows([[*prompt, token] for token in likely], 20, "")
+    one = {(token,): math.exp(first.logprobs[token]) for token in likely}
+    two = {
+        (token, then): math.exp(first.logprobs[token] + value)
+        for token, row in zip(likely, seconds, strict=True)
+        for then, value in row.logprobs.items()
+    }
+
+    async def begun(seed: int) -> tuple[str, ...]:
+        params = SamplingParams(seed=seed)
+        request = changed(asked(QUESTIONS[7], 2, params), strategy=strategy, top_logprobs=None)
+        session = await cloud.prepare(request)
+        _, done = await collect(session)
+        assert done.strategy == strategy and done.degraded is None, done.strategy_reason
+        assert "approximate" not in done.strategy_reason, done.strategy_reason
+        return tuple(session.written.tokens)
+
+    found = await at_once([begun(seed) for seed in range(count)])
+    tests = ", ".join(f"{_distance(found, probs):.1f}" for probs in (one, two))
+    return (
+        f"{strategy}, sampled, {count} seeds: first token and two tokens {tests} sigma from vLLM's own (4 are too many)"
+    )
+
+
+def _distance(found: Sequence[tuple[int, ...]], probs: Mapping[tuple[int, ...], float]) -> float:
+    """See `sigmas`. What `probs` does not name is one outcome."""
+    counts = Counter(each[: len(next(iter(probs)))] for each in found)
+    observed, expected = [counts[each] for each in probs], [*probs.values()]
+    return sigmas([*observed, len(found) - sum(observed)], [*expected, max(0.0, 1.0 - sum(expected))])
+
+
+async def killed(servers: Sequence[VLLM], model: Path, text: Tokenizer, count: int) -> str:
+    """One of two servers, in the middle of a greedy answer, with SIGKILL."""
+    (own,) = await own_texts(text, servers[0].url, QUESTIONS[9:10], count)
+    far = open_remote([each.url for each in servers], model, text, name="model")
+    used = far._order("paceline someone")  # of this request's owner
+    async with Node("cloud", ServedModel(far, text), None) as node:
+        found, dead = "", False
+        request = changed(asked(QUESTIONS[9], count), owner="someone")
+        async for event in (await node.prepare(request)).run():
+            if isinstance(event, TextDelta):
+                found += event.text
+                if not dead:
+                    dead = True
+                    next(each for each in servers if each.url == used[0].url).kill()
+    return (
+        f"a server killed after the first token: the text {'goes on' if found == own else 'DIFFERS'} ({count} tokens)"
+    )
+
+
+DOCUMENTS: Mapping[Side, str] = {
+    "cloud": "The harbour library of Tarnwick opens at eight in the morning.\n",
+    "device": "My landlord is called Velda, and the harbour library has kept a book for me.\n",
+}
+
+
+def both_sides(url: str, model: Path, gguf: Path, count: int) -> Iterator[str]:
+    """A cloud on this server and a device on llama.cpp, as processes, with documents on both; each killed in turn."""
+    asked_for: Any = {
+        "model": "joint",
+        "messages": [{"role": "user", "content": "When does the harbour library open, and who is my landlord?"}],
+        "max_tokens": count,
+        "temperature": 0.0,
+        "stream": True,
+        "extra_body": {"paceline": {"strategy": "aggregate", "documents": 1, "report": True}},
+    }
+
+    def answer(pair: Pair, side: Side, kill: Callable[[], None] = lambda: None) -> str:
+        """What a client at this side gets, as a sentence's end. kill: at the first text."""
+        text, pieces, report = "", 0, {}
+        with pair.client(side) as client:
+            try:
+                for chunk in client.with_options(timeout=WAIT_S).chat.completions.create(**asked_for):
+                    if chunk.choices and chunk.choices[0].delta.content:
+                        text, pieces = text + chunk.choices[0].delta.content, pieces + 1
+                        kill()
+                        kill = lambda: None  # noqa: E731  # once
+                    report = (chunk.model_extra or {}).get("paceline") or report
+            except APIError as error:
+                return f"the stream ends with the error {error} after {text!r}"
+        told = {name: report.get(name) for name in ("strategy", "degraded", "why") if report.get(name)}
+        return f"{pieces} pieces, {text!r}, {told}"
+
+    def kill_cloud() -> None:
+        os.kill(pair.started.cloud.process.pid, signal.SIGKILL)
+
+    with TemporaryDirectory() as folder:
+        flags = {"cloud_flags": ("--engine-url", url), "flags": ("--name", "joint")}
+        models: dict[Side, str] = {"cloud": str(model), "device": str(gguf)}
+        with running_pair(Path(folder), model=models, documents=DOCUMENTS, **flags) as pair:
+            for side in SIDES:
+                yield f"aggregate, in front the {side}: {answer(pair, side)}"
+            yield f"the device killed in mid-answer, at the cloud: {answer(pair, 'cloud', pair.kill_agent)}"
+            pair.restart_agent()
+            yield f"the cloud killed in mid-answer, at the device: {answer(pair, 'device', kill_cloud)}"
 
 
 async def main() -> None:
@@ -189,25 +351,42 @@ async def main() -> None:
     parse.add_argument("--vllm", type=Path)
     parse.add_argument("--url")
     parse.add_argument("--model", type=Path, required=True)
-    parse.add_argument("--tokens", type=int, default=32)
-    parse.add_argument("--only", default="texts,speeds,together")
+    parse.add_argument("--gguf", type=Path)
+    parse.add_argument("--tokens", type=int, default=16)
+    parse.add_argument("--prompts", type=int, default=len(PROMPTS))
+    parse.add_argument("--seeds", type=int, default=200)
+    parse.add_argument("--only", default="texts,speeds,drafts,sampled,coin,killed,sides")
     given = parse.parse_args()
-    text = Tokenizer.load(given.model)
+    parts, text = given.only.split(","), Tokenizer.load(given.model)
     with ExitStack() as opened:
-        url = given.url or opened.enter_context(served(given.vllm, given.model, 8137, "--enable-scale-out"))
+        started = [] if given.url else [opened.enter_context(served(given.vllm, given.model, 8137, *SCALE_OUT))]
+        url = given.url or started[0].url
         found: RemoteModel = open_remote([url], given.model, text, name="model")
         typer.echo(str(found.abilities))
-        if "together" in given.only:
-            typer.echo(await together(ServedModel(found, text), given.model, given.tokens, 6))
-        for generates in (True, False):
+        if {"drafts", "sampled", "coin"} & {*parts}:
+            async with linked(ServedModel(found, text), given.model) as cloud:
+                if "drafts" in parts:
+                    typer.echo(await drafted(cloud, text, url, PROMPTS[: given.prompts], given.tokens))
+                for part, strategy in (("sampled", "draft_verify"), ("coin", "aggregate")):
+                    if part in parts:
+                        typer.echo(await sampled(cloud, found, text, strategy, given.seeds))
+        for generates in (True, False) if {"texts", "speeds"} & {*parts} else ():
             far = open_remote([url], given.model, text, name="model")
             far.abilities = replace(far.abilities, generates=generates)
             typer.echo("/inference/v1/generate" if generates else "/v1/completions")
             async with Node("cloud", ServedModel(far, text), None) as node:
-                if "texts" in given.only:
+                if "texts" in parts:
                     typer.echo(await equal_texts(node, text, url, given.tokens))
-                for clients in (1, 8) if "speeds" in given.only else ():
+                for clients in (1, 8) if "speeds" in parts else ():
                     typer.echo(await speeds(node, text, url, clients, given.tokens))
+        if "sides" in parts and given.gguf:
+            for line in both_sides(url, given.model, given.gguf, 3 * given.tokens):
+                typer.echo(line)
+        if "killed" in parts and given.vllm:
+            started.append(opened.enter_context(served(given.vllm, given.model, 8138, *SCALE_OUT)))
+            if len(started) < 2:  # of --url is none killed
+                started.append(opened.enter_context(served(given.vllm, given.model, 8139, *SCALE_OUT)))
+            typer.echo(await killed(started, given.model, text, 3 * given.tokens))
 
 
 if __name__ == "__main__":

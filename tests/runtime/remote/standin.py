@@ -1,6 +1,7 @@
 """Servers as vLLM 0.32 answers, on the fake model: shapes as recorded from a real one.
 
-No sockets: `installed` has httpx's clients ask it. What a server lacks, and how it fails, is set by its fields.
+No sockets: `installed` has the clients of `engine.remote.servers` ask it. What a server lacks, and how it fails, is set
+by its fields.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -22,6 +24,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams, apply_mask, filter_top, process_logits
 from paceline.engine.base import TextModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
+from paceline.engine.remote import servers
 
 LEAST = -9999.0  # of a log-probability in JSON
 
@@ -219,8 +222,8 @@ def _events(
 def installed(stand_in: StandIn, *hosts: str) -> Iterator[list[str]]:
     """Its servers, under these hosts; the URLs."""
     stand_in.servers = {host: Server() for host in hosts}
+    near = partial(httpx.Client, transport=httpx.MockTransport(stand_in.handle))
+    far = partial(httpx.AsyncClient, transport=httpx.MockTransport(cast(Any, stand_in.handle_async)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(stand_in.handle)))
-        far = httpx.MockTransport(cast(Any, stand_in.handle_async))
-        patch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=far))
+        patch.setattr(servers, "httpx", SimpleNamespace(**vars(httpx) | {"Client": near, "AsyncClient": far}))
         yield [f"http://{host}:8000" for host in hosts]

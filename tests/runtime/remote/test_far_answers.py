@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from paceline.engine.remote.servers import open_remote
 from paceline.errors import EngineError, EngineRefusal
 from paceline.runtime.node import Node
 from paceline.runtime.parts import Company, NodeParts
-from paceline.runtime.service import GenerateRequest, TextDelta
+from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from tests.requests import a_request, changed
 from tests.runtime.remote.standin import Server, StandIn, installed
 from tests.runtime.test_node import Bench, GatedEngine, collect, open_gate
@@ -186,6 +186,42 @@ async def test_the_report_tells_that_the_cloud_s_tokens_are_approximate(front: s
     why = "the model's server tells only the likeliest tokens" if far else "its rows depend on others"
     assert done.strategy == "draft_verify" and not model.engine.info.is_exact
     assert done.strategy_reason.endswith(f"approximate: {why}" if front == "cloud" else "; approximate at the cloud")
+
+
+@pytest.mark.parametrize("lost", ["link", "servers"])
+@pytest.mark.parametrize("front", ["cloud", "device"])
+@pytest.mark.parametrize("strategy", ["draft_verify", "aggregate"])
+async def test_what_is_lost_in_mid_answer_is_gone_on_without(strategy: str, front: str, lost: str) -> None:
+    """A side that faces the client goes on alone; without its own model's servers it cannot."""
+    request = changed(ASKED, strategy=strategy, max_tokens=40, seeded=False)
+    stand_in, words, near = StandIn(), ByteTokenizer(), GatedEngine(2)
+    near.open = True
+    with installed(stand_in, "one") as urls:
+        cloud = Node("cloud", ServedModel(open_remote(urls, Path(), words, name="fake"), words), None)
+        device = Node("device", LoadedModel(near, words), None, NodeParts(company=Company(asks=open_gate())))
+        async with asyncio.timeout(30), cloud, device, asyncio.TaskGroup() as tasks:
+            bench = Bench(cloud, device, {"device": near, "cloud": near})
+            await bench.link(tasks)
+            session, tokens, done = await (cloud if front == "cloud" else device).prepare(request), 0, None
+            with (
+                pytest.raises(EngineRefusal, match="none of the model's servers answers")
+                if ((front, lost) == ("cloud", "servers"))
+                else nullcontext()
+            ):
+                async for event in session.run():
+                    if not isinstance(event, TextDelta):
+                        done = event
+                    elif not tokens:
+                        tokens += event.tokens
+                        if lost == "servers":
+                            server_of(stand_in).down = True
+                        else:
+                            await bench.unlink()
+                assert isinstance(done, GenerationResult) and done.completion_tokens == 40
+                assert done.degraded == ("device_lost" if front == "cloud" else "cloud_lost")
+            assert bench.links is not None
+            await bench.links[0].close()
+            await bench.links[1].closed.wait()
 
 
 async def test_a_stream_that_is_cut_goes_on_at_another_server() -> None:
