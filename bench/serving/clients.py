@@ -92,7 +92,7 @@ async def ask(client: httpx.AsyncClient, question: Question) -> Answer:
                 first = first or last
                 deltas.append(last)
                 pieces.append(delta)
-    # llama-cpp-python streams no usage, but says that the limit has ended an answer.
+    # A server may stream no usage, but say that the limit has ended an answer.
     counted = question.max_tokens if ended == "length" else len(pieces)
     tokens = _number(usage, "completion_tokens") if usage else counted
     if not pieces or tokens != question.max_tokens:

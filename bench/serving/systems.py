@@ -25,7 +25,8 @@ from .gguf_file import write_gguf
 from .model_files import ModelFiles
 
 START_S: Final = 600.0  # loading on a busy machine, and copying to llama.cpp's format
-CONTEXT: Final = 2048  # tokens of llama.cpp's KV cache, which it allocates at the start; of an answer of vLLM's
+CONTEXT: Final = 2048  # tokens of an answer of vLLM's
+SLOT: Final = 256  # tokens of an answer of llama.cpp's, whose KV cache is taken at the start
 MOST_CLIENTS: Final = 64
 
 
@@ -113,23 +114,33 @@ class Transformers:
 
 @dataclass(frozen=True, slots=True)
 class LlamaCpp:
-    """The server of llama-cpp-python, which answers one request after another."""
+    """llama.cpp's own server, of the build that the engine `llama_cpp` uses, with a slot for each client."""
 
-    name: str = "llama-cpp-python"
-    health: str = "/v1/models"
+    name: str = "llama.cpp server"
+    health: str = "/health"
 
     def lacks(self) -> str | None:
-        return _missing("llama_cpp", "gguf", "sse_starlette", "starlette_context", "pydantic_settings")
+        return _missing("xllamacpp", "gguf")
 
     def arguments(self, model: ModelFiles, port: int) -> Sequence[str]:
         file = write_gguf(model, model.directory.parent / "model.gguf")
-        flags = ["--model", str(file), "--host", "127.0.0.1", "--port", str(port), "--n_ctx", str(CONTEXT)]
-        flags += ["--n_threads", str(cores()), "--n_threads_batch", str(cores()), "--n_gpu_layers", "-1"]
-        # By default it ends a stream as soon as another request arrives.
-        return [sys.executable, "-m", "llama_cpp.server", *flags, "--interrupt_requests", "False"]
+        return [sys.executable, "-c", _LLAMA_SERVER, str(file), str(port), str(cores()), str(MOST_CLIENTS)]
 
     def dialect(self, model: ModelFiles, *, temperature: float, top_p: float, seed: int) -> Mapping[str, object]:
-        return {"model": model.directory.name, "temperature": temperature, "top_p": top_p, "seed": seed}
+        sampling = {"temperature": temperature, "top_p": top_p, "seed": seed, "ignore_eos": True}
+        return {"model": model.directory.name, "stream_options": {"include_usage": True}, **sampling}
+
+
+_LLAMA_SERVER: Final = f"""
+import sys, threading, xllamacpp
+file, port, threads, slots = sys.argv[1], *map(int, sys.argv[2:])
+wanted = xllamacpp.CommonParams()
+wanted.model.path, wanted.port, wanted.hostnames = file, port, ["127.0.0.1"]
+wanted.n_parallel, wanted.n_ctx = slots, slots * {SLOT}
+wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = threads
+server = xllamacpp.Server(wanted)
+threading.Event().wait()
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def rounds(*rates: float) -> list[Round]:
 
 def test_claims_compare_within_rounds_with_the_faster_mode_of_a_baseline() -> None:
     load = Load(baselines=(Transformers(batching=False), Transformers(batching=True), LlamaCpp()))
-    measured = Measured(load, left_out={"llama-cpp-python": "not installed: llama_cpp"})
+    measured = Measured(load, left_out={"llama.cpp server": "not installed: gguf"})
     for clients in (1, 16):
         measured.rounds[OURS, clients] = rounds(40.0, 80.0)
         measured.rounds[SAMPLED, clients] = rounds(36.0, 72.0) if clients == 1 else rounds(38.0, 76.0)
@@ -52,7 +52,7 @@ def test_claims_compare_within_rounds_with_the_faster_mode_of_a_baseline() -> No
     assert claims["serving.sampled_vs_greedy"].value == pytest.approx(0.9)
     assert claims["serving.vs_transformers_serve_16"].value == pytest.approx(4.0)
     (left_out,) = [row for row in found.rows if "left_out" in row]
-    assert left_out["way"] == "llama-cpp-python" and left_out["left_out"] == "not installed: llama_cpp"
+    assert left_out["way"] == "llama.cpp server" and left_out["left_out"] == "not installed: gguf"
 
 
 # ---- the parts -------------------------------------------------------------------------------------------------------
