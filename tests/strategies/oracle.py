@@ -45,14 +45,15 @@ def side_dist(
     dists, scores = [], []
     for index, branch in enumerate(branches):
         seq = SeqId(1_000_000 + index)
-        output = engine.forward(Batch((Segment(seq, 0, (*branch.prompt, *prefix), None, "all"),)))
+        wanted = len(prefix) + 1 if rescoring else 1
+        rows = engine.forward(Batch((Segment(seq, 0, (*branch.prompt, *prefix), None, wanted),))).dists[0]
         engine.release(seq)
-        rows = output.dists[0][-1 - len(prefix) :]
         if mask is not None:
-            rows = tuple(_masked(row, mask.allowed(prefix[:at])) for at, row in enumerate(rows))
+            first = len(prefix) + 1 - wanted
+            rows = tuple(_masked(row, mask.allowed(prefix[:at])) for at, row in enumerate(rows, first))
         merit = 0.0
-        for row, token in zip(rows, prefix, strict=False):  # the last row is the dist asked for
-            merit = decayed_evidence(merit, math.log(max(row.prob(token), 1e-30))) if rescoring else 0.0
+        for row, token in zip(rows[:-1], prefix if rescoring else (), strict=True):  # the last is the one asked for
+            merit = decayed_evidence(merit, math.log(max(row.prob(token), 1e-30)))
         scores.append((branch.score or 0.0) + merit)
         dists.append(process_logits(rows[-1], sampling, Counter(prefix), np.array(branch.prompt, dtype=np.int32)))
     has_documents = any(branch.score is not None for branch in branches)
