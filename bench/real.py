@@ -142,7 +142,7 @@ class Rig:
         front = world.run(checks=False)
         assert front.finished is not None, "it has run to its end"
         sent = sum(each.num_bytes for each in world.messages if not isinstance(each.message, OpenSession))
-        forwards = self.engines[way.decider].take()
+        forwards = {side: engine.take() for side, engine in self.engines.items()}[way.decider]
         return Taken(tuple(front.tokens), world.now, front.finished.stats, forwards, sent)
 
 
