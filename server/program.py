@@ -24,8 +24,9 @@ from paceline.api.http.routing import Addresses, Settings
 from paceline.api.http.server import listen
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, door_limits, retention_of, run_node
 from paceline.engine.base import Engine, LoadedModel, ServedModel
-from paceline.engine.loader import describe_model, load_model
+from paceline.engine.loader import folder_of, load_model
 from paceline.errors import ConfigError
+from paceline.hub.cache import find_gguf
 from paceline.models import CAUSAL, DEVICE, shipped
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.link.emulation import Emulation
@@ -47,12 +48,13 @@ def opened_draft(settings: ServerSettings) -> Callable[[ServedModel], Engine] | 
     wanted = settings.draft_model
     if wanted is None:
         return None
-    # Fetched now, so that a wrong name is said before the model is loaded.
-    describe_model(DEVICE if wanted == CAUSAL else wanted, name=wanted, device=settings.engine_device)
+    path = DEVICE if wanted == CAUSAL else wanted
+    if not wanted.startswith("fake") and find_gguf(path) is None:
+        folder_of(path)  # fetched now, so that a wrong name is said before the model is loaded
 
     def load(model: ServedModel) -> Engine:
         draft = load_model(
-            DEVICE if wanted == CAUSAL else wanted,
+            path,
             dtype=settings.dtype,
             device=settings.engine_device,
             threads=settings.tuning.threads,

@@ -94,30 +94,32 @@ def load_model(
 
     name = name or served_name(path_or_name)
     gguf = _for_llama_cpp(path_or_name, backend, device, quantize)
-    if gguf is None and backend == "auto" and dtype == "auto" and choose_device(device) == "cpu":
-        from paceline.engine.engine_choice import ANSWERS, on_llama_cpp
+    if gguf is None:
+        directory = folder_of(path_or_name)
+        if backend == "auto" and dtype == "auto" and choose_device(device) == "cpu":
+            from paceline.engine.engine_choice import ANSWERS, on_llama_cpp
 
-        directory = find(path_or_name)
-        timed = EngineOptions(device="cpu", threads=threads, kv_rows=64 * ANSWERS)
-        gguf = on_llama_cpp(
-            directory, name, fingerprint(directory), threads, lambda: load_engine(directory, timed, name=name)
-        )
+            timed = EngineOptions(device="cpu", threads=threads, kv_rows=64 * ANSWERS)
+            gguf = on_llama_cpp(
+                directory, name, fingerprint(directory), threads, lambda: load_engine(directory, timed, name=name)
+            )
     if gguf is not None:
         from paceline.engine.llama_cpp.engine import load_gguf
 
         tokenizer = Tokenizer.load(gguf.folder)
         engine = load_gguf(gguf, name=name, threads=threads, kv_rows=kv_rows, kv_mib=kv_mib)
         return LoadedModel(engine, tokenizer)
-    directory = _folder(path_or_name)
     tokenizer = Tokenizer.load(directory)  # before the weights, which take much longer
     options = EngineOptions(backend, dtype, device, threads, kv_rows, kv_mib)
     return LoadedModel(load_engine(directory, options, name=name), tokenizer)
 
 
-def _folder(path_or_name: str | Path) -> Path:
-    """As `find`, for what no GGUF file is run for. Raises ConfigError also where torch is missing that would run it,
-    before it is fetched."""
-    if find_gguf(path_or_name) is None and not Path(path_or_name).expanduser().is_dir():
+def folder_of(path_or_name: str | Path) -> Path:
+    """As `find`, for what is no GGUF file that llama.cpp runs. Raises ConfigError also where nothing is installed that
+    would run it, before it is fetched."""
+    from paceline.engine.llama_cpp.library import is_installed
+
+    if not (is_installed() or find_gguf(path_or_name) or Path(path_or_name).expanduser().is_dir()):
         name = HubName.parse(str(path_or_name))
         what = f"{name} is no GGUF file of this machine (`paceline models list` shows them), and one in safetensors"
         with needing_torch(what):
@@ -361,7 +363,7 @@ def describe_model(
         tokenizer = Tokenizer.load(gguf.folder)
         info = ModelInfo(name, gguf.fingerprint, tokenizer.vocab_size, gguf.context, dtype="", backend="")
         return Description(info, tokenizer.fingerprint, gguf.path.stat().st_size)
-    directory = _folder(path_or_name)
+    directory = folder_of(path_or_name)
     tokenizer, facts = Tokenizer.load(directory), facts_of(directory)
     is_reader = facts.kind == "reader"  # no architecture of transformers
     positions, vocabulary = (facts.context or 0, tokenizer.vocab_size) if is_reader else _configured(directory)

@@ -23,11 +23,17 @@ REFUSE = """
 import sys
 
 class Refusal:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "transformers", "sentence_transformers"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    def __init__(self, finder):
+        self.finder = finder
 
-sys.meta_path.insert(0, Refusal())
+    def find_spec(self, name, path=None, target=None):
+        is_refused = name.partition(".")[0] in ("torch", "transformers", "sentence_transformers", "xllamacpp")
+        return None if is_refused else self.finder.find_spec(name, path, target)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = map(Refusal, sys.meta_path)
 """
 IMPORT_ALL = """
 import importlib, json, pkgutil, paceline, paceline.server, paceline.device_agent, paceline.client
