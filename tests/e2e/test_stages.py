@@ -14,6 +14,7 @@ import pytest
 
 from paceline.commands.demo import Child, Children, command, free_port
 from paceline.models import CAUSAL
+from tests.depth import DEPTH
 
 STAGES = 2
 QUESTIONS = ("What is the capital of France?", "Tell me a story about a dog.", "Who are you?")
@@ -121,8 +122,10 @@ def _logprobs(answer: dict[str, object]) -> list[dict[str, object]]:
     return [] if found is None else list(found["content"])
 
 
-@pytest.mark.parametrize("number", range(STAGES))
-@pytest.mark.parametrize("strategy", ["autoregressive", "lookup_tree"])
+KILLS = [(number, strategy) for number in range(STAGES) for strategy in ("autoregressive", "lookup_tree")]
+
+
+@pytest.mark.parametrize(("number", "strategy"), KILLS if DEPTH > 1 else [KILLS[0], KILLS[-1]])
 def test_a_stage_that_is_killed_in_mid_answer_costs_no_token(
     servers: tuple[Child, Child], number: int, strategy: str
 ) -> None:
