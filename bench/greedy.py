@@ -37,7 +37,7 @@ from paceline.engine.loader import find, load_model, quiet, served_name
 from paceline.hub.gguf import SUFFIX, GgufFile
 from paceline.hub.stores import find_stored
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.strategies.autoregressive import Autoregressive
+from paceline.strategies.solo import Solo
 
 from .bootstrap import share_of
 from .drafting.single_session import together
@@ -117,7 +117,7 @@ async def written(model: LoadedModel, prompts: Sequence[Ids]) -> list[Ids]:
     try:
         for start in range(0, len(prompts), TOGETHER):
             group = prompts[start : start + TOGETHER]
-            done = await together(worker, [partial(Autoregressive, config)] * len(group), group)
+            done = await together(worker, [partial(Solo, config)] * len(group), group)
             answers += [tuple(answer.tokens) for answer in done]
     finally:
         await worker.stop()

@@ -26,10 +26,10 @@ from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
-from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import Machine, MachineConfig
 from paceline.strategies.decoding.prefix_tree import TreeDrafter
 from paceline.strategies.lookup_tree import LookupTree
+from paceline.strategies.solo import Solo
 
 PLAIN: Final = "plain"
 OURS: Final = "lookup_tree"
@@ -158,7 +158,7 @@ def ways(draft_model: Engine | None) -> dict[str, Way]:
     """Drafting methods by name, plain decoding first."""
     recycling = replace(AS_PUBLISHED, noise=False, shape=levelled_shape())
     by_name: dict[str, Way] = {
-        PLAIN: lambda config, _: Autoregressive(config),
+        PLAIN: lambda config, _: Solo(config),
         "prompt look-up": _with(PromptLookup, COPIED),
         "suffix automaton": _drafting(DrafterOptions(tables=False), MAX_AUTOMATON, AutomatonAlone),
         "token recycling": _drafting(recycling, RECYCLING, Recycling),

@@ -32,9 +32,9 @@ from paceline.core.sampling.sampler import SampledRow, SamplingParams
 from paceline.engine.base import Engine, Output, SampleRequest
 from paceline.engine.loader import load_model
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import Machine, MachineConfig
 from paceline.strategies.lookup_tree import LookupTree
+from paceline.strategies.solo import Solo
 
 from ..bootstrap import Estimate, median_of
 from ..drafting.drafters import DraftMemory
@@ -151,9 +151,7 @@ async def _steps(engine: TimedEngine, model: ModelFiles, load: Load, *, trees: b
     for seed in range(load.sequences):
         sampling = SamplingParams(temperature=load.temperature, top_p=load.top_p, seed=seed)
         config = a_config("cloud", True, sampling, tokens, frozenset(), size, needs_dists=False)
-        machines.append(
-            partial(_tree_machine, config, memory, words, draw) if trees else partial(Autoregressive, config)
-        )
+        machines.append(partial(_tree_machine, config, memory, words, draw) if trees else partial(Solo, config))
     prompts = [tuple(draw.choices(words, k=load.prompt)) for _ in machines]
     engine.steps = []
     worker = EngineWorker(engine)

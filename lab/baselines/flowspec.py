@@ -9,7 +9,7 @@ from typing import Final, Protocol, cast
 
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.tree_search import Candidates
-from paceline.strategies.base import Effect, Emit, FinishReason, MachineConfig, Strategy
+from paceline.strategies.base import Effect, MachineConfig, Strategy
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree, TreeDrafter
 from paceline.strategies.pipeline.growth import MAX_GROWTH, TREE_NODES, ModelDrafter, TreeGrowth
@@ -201,8 +201,8 @@ class Pruned(Pipeline):
     ) -> None:
         super().__init__(config, drafter=drafter, tree=tree, growth=growth, nodes=nodes, least_gain=least_gain)
 
-    def _next_segment(self, *, waits: bool) -> list[PrefixNode]:
-        return [] if cast("WholeTrees", self._growth).holds() else super()._next_segment(waits=waits)
+    def _next_segment(self) -> list[PrefixNode]:
+        return [] if cast("WholeTrees", self._growth).holds() else super()._next_segment()
 
 
 class Naive(Pruned):
@@ -212,8 +212,8 @@ class Naive(Pruned):
         super().__init__(config, drafter=drafter, nodes=nodes)
         self._max_under_way = config.means.depth
 
-    def _walk(self) -> tuple[list[Effect], FinishReason | None, Emit | None]:
-        return super()._walk() if self._decoder.idle else ([], None, None)
+    def _step(self) -> list[Effect]:
+        return super()._step() if self._decoder.idle else self._growth.compute(self._now)
 
     def _fill(self, *, waits: bool = True) -> list[Effect]:
         return super()._fill(waits=waits) if self._decoder.idle else self._growth.compute(self._now)

@@ -3,7 +3,7 @@
 base            events, effects and configuration of machines; the record `Strategy`, all that the program around one
                 reads
 registry        strategies by name
-autoregressive  one side, one token a forward
+solo            one side, one token a forward (`autoregressive`); what strategies of one side share
 lookup_tree     one side, verifying a draft tree from look-up tables (DIAA)
 pipeline        one side, whose draft tree flows through an engine of several stages (FlowSpec)
 draft_verify    the device drafts, the cloud's model verifies (GELATO)

@@ -9,11 +9,11 @@ import msgspec
 
 from paceline.errors import RequestError
 from paceline.strategies.aggregate.machine import aggregate
-from paceline.strategies.autoregressive import autoregressive
 from paceline.strategies.base import Strategy
 from paceline.strategies.draft_verify.machine import draft_verify
 from paceline.strategies.lookup_tree import lookup_tree
 from paceline.strategies.pipeline.machine import pipeline
+from paceline.strategies.solo import autoregressive
 from paceline.wire import codec
 
 STRATEGIES: dict[str, Strategy] = {}

@@ -12,7 +12,6 @@ from lab.simulation import Accelerator, Network, SimulatedRequest, Simulation, S
 from lab.simulation.clock import VirtualClock
 from lab.simulation.network import SimulatedLink
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import (
     Cancelled,
     Effect,
@@ -28,6 +27,7 @@ from paceline.strategies.base import (
     Strategy,
 )
 from paceline.strategies.registry import STRATEGIES
+from paceline.strategies.solo import Solo
 from paceline.wire.messages import DetailRequest
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, SAMPLINGS, engines, job
@@ -251,7 +251,7 @@ def test_a_preview_tells_what_an_event_would_lead_to_and_changes_nothing() -> No
 
 
 def test_an_answer_that_never_ends_is_reported() -> None:
-    class Mute(Autoregressive):
+    class Mute(Solo):
         def on(self, event: Event) -> Sequence[Effect]:  # noqa: ARG002  # says nothing to anything
             return []
 

@@ -24,7 +24,6 @@ from paceline.engine.base import Engine
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.strategies.aggregate.machine import Aggregate
-from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import (
     SIDES,
     Branch,
@@ -40,6 +39,7 @@ from paceline.strategies.base import (
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixTree
 from paceline.strategies.registry import STRATEGIES
+from paceline.strategies.solo import Solo
 from tests.depth import DEPTH
 from tests.strategies import oracle
 from tests.strategies.cases import (
@@ -296,7 +296,7 @@ def test_what_an_engine_pads_its_vocabulary_with_is_never_chosen() -> None:
         probs[VOCAB:] = 1.0
         return Dist.dense(probs / probs.sum())
 
-    hand = Hand(Autoregressive, "device", front=True, joined=False, mask=yes_or_no())
+    hand = Hand(Solo, "device", front=True, joined=False, mask=yes_or_no())
     hand.say = padded
     hand.begin()
     assert bytes(hand.tokens) == b'"no"'
@@ -304,7 +304,7 @@ def test_what_an_engine_pads_its_vocabulary_with_is_never_chosen() -> None:
 
 
 def test_logprobs_are_the_models_own_whatever_the_mask_leaves() -> None:
-    hand = Hand(Autoregressive, "device", front=True, joined=False, mask=yes_or_no())
+    hand = Hand(Solo, "device", front=True, joined=False, mask=yes_or_no())
     hand.say = lambda _: point(ord("y"), 0.5)
     hand.begin()
     assert bytes(hand.tokens) == b'"yes"'

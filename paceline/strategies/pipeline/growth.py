@@ -8,6 +8,7 @@ as that is expected to pay.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from paceline.core.batching.segment import StepSize
@@ -27,6 +28,7 @@ from paceline.core.sampling.sampler import best_margin, top_by_score
 from paceline.strategies.base import Branch, Effect, Forward, MachineConfig, OnDraftModel, Prune, Sampled, Scored
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import DrafterFeed, DraftTokens, PrefixNode, PrefixTree, TreeDrafter
+from paceline.strategies.solo import may_follow
 
 # Drafts of one answer from a small model that runs on an engine of its own, beside the target's.
 #
@@ -219,6 +221,7 @@ class TreeGrowth:
         stats = OnlineStats() if config.means.stats is None else config.means.stats
         table = LookupTable(config.output.vocab_size) if config.means.table is None else config.means.table
         self._config, self._tree, self._decoder = config, tree, decoder
+        self._admits = partial(may_follow, config, decoder)
         self._rows, self._nodes = config.options.drafting.rows, nodes
         self._drafter: TreeDrafter = drafter or NgramDrafter(
             table, config.output.sampling, eos_ids=config.output.eos_ids, stats=stats.drafter
@@ -350,8 +353,3 @@ class TreeGrowth:
         drafted = drafter.draft(count, self._tree.head.position) if self._model is None else self._model.draft(count)
         self._tree.merge(drafted, self._admits)
         self._drafted = count
-
-    def _admits(self, parent: PrefixNode, token: int) -> bool:
-        """A draft may be verified: the answer goes on behind it, and its context holds it."""
-        position, output = parent.position + 1, self._config.output
-        return position < output.max_tokens and self._decoder.fits(position) and token not in output.eos_ids

@@ -17,7 +17,6 @@ from lab.simulation import Simulation
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RemoteProtocolError, RequestError
 from paceline.runtime.sessions.routing import candidates, choose, wish_of
-from paceline.strategies.autoregressive import Autoregressive
 from paceline.strategies.base import (
     JOINT_LEVELS,
     SIDES,
@@ -41,6 +40,7 @@ from paceline.strategies.base import (
     other,
 )
 from paceline.strategies.registry import register, unregister
+from paceline.strategies.solo import Solo
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import Count, OpenSession, Options, SessionMessage
 from tests.requests import changed, routed
@@ -86,7 +86,7 @@ class SaltedFront:
     def __init__(self, config: MachineConfig) -> None:
         assert isinstance(config.options, SaltOptions)
         self._options = config.options
-        self._inner = Autoregressive(config)
+        self._inner = Solo(config)
         self._tokens = list(config.seat.targets)
         self._linked, self._epoch = config.peer.joined, config.seat.epoch
         self._started = self._finished = False
