@@ -163,7 +163,7 @@ class Layers(WholeTrees):
         if not self._drafts or not tree.head.cached or tree.waiting:
             return
         self._feed.catch_up()
-        source = cast("LayerDrafter", self._model or self._drafter)
+        source = cast("LayerDrafter", self._model or self._feed.drafter)
         frontier, paths = self._deepest()
         scored = [
             (-node.score * prob, order, node, token)

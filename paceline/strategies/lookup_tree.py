@@ -12,8 +12,7 @@ from typing import Final
 
 from paceline.core.batching.segment import StepSize
 from paceline.core.drafting.budget import AdaptiveBudget, OnlineStats
-from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable
-from paceline.core.drafting.ngram_drafter import NgramDrafter
+from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.strategies.base import Branch, Effect, FinishReason, MachineConfig, Strategy, WakeAt
 from paceline.strategies.decoding.prefix_tree import MAX_LEARNT_ROWS, DrafterFeed, PrefixNode, TreeDrafter
 from paceline.strategies.solo import LEARN_DELAY_S, Solo, may_follow
@@ -37,16 +36,12 @@ class LookupTree(Solo):
     ) -> None:
         """drafter, budget: in place of its own, for baselines."""
         super().__init__(config)
-        online_stats = OnlineStats() if config.means.stats is None else config.means.stats
-        table = LookupTable(config.output.vocab_size) if config.means.table is None else config.means.table
-        self._drafter: TreeDrafter = drafter or NgramDrafter(
-            table, config.output.sampling, eos_ids=config.output.eos_ids, stats=online_stats.drafter
-        )
-        self._budget = budget or AdaptiveBudget(online_stats.budget, rows=_max_drafts(config.options.drafting))
-        self._feed = DrafterFeed(self._drafter, config.output.vocab_size, samples=config.takes_tokens)
+        stats = (config.means.stats or OnlineStats()).budget
+        self._budget = budget or AdaptiveBudget(stats, rows=_max_drafts(config.options.drafting))
+        self._feed = DrafterFeed(config, drafter)
         self._woken = False  # since the forward under way was asked for
         self._expected = 0.0  # accepted drafts of the forward under way, by the drafter's probabilities
-        self._step_size = online_stats.budget.guard.last_step
+        self._step_size = stats.guard.last_step
         self._num_drafted = self._num_accepted = 0
 
     # ---- a step -----------------------------------------------------------------------------------------------------
@@ -78,7 +73,7 @@ class LookupTree(Solo):
         if max_drafts == 0 or self._feed.backlog > MAX_LATE_TOKENS:
             return [head]
         self._feed.catch_up()
-        drafted = self._drafter.draft(max_drafts, head.position)
+        drafted = self._feed.drafter.draft(max_drafts, head.position)
         drafted = drafted.first(self._budget.choose(drafted.probs))
         drafts = self._admitted(self._tree.merge(drafted, partial(may_follow, self._config, self._decoder)))
         self._expected = sum(node.score for node in drafts)

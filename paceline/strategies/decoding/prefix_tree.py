@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from paceline.core.aggregation.aggregators import OwnDist, PeerDist
 from paceline.core.drafting.budget import OnlineStats
+from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.drafting.ngram_drafter import Context, NgramDrafter
 from paceline.core.drafting.tree_search import DraftTree
 from paceline.core.sampling.dist import Dist
@@ -260,16 +261,21 @@ class TreeDrafter(Protocol):
 
 
 class DrafterFeed:
-    """Feeds an answer's n-gram drafter in short slices, while a forward runs.
+    """The drafter of an answer, fed in short slices, while a forward runs.
 
     Texts are separate ones, of which the answer continues the last.
     """
 
-    def __init__(self, drafter: TreeDrafter, vocab_size: int, *, samples: bool) -> None:
-        """samples: rows come as heads; else as distributions, which take longer to read."""
-        self._drafter = drafter
-        self.rows_per_step = MAX_LEARNT_ROWS if samples else STEP_PROBS / vocab_size  # of all answers together
-        self._rows_per_slice = MAX_LEARNT_ROWS if samples else max(1, SLICE_PROBS // vocab_size)
+    def __init__(self, config: MachineConfig, drafter: TreeDrafter | None = None) -> None:
+        """drafter: in place of the served one, which drafts from look-up tables and the text."""
+        output, means, samples = config.output, config.means, config.takes_tokens  # else rows take longer to read
+        stats = OnlineStats() if means.stats is None else means.stats
+        table = LookupTable(output.vocab_size) if means.table is None else means.table
+        self.drafter: TreeDrafter = drafter or NgramDrafter(
+            table, output.sampling, eos_ids=output.eos_ids, stats=stats.drafter
+        )
+        self.rows_per_step = MAX_LEARNT_ROWS if samples else STEP_PROBS / output.vocab_size  # of all answers together
+        self._rows_per_slice = MAX_LEARNT_ROWS if samples else max(1, SLICE_PROBS // output.vocab_size)
         self._others: list[tuple[int, ...]] = []  # texts to read before the one that the answer continues
         self._tokens: list[int] = []  # to observe
         self._lessons: list[Lesson] = []
@@ -324,10 +330,10 @@ class DrafterFeed:
         left = self.backlog if max_tokens is None else max_tokens
         while self._others and left > 0:
             left -= len(self._others[0])
-            self._drafter.read(self._others.pop(0))
+            self.drafter.read(self._others.pop(0))
         if left > 0:
             for token in islice(self._tokens, left):
-                self._drafter.observe(token)
+                self.drafter.observe(token)
             del self._tokens[:left]
 
     def finish(self) -> None:
@@ -376,7 +382,7 @@ class DrafterFeed:
         ordered = [*((node, False) for node in rejected), *((node, True) for node in reversed(path))]
 
         def learn(before: int | None, token: int, dists: Sequence[Dist], accepted: bool) -> None:
-            self._drafter.learn(token, plain(dists), before=before, accepted=accepted)
+            self.drafter.learn(token, plain(dists), before=before, accepted=accepted)
 
         return [partial(learn, *self._context(node), rows[node], accepted) for node, accepted in ordered]
 
@@ -384,7 +390,7 @@ class DrafterFeed:
         """Lessons from the prompt's end, of the forward that prefilled it; of many prompts fewer of each."""
         befores = (None, *tokens)
         lessons: list[Lesson] = [
-            partial(self._drafter.learn, token, dist, before=before)
+            partial(self.drafter.learn, token, dist, before=before)
             for before, token, dist in zip(befores, tokens, dists, strict=False)
         ]
         max_rows = int(min(MAX_LEARNT_ROWS, self.rows_per_step)) // max(1, sequences)

@@ -13,8 +13,7 @@ from typing import Final
 
 from paceline.core.batching.segment import StepSize
 from paceline.core.drafting.budget import OnlineStats
-from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable
-from paceline.core.drafting.ngram_drafter import NgramDrafter
+from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.core.drafting.tree_search import (
     MAX_RANKS,
     AcceptanceByRank,
@@ -218,16 +217,12 @@ class TreeGrowth:
         nodes: int = TREE_NODES,
     ) -> None:
         """drafter: in place of its own, which drafts from look-up tables and the text. nodes: of a tree."""
-        stats = OnlineStats() if config.means.stats is None else config.means.stats
-        table = LookupTable(config.output.vocab_size) if config.means.table is None else config.means.table
         self._config, self._tree, self._decoder = config, tree, decoder
         self._admits = partial(may_follow, config, decoder)
         self._rows, self._nodes = config.options.drafting.rows, nodes
-        self._drafter: TreeDrafter = drafter or NgramDrafter(
-            table, config.output.sampling, eos_ids=config.output.eos_ids, stats=stats.drafter
-        )
-        self._feed = DrafterFeed(self._drafter, config.output.vocab_size, samples=config.takes_tokens)
-        self._model: ModelDrafter | None = ModelDrafter(config, stats.draft_model, rescoring=config.options.rescoring)
+        self._feed = DrafterFeed(config, drafter)
+        rates = (config.means.stats or OnlineStats()).draft_model
+        self._model: ModelDrafter | None = ModelDrafter(config, rates, rescoring=config.options.rescoring)
         self._drafts = config.options.drafting.ahead > 0
         self._ignores_model = drafter is not None or not self._drafts
         self._texts: list[tuple[int, ...]] = []  # what tables would read, while a model drafts
@@ -349,7 +344,7 @@ class TreeGrowth:
         if self._drafted == 0 or self._model is not None:
             self._tree.drop_waiting()
         self.rounds += self.is_new_round and self._drafted == 0
-        drafter = self._drafter
-        drafted = drafter.draft(count, self._tree.head.position) if self._model is None else self._model.draft(count)
+        head, model = self._tree.head, self._model
+        drafted = self._feed.drafter.draft(count, head.position) if model is None else model.draft(count)
         self._tree.merge(drafted, self._admits)
         self._drafted = count
