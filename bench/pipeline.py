@@ -20,7 +20,7 @@ from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.strategies.base import Branch, Strategy
-from paceline.strategies.pipeline.growth import TREE_NODES
+from paceline.strategies.pipeline import TREE_NODES
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import DraftLimits
 from paceline.wire.messages import Options as StrategyOptions

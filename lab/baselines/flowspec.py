@@ -12,8 +12,7 @@ from paceline.core.drafting.tree_search import Candidates
 from paceline.strategies.base import Effect, MachineConfig, Strategy
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree, TreeDrafter
-from paceline.strategies.pipeline.growth import MAX_GROWTH, TREE_NODES, ModelDrafter, TreeGrowth
-from paceline.strategies.pipeline.machine import Pipeline, pipeline
+from paceline.strategies.pipeline import MAX_GROWTH, TREE_NODES, ModelDrafter, Pipeline, TreeGrowth, pipeline
 
 WHOLE_LAYERS: Final = 7  # forwards of the draft model for a tree that is drafted whole at most: FlowSpec's d0 + 1
 

@@ -12,7 +12,7 @@ from paceline.strategies.aggregate.machine import aggregate
 from paceline.strategies.base import Strategy
 from paceline.strategies.draft_verify.machine import draft_verify
 from paceline.strategies.lookup_tree import lookup_tree
-from paceline.strategies.pipeline.machine import pipeline
+from paceline.strategies.pipeline import pipeline
 from paceline.strategies.solo import autoregressive
 from paceline.wire import codec
 

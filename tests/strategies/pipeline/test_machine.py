@@ -15,7 +15,7 @@ from lab.simulation import SimulatedSession, Simulation, StageTimes
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Branch, Cancelled, Emit, Forward, Retrieved, Scored, Started
-from paceline.strategies.pipeline.machine import Pipeline
+from paceline.strategies.pipeline import Pipeline
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import DraftLimits, Options
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, PROMPT, SAMPLINGS, VOCAB, Manner, engines, job, point

@@ -15,7 +15,7 @@ from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Branch, Machine, MachineConfig, Strategy
 from paceline.strategies.decoding.prefix_tree import TreeDrafter
-from paceline.strategies.pipeline.machine import Pipeline
+from paceline.strategies.pipeline import Pipeline
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Options
 from tests.strategies.cases import EOS, QUESTION, VOCAB, job
