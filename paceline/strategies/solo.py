@@ -129,8 +129,10 @@ class Solo:
     def _fill(self) -> list[Effect]:
         """Drop the rows of rejected drafts, then send segments until enough are under way."""
         effects = self._decoder.commit_to(self._tree.head)
-        while self._decoder.under_way < self._max_under_way and (nodes := self._next_segment()):
+        room = self._max_under_way - self._decoder.under_way
+        while room > 0 and (nodes := self._next_segment()):
             effects += self._decoder.append_rows(nodes, self._tree.head, self._now)
+            room -= 1
         return effects
 
     def _admitted(self, nodes: Sequence[PrefixNode]) -> list[PrefixNode]:

@@ -370,8 +370,7 @@ class BranchDecoder:
     @property
     def under_way(self) -> int:
         """Forwards of which something is still wanted, of all branches together."""
-        batches = {id(batch): batch for batch, _ in self._pending.values()}
-        return sum(any(node.alive for node in batch.nodes) for batch in batches.values())
+        return len({id(batch) for batch, _ in self._pending.values() if any(node.alive for node in batch.nodes)})
 
     def spare_rows(self, nodes: Sequence[PrefixNode]) -> int:
         """Rows that the open tree may have beside these."""
@@ -499,12 +498,13 @@ class BranchDecoder:
         if self._prompt_of is not None:
             self._prompt_rows = tuple(row.top for row in rows[:-1] if row.top is not None)
             rows, self._prompt_of = rows[-1:], None
-        answered = {node: row for node, row in zip(nodes, rows, strict=True) if not node.dead}
+        answered = zip(nodes, rows, strict=True)
         if self._heads:
-            for node, row in answered.items():
-                self.mixer.take(node, row, partial(self._path_for_mixing, node))
+            for node, row in answered:
+                if not node.dead:
+                    self.mixer.take(node, row, partial(self._path_for_mixing, node))
             return
-        found = {node: row for node, row in answered.items() if row is not NOT_SAMPLED}
+        found = {node: row for node, row in answered if row is not NOT_SAMPLED and not node.dead}
         self._sampled_rows = self._sampled_rows | found if self._several else found
 
     def _take_dists(self, batch: _Batch) -> tuple[PrefixNode, ...]:
