@@ -27,7 +27,7 @@ def page() -> str:
     words = tomllib.loads((HERE / "figures.toml").read_text("utf-8"))
     parts = ["# Figures", words["page"]["top"].strip()]
     for section in words["section"]:
-        parts += [f"## {section['title']}", section["text"].strip(), "\n".join(_claims(section)), _image(section)]
+        parts += [f"## {section['title']}", section["text"].strip(), "\n".join(_claims(section)), *_image(section)]
         for table in section.get("table", []):
             rows = [dict(row) for row in _result(table["result"])["rows"]]
             chosen = [row for row in rows if row.pop("part", None) == table.get("part")]
@@ -91,8 +91,10 @@ def _file(section: Json) -> str:
     return f"{title.lower().replace(' ', '_').replace(',', '')}.svg"
 
 
-def _image(section: Json) -> str:
-    return f"![{section['title']}: each claim as a multiple of its aim](figures/{_file(section)})"
+def _image(section: Json) -> Iterator[str]:
+    """The line that shows a section's plot, if any of its claims has an aim."""
+    if any(claim["target"] is not None for runs in _measured(section).values() for claim, _ in runs):
+        yield f"![{section['title']}: each claim as a multiple of its aim](figures/{_file(section)})"
 
 
 def plot(section: Json, file: Path) -> None:
@@ -136,7 +138,8 @@ def main() -> int:
     PAGE.write_text(page(), "utf-8")
     PLOTS.mkdir(exist_ok=True)
     for section in tomllib.loads((HERE / "figures.toml").read_text("utf-8"))["section"]:
-        plot(section, PLOTS / _file(section))
+        if list(_image(section)):
+            plot(section, PLOTS / _file(section))
     return 0
 
 
