@@ -15,6 +15,7 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -38,6 +39,10 @@ MAX_LISTED: Final = 128  # ids of one call whose log-probabilities are asked for
 MOST_BANNED: Final = 64  # ids that a constraint excludes, for a bias to exclude them in a stream
 BANNED: Final = -100.0
 CACHE_TOLERANCE: Final = 0.02  # nats, between scores with and without the prefix cache
+LEAST_HEAD: Final = (
+    3  # likeliest ids that are asked for, so that an answer that was spoilt (`_Turns`) shows: it has two
+)
+SPOILT_TRIES: Final = 20  # of calls that others spoil
 MOST_LOGPROB: Final = 0.01  # rounding may leave a little above 0
 POSITIONS: Final = 4096  # of a server that does not tell
 REFUSED: Final = (400, 413, 422)  # statuses of what every server of a model would refuse
@@ -102,6 +107,47 @@ class _Server:
     away_until: float = 0.0  # monotonic s
 
 
+class _Turns:
+    """Turns of calls that name ids and of calls that do not, so that never both are under way.
+
+    In vLLM 0.32's first model runner a call that names ids has those beside it in a step told of their own token
+    alone, whatever they asked for. Calls of other programs and streams are not held up by this: see `_score`.
+    """
+
+    def __init__(self) -> None:
+        self._names = False  # of those under way
+        self._under_way = 0
+        self._waiting: dict[bool, list[asyncio.Future[None]]] = {False: [], True: []}
+
+    @asynccontextmanager
+    async def taken(self, *, names: bool) -> AsyncIterator[None]:
+        if self._under_way and (names != self._names or self._waiting[not names]):
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting[names].append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():
+                    self._leave()
+                raise
+        else:
+            self._names, self._under_way = names, self._under_way + 1
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._under_way -= 1
+        if not self._under_way:
+            waiting = {names: [turn for turn in turns if not turn.done()] for names, turns in self._waiting.items()}
+            self._names = not self._names if waiting[not self._names] else self._names
+            turns, waiting[self._names] = waiting[self._names], []
+            self._waiting, self._under_way = waiting, len(turns)
+            for turn in turns:
+                turn.set_result(None)
+
+
 class RemoteModel:
     """One model, on servers that are all alike. Calls are made on one event loop; `close` them there."""
 
@@ -120,6 +166,7 @@ class RemoteModel:
         self._servers = [_Server(url, model) for url, model in servers]
         self._headers, self._key = _headers(key), key
         self._client: httpx.AsyncClient | None = None
+        self._turns = _Turns()
 
     # ---- calls ------------------------------------------------------------------------------------------------------
     async def rows(self, prompts: Sequence[Sequence[int]], head: int, salt: str) -> list[ToldRow]:
@@ -146,16 +193,25 @@ class RemoteModel:
         return self._token(answer["choices"][0]["token_ids"][0])
 
     async def _score(
-        self, prompts: Sequence[Sequence[int]], salt: str, fields: Mapping[str, object]
+        self, prompts: Sequence[Sequence[int]], salt: str, fields: Mapping[str, Any]
     ) -> list[dict[int, float]]:
-        answer = await self._post("/v1/completions", _scoring(prompts, fields) | {"cache_salt": salt}, salt)
-        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-        if len(choices) != len(prompts):
-            raise EngineError(f"the model's server answered {len(choices)} of {len(prompts)} prompts")
-        told = [self._known(likeliest_of(choice["logprobs"], 0)) for choice in choices]
-        if not all(told):
+        """What is told behind each prompt, asked for again where others' calls spoil it."""
+        body = _scoring(prompts, fields) | {"cache_salt": salt}
+        for _ in range(SPOILT_TRIES):
+            async with self._turns.taken(names="logprob_token_ids" in fields):
+                answer = await self._post("/v1/completions", body, salt)
+            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+            if len(choices) != len(prompts):
+                raise EngineError(f"the model's server answered {len(choices)} of {len(prompts)} prompts")
+            told = [likeliest_of(choice["logprobs"], 0) for choice in choices]
+            if min(map(len, told)) >= fields["logprobs"]:
+                break
+        else:
+            raise EngineError("the model's server tells fewer log-probabilities than it was asked for")
+        known = [self._known(each) for each in told]
+        if not all(known):
             raise EngineError("the model's server told no log-probability of its vocabulary")
-        return told
+        return known
 
     async def stream(
         self, prompt: Sequence[int], row: RowSampling, max_tokens: int, salt: str, banned: Sequence[int] = ()
@@ -168,24 +224,37 @@ class RemoteModel:
         fields = sampling_fields(row, stream=True, banned=banned) | {"max_tokens": max_tokens, "ignore_eos": True}
         fields["stop_token_ids"] = self.eos_ids
         if row.num_top:
-            fields["logprobs"] = row.num_top
+            fields["logprobs"] = max(LEAST_HEAD, row.num_top)
         if self.abilities.generates:
             path = "/inference/v1/generate"
             body: dict[str, Any] = {"token_ids": [*prompt], "sampling_params": fields | {"detokenize": False}}
         else:
             path = "/v1/completions"
             body = {"prompt": [*prompt], "return_token_ids": True, "return_tokens_as_token_ids": True, **fields}
-        last = -1
+        written, last = [*prompt], -1
         async for event in self._stream(path, body | {"stream": True, "cache_salt": salt}, salt):
             for choice in event.get("choices", ()):
                 if drawn := self._drawn(choice):
                     last = drawn[-1].token
+                    if row.num_top and self.abilities.scores:
+                        drawn = [
+                            await self._whole(each, [*written, *_tokens(drawn[:at])], fields, salt)
+                            for at, each in enumerate(drawn)
+                        ]
+                    written += _tokens(drawn)
                     yield drawn
                     max_tokens -= len(drawn)
                     if max_tokens < 0:
                         raise EngineError("the model's server writes more tokens than it was asked for")
                 if choice.get("finish_reason") == "stop" and last not in self.eos_ids:
                     yield [Drawn(self.eos_ids[0], {})]  # some keep the end to themselves
+
+    async def _whole(self, drawn: Drawn, prompt: Sequence[int], fields: Mapping[str, Any], salt: str) -> Drawn:
+        """The token with its likeliest ids, asked for again where others' calls have spoilt them."""
+        if len(drawn.likeliest) >= fields["logprobs"]:
+            return drawn
+        (told,) = await self._score([prompt], salt, {"logprobs": fields["logprobs"]})
+        return Drawn(drawn.token, told | {each: own for each, own in drawn.likeliest.items() if each == drawn.token})
 
     def _drawn(self, choice: Mapping[str, Any]) -> list[Drawn]:
         if not self.abilities.returns_ids:
@@ -353,6 +422,10 @@ def _told_to_client(faults: Sequence[EngineError]) -> EngineError:
         return (fault.status, fault.retry_after or 0) if isinstance(fault, EngineRefusal) else (1000, 0)
 
     return min(faults, key=rank)
+
+
+def _tokens(drawn: Sequence[Drawn]) -> list[int]:
+    return [each.token for each in drawn]
 
 
 def _headers(key: str | None) -> dict[str, str]:
@@ -533,13 +606,18 @@ class _Probe:
     def _told(self, head: int, *, prompts: int) -> dict[int, float] | None:
         """Likeliest ids behind the prompt, asked for with others; None unless so many are told of each."""
         asked = [self._prompt, *(self._prompt[:-each] for each in range(1, prompts))]
-        answer = self._ask(_scoring(asked, {"logprobs": head}))
-        try:
-            choices = answer["choices"] if answer is not None else ()
-            told = [likeliest_of(choice["logprobs"], 0) for choice in sorted(choices, key=lambda each: each["index"])]
-        except (KeyError, TypeError, ValueError):
-            return None
-        return told[0] if len(told) == prompts and all(len(each) >= head for each in told) else None
+        for _ in range(SPOILT_TRIES):  # by others' calls, if there are any
+            answer = self._ask(_scoring(asked, {"logprobs": head}))
+            try:
+                choices = answer["choices"] if answer is not None else ()
+                told = [likeliest_of(each["logprobs"], 0) for each in sorted(choices, key=lambda each: each["index"])]
+            except (KeyError, TypeError, ValueError):
+                return None
+            if len(told) != prompts:
+                return None
+            if all(len(each) >= head for each in told):
+                return told[0]
+        return None
 
     def _is_refused_nothing(self) -> bool:
         answer = self._ask(_scoring([self._prompt[:8]], {"logprobs": -1}))

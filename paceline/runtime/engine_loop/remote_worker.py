@@ -31,7 +31,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import NOT_SAMPLED, RowSampling, SampledRow, process_logits, sample_row
 from paceline.engine.base import Logits, SampleRequest
 from paceline.engine.remote.rows import HEAD, Settled, ToldRow, head_of, settled, settled_mixture
-from paceline.engine.remote.servers import MOST_BANNED, Drawn, RemoteModel
+from paceline.engine.remote.servers import LEAST_HEAD, MOST_BANNED, Drawn, RemoteModel
 from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.executor import done_of
@@ -330,7 +330,8 @@ class RemoteWorker(Worker):
         most = min(HEAD, self._model.abilities.head)
         if request.sampling is None or any(row.params.temperature or row.changes_logits for row in request.sampling):
             return most
-        return min(most, max(1, *(row.num_top for row in request.sampling)))
+        num_top = max(row.num_top for row in request.sampling)
+        return min(most, max(LEAST_HEAD, num_top) if num_top else 1)
 
     async def _rows(self, prefixes: Sequence[Tokens], head: int, salt: str) -> tuple[ToldRow, ...]:
         if not prefixes:

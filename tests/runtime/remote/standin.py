@@ -54,9 +54,14 @@ class StandIn:
     generates: bool = True
     key: str | None = None
     ignores: frozenset[str] = frozenset()
+    mixes: bool = (
+        False  # named ids of one call spoil what calls beside it are told, as in vLLM 0.32's first model runner
+    )
     models: tuple[str, ...] = ("fake",)
     servers: dict[str, Server] = field(default_factory=dict)
     _rows: dict[tuple[int, ...], Dist] = field(default_factory=dict)
+    _naming: int = 0  # calls under way that name ids
+    _spoilt: bool = False  # the present answer's likeliest ids, but for the token's own
 
     def dist(self, tokens: Sequence[int]) -> Dist:
         """The row behind these tokens."""
@@ -73,10 +78,23 @@ class StandIn:
         return answer if isinstance(answer, httpx.Response) else httpx.Response(200, content=list(answer))
 
     async def handle_async(self, request: httpx.Request) -> httpx.Response:
-        answer = self._answer(request)
+        answer = await self._beside(request) if self.mixes else self._answer(request)
         if isinstance(answer, httpx.Response):
             return answer
         return httpx.Response(200, content=self._streamed(self.servers[request.url.host], answer))
+
+    async def _beside(self, request: httpx.Request) -> httpx.Response | Iterator[bytes]:
+        """The answer after a step, whose calls are those under way."""
+        body = json.loads(request.content)
+        names = bool(body.get("logprob_token_ids"))
+        self._naming += names
+        await asyncio.sleep(0.001)
+        self._spoilt = bool(self._naming) and not names
+        try:
+            return self._answer(request)
+        finally:
+            self._naming -= names
+            self._spoilt = False
 
     async def _streamed(self, server: Server, events: Iterator[bytes]) -> AsyncIterator[bytes]:
         try:
@@ -151,6 +169,7 @@ class StandIn:
             told = None
             if count is not None:
                 named = [(each, _log(dist.prob(each))) for each in asked] if asked else _best(dist, count)
+                named = [(0, LEAST)] if self._spoilt else named
                 tops = dict([(token, _log(dist.prob(token))), *named])
                 told = {
                     "tokens": [f"token_id:{token}"],

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from paceline.runtime.node import Node
 from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from tests.requests import a_request, changed
-from tests.runtime.remote.standin import Server, StandIn, installed
+from tests.runtime.remote.standin import LEAST, Server, StandIn, installed
 from tests.runtime.test_node import Bench, GatedEngine, collect, open_gate
 
 pytestmark = pytest.mark.anyio
@@ -92,9 +93,31 @@ async def test_what_an_owner_asks_shares_rows_with_his_other_prompts_alone() -> 
     assert salts[0] == salts[1] != salts[2]
 
 
+@dataclass(eq=False)
+class Spoiling(StandIn):
+    """Of every second row of a stream the token's own log-probability is told, and what fills the rest."""
+
+    def _answer(self, request: httpx.Request) -> httpx.Response | Iterator[bytes]:
+        answer = super()._answer(request)
+        return answer if isinstance(answer, httpx.Response) else map(self._spoilt_event, itertools.count(), answer)
+
+    def _spoilt_event(self, number: int, event: bytes) -> bytes:
+        if number % 2 or not event.startswith(b"data: {"):
+            return event
+        ((choice,),) = json.loads(event[6:]).values()
+        if "content" in choice["logprobs"]:
+            choice["logprobs"]["content"][0]["top_logprobs"] = [{"token_id": 0, "logprob": LEAST}]
+        else:
+            own = f"token_id:{choice['token_ids'][0]}"
+            (tops,) = choice["logprobs"]["top_logprobs"]
+            choice["logprobs"]["top_logprobs"] = [{own: tops[own], "token_id:0": LEAST}]
+        return f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
+
+
+@pytest.mark.parametrize("kind", [StandIn, Spoiling])
 @pytest.mark.parametrize("generates", [True, False])
-async def test_logprobs_come_with_the_stream(generates: bool) -> None:
-    stand_in = StandIn(generates=generates)
+async def test_logprobs_come_with_the_stream(kind: type[StandIn], generates: bool) -> None:
+    stand_in = kind(generates=generates)
     async with far_node(stand_in) as node:
         session = await node.prepare(changed(ASKED, top_logprobs=3, max_tokens=6))
         deltas = [event async for event in session.run() if isinstance(event, TextDelta)]
@@ -105,7 +128,7 @@ async def test_logprobs_come_with_the_stream(generates: bool) -> None:
     for number, (chosen, top) in enumerate(found):
         row = stand_in.dist([*prompt, *text[:number].encode()])
         assert chosen.logprob == pytest.approx(math.log(row.prob(ord(text[number]))), abs=1e-6)
-        assert len(top) == 3 and top[0].logprob >= chosen.logprob - 1e-9
+        assert [each.logprob for each in top] == pytest.approx([math.log(prob) for _, prob in row.top(3)], abs=1e-6)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])

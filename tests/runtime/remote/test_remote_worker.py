@@ -109,6 +109,26 @@ async def test_ids_that_the_noise_lifts_are_asked_for_by_a_call_that_is_counted(
     assert len(lists) == certainty.further_calls > 0
 
 
+async def test_calls_that_name_ids_spoil_no_others() -> None:
+    """Many at once, at a server that mixes them up, and where another program's calls are mixed with these."""
+    stand_in, certainty = StandIn(head=5, mixes=True), Certainty()
+    samplings = [row(SamplingParams(seed=8, temperature=1.5), position) for position in range(60)]
+    async with workers(stand_in) as worker:
+        found = await asyncio.gather(
+            *(ask(worker, Segment(worker.allocate(), 0, PROMPT), [one], certainty=certainty) for one in samplings)
+        )
+        number, stand_in._naming = len(stand_in.servers["one"].calls), 1
+        others = ask(worker, Segment(worker.allocate(), 0, PROMPT), [samplings[0]], certainty=certainty)
+        asked = asyncio.create_task(others)
+        while len(stand_in.servers["one"].calls) < number + 2:
+            await asyncio.sleep(0.001)
+        stand_in._naming = 0
+        found.append(await asked)
+    dist = stand_in.dist(PROMPT)
+    assert [tokens(rows) for rows in found] == [[sample_row(dist, one).token] for one in [*samplings, samplings[0]]]
+    assert certainty.further_calls and not certainty.approximate
+
+
 async def test_without_named_ids_a_sampled_token_is_approximate_and_a_greedy_one_is_not() -> None:
     async with workers(StandIn(head=5, ignores=frozenset({"logprob_token_ids"}))) as worker:
         sampled, greedy = Certainty(), Certainty()

@@ -166,6 +166,8 @@ async def test_ids_beyond_the_vocabulary_are_left_out_of_rows_and_a_row_without_
         assert (await far.rows([[97]], 3, ""))[0].logprobs == {97: -2.0}
         spoilt.content = (told % "").encode()
         with pytest.raises(EngineError, match="no log-probability of its vocabulary"):
+            await far.rows([[97]], 2, "")
+        with pytest.raises(EngineError, match="tells fewer log-probabilities than it was asked for"):
             await far.rows([[97]], 3, "")
         with pytest.raises(EngineError, match="answered 1 of 2 prompts"):
             await far.rows([[97], [98]], 3, "")
