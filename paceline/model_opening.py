@@ -18,7 +18,8 @@ from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import AsyncEngine, LoadedModel, ModelInfo, ServedModel, TextModel, delay_forwards
 from paceline.engine.loader import choose_device, describe_model, find, load_model
 from paceline.engine.loader import served_name as name_of
-from paceline.engine.remote.servers import RemoteModel, open_remote
+from paceline.engine.remote.opening import open_remote
+from paceline.engine.remote.servers import RemoteModel
 from paceline.errors import ConfigError
 from paceline.runtime.engine_loop.executor import StepLimits
 from paceline.runtime.link.emulation import Emulation

@@ -16,7 +16,7 @@ from paceline.api.http.auth import Keyring
 from paceline.engine.base import ServedModel
 from paceline.engine.fake import ByteTokenizer
 from paceline.engine.loader import load_model
-from paceline.engine.remote.servers import open_remote
+from paceline.engine.remote.opening import open_remote
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node

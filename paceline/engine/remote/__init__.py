@@ -1,6 +1,7 @@
 """A model that runs behind HTTP servers, token-in and token-out: vLLM's, and others as far as theirs suffice.
 
-servers  the servers of one model: what they can do, calls to them, and which is asked when one is lost
+opening  the servers of one model at the start: whether they answer, and what they can do
+servers  calls to them, and which is asked when one is lost
 rows     tokens of rows of which a server tells only the likeliest ids
 
 How the operations of the contract (`engine.base`) map, with `runtime.engine_loop.remote_worker` as the loop:

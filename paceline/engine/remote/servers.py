@@ -1,4 +1,4 @@
-"""The servers of one model, over HTTP: what they can do, asked at the start, and calls to them.
+"""The servers of one model, over HTTP: calls to them, and which is asked when one is lost.
 
 Token ids go in and come out: by `/v1/completions` with `return_token_ids`, or a stream of `/inference/v1/generate`
 where a server has it. A server that returns text alone is taken for plain answers, whose text is encoded here. A server
@@ -11,13 +11,11 @@ import asyncio
 import hashlib
 import json
 import logging
-import random
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import httpx
@@ -25,30 +23,23 @@ import httpx
 from paceline.core.sampling.dist import GAMMA
 from paceline.core.sampling.sampler import RowSampling, logit_shifts
 from paceline.engine.base import ModelInfo, TextModel
-from paceline.engine.model_config import sampling_defaults
-from paceline.engine.remote.rows import HEAD, ToldRow
-from paceline.errors import ConfigError, EngineError, EngineRefusal
+from paceline.engine.remote.rows import ToldRow
+from paceline.errors import EngineError, EngineRefusal
 
 log = logging.getLogger("paceline.engine")
 
 CONNECT_S: Final = 5.0
 READ_S: Final = 300.0  # without a byte: a busy server makes a request wait
 AWAY_S: Final = 5.0  # a lost server is asked last for so long
-PROBE_TOKENS: Final = 96  # of prompts at the start: several blocks of a server's prefix cache
 MAX_LISTED: Final = 128  # ids of one call whose log-probabilities are asked for, vLLM's limit
 MOST_BANNED: Final = 64  # ids that a constraint excludes, for a bias to exclude them in a stream
 BANNED: Final = -100.0
-CACHE_TOLERANCE: Final = 0.02  # nats, between scores with and without the prefix cache
-LEAST_HEAD: Final = (
-    3  # likeliest ids that are asked for, so that an answer that was spoilt (`_Turns`) shows: it has two
-)
+LEAST_HEAD: Final = 3  # likeliest ids that are asked for: an answer that was spoilt (`_Turns`) has two, which shows
 SPOILT_TRIES: Final = 20  # of calls that others spoil
 MOST_LOGPROB: Final = 0.01  # rounding may leave a little above 0
-POSITIONS: Final = 4096  # of a server that does not tell
 REFUSED: Final = (400, 413, 422)  # statuses of what every server of a model would refuse
 _TOO_LONG: Final = re.compile(r"(context|model).{0,20}(length|size|window)", re.IGNORECASE)
 _SECONDS: Final = re.compile(r"[0-9]{1,5}")
-_NO_STREAM: Final = "start vLLM with --enable-scale-out"
 
 
 class Drawn(NamedTuple):
@@ -164,7 +155,7 @@ class RemoteModel:
         self.eos_ids = sorted(text.eos_ids)
         self._text = text
         self._servers = [_Server(url, model) for url, model in servers]
-        self._headers, self._key = _headers(key), key
+        self._headers, self._key = headers(key), key
         self._client: httpx.AsyncClient | None = None
         self._turns = _Turns()
 
@@ -196,7 +187,7 @@ class RemoteModel:
         self, prompts: Sequence[Sequence[int]], salt: str, fields: Mapping[str, Any]
     ) -> list[dict[int, float]]:
         """What is told behind each prompt, asked for again where others' calls spoil it."""
-        body = _scoring(prompts, fields) | {"cache_salt": salt}
+        body = scoring(prompts, fields) | {"cache_salt": salt}
         for _ in range(SPOILT_TRIES):
             async with self._turns.taken(names="logprob_token_ids" in fields):
                 answer = await self._post("/v1/completions", body, salt)
@@ -428,11 +419,11 @@ def _tokens(drawn: Sequence[Drawn]) -> list[int]:
     return [each.token for each in drawn]
 
 
-def _headers(key: str | None) -> dict[str, str]:
+def headers(key: str | None) -> dict[str, str]:
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
-def _scoring(prompts: Sequence[Sequence[int]], fields: Mapping[str, object]) -> dict[str, Any]:
+def scoring(prompts: Sequence[Sequence[int]], fields: Mapping[str, object]) -> dict[str, Any]:
     """A call that generates one token behind each prompt, and tells log-probabilities."""
     return {
         "prompt": [[*prompt] for prompt in prompts],
@@ -470,175 +461,3 @@ def sampling_fields(row: RowSampling, *, stream: bool, banned: Sequence[int] = (
         "logit_bias": {str(token): bias for token, bias in biases.items()} or None,
         "seed": (params.seed + row.position * GAMMA) % (1 << 63),
     }
-
-
-# What servers can do: asked at the start, since a field that a server does not know is ignored without a word.
-
-
-def open_remote(
-    urls: Sequence[str], directory: Path, text: TextModel, *, name: str, key: str | None = None
-) -> RemoteModel:
-    """The model behind these URLs, whose tokenizer and recommended sampling are in a folder.
-
-    Raises ConfigError unless every server answers and serves one model of this vocabulary.
-    """
-    servers: list[tuple[str, str]] = []
-    abilities: Abilities | None = None
-    positions = POSITIONS
-    timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
-    with httpx.Client(headers=_headers(key), timeout=timeout, trust_env=False) as client:
-        for url in urls:
-            try:
-                model, most = _served(client, url, name)
-                _check_vocabulary(client, url, model, text)
-                found = _Probe(client, url, model, text.vocab_size).abilities()
-            except httpx.HTTPError as error:
-                raise ConfigError(
-                    f"The model's server {url} does not answer: {error}. Start it, or correct the URL."
-                ) from error
-            except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-                raise ConfigError(f"The server {url} does not speak OpenAI's API: {error!r}.") from error
-            positions = most if not servers else min(positions, most)
-            abilities = found if abilities is None else abilities.and_those_of(found)
-            servers.append((url, model))
-    assert abilities is not None, "at least one URL"
-    log.info("%s is run by %s", name, ", ".join(urls))
-    for what in abilities.missing():
-        log.warning("the model's servers: %s", what)
-    identity = hashlib.sha256(f"paceline remote {text.fingerprint} {servers[0][1]}".encode()).hexdigest()
-    info = ModelInfo(
-        name,
-        identity,
-        text.vocab_size,
-        positions,
-        "",
-        "http",
-        sampling_defaults(directory),
-        num_weights=_weights(directory),
-        doubt="; ".join(abilities.missing()),
-        thinking=text.thinking,
-    )
-    return RemoteModel(servers, info, abilities, text, key)
-
-
-def _weights(directory: Path) -> int:
-    """How many numbers the weights are, where their files are here; 0: not known."""
-    size = 0
-    for file in directory.glob("*.safetensors"):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        for key, tensor in header.items():
-            count = 1
-            for length in tensor.get("shape", (0,)) if key != "__metadata__" else (0,):
-                count *= length
-            size += count
-    return size
-
-
-def _served(client: httpx.Client, url: str, name: str) -> tuple[str, int]:
-    """(the model's name at a server, positions). Raises ConfigError."""
-    answer = client.get(f"{url}/v1/models")
-    if answer.status_code in (401, 403):
-        raise ConfigError(f"The model's server {url} wants a key: set PACELINE_ENGINE_KEY.")
-    answer.raise_for_status()
-    models = answer.json()["data"]
-    model = next((each for each in models if each["id"] == name), models[0] if len(models) == 1 else None)
-    if model is None:
-        names = ", ".join(each["id"] for each in models)
-        raise ConfigError(f"The server {url} serves {names}: give one of these names to --model.")
-    most = model.get("max_model_len") or (model.get("meta") or {}).get("n_ctx_train") or POSITIONS
-    return str(model["id"]), int(most)
-
-
-def _check_vocabulary(client: httpx.Client, url: str, model: str, text: TextModel) -> None:
-    """Raises ConfigError where the server encodes a text otherwise; a server without `/tokenize` is believed."""
-    sample = "The quick brown fox jumps over 13 lazy dogs — naïvely.\n"
-    answer = client.post(f"{url}/tokenize", json={"model": model, "prompt": sample, "add_special_tokens": False})
-    if (
-        answer.status_code == 200
-        and isinstance(tokens := answer.json().get("tokens"), list)
-        and all(isinstance(token, int) for token in tokens)
-    ) and tokens != text.encode(sample):
-        raise ConfigError(f"The model of {url} has another vocabulary than --model: give the tokenizer of that model.")
-
-
-class _Probe:
-    """Trials at one server."""
-
-    def __init__(self, client: httpx.Client, url: str, model: str, vocab_size: int) -> None:
-        self._client, self._url, self._model = client, url, model
-        chance = random.Random()
-        self._prompt = [chance.randrange(vocab_size // 2) for _ in range(PROBE_TOKENS)]
-        self._vocab_size = vocab_size
-
-    def abilities(self) -> Abilities:
-        plain = self._ask({"prompt": self._prompt[:8], "max_tokens": 1, "temperature": 0.0, "return_token_ids": True})
-        if plain is None:
-            raise ConfigError(f"The server {self._url} refuses a prompt of token ids at /v1/completions.")
-        ids = plain["choices"][0].get("token_ids")
-        if not (isinstance(ids, list) and len(ids) == 1):
-            return Abilities()
-        found = replace(Abilities(returns_ids=True), generates=self._generates())
-        first = next((told for told in (self._told(HEAD, prompts=2), self._told(5, prompts=2)) if told), None)
-        if first is None:
-            return found
-        again = self._told(len(first), prompts=2)
-        begun = time.perf_counter()
-        self._ask({"prompt": self._prompt, "max_tokens": 1, "temperature": 0.0})
-        seconds = time.perf_counter() - begun
-        return replace(
-            found,
-            head=len(first),
-            whole=self._is_refused_nothing(),
-            lists=self._lists(),
-            allows=self._draw({"allowed_token_ids": [7]}) == 7,
-            same_cached=again is not None
-            and again.keys() == first.keys()
-            and max(abs(again[token] - first[token]) for token in first) <= CACHE_TOLERANCE,
-            decode_s=seconds,
-        )
-
-    def _ask(self, body: Mapping[str, Any], path: str = "/v1/completions") -> dict[str, Any] | None:
-        """None for what is refused."""
-        answer = self._client.post(self._url + path, json={**body, "model": self._model})
-        return dict(answer.json()) if answer.status_code == 200 else None
-
-    def _told(self, head: int, *, prompts: int) -> dict[int, float] | None:
-        """Likeliest ids behind the prompt, asked for with others; None unless so many are told of each."""
-        asked = [self._prompt, *(self._prompt[:-each] for each in range(1, prompts))]
-        for _ in range(SPOILT_TRIES):  # by others' calls, if there are any
-            answer = self._ask(_scoring(asked, {"logprobs": head}))
-            try:
-                choices = answer["choices"] if answer is not None else ()
-                told = [likeliest_of(each["logprobs"], 0) for each in sorted(choices, key=lambda each: each["index"])]
-            except (KeyError, TypeError, ValueError):
-                return None
-            if len(told) != prompts:
-                return None
-            if all(len(each) >= head for each in told):
-                return told[0]
-        return None
-
-    def _is_refused_nothing(self) -> bool:
-        answer = self._ask(_scoring([self._prompt[:8]], {"logprobs": -1}))
-        return answer is not None and len(answer["choices"][0]["logprobs"]["top_logprobs"][0]) >= self._vocab_size
-
-    def _lists(self) -> bool:
-        wanted = [*range(11, 11 + 40)]
-        answer = self._ask(_scoring([self._prompt], {"logprobs": 40, "logprob_token_ids": wanted}))
-        return answer is not None and set(wanted) <= likeliest_of(answer["choices"][0]["logprobs"], 0).keys()
-
-    def _draw(self, fields: Mapping[str, Any]) -> int | None:
-        answer = self._ask(
-            {"prompt": self._prompt, "max_tokens": 1, "temperature": 0.0, "return_token_ids": True, **fields}
-        )
-        return None if answer is None else int(answer["choices"][0]["token_ids"][0])
-
-    def _generates(self) -> bool:
-        body = {"token_ids": self._prompt[:8], "sampling_params": {"max_tokens": 1, "temperature": 0.0}}
-        answer = self._client.post(f"{self._url}/inference/v1/generate", json=body | {"model": self._model})
-        if answer.status_code == 403:
-            log.info(
-                "%s gives no access to /inference/v1/generate, so /v1/completions is used: %s", self._url, _NO_STREAM
-            )
-        return answer.status_code == 200 and len(answer.json()["choices"][0]["token_ids"]) == 1

@@ -13,7 +13,7 @@ from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.engine.base import ServedModel
 from paceline.engine.fake import ByteTokenizer
-from paceline.engine.remote.servers import open_remote
+from paceline.engine.remote.opening import open_remote
 from paceline.runtime.node import Node
 from tests.api.scripted import running
 from tests.runtime.remote.standin import Server, StandIn, installed

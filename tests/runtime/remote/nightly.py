@@ -32,7 +32,8 @@ from openai import APIError
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import ServedModel
 from paceline.engine.loader import load_model
-from paceline.engine.remote.servers import RemoteModel, open_remote
+from paceline.engine.remote.opening import open_remote
+from paceline.engine.remote.servers import RemoteModel
 from paceline.engine.tokenizer import Tokenizer
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node

@@ -1,6 +1,6 @@
 """Servers as vLLM 0.32 answers, on the fake model: shapes as recorded from a real one.
 
-No sockets: `installed` has the clients of `engine.remote.servers` ask it. What a server lacks, and how it fails, is set
+No sockets: `installed` has the clients of `engine.remote` ask it. What a server lacks, and how it fails, is set
 by its fields.
 """
 
@@ -24,7 +24,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams, apply_mask, filter_top, process_logits
 from paceline.engine.base import TextModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
-from paceline.engine.remote import servers
+from paceline.engine.remote import opening, servers
 
 LEAST = -9999.0  # of a log-probability in JSON
 
@@ -54,9 +54,7 @@ class StandIn:
     generates: bool = True
     key: str | None = None
     ignores: frozenset[str] = frozenset()
-    mixes: bool = (
-        False  # named ids of one call spoil what calls beside it are told, as in vLLM 0.32's first model runner
-    )
+    mixes: bool = False  # named ids of one call spoil what those beside it are told, as in vLLM 0.32's first runner
     models: tuple[str, ...] = ("fake",)
     servers: dict[str, Server] = field(default_factory=dict)
     _rows: dict[tuple[int, ...], Dist] = field(default_factory=dict)
@@ -244,5 +242,6 @@ def installed(stand_in: StandIn, *hosts: str) -> Iterator[list[str]]:
     near = partial(httpx.Client, transport=httpx.MockTransport(stand_in.handle))
     far = partial(httpx.AsyncClient, transport=httpx.MockTransport(cast(Any, stand_in.handle_async)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(servers, "httpx", SimpleNamespace(**vars(httpx) | {"Client": near, "AsyncClient": far}))
+        for module in (opening, servers):
+            patch.setattr(module, "httpx", SimpleNamespace(**vars(httpx) | {"Client": near, "AsyncClient": far}))
         yield [f"http://{host}:8000" for host in hosts]

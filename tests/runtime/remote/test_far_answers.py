@@ -18,7 +18,7 @@ import pytest
 from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.engine.base import LoadedModel, ModelInfo, ServedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
-from paceline.engine.remote.servers import open_remote
+from paceline.engine.remote.opening import open_remote
 from paceline.errors import EngineError, EngineRefusal
 from paceline.runtime.node import Node
 from paceline.runtime.parts import Company, NodeParts

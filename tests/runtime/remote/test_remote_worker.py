@@ -17,7 +17,7 @@ from paceline.core.aggregation.weights import BranchMixture, sample_mixed_rows
 from paceline.core.batching.segment import Segment
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import NOT_SAMPLED, RowSampling, SampledRow, SamplingParams, sample_row
-from paceline.engine.remote.servers import open_remote
+from paceline.engine.remote.opening import open_remote
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.remote_worker import RemoteWorker
 from paceline.runtime.engine_loop.requests import BranchJoin, Certainty, ForwardRequest, Rows, SequenceOp

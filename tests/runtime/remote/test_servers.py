@@ -16,7 +16,8 @@ from paceline.core.sampling.sampler import RowSampling, SamplingParams
 from paceline.engine.base import TextModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.remote import servers
-from paceline.engine.remote.servers import RemoteModel, open_remote
+from paceline.engine.remote.opening import open_remote
+from paceline.engine.remote.servers import RemoteModel
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError, EngineError
 from paceline.models import DEVICE
