@@ -261,12 +261,12 @@ async def sampled(cloud: Node, far: RemoteModel, text: Tokenizer, strategy: str,
     doubtful = 0
 
     async def begun(seed: int) -> tuple[int, ...]:
+        nonlocal doubtful
         params = SamplingParams(seed=seed)
         request = changed(asked(QUESTIONS[7], 2, params), strategy=strategy, top_logprobs=None)
         session = await cloud.prepare(request)
         _, done = await collect(session)
         assert done.strategy == strategy and done.degraded is None, done.strategy_reason
-        nonlocal doubtful
         doubtful += "approximate" in done.strategy_reason
         if seed % (4 * AT_ONCE) == 0:
             typer.echo(f"  {strategy}: {seed} of {count}")
@@ -275,7 +275,8 @@ async def sampled(cloud: Node, far: RemoteModel, text: Tokenizer, strategy: str,
     found = await at_once([begun(seed) for seed in range(count)])
     tests = ", ".join(f"{_distance(found, probs):.1f}" for probs in (one, two))
     return (
-        f"{strategy}, sampled, {count} seeds: first token and two tokens {tests} sigma from vLLM's own (4 are too many)"
+        f"{strategy}, sampled, {count} seeds: first token and two tokens {tests} sigma from vLLM's (4 are too many); "
+        f"{doubtful} told as approximate"
     )
 
 
@@ -290,16 +291,21 @@ async def killed(servers: Sequence[VLLM], model: Path, text: Tokenizer, count: i
     """One of two servers, in the middle of a greedy answer, with SIGKILL."""
     (own,) = await own_texts(text, servers[0].url, QUESTIONS[9:10], count)
     far = open_remote([each.url for each in servers], model, text, name="model")
-    used = far._order("paceline someone")  # of this request's owner
+    orders, order = list[list[Any]](), far._order
+
+    def noted(salt: str) -> list[Any]:
+        orders.append(order(salt))
+        return orders[-1]
+
+    far._order = noted  # type: ignore[method-assign]
     async with Node("cloud", ServedModel(far, text), None) as node:
         found, dead = "", False
-        request = changed(asked(QUESTIONS[9], count), owner="someone")
-        async for event in (await node.prepare(request)).run():
+        async for event in (await node.prepare(asked(QUESTIONS[9], count))).run():
             if isinstance(event, TextDelta):
                 found += event.text
                 if not dead:
                     dead = True
-                    next(each for each in servers if each.url == used[0].url).kill()
+                    next(each for each in servers if each.url == orders[0][0].url).kill()
     return (
         f"a server killed after the first token: the text {'goes on' if found == own else 'DIFFERS'} ({count} tokens)"
     )
