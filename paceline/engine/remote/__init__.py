@@ -9,7 +9,8 @@ How the operations of the contract (`engine.base`) map, with `runtime.engine_loo
 - `forward`: each wanted row is a prompt of its own, all of a segment in one call that generates one token each; the
   server's prefix cache holds what they share.
 - A row's distribution: its 20 likeliest ids; further ids are asked for by name where the common noise lifts them, by a
-  second call that is counted. As a whole it is approximate, and the answer says so.
+  second call that is counted, and never beside others (`servers._Turns`). As a whole it is approximate, and the answer
+  says so, as where the noise lifts more ids than are asked for.
 - `sample`: the reference's token, proven from those ids. Where filters reach beyond them, or the repetition penalty
   needs logits, the server's own draw, of the same distribution: which of the two depends on no noise.
 - A plain answer: one stream; above temperature 0 its tokens are the server's draws, by a seed made of ours.
