@@ -1,7 +1,7 @@
-"""Which engine runs weights in safetensors on a CPU: torch's or llama.cpp, timed once with each model.
+"""Choice of the engine that runs weights in safetensors on a CPU: torch's or llama.cpp, timed once with each model.
 
 Both compute with the weights as they are. llama.cpp's are a copy of the file, in its own layout, with activations
-rounded to the weights' format; it stays on the disk where llama.cpp is faster.
+rounded to the weights' format; it stays on the disk where llama.cpp is taken: faster, and exact.
 """
 
 from __future__ import annotations
@@ -37,21 +37,23 @@ _TRIES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of a forward on one engine, seconds."""
+    """Times of a forward on one engine, seconds."""
 
     backend: str
     dtype: str
+    is_exact: bool
     one: float  # a token of one answer
     many: float  # a token each of `ANSWERS`
 
     def __str__(self) -> str:
-        return f"{self.backend} in {self.dtype} {1e3 * self.one:.0f} and {1e3 * self.many:.0f} ms"
+        doubt = "" if self.is_exact else " (approximate)"
+        return f"{self.backend} in {self.dtype} {1e3 * self.one:.0f} and {1e3 * self.many:.0f} ms{doubt}"
 
 
 def on_llama_cpp(
     directory: Path, name: str, fingerprint: str, threads: int | None, on_torch: Callable[[], Engine]
 ) -> GgufModel | None:
-    """The model as llama.cpp runs it, where that is possible, and as fast: by the product of both times.
+    """The model as llama.cpp runs it, where that is possible, exact, and faster: by the product of both times.
 
     fingerprint: of the weights. on_torch: loads the other engine. What was measured holds for this processor, these
     releases, and this number of threads.
@@ -76,17 +78,17 @@ def on_llama_cpp(
         with suppress(OSError):
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps([known, *map(asdict, times)]), "utf-8")
-        if not _is_faster(*times):
+        if not _is_better(*times):
             model.path.unlink(missing_ok=True)
     on_torch_s, on_llama_s = times
-    is_faster = _is_faster(on_torch_s, on_llama_s)
-    first, second = (on_llama_s, on_torch_s) if is_faster else (on_torch_s, on_llama_s)
+    is_better = _is_better(on_torch_s, on_llama_s)
+    first, second = (on_llama_s, on_torch_s) if is_better else (on_torch_s, on_llama_s)
     log.info("%s: a token of one answer, and one each of %d, take %s; %s", name, ANSWERS, first, second)
-    return quantized(directory, None, fingerprint) if is_faster else None
+    return quantized(directory, None, fingerprint) if is_better else None
 
 
-def _is_faster(on_torch: Times, on_llama: Times) -> bool:
-    return on_llama.one * on_llama.many < on_torch.one * on_torch.many
+def _is_better(on_torch: Times, on_llama: Times) -> bool:
+    return on_llama.is_exact and on_llama.one * on_llama.many < on_torch.one * on_torch.many
 
 
 def _kept(file: Path, known: str) -> list[Times] | None:
@@ -111,4 +113,4 @@ def timed(engine: Engine) -> Times:
         found.append(min(seconds))
     for seq in seqs:
         engine.release(seq)
-    return Times(engine.info.backend, engine.info.dtype, *found)
+    return Times(engine.info.backend, engine.info.dtype, engine.info.is_exact, *found)

@@ -38,6 +38,7 @@ log = logging.getLogger("paceline.engine")
 SUFFIX: Final = ".gguf"
 _MIB: Final = 1 << 20
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_NOT_COMPUTED: Final = frozenset({"F64", "I8", "I16", "I64"})  # kinds of tensors by llama.cpp, which then aborts
 _SPLIT_FILE: Final = "-of-0"  # in the names of models of several files
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # `tokenizer.ggml.token_type`
 
@@ -76,7 +77,7 @@ class Architecture:
         return {**_COMMON, **self.names}
 
     def stored(self, name: str) -> str | None:
-        """What the file calls a tensor of transformers; None for one that is not known here."""
+        """Name in the file of a tensor of transformers; None for one that is not known here."""
         stem, _, ending = name.rpartition(".")
         outer = {theirs: own for own, theirs in _OUTER.items()}
         if stem in outer:
@@ -139,7 +140,7 @@ CAPS: Final = {  # of Gemma 2, and what they are where nothing is said
 
 
 def llama3_divisors(size: int, base: float, factor: float, low: float, high: float, original: int) -> Floats:
-    """Of each frequency of rotary embeddings, as Llama 3.1 scales them: (size / 2,)"""
+    """Divisors of the frequencies of rotary embeddings, as Llama 3.1 scales them: (size / 2,)"""
     wavelengths = 2 * math.pi * base ** (np.arange(0, size, 2) * (1 / size))
     blend = np.clip((1 / wavelengths * original - low) * (1 / (high - low)), 0, 1)
     return (1 / ((1 - blend) * (1 / factor) + blend)).astype(np.float32)
@@ -482,6 +483,10 @@ def described(path: Path, vocabulary: Path | None = None) -> GgufModel:
 
 
 def _facts(file: GgufFile) -> dict[str, Any]:
+    """Raises ConfigError for weights of which llama.cpp would not fail but end the process."""
+    for tensor in file._reader.tensors:
+        if (kind := tensor.tensor_type.name) in _NOT_COMPUTED:
+            raise ConfigError(f"{file.path}: llama.cpp does not compute with {kind}, as {tensor.name} is.")
     return {
         "context": int(file.get("{arch}.context_length")),
         "row_bytes": file.row_bytes,

@@ -13,6 +13,7 @@ from paceline.engine.loader import Backend, load_model
 from paceline.models import DEVICE
 
 SECONDS = {"llama_cpp": (0.1, 0.3), "paged": (0.2, 0.2)}
+EXACT = {"llama_cpp": True, "paged": True}
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def stand_in(engine: Engine) -> Times:
         assert timed(engine).many > 0
         found.append(engine.info.backend)
-        return Times(engine.info.backend, engine.info.dtype, *SECONDS[engine.info.backend])
+        return Times(engine.info.backend, engine.info.dtype, EXACT[engine.info.backend], *SECONDS[engine.info.backend])
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(engine_choice, "timed", stand_in)
@@ -45,6 +46,10 @@ def test_the_engine_with_the_smaller_product_of_times_is_taken_and_timed_once(
     monkeypatch.setitem(SECONDS, "paged", (0.1, 0.2))
     assert load_model(DEVICE, threads=1).engine.info.backend == "paged" and len(asked) == 4
     assert not list(tmp_path.glob("paceline/quantized/*.gguf")), "nothing is kept that is not used"
+    monkeypatch.setattr("paceline.engine.engine_choice.version", lambda _: "a third")
+    monkeypatch.setitem(SECONDS, "llama_cpp", (0.01, 0.01))
+    monkeypatch.setitem(EXACT, "llama_cpp", False)
+    assert load_model(DEVICE, threads=1).engine.info.backend == "paged", "speed does not buy exactness"
 
 
 @pytest.mark.parametrize("backend", ["paged", "hf"])

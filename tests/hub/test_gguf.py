@@ -19,7 +19,7 @@ from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError
 from paceline.hub import stores
 from paceline.hub.cache import find, find_gguf, served_name
-from paceline.hub.gguf import GgufFile, import_gguf
+from paceline.hub.gguf import GgufFile, described, import_gguf
 from paceline.hub.stores import find_stored, stored_models
 from paceline.models import DEVICE
 from tests.engine.checkpoints import ARCHITECTURES, VOCAB, save
@@ -164,6 +164,22 @@ def test_what_is_no_gguf_file_is_refused_in_a_sentence(tmp_path: Path, content: 
     with pytest.raises(ConfigError, match=said):
         import_gguf(tmp_path / "model.gguf", tmp_path / "folder")
     assert not list(tmp_path.glob("folder*"))
+
+
+def test_weights_of_which_llama_cpp_would_end_the_process_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_context_length(64)
+    add_vocabulary(writer, ["t", "0", "t0"], ["t 0"])
+    writer.add_tensor("token_embd.weight", np.zeros((3, 32)))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match=r"does not compute with F64, as token_embd\.weight is"):
+        described(tmp_path / "model.gguf")
 
 
 def test_an_architecture_that_is_not_known_is_refused_by_name(tmp_path: Path) -> None:

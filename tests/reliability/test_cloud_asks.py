@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -64,7 +65,7 @@ async def asked_agent(directory: Path, *flags: str) -> AsyncIterator[tuple[Rogue
             agent = command("agent", "--model", "fake", "--embedder", "hash", "--port", str(port))
             agent += ["--state-dir", str(directory / "device"), "--cloud", rogue.url]
             children.start("agent", [*agent, "--code", rogue.registry.add("laptop"), *flags], port=port)
-            yield rogue, await rogue.links.get(), Owner(children)
+            yield rogue, await asyncio.wait_for(rogue.links.get(), 120), Owner(children)
 
 
 async def test_a_device_with_no_setting_gives_a_cloud_nothing_and_logs_that_it_asked(tmp_path: Path) -> None:

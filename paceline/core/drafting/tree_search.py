@@ -21,7 +21,7 @@ class DraftSource(Protocol, Generic[Context]):
     """Supplies candidate tokens. A context is the source's own state of a node; the caller supplies the root's."""
 
     def children(self, context: Context) -> Candidates:
-        """What may come next. Called once per node."""
+        """Candidates for the next token. Called once per node."""
 
     def child(self, context: Context, token: int) -> Context:
         """The context one token further. Called once per node, in the order of the tree's nodes."""

@@ -354,7 +354,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _measured(kept: Path, known: str) -> Exactness | None:
-    """What an earlier start has measured under the same conditions."""
+    """The exactness that an earlier start has measured under the same conditions; None: there was none."""
     try:
         conditions, least_rows, is_exact = json.loads(kept.read_text("utf-8"))
         return Exactness(int(least_rows), bool(is_exact)) if conditions == known else None

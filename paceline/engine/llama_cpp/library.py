@@ -231,7 +231,7 @@ class Stretch(NamedTuple):
 
 
 class Exactness(NamedTuple):
-    """What decides whether a row's numbers depend on those computed with it."""
+    """Exactness of a file here: whether a row's numbers depend on those computed with it."""
 
     least_rows: int  # of a call, for them to be exact
     is_exact: bool

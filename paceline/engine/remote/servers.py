@@ -186,7 +186,7 @@ class RemoteModel:
     async def _score(
         self, prompts: Sequence[Sequence[int]], salt: str, fields: Mapping[str, Any]
     ) -> list[dict[int, float]]:
-        """What is told behind each prompt, asked for again where others' calls spoil it."""
+        """Log-probabilities by id behind each prompt, asked for again where others' calls spoil them."""
         body = scoring(prompts, fields) | {"cache_salt": salt}
         for _ in range(SPOILT_TRIES):
             async with self._turns.taken(names="logprob_token_ids" in fields):
@@ -376,8 +376,10 @@ class RemoteModel:
         )
 
     def _refused(self, server: _Server, answer: httpx.Response) -> EngineError:
-        """What another status than 200 means, where other servers may be asked. Raises EngineRefusal where all would
-        refuse."""
+        """The fault of an answer with another status than 200, where other servers may be asked.
+
+        Raises EngineRefusal where all would refuse.
+        """
         status, after = answer.status_code, answer.headers.get("Retry-After", "")
         seconds = int(after) if _SECONDS.fullmatch(after) else None
         if status in REFUSED:
@@ -402,12 +404,12 @@ class RemoteModel:
         )
 
     def _quoted(self, said: object) -> str:
-        """What a server said, for clients and the log. Some repeat the key that they refuse."""
+        """A server's words, for clients and the log, without the key: some repeat the one that they refuse."""
         return (str(said).replace(self._key, "(key)") if self._key else str(said))[:300]
 
 
 def _told_to_client(faults: Sequence[EngineError]) -> EngineError:
-    """Of all servers' faults the one that says most of when to come back: that one is busy, then that one is lost."""
+    """The fault, of all servers', that says most of when to come back: that one is busy, then that one is lost."""
 
     def rank(fault: EngineError) -> tuple[int, int]:
         return (fault.status, fault.retry_after or 0) if isinstance(fault, EngineRefusal) else (1000, 0)

@@ -481,9 +481,7 @@ class BranchDecoder:
             rows = self.mixer.take_prefix_rows(branch, answer.dists)
             if branch == self._prompt_of:
                 self._prompt_rows, rows, self._prompt_of = tuple(rows[:-1]), rows[-1:], None
-            if (
-                rows
-            ):  # else they were all of the prefix, and the node's comes in a segment of its own; or all are dropped
+            if rows:  # else all are dropped, or of the prefix, and the node's comes in a segment of its own
                 batch.parts[branch] = dict(zip(nodes, rows, strict=True))
             if batch.missing:
                 return ()

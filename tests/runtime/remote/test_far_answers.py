@@ -44,6 +44,23 @@ async def far_node(stand_in: StandIn, *hosts: str) -> AsyncIterator[Node]:
             yield node
 
 
+@asynccontextmanager
+async def linked(model: ServedModel) -> AsyncIterator[Mapping[str, Node]]:
+    """A cloud with this model and a device with a fake one of its own, linked."""
+    engine = GatedEngine(2)
+    engine.open = True
+    cloud = Node("cloud", model, None)
+    parts = NodeParts(company=Company(asks=open_gate()))
+    device = Node("device", LoadedModel(engine, ByteTokenizer()), None, parts)
+    async with asyncio.timeout(30), cloud, device, asyncio.TaskGroup() as tasks:
+        bench = Bench(cloud, device, {"device": engine, "cloud": engine})
+        await bench.link(tasks)
+        yield {"cloud": cloud, "device": device}
+        assert bench.links is not None
+        await bench.links[0].close()
+        await bench.links[1].closed.wait()
+
+
 async def here(request: GenerateRequest, strategy: str = "autoregressive") -> str:
     """The text of a node that runs the stand-in's model."""
     async with Node("cloud", LoadedModel(FakeEngine(seed=1, spread=0.3), ByteTokenizer()), None) as node:
@@ -163,18 +180,9 @@ async def test_a_device_and_far_servers_write_what_a_device_and_a_cloud_write(
         far = ServedModel(open_remote(urls, Path(), words, name="fake"), words)
         near = LoadedModel(FakeEngine(seed=1, spread=0.3), words)
         for model in (far, near):
-            engine = GatedEngine(2)
-            engine.open = True
-            cloud = Node("cloud", model, None)
-            device = Node("device", LoadedModel(engine, words), None, NodeParts(company=Company(asks=open_gate())))
-            async with asyncio.timeout(30), cloud, device, asyncio.TaskGroup() as tasks:
-                bench = Bench(cloud, device, {"device": engine, "cloud": engine})
-                await bench.link(tasks)
-                text, done = await collect(await (cloud if front == "cloud" else device).prepare(request))
+            async with linked(model) as sides:
+                text, done = await collect(await sides[front].prepare(request))
                 texts.append(text)
-                assert bench.links is not None
-                await bench.links[0].close()
-                await bench.links[1].closed.wait()
             assert done.strategy == strategy and done.degraded is None
             if front == "cloud" or strategy == "draft_verify":  # else more of a row may be asked for than is known
                 assert "approximate" not in done.strategy_reason
@@ -192,20 +200,12 @@ async def test_the_report_tells_that_the_cloud_s_tokens_are_approximate(front: s
         def info(self) -> ModelInfo:
             return replace(super().info, doubt="its rows depend on others")
 
-    engine, near = Doubtful(seed=1, spread=0.3), GatedEngine(2)
-    near.open = True
+    engine = Doubtful(seed=1, spread=0.3)
     request = changed(ASKED, sampling=SamplingParams(seed=5, temperature=1.8), strategy="draft_verify", max_tokens=40)
     with installed(stand_in, "one") as urls:
         model = ServedModel(open_remote(urls, Path(), words, name="fake"), words) if far else LoadedModel(engine, words)
-        cloud = Node("cloud", model, None)
-        device = Node("device", LoadedModel(near, words), None, NodeParts(company=Company(asks=open_gate())))
-        async with asyncio.timeout(30), cloud, device, asyncio.TaskGroup() as tasks:
-            bench = Bench(cloud, device, {"device": near, "cloud": near})
-            await bench.link(tasks)
-            _, done = await collect(await (cloud if front == "cloud" else device).prepare(request))
-            assert bench.links is not None
-            await bench.links[0].close()
-            await bench.links[1].closed.wait()
+        async with linked(model) as sides:
+            _, done = await collect(await sides[front].prepare(request))
     why = "the model's server tells only the likeliest tokens" if far else "its rows depend on others"
     assert done.strategy == "draft_verify" and not model.engine.info.is_exact
     assert done.strategy_reason.endswith(f"approximate: {why}" if front == "cloud" else "; approximate at the cloud")
