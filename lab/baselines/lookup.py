@@ -14,7 +14,7 @@ from paceline.core.drafting.ngram_drafter import DrafterStats, NgramDrafter, Suf
 from paceline.core.drafting.tree_search import DraftSource, DraftTree, grow_tree
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.strategies.decoding.prefix_tree import PrefixNode
+from paceline.strategies.base import FinishReason
 from paceline.strategies.lookup_tree import LookupTree
 
 Context = TypeVar("Context")
@@ -229,6 +229,6 @@ class VariedDrafter(NgramDrafter):
 class LessonsFirst(LookupTree):
     """The served machine, which learns before the next forward is asked for, not while it runs."""
 
-    def _take_lessons(self, head: PrefixNode, prefilled: bool) -> None:
-        super()._take_lessons(head, prefilled)
-        self._feed.finish()
+    def _walked(self, output: list[int], reason: FinishReason | None) -> None:
+        super()._walked(output, reason)
+        self._tables.feed.finish()

@@ -49,7 +49,8 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS, BranchDecoder
 from paceline.strategies.decoding.prefix_tree import DrafterFeed, DraftTokens, PrefixNode, PrefixTree, TreeDrafter
-from paceline.strategies.solo import Solo, may_follow
+from paceline.strategies.decoding.table_drafts import may_follow
+from paceline.strategies.solo import Solo
 
 # Drafts of one answer from a small model that runs on an engine of its own, beside the target's.
 #

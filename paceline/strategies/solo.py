@@ -12,7 +12,7 @@ is output aggregation on one side: the next token comes from the mixture of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from paceline.core.batching.segment import StepSize
 from paceline.strategies.base import (
@@ -37,14 +37,7 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
-
-LEARN_DELAY_S: Final = 0.001  # start of the engine's thread, before lessons compete with it for the interpreter
-
-
-def may_follow(config: MachineConfig, decoder: BranchDecoder, parent: PrefixNode, token: int) -> bool:
-    """A draft may be verified: the answer goes on behind it, and its context holds it."""
-    position, output = parent.position + 1, config.output
-    return position < output.max_tokens and decoder.fits(position) and token not in output.eos_ids
+from paceline.strategies.decoding.table_drafts import LEARN_DELAY_S
 
 
 class Solo:
