@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from paceline.core.addresses import is_loopback
 from paceline.core.printable import printable
-from paceline.core.shares import is_loopback
 from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.runtime.link.transport import unreachable

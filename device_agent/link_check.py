@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from paceline.commands.diagnosis import Found, local_folder
-from paceline.core.shares import is_loopback
+from paceline.core.addresses import is_loopback
 from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import device_handshake
 from paceline.runtime.link.connection import Link

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from paceline.core.addresses import is_loopback
 from paceline.core.energy import MeterName
-from paceline.core.shares import is_loopback
 from paceline.core.side import MayAsk, Side
 from paceline.system import cores
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.bootstrap import open_reranker, workflow_units
-from paceline.core.shares import is_loopback
+from paceline.core.addresses import is_loopback
 from paceline.errors import ConfigError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore

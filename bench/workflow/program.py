@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.commands.main import main
-from paceline.core.shares import Address
+from paceline.core.addresses import Address
 from paceline.rag.web.fetch import PageFetcher
 from paceline.runtime.workflows import run, web
 from paceline.runtime.workflows.driver import WorkflowDriver

@@ -9,7 +9,8 @@ aggregation   DRAGON's weights and the aggregators
 estimation    running estimates of times, bandwidth and acceptance
 energy        joules of steps, messages and answers
 side          the names of the two sides, and who may ask a device
-shares        places shared among owners, and among strangers
+fair          turns and shares of owners, one law at every door
+addresses     addresses of senders, and strangers by them
 words         the words of a text, for comparison
 printable     strangers' text for logs and terminals
 """

@@ -7,6 +7,7 @@ texts          its services for texts that it does not answer
 served_models  several models behind one service
 admission      places of answers, and answers written in stretches
 preparation    from a request to a session that is ready to run
+turnstile      work in turns of its owners
 resources      engine, tokenizer, documents, n-gram tables, grammars and statistics of a side
 sessions       one answer on one side
 engine_loop    the thread that owns an engine

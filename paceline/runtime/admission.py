@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from paceline.core.energy import EnergyUse
-from paceline.core.shares import Shares, WaitingLine
+from paceline.core.fair import FairQueue
 from paceline.core.side import SIDES
 from paceline.errors import RequestError
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
@@ -95,7 +95,7 @@ def _sum(uses: Sequence[EnergyUse]) -> EnergyUse:
 
 # Places of answers under way: how many there are, who waits for one, and the refusal.
 #
-# Shared by the nodes of all models of a program. Fair shares of owners: `core.shares`.
+# Shared by the nodes of all models of a program.
 
 
 MAX_ANSWERS: Final = 1152  # at once, of which one owner may have 1,024; further requests get 429
@@ -108,40 +108,38 @@ class AnswerPlaces:
     """Belongs to one event loop. An owner of "" is everybody without a key, and has no place kept for it."""
 
     def __init__(self) -> None:
-        self._shares = Shares(MAX_ANSWERS)  # of owners
-        self._line = WaitingLine(self._shares, MAX_WAITING)
+        self._queue = FairQueue(MAX_ANSWERS, waiting=MAX_WAITING)
+        self._shares = self._queue.shares  # of owners
 
     async def wait_for_room(self, owner: str) -> None:
         """Wait briefly until this owner may have a place, which is not kept for it. Raises RequestError (429)."""
-        if self._has_room(owner):
-            return
         called = asyncio.Event()
+
+        def call() -> None:
+            self._shares.give_back(owner)  # somebody else may take it before this request does: then it waits again
+            called.set()
+
         try:
             async with asyncio.timeout(ROOM_S):
-                while self._line.enter(owner, called.set, alone=not owner):
+                while not self._shares.has_room(owner) and self._queue.enter(owner, call):
                     await called.wait()
-                    if self._has_room(owner):
-                        return
                     called.clear()
         except TimeoutError:
             pass
         finally:
-            self._line.leave(called.set)
-        if not self._has_room(owner):
+            self._queue.leave(call)
+        if not self._shares.has_room(owner):
             raise self._full(owner)
 
     def take(self, owner: str, *, anyhow: bool = False) -> None:
         """Take a place. anyhow: whether there is room or not. Raises RequestError (429) where there is none."""
         if anyhow:
             self._shares.force(owner)
-        elif not self._shares.take(owner, alone=not owner):
+        elif not self._shares.take(owner):
             raise self._full(owner)
 
     def give_back(self, owner: str) -> None:
-        self._line.give_back(owner)
-
-    def _has_room(self, owner: str) -> bool:
-        return self._shares.has_room(owner, alone=not owner)
+        self._queue.give_back(owner)
 
     def _full(self, owner: str) -> RequestError:
         return RequestError(

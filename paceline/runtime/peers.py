@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Collection, Sequence
 from itertools import chain
 
 import msgspec
 
 from paceline.core.estimation import PeerRecord
-from paceline.core.shares import Allowances, Shares
+from paceline.core.fair import Shares
 from paceline.core.side import EVERYBODY, MayAsk, Side
 from paceline.engine.grammar.compiler import DeferredMask
 from paceline.errors import PacelineError, RemoteProtocolError, RequestError
@@ -73,7 +74,7 @@ class Peers:
         self._shares = Shares(MAX_PEER_SESSIONS, most=MAX_SESSIONS_PER_PEER)  # of peers, in `_sessions`
         self._records: dict[str, PeerRecord] = {}  # by the peer's name: one that links anew stays who it is
         self.scales = PeerScales(resources.relevance, follows=resources.side == "device")
-        self._tokens = Allowances(MAX_PEER_TOKENS)  # of peers, by session
+        self._tokens = Shares(math.inf, most=MAX_PEER_TOKENS)  # of peers, by session
         self._counted: dict[PeerSession, int] = {}  # tokens of each session that are part of that
         self._searches = SearchServer()
         self._texts = TextServer(admit)

@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import secrets
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from paceline.runtime.lookup_tables.store import DocumentTables, Lifetime, Table
 from paceline.runtime.parts import NodeParts
 from paceline.runtime.sessions.mask_threads import MaskBesideLoop, MaskThreads
 from paceline.runtime.sessions.prompts import scale_of
+from paceline.runtime.turnstile import Turnstile
 from paceline.runtime.units import NodeUnits, PlainWork
 from paceline.strategies.base import (
     Branch,
@@ -51,8 +51,7 @@ from paceline.wire.messages import Options
 #
 # Compiling takes up to `MAX_COMPILE_S` of a processor, and llguidance lets go of the GIL meanwhile. It has threads of
 # its own, so that it holds up neither answers nor searches, and an owner has one of them at most, so that one who
-# sends costly schemas waits for himself. Not handled: as many such owners as there are threads; others then wait for a
-# turn.
+# sends costly schemas waits for himself.
 
 
 THREADS: Final = 4
@@ -64,8 +63,7 @@ class CompilingThreads:
     def __init__(self, tokenizer: TextModel) -> None:
         self._grammars = GrammarCompiler(tokenizer)
         self._threads = ThreadPoolExecutor(THREADS, "compiling")
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of the owners who compile or wait
-        self._waiting: defaultdict[str, int] = defaultdict(int)  # requests of each of them
+        self._turns = Turnstile(THREADS)
 
     async def start(self) -> None:
         """Load the vocabulary now, because that holds the GIL for about a second."""
@@ -79,15 +77,9 @@ class CompilingThreads:
         known = self._grammars.known(constraint, owner)
         if known is not None:
             return known
-        self._waiting[owner] += 1
-        try:
-            async with self._turns[owner]:
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._threads, self._grammars.mask, constraint, owner)
-        finally:
-            self._waiting[owner] -= 1
-            if not self._waiting[owner]:
-                del self._waiting[owner], self._turns[owner]
+        async with self._turns.turn(owner):
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, self._grammars.mask, constraint, owner)
 
     async def stop(self) -> None:
         """End the threads; constraints that wait are given up."""

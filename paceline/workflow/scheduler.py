@@ -2,7 +2,8 @@
 
 On every event the observed graph and the criticality of its stages are brought up to date; then each stage that can
 begin, the most critical first, is placed on an idle unit, or waits for a busy one. Work that several units could share
-is shared. Owners take turns; within an owner's requests the most critical of all goes first.
+is shared. Owners take turns (`core.fair`); within an owner's requests the most critical of all goes first. A launch
+under way is not ended for another owner.
 
 Not handled: preemption of a launch, seconds to load a model, memory capacity. A text stays in the memory where it
 began; when that is lost with its last unit, what computing it anew takes is not predicted.
@@ -11,7 +12,9 @@ began; when that is lost with its last unit, what computing it anew takes is not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
+from paceline.core.fair import Turns
 from paceline.workflow.graph import (
     Cancel,
     Ended,
@@ -44,45 +47,6 @@ from paceline.workflow.placement import (
 )
 from paceline.workflow.profiles import Profiles
 
-
-class OwnerTurns:
-    """Turns of owners on the units: whoever asks for more workflows at once than others gets no more of the units.
-
-    Start-time fair queueing over the predicted seconds of launches: each owner has a clock of what it was given, and
-    those that are behind come first. One that comes anew begins with the clock of whoever is furthest behind, so nobody
-    saves up turns. Alone, an owner's stages go by their criticality. Not handled: a launch under way is not ended for
-    another owner.
-    """
-
-    def __init__(self) -> None:
-        self._given: dict[str, float] = {}  # owners with unfinished stages -> s
-
-    def see(self, owners: set[str]) -> None:
-        """Owners that have unfinished stages now; others are forgotten."""
-        kept = {owner: given for owner, given in self._given.items() if owner in owners}
-        least = min(kept.values(), default=0.0)
-        self._given = kept | dict.fromkeys(owners - set(kept), least)
-
-    def give(self, owner: str, seconds: float) -> None:
-        """A launch of that owner has begun, which takes so long."""
-        self._given[owner] = self._given.get(owner, 0.0) + seconds
-
-    def ordered(self, stages: Sequence[Stage], ranks: Mapping[Stage, float]) -> list[Stage]:
-        """Each owner's first one, then each owner's second one, and so on; of one place, who was given least first.
-
-        stages: each owner's in its own order.
-        """
-        if len(self._given) < 2:
-            return list(stages)
-        places: dict[str, int] = {}
-        keys: dict[Stage, tuple[int, float, float]] = {}
-        for stage in stages:
-            owner = stage.request.owner
-            place = places[owner] = places.get(owner, -1) + 1
-            keys[stage] = place, self._given.get(owner, 0.0), -ranks[stage]
-        return sorted(stages, key=lambda stage: keys[stage])
-
-
 MAX_FAILURES = 2  # of a stage on a unit, then it is not tried there again
 
 
@@ -103,7 +67,7 @@ class WorkflowScheduler:
         self._refused: set[Stage] = set()
         self._open: dict[Request, None] = {}
         self._launches = 0
-        self._turns = OwnerTurns()
+        self._turns = Turns()  # of owners on the units, by predicted seconds of launches
 
     def on(self, event: WorkflowEvent) -> list[WorkflowEffect]:
         """Raises ValueError for stages that cannot be added."""
@@ -201,8 +165,9 @@ class WorkflowScheduler:
         busy = {running.launch.stage: running for running in self._running.values()}
         ranks = self._ranks(now, able)
         stages = sorted(unfinished, key=lambda stage: (-ranks[stage], stage.progress.number))
-        self._turns.see({stage.request.owner for stage in stages})
-        order = self._turns.ordered([each for each in stages if self.graph.available(each) or each in busy], ranks)
+        self._turns.begin({stage.request.owner for stage in stages})
+        waiting = [each for each in stages if self.graph.available(each) or each in busy]
+        order = self._turns.order([(each.request.owner, each) for each in waiting], partial(self._least_seconds, able))
         effects: list[WorkflowEffect] = []
         for stage in order:
             if stage.operation.ordered and stage in busy:  # it goes on where it is
@@ -217,6 +182,12 @@ class WorkflowScheduler:
                     break
                 effects.append(self._launch(now, stage, placement, ranks[stage]))
         return effects
+
+    def _least_seconds(self, able: Mapping[Stage, Sequence[ProcessingUnit]], stage: Stage) -> float:
+        """What is left of the stage takes where it is fastest, without a profile a second."""
+        kinds = {unit.kind for unit in able[stage]}
+        known = (self._predictions.seconds(stage.operation, max(stage.remaining, 1), kind) for kind in kinds)
+        return min((seconds for seconds in known if seconds is not None), default=1.0)
 
     def _ranks(self, now: float, able: Mapping[Stage, Sequence[ProcessingUnit]]) -> dict[Stage, float]:
         if not self.policy.criticality:
@@ -234,7 +205,7 @@ class WorkflowScheduler:
         if stage.text is not None:
             self._memories[stage.text] = placement.unit.memory
         seconds = placement.moving_s + placement.compute_s
-        self._turns.give(stage.request.owner, seconds)
+        self._turns.served(stage.request.owner, seconds)
         first, count = self.graph.begin(stage, placement.count)
         launch = Launch(self._launches, stage, placement.unit.name, placement.shape, first, count, rank)
         self._running[launch.id] = Running(launch, placement.unit.memory, now, placement.moving_s, now + seconds)

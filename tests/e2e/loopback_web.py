@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from paceline.commands.main import main
-from paceline.core.shares import Address
+from paceline.core.addresses import Address
 from paceline.rag.web.fetch import PageFetcher
 from paceline.runtime.workflows import web
 

@@ -74,7 +74,7 @@ async def test_an_owner_of_costly_schemas_waits_for_himself_and_others_do_not(
         assert not gate.begun.acquire(blocking=False), "one at a time"
         gate.opened.set()
     assert all(each.result() is not None for each in costly)
-    assert not compiling._turns and not compiling._waiting
+    assert not compiling._turns._queue.shares.taken
 
 
 async def test_a_request_that_is_given_up_while_it_waits_leaves_its_turn_to_the_next(
@@ -86,7 +86,7 @@ async def test_a_request_that_is_given_up_while_it_waits_leaves_its_turn_to_the_
     gate.opened.set()
     assert await first is not None and await third is not None
     assert second.cancelled()
-    assert not compiling._turns
+    assert not compiling._turns._queue.shares.taken
 
 
 async def test_answers_go_on_while_a_schema_is_compiled(gate: Gate) -> None:

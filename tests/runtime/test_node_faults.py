@@ -10,8 +10,8 @@ from typing import cast
 
 import pytest
 
+from paceline.core.fair import Shares
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.core.shares import Shares
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer
 from paceline.errors import PacelineError, RequestError

@@ -51,7 +51,7 @@ async def test_a_request_waits_a_little_for_a_place_that_is_given_back(monkeypat
         assert not waiting[1].done()
         waiting[1].cancel()
         await asyncio.gather(waiting[1], return_exceptions=True)
-        assert not node._places._line._calls, "who has left is not called"
+        assert not node._places._queue._calls, "who has left is not called"
         monkeypatch.setattr(admission, "ROOM_S", 0.0)
         with pytest.raises(RequestError, match="1 answers of 1 at most"):
             await node.wait_for_room(REQUEST.account.owner)

@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from pathlib import PurePath
 from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
-from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 
@@ -28,6 +27,7 @@ from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.process import ParserPool, memory_file
 from paceline.rag.store.files import harmless, missing
 from paceline.runtime.service import Service
+from paceline.runtime.turnstile import Turnstile
 
 MAX_BODY_WITH_FILES = 8 * MAX_BODY  # bytes, of which all but the files may be MAX_BODY
 MAX_FILES = 32  # in one request
@@ -47,7 +47,7 @@ class Attachments:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._parsers = ParserPool(budget=None if service.library is None else service.library.budget)
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by key
+        self._turns = Turnstile()  # of keys, a file each
         self._reading = 0  # files
 
     async def close(self) -> None:
@@ -109,13 +109,12 @@ class Attachments:
         return name, (await self._parsed(name, opened, where, owner)).text
 
     async def _parsed(self, name: str, opened: Callable[[], BinaryIO], where: str, owner: str) -> Parsed:
-        turn = self._turns.setdefault(owner, asyncio.Lock())
-        await turn.acquire()
+        await self._turns.enter(owner)
         loop = asyncio.get_running_loop()
         self._reading += 1
 
         def ended(_: Future[Parsed]) -> None:
-            loop.call_soon_threadsafe(self._end, turn)
+            loop.call_soon_threadsafe(self._end, owner)
 
         parsing = self._parsers.submit(name, opened, owner=owner)
         parsing.add_done_callback(ended)  # not before: a client that leaves has its file read to its end all the same
@@ -128,8 +127,8 @@ class Attachments:
         except ParserLost as error:
             raise RequestError(str(error), status=503, type="server_error", code="parser_lost", param=where) from None
 
-    def _end(self, turn: asyncio.Lock) -> None:
-        turn.release()
+    def _end(self, owner: str) -> None:
+        self._turns.leave(owner)
         self._reading -= 1
         if not self._reading:
             asyncio.get_running_loop().run_in_executor(None, self._parsers.rest)

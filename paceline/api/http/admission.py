@@ -22,7 +22,8 @@ from paceline.api.http.body import BrokenOffError, ClientGoneError, within
 from paceline.api.http.doors import DoorLimits, Visitor
 from paceline.api.http.errors import RETRY, ErrorShape, Failure, failure_of, unauthorized
 from paceline.api.observation import new_request_id, request_id
-from paceline.core.shares import Shares, is_loopback
+from paceline.core.addresses import is_loopback
+from paceline.core.fair import Shares
 from paceline.errors import PacelineError
 from paceline.runtime.link.transport import CONNECTION
 
@@ -98,7 +99,7 @@ def preflight_headers(asked: bytes | None, *, private_network: bool) -> Headers:
 
 
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})  # requested every few seconds, so logged at DEBUG
-MAX_ACTIVE = 1440  # POSTs at a time, of which one key may have 1,280 (`core.shares`); the service admits fewer answers
+MAX_ACTIVE = 1440  # POSTs at a time, of which one key may have 1,280 (`core.fair`); the service admits fewer answers
 MAX_OPEN = 64  # POSTs to open routes at a time
 MAX_OPEN_PER_ADDRESS = 8
 OPEN_BODY_S = 5.0  # for the body of one, whoever sends it
@@ -148,7 +149,7 @@ class AdmissionControl:
         if self.draining:
             return Failure(503, "This server is shutting down.", "server_error", "shutting_down", headers=RETRY)
         places = self._open_places if is_open else self._places
-        if not places.take(owner, alone=not (owner or is_open)):
+        if not places.take(owner):
             whose = "from this address, to routes that need no key," if is_open else "of this key"
             message = (
                 f"{places.held(owner)} requests {whose} are being answered, and {places.taken} in all, of "
@@ -297,7 +298,7 @@ class AdmissionMiddleware:
             )
         scope["state"]["identity"] = identity
         visitor: Visitor | None = scope["state"].get(CONNECTION)
-        if visitor is None or visitor.identify(identity.key, alone=not self.admission.keyring.required):
+        if visitor is None or visitor.identify(identity.key):
             return None
         message = "This key has too many connections open: close idle ones, or use them for several requests."
         return Failure(429, message, "rate_limit_error", "too_many_connections", headers=RETRY | _CLOSE)

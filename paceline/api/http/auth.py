@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Self, get_args
 
-from paceline.core.shares import is_loopback
+from paceline.core.addresses import is_loopback
 from paceline.errors import ConfigError
 
 KEY_ID_LENGTH = 24  # hexadecimal digits: 96 bits, enough against collisions

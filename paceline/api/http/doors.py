@@ -2,7 +2,7 @@
 
 A connection belongs to a stranger until a key on it is accepted (any request, where none is required) or a device's
 credential. So silent connections, half heads, bodies of open routes and unadmitted WebSockets are counted together,
-by address and in all (`core.shares.Strangers`).
+by address and in all (`core.addresses.Strangers`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from paceline.core.shares import Shares, Strangers, counted_address, parsed_address
+from paceline.core.addresses import Strangers, counted_address, parsed_address
+from paceline.core.fair import Shares
 from paceline.settings import TUNING
 
 # The address behind a connection or a request, as limits by address count it.
@@ -107,13 +108,10 @@ class Visitor:
             if counted_before:
                 self._doors.come(self)
 
-    def identify(self, owner: str, *, alone: bool) -> bool:
-        """A request of this owner has been accepted. False if it has too many connections; then nothing changes.
-
-        alone: nobody else can come, because no key is required.
-        """
+    def identify(self, owner: str) -> bool:
+        """A request of this owner has been accepted. False if it has too many connections; then nothing changes."""
         if self._owner != owner and not self._gone:
-            if not self._doors.shares.take(owner, alone=alone):
+            if not self._doors.shares.take(owner):
                 return False
             self._give_back()
             self._owner = owner

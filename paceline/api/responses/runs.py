@@ -21,11 +21,11 @@ from paceline.api.responses.log import EventLog, LiveEvents
 from paceline.api.responses.replay import kept_items, stored_form
 from paceline.api.responses.request import ResponseRequest
 from paceline.api.responses.store import ResponseRecord, Turn
-from paceline.core.shares import Shares
+from paceline.core.fair import Shares
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import Generation, GenerationResult
 
-MAX_BACKGROUND = 576  # background responses at once, of which one key may have 512 (`core.shares`)
+MAX_BACKGROUND = 576  # background responses at once, of which one key may have 512 (`core.fair`)
 STOPPED = Failure(503, "The server was stopped before this response was finished.", "server_error")
 
 _log = logging.getLogger("paceline.api")
@@ -70,7 +70,7 @@ class Runs:
         Raises RequestError (429) when there are too many of those.
         """
         owner = record.owner
-        if asked.background and not self._background.take(owner, alone=not owner):
+        if asked.background and not self._background.take(owner):
             raise RequestError(
                 f"{self._background.held(owner)} background responses of this key are being written, and "
                 f"{self._background.taken} in all, of {MAX_BACKGROUND}: wait for one to end, or cancel it.",

@@ -7,10 +7,9 @@ CreateFileRequest and OpenAIFile.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Literal, get_args
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Security
@@ -27,6 +26,7 @@ from paceline.api.vector_stores.search import LibraryDep
 from paceline.errors import RequestError
 from paceline.rag.store.files import Arrival, StoredFile, missing
 from paceline.rag.store.library import Library
+from paceline.runtime.turnstile import Turnstile
 
 # Uploads in turns of their owners: many files of one that arrive at once hold up no other's.
 #
@@ -36,47 +36,16 @@ from paceline.rag.store.library import Library
 # threads are left for others. Not handled: what several owners take of one disk together.
 
 
-T = TypeVar("T")
-
-
 class UploadTurns:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, deque[asyncio.Future[None]]] = {}  # that wait, of owners with any
-        self._keeping: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of the owners in `_kept`
-        self._kept: defaultdict[str, int] = defaultdict(int)  # uploads that are brought to the disk or wait for it
+        self.parts, self.disk = Turnstile(), Turnstile()
 
     async def part(self, owner: str) -> None:
-        """Wait until one more part of the owner's bodies may be handled."""
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        if not self._parts:
-            loop.call_soon(self._next_of_each, loop)
-        self._parts.setdefault(owner, deque()).append(turn)
-        await turn
-
-    async def keep(self, owner: str, work: Callable[[], T]) -> T:
-        """The result of `work`, which blocks on the disk, from a thread."""
-        self._kept[owner] += 1
-        try:
-            async with self._keeping[owner]:
-                return await asyncio.to_thread(work)
-        finally:
-            self._kept[owner] -= 1
-            if not self._kept[owner]:
-                del self._kept[owner], self._keeping[owner]
-
-    def _next_of_each(self, loop: asyncio.AbstractEventLoop) -> None:
-        for owner, waiting in [*self._parts.items()]:
-            while waiting and (turn := waiting.popleft()).done():  # cancelled: nobody waits for it any more
-                pass
-            if not turn.done():
-                turn.set_result(None)
-            if not waiting:
-                del self._parts[owner]
-        if self._parts:
-            loop.call_soon(self._next_of_each, loop)  # after the parts above, which then have been handled
+        """Wait until one more part of the owner's bodies may be handled, before the loop does anything else."""
+        await self.parts.enter(owner)
+        asyncio.get_running_loop().call_soon(self.parts.leave, owner)
 
 
 _PIECE = 1 << 20  # bytes
@@ -133,7 +102,8 @@ async def _received(library: Library, arrival: Arrival, request: Request, turns:
             raise RequestError(f"purpose must be one of {', '.join(PURPOSES)}.", param="purpose")
         if any(name.partition("[")[0] == "expires_after" for name in upload.fields):
             raise unsupported("expires_after", "Files stay until they are deleted")
-        return await turns.keep(arrival.owner, partial(library.uploads.keep, arrival, upload.name, purpose))
+        async with turns.disk.turn(arrival.owner):
+            return await asyncio.to_thread(library.uploads.keep, arrival, upload.name, purpose)
 
 
 @router.get("", responses=official("SyncCursorPage[FileObject]"))

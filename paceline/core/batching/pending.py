@@ -34,7 +34,7 @@ class Group:
     priority: int = 0  # smaller ones run first; ones that come without end starve all larger ones
     line: tuple[Hashable, int] | None = None  # a link to another engine, and the place there of an answer they share
     owner: str = ""  # owners take turns where a step has no room for all; memory is given by age alone
-    criticality: float = 0.0  # s of its workflow that wait for it; 0 without one. See `turns`
+    criticality: float = 0.0  # s of its workflow that wait for it; 0 without one
 
 
 @dataclass(slots=True, eq=False)

@@ -27,8 +27,8 @@ from typing import NamedTuple, cast
 import httpx
 
 from paceline import __version__
+from paceline.core.addresses import Address, parsed_address
 from paceline.core.printable import printable
-from paceline.core.shares import Address, parsed_address
 from paceline.errors import DocumentError, ParserLost, WebError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split_document
 from paceline.rag.parsing.process import Around, ParserPool, memory_file

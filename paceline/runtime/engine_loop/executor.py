@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from paceline.core.batching.pending import RECOMPUTED, Group, Memory
-from paceline.core.batching.scheduler import ScheduledSegment, Scheduler, SchedulerOutput, alternating
+from paceline.core.batching.scheduler import ScheduledSegment, Scheduler, SchedulerOutput
 from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
 from paceline.core.energy import StepMeter
+from paceline.core.fair import Turns
 from paceline.core.sampling.sampler import RowSampling, RowTree
 from paceline.engine.base import (
     AsyncEngine,
@@ -450,7 +451,7 @@ class StepExecutor:
                 done += complete
                 owners += ["" if request.group is None else request.group.owner] * len(complete)
                 self._forget(chunk.key)
-        done = [done[place] for place in alternating(owners)]
+        done = Turns().order(list(zip(owners, done, strict=True)))
         answers = answers_of(self.engine, done)  # before the meter is read: a GPU computes until its tokens are
         if self._meter is not None:
             energy = self._meter.end([chunk.segment for chunk in step.chunks])

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from typing import Final, TypeVar
 
 import numpy as np
 from greenlet import getcurrent, greenlet
 from numpy.typing import NDArray
 
+from paceline.core.fair import FairQueue
 from paceline.core.sampling.sampler import Mask
 from paceline.runtime.engine_loop.worker import BATCHING_WAIT_S, Worker
 
@@ -61,7 +62,6 @@ def wait_for(begin: Callable[[Callable[[], None]], None]) -> None:
 
 
 T = TypeVar("T")
-Job = tuple[Callable[[], object], Callable[[], None]]  # on a thread, and then on the loop
 
 THREADS: Final = 4
 MOST_OF_ONE: Final = 2  # threads of an owner at once
@@ -74,15 +74,11 @@ class MaskThreads:
         """worker: its steps wait briefly for sessions that masks have held up."""
         self.worker = worker
         self._threads = ThreadPoolExecutor(THREADS, "masks")
-        self._waiting: defaultdict[str, deque[Job]] = defaultdict(deque)  # of owners with `MOST_OF_ONE` under way
-        self._running: Counter[str] = Counter()
+        self._queue = FairQueue(THREADS, most=MOST_OF_ONE)
 
     def submit(self, owner: str, work: Callable[[], object], done: Callable[[], None]) -> None:
         """Do this on a thread, in its owner's turn, then call `done` on the loop. work: must not raise."""
-        if self._running[owner] >= MOST_OF_ONE:
-            self._waiting[owner].append((work, done))
-        else:
-            self._begin(owner, work, done)
+        self._queue.enter(owner, partial(self._begin, owner, work, done))
 
     def stop(self) -> None:
         """End the threads once they are done. What waits for its turn is never called back."""
@@ -96,15 +92,10 @@ class MaskThreads:
                 with suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(self._ended, owner, done)
 
-        self._running[owner] += 1
         self._threads.submit(work).add_done_callback(ended)
 
     def _ended(self, owner: str, done: Callable[[], None]) -> None:
-        self._running[owner] -= 1
-        if waiting := self._waiting[owner]:
-            self._begin(owner, *waiting.popleft())
-        elif not self._running[owner]:
-            del self._running[owner], self._waiting[owner]
+        self._queue.give_back(owner)
         done()
 
 

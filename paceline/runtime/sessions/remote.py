@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal, cast
 
+from paceline.core.fair import Shares
 from paceline.core.printable import printable
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.core.shares import Shares
 from paceline.engine.thinking import NO_THINKING
 from paceline.errors import LinkClosed, LinkError, PacelineError
 from paceline.rag.chunk import MAX_PLACE

@@ -15,7 +15,7 @@ from functools import partial
 
 import psutil
 
-from paceline.core.shares import Strangers, counted_address
+from paceline.core.addresses import Strangers, counted_address
 from paceline.errors import EngineLost, LinkClosed, LocalProtocolError, RemoteProtocolError
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages.connecting import NOT_YOURS, Accepted, Certificate, Channel, accept, dial_stage

@@ -63,14 +63,14 @@ def test_half_of_all_connections_may_be_strangers_and_a_crowd_makes_room_for_oth
 def test_a_sender_that_is_known_is_not_cut_and_counts_for_its_key() -> None:
     hall = Hall(1, 18)
     known = hall.enter("1.1.1.1")
-    assert known.identify("a", alone=False)
+    assert known.identify("a")
     hall.enter("1.1.1.1")
     hall.enter("1.1.1.1")
     assert hall.cut == [1] and hall.doors.shares.held("a") == 1
     others = [hall.enter("1.1.1.1") for _ in range(20)]
-    assert [other.identify("a", alone=False) for other in others].count(True) == 15, "of 18 a key has 16"
-    assert others[-1].identify("b", alone=False), "another still gets in"
-    assert known.identify("b", alone=False) and hall.doors.shares.held("a") == 15, "a proxy's connection, used by both"
+    assert [other.identify("a") for other in others].count(True) == 15, "of 18 a key has 16"
+    assert others[-1].identify("b"), "another still gets in"
+    assert known.identify("b") and hall.doors.shares.held("a") == 15, "a proxy's connection, used by both"
     for visitor in hall.visitors:
         visitor.gone()
     hall.doors.check()
@@ -80,7 +80,7 @@ def test_a_sender_that_is_known_is_not_cut_and_counts_for_its_key() -> None:
 def test_a_websocket_introduces_itself_on_whatever_connection() -> None:
     hall = Hall(1, 10)
     visitor = hall.enter("1.1.1.1")
-    assert visitor.identify("", alone=True)
+    assert visitor.identify("")
     visitor.upgraded()
     assert hall.doors.num_strangers == 1
     visitor.admitted()
@@ -116,7 +116,7 @@ def test_the_counts_hold_whatever_happens(per_address: int, max_connections: int
         elif visitor._gone:
             continue
         elif move == "known":
-            visitor.identify("ab"[number % 2], alone=False)
+            visitor.identify("ab"[number % 2])
         elif move == "upgraded":
             visitor.upgraded()
         else:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.batching.pending import Group
-from paceline.core.batching.scheduler import Scheduler, alternating
+from paceline.core.batching.scheduler import Scheduler
 from paceline.core.batching.segment import Segment, SeqId
 
 BUDGET = 12
@@ -181,17 +181,3 @@ def test_a_stream_of_critical_segments_leaves_half_of_the_steps_to_the_others() 
         if last not in load.pending:
             break
     assert last not in load.pending
-
-
-@given(st.lists(st.sampled_from("abcd"), max_size=40))
-def test_an_owners_first_answers_wait_for_as_many_of_each_other_owner_at_most(owners: list[str]) -> None:
-    order = alternating(owners)
-    assert sorted(order) == list(range(len(owners)))
-    before = Counter[str]()
-    for place in order:
-        owner = owners[place]
-        assert all(number <= before[owner] + 1 for number in before.values())
-        before[owner] += 1
-    for owner in set(owners):
-        own = [place for place in order if owners[place] == owner]
-        assert own == sorted(own)

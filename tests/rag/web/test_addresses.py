@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from paceline.core.shares import Address, parsed_address
+from paceline.core.addresses import Address, parsed_address
 from paceline.errors import WebError
 from paceline.rag.web.fetch import MAX_URL, is_public, shown, target_of
 

@@ -222,7 +222,7 @@ async def _answer_many() -> None:
         engine.permits.release()
         await worker.stop()
     assert len(engine.batches) == 1
-    assert seen[0] == "ann is answered" and seen.index("ann's is sent") <= 2
+    assert seen.index("ann's is sent") <= 3, "one of Bert's is before it at most"
     assert seen.index("bert's is sent") < len(seen) - 1 - seen[::-1].index("bert is answered")
 
 

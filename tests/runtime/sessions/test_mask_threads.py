@@ -165,7 +165,7 @@ async def test_an_owner_has_some_of_the_threads_and_others_the_rest() -> None:
     await asyncio.to_thread(threads.stop)
     await asyncio.sleep(0)
     assert sorted(order) == [f"hostile {number}" for number in range(THREADS + 2)]
-    assert not threads._running and not threads._waiting
+    assert not threads._queue.shares.taken
 
 
 async def test_a_step_waits_for_a_mask_unless_it_took_long_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:

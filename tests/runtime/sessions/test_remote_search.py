@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from paceline.core.shares import Shares
+from paceline.core.fair import Shares
 from paceline.errors import LinkError, RequestError
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
