@@ -134,7 +134,7 @@ async def embed(asked: EmbeddingRequest, request: Request, service: ServiceDep) 
 
     async def work() -> bytes:
         texts = await asyncio.to_thread(texts_of, asked.input, request.app.state.openai_ids)
-        return await asyncio.to_thread(_body, asked, await service.embed(texts))
+        return await asyncio.to_thread(_body, asked, await service.embed(texts, request.state.identity.key))
 
     return Response(await while_connected(request.receive, work()), media_type="application/json")
 

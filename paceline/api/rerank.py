@@ -77,7 +77,7 @@ async def rerank(asked: RerankRequest, request: Request, service: ServiceDep) ->
     """
     name = _model(service, asked.model)
     texts = [each if isinstance(each, str) else each.text for each in asked.documents]
-    reranked = await while_connected(request.receive, service.rerank(asked.query, texts))
+    reranked = await while_connected(request.receive, service.rerank(asked.query, texts, request.state.identity.key))
     scores = reranked.relevance
     best = sorted(range(len(texts)), key=lambda index: (-scores[index], index))[: asked.top_n]
     return RerankAnswer(

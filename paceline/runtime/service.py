@@ -303,13 +303,13 @@ class Service(Protocol):
         The prompt must have been checked. Cancellation releases its KV rows. Raises PacelineError.
         """
 
-    async def embed(self, texts: Sequence[str]) -> Embeddings:
+    async def embed(self, texts: Sequence[str], owner: str) -> Embeddings:
         """Embed texts. Raises RequestError where there is no embedder or a text is too long."""
 
     def rerankers(self) -> Sequence[str]:
         """Names for `rerank`: of the one there is, or none."""
 
-    async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
+    async def rerank(self, query: str, passages: Sequence[str], owner: str) -> Reranked:
         """Raises RequestError where there is no reranker."""
 
     async def wait_for_room(self, owner: str) -> None:

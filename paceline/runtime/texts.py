@@ -16,6 +16,7 @@ from paceline.rag.rerank import CrossEncoder, Reranker
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import EmbedderInfo, Embeddings, Logprobs, Reranked
 from paceline.runtime.sessions.output_text import PromptScorer, token_strings
+from paceline.runtime.turnstile import Turnstile
 from paceline.runtime.units import PlainWork
 from paceline.runtime.workflows.run import own_reranker
 
@@ -24,23 +25,23 @@ MAX_TOKENS = 8192  # of one text, as in OpenAI's API; an embedder may truncate i
 
 
 class TextEmbedder:
-    """Embeds off the event loop one part at a time, because embedders use the cores that the engine needs: other
-    requests take turns between two parts, and a cancelled request costs at most the part under way."""
+    """Embeds off the event loop one part at a time, because embedders use the cores that the engine needs: owners take
+    turns between two parts, and a cancelled request costs at most the part under way."""
 
     def __init__(self, embedder: Embedder, work: PlainWork) -> None:
         self._embedder = embedder
         self._work = work
-        self._turn = asyncio.Lock()
+        self._turns = Turnstile(1)
 
-    async def embed(self, texts: Sequence[str]) -> Embeddings:
+    async def embed(self, texts: Sequence[str], owner: str) -> Embeddings:
         """Embed texts. Raises RequestError (400) for a text that is too long, before any is embedded."""
         tokens: list[int] = []
         for start in range(0, len(texts), PART_TEXTS):
-            async with self._turn:
+            async with self._turns.turn(owner):
                 tokens += await asyncio.to_thread(self._count_tokens, texts[start : start + PART_TEXTS], start)
         parts: list[Vectors] = [np.empty((0, self._embedder.dimensions), np.float32)]
         for start in range(0, len(texts), PART_TEXTS):
-            async with self._turn:
+            async with self._turns.turn(owner):
                 part = texts[start : start + PART_TEXTS]
                 parts.append(await self._work.embed(partial(self._embedder.embed, part)))
         return Embeddings(np.concatenate(parts), sum(tokens))
@@ -69,17 +70,17 @@ class PassageReranker:
         self._reranker = reranker
         self._work = work
         self._count = count
-        self._turn = asyncio.Lock()
+        self._turns = Turnstile(1)
 
     @property
     def name(self) -> str:
         return self._reranker.name
 
-    async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
+    async def rerank(self, query: str, passages: Sequence[str], owner: str) -> Reranked:
         scores: list[float] = []
         for start in range(0, len(passages), PART_PASSAGES):
             part = passages[start : start + PART_PASSAGES]
-            async with self._turn:
+            async with self._turns.turn(owner):
                 found = await self._work.rerank(partial(self._reranker.score, query, part))
             scores += map(float, found)
         if isinstance(self._reranker, CrossEncoder):  # logits; clients compare with thresholds from 0 to 1
@@ -129,15 +130,15 @@ class NodeTexts:
     def embedders(self) -> Sequence[EmbedderInfo]:
         return self._info
 
-    async def embed(self, texts: Sequence[str]) -> Embeddings:
+    async def embed(self, texts: Sequence[str], owner: str) -> Embeddings:
         if self._embedder is None:
             raise RequestError("This side keeps no documents and has no embedder.", status=404, param="model")
-        return await self._embedder.embed(texts)
+        return await self._embedder.embed(texts, owner)
 
     def rerankers(self) -> Sequence[str]:
         return () if self._reranker is None else (self._reranker.name,)
 
-    async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
+    async def rerank(self, query: str, passages: Sequence[str], owner: str) -> Reranked:
         if self._reranker is None:
             raise RequestError("This side has no reranker: set one in [tuning].", status=404, param="model")
-        return await self._reranker.rerank(query, passages)
+        return await self._reranker.rerank(query, passages, owner)

@@ -155,7 +155,7 @@ class ScriptedService:
     def rerankers(self) -> Sequence[str]:
         return ("scripted-reranker",)
 
-    async def rerank(self, query: str, passages: Sequence[str]) -> Reranked:
+    async def rerank(self, query: str, passages: Sequence[str], owner: str) -> Reranked:  # noqa: ARG002
         """Words that query and passage have in common, of all of the query's."""
         words = set(query.split())
         shared = tuple(len(words & set(passage.split())) / len(words) for passage in passages)

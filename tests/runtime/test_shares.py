@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, closing
 
 import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.records import Vectors
 from paceline.runtime import admission
 from paceline.runtime import peers as peers_module
+from paceline.runtime.texts import PART_TEXTS, TextEmbedder
+from paceline.runtime.units import PlainWork, UnitRegistry
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 
@@ -106,3 +111,22 @@ async def test_sessions_of_a_peer_have_so_many_tokens_together(monkeypatch: pyte
         _, third = await collect(await bench.device.prepare(REQUEST))
         assert third.degraded is None, "the tokens are given back"
         assert sum(bench.cloud._peers._counted.values()) == tokens.held("laptop") < 1000
+
+
+async def test_texts_of_one_key_s_many_requests_are_embedded_in_turns_with_anothers() -> None:
+    parts: list[str] = []
+
+    class Noting(HashEmbedder):
+        def embed(self, texts: Sequence[str]) -> Vectors:
+            parts.append(texts[0])
+            return super().embed(texts)
+
+    with closing(UnitRegistry("cloud")) as registry, closing(PlainWork(registry)) as work:
+        embedder = TextEmbedder(Noting(), work)
+        many = [asyncio.create_task(embedder.embed(["many"] * 2 * PART_TEXTS, "many")) for _ in range(8)]
+        await many[0]
+        before = len(parts)
+        await embedder.embed(["one"], "one")
+        assert parts.index("one") - before <= 2, "the part under way, and one of the other's"
+        await asyncio.gather(*many)
+    assert parts.count("many") == 16

@@ -333,7 +333,7 @@ async def _vectors(
             f"The vectors of {found.name} have {found.dimensions} dimensions and mean nothing when they are cut.",
             param="dimensions",
         )
-    return await while_connected(request.receive, service.embed(texts))
+    return await while_connected(request.receive, service.embed(texts, request.state.identity.key))
 
 
 # ---- what Ollama's clients ask before they chat ----------------------------------------------------------------------
