@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from paceline.core.estimation import DecodeSpeed
+from paceline.core.clock import DecodeSpeed
 from paceline.core.side import SIDES, Side, other
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from lab.baselines.dragon import expected_token_time
-from paceline.core.estimation import AcceptanceRate, DecodeSpeed, MovingAverage, TimingModel
+from paceline.core.clock import AcceptanceRate, DecodeSpeed, MovingAverage, StepClock
 from paceline.core.side import SIDES, Side, other
 from paceline.strategies.aggregate.state import DeciderPlacement
 
@@ -88,14 +88,14 @@ class Shipped(Static):
 
     def __init__(self, start: Side, tokens: int) -> None:
         super().__init__(start)
-        self._profiles = {side: TimingModel() for side in SIDES}
+        self._profiles = {side: StepClock() for side in SIDES}
         self._delays = {side: MovingAverage() for side in SIDES}
         self._placements = {side: DeciderPlacement(start) for side in SIDES}
         self._tokens = tokens
 
-    def decoded(self, side: Side, step: int, seconds: float) -> DecodeSpeed:
-        self._profiles[side].add(step, 1, seconds)
-        speed = self._profiles[side].speed(step)
+    def decoded(self, side: Side, step: int, seconds: float) -> DecodeSpeed:  # noqa: ARG002  # unused by this rule
+        self._profiles[side].add(1, seconds)
+        speed = self._profiles[side].speed()
         self._placements[side].observe_speed(side, speed)
         return speed
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from lab.simulation.channel import Channel
 from lab.simulation.clock import VirtualClock
-from paceline.core.estimation import Bandwidth
+from paceline.core.clock import Bandwidth
 from paceline.wire.link import HEARTBEAT_S, PROBED_BYTES
 
 

@@ -6,7 +6,7 @@ drafting      drafts without a draft model, and how many draft tokens pay
 verification  drafted chains against the target's distributions
 offloading    how much a device drafts for a verifier elsewhere, within an energy budget
 aggregation   DRAGON's weights and the aggregators
-estimation    running estimates of times, bandwidth and acceptance
+clock         what is expected of steps, links, peers and drafts, from what was measured
 energy        joules of steps, messages and answers
 side          the names of the two sides, and who may ask a device
 fair          turns and shares of owners, one law at every door

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from paceline.core.estimation import MovingAverage
+from paceline.core.clock import MovingAverage
 from paceline.core.sampling.dist import Dist
 
 # GELATO's outer loop: how many tokens a step drafts, so that throughput is high and mean energy within the budget.

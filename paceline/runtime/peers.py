@@ -10,7 +10,7 @@ from itertools import chain
 
 import msgspec
 
-from paceline.core.estimation import PeerRecord
+from paceline.core.clock import PeerRecord
 from paceline.core.fair import Shares
 from paceline.core.side import EVERYBODY, MayAsk, Side
 from paceline.engine.grammar.compiler import DeferredMask

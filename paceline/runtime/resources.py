@@ -25,7 +25,7 @@ from paceline.engine.remote.servers import RemoteModel
 from paceline.errors import RequestError
 from paceline.rag.records import Selection
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.engine_loop.document_prefill import PREFIX, DocumentPrefiller, Timed, forward_times
+from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller, Timed, forward_times
 from paceline.runtime.engine_loop.remote_worker import RemoteWorker
 from paceline.runtime.engine_loop.worker import EngineWorker, Worker
 from paceline.runtime.lookup_tables.store import DocumentTables, Lifetime, TableStore, over
@@ -260,7 +260,7 @@ class Resources:
         kind = strategy.name, options.stats_kind, sampling.temperature == 0.0
         if kind not in self._stats:
             self._stats[kind] = OnlineStats()
-            self._stats[kind].begin(self._times, PREFIX)
+            self._stats[kind].begin(self._times)
         return self._stats[kind]
 
     def machine(self, strategy: Strategy, config: MachineConfig) -> Machine:

@@ -18,10 +18,10 @@ import msgspec
 
 from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.batching.segment import UNKNOWN, Segment, SeqId, StepSize
+from paceline.core.clock import PeerRecord
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.energy import NOT_KNOWN, Spent
-from paceline.core.estimation import PeerRecord
 from paceline.core.offloading import EnergyQueue
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import Mask, RowSampling, SampledRow, SamplingParams

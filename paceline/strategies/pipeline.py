@@ -20,6 +20,7 @@ from functools import partial
 from typing import Final
 
 from paceline.core.batching.segment import StepSize
+from paceline.core.clock import MovingAverage
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.core.drafting.tree_search import (
@@ -30,7 +31,6 @@ from paceline.core.drafting.tree_search import (
     grow_tree,
     model_margin_class,
 )
-from paceline.core.estimation import MovingAverage
 from paceline.core.sampling.sampler import best_margin, top_by_score
 from paceline.strategies.base import (
     Branch,

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from enum import Enum
 
-from paceline.core.estimation import Bandwidth
+from paceline.core.clock import Bandwidth
 from paceline.errors import LinkClosed, LinkError, LocalProtocolError, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode, sentence
 from paceline.wire.codec import decode, encode, peek_version

@@ -14,7 +14,7 @@ import pytest
 
 from lab.baselines.dragon import shaped
 from paceline.commands.demo import Child, configured
-from paceline.core.estimation import SILENCE_S
+from paceline.core.clock import SILENCE_S
 from paceline.core.side import SIDES, Side, other
 from tests.e2e.pair import DEVICE, DOCUMENTS, Pair, running_pair
 from tests.reliability.conftest import Figure

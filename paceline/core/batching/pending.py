@@ -5,15 +5,12 @@ Limits rows of long prompts, and of one owner, by measured step times.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Final
 
 from paceline.core.batching.segment import Segment, SeqId
-from paceline.core.estimation import RecentMedian
+from paceline.core.clock import DecodeSpeed, RecentMedian, StepClock, row_class
 
 # Groups of sequences: which sequences belong together, which hold rows, and which group is served before which.
 #
@@ -314,23 +311,28 @@ _GROWTH: Final = 2.0  # of the rows from one step to the next: what a row costs 
 _LEAST: Final = 0.05  # of the time allowed for the rows that they take at least: two steps' times differ by chance
 
 
+def scheduler_clock() -> StepClock:
+    """What steps without prompts take. Nothing is assumed of rows that were never seen, and what is old is forgotten,
+    so that it is measured anew."""
+    return StepClock(DecodeSpeed(1.0), remembers=MEMORY)
+
+
 @dataclass(slots=True)
 class PrefillPace:
     """Each step: `rows`, then `record`."""
 
-    _alone: dict[int, RecentMedian] = field(default_factory=dict)  # by size class: seconds of steps without prompts
-    _since: dict[int, int] = field(default_factory=dict)  # by size class: steps with prompts since the last such one
+    times: StepClock  # of steps without prompts
+    _since: dict[int, int] = field(default_factory=dict)  # by class of rows: steps with prompts since the last such one
     _row_s: RecentMedian = field(default_factory=lambda: RecentMedian(5))  # of a prompt's row
     _last: int = FIRST_ROWS
 
     def rows(self, answer_rows: int, share: float = PROMPT_SHARE) -> int | None:
         """Most rows of prompts beside so many rows of answers: 0 in a step that measures the answers' time. None
         without a limit: nothing has been recorded. share: of the answers' own time that the prompts may add."""
-        if not self._alone and not self._since:
+        if not self.times and not self._since:
             return None
-        size = _size_class(answer_rows)
-        alone = self._alone[size].value if size in self._alone else None
-        if alone is None or self._since.get(size, 0) >= REFRESH:
+        alone = self.times.near(answer_rows)
+        if alone is None or self._since.get(row_class(answer_rows), 0) >= REFRESH:
             return 0
         row_s = self._row_s.value
         if row_s is None:
@@ -341,114 +343,16 @@ class PrefillPace:
         """The step took so long. Steps of prompts alone tell nothing: their rows have another price."""
         if answer_rows == 0 or seconds <= 0.0:
             return
-        size = _size_class(answer_rows)
+        size = row_class(answer_rows)
         if prompt_rows == 0:
-            self._alone.setdefault(size, RecentMedian(3)).add(seconds)
+            self.times.add(answer_rows, seconds)
             self._since[size] = 0
             return
         self._since[size] = self._since.get(size, 0) + 1
-        alone = self._alone[size].value if size in self._alone else None
+        alone = self.times.near(answer_rows)
         if alone is not None:
             self._row_s.add(max(seconds - alone, _LEAST * PROMPT_SHARE * alone) / prompt_rows)
             self._last = prompt_rows
-
-
-def _size_class(rows: int) -> int:
-    """The smallest number of rows of a class, whose sizes differ by less than an eighth."""
-    shift = max(0, rows.bit_length() - 4)
-    return (rows >> shift) << shift
-
-
-# Seconds of a step by its rows, estimated from the last steps: how much longer a step becomes by more rows.
-#
-# No line is assumed: on a GPU rows are free until there are many, on a CPU each has its price, and beside both stands
-# what the caller does for a row until its step counts as done. Times of sizes alike are taken together, by their lower
-# third since a stall only adds; these are made to rise with the rows, and joined. What was seen of a size is forgotten
-# when it is old, the sooner the less it was, and counts again when more is seen. Knows no clock.
-
-
-MEMORY: Final = 256  # steps for which a size seen often enough is remembered, and few rows are not measured anew
-SEEN: Final = 9  # steps of a size that are kept
-_FEW: Final = 3  # steps of a size, with which what they take counts as known
-
-
-@dataclass(slots=True)
-class StepTimes:
-    """Seconds of steps without chunks of prompts."""
-
-    _steps: int = 0
-    _seen: dict[int, deque[tuple[int, float]]] = field(default_factory=dict)  # by size class: rows and seconds
-    _last: dict[int, int] = field(default_factory=dict)  # by size class: the last step of it
-    _curve: list[tuple[float, float]] = field(default_factory=list)  # rows and seconds, neither falls; empty: stale
-
-    def record(self, rows: int, seconds: float) -> None:
-        """A step of so many rows took so long, s."""
-        if rows <= 0 or seconds <= 0.0:
-            return
-        self._steps += 1
-        size = _row_class(rows)
-        self._seen.setdefault(size, deque(maxlen=SEEN)).append((rows, seconds))
-        self._last[size] = self._steps
-        self._curve = []
-
-    def __bool__(self) -> bool:
-        """True once anything was recorded."""
-        return bool(self._seen)
-
-    @property
-    def most_rows(self) -> int:
-        """Rows up to which `at` is worth anything."""
-        return int(_GROWTH * self._rising()[-1][0])
-
-    def knows(self, rows: int) -> bool:
-        """True if steps of about so many rows, or fewer, were seen, more than stalls are likely to be."""
-        return any(
-            len(seen) >= _FEW and seen[-1][0] <= 2 * rows
-            for size, seen in self._seen.items()
-            if self._is_remembered(size)
-        )
-
-    def at(self, rows: int) -> float:
-        """Seconds of a step of so many rows. Something must have been recorded."""
-        curve = self._rising()
-        (low, low_s), (high, high_s) = curve[0], curve[-1]
-        slope = (high_s - low_s) / (high - low) if high > low else 0.0
-        if rows >= high:
-            return high_s + slope * (rows - high)
-        if rows <= low:
-            return max(low_s + slope * (rows - low), low_s * rows / low)
-        place = bisect_left(curve, (rows, 0.0))
-        (left, left_s), (right, right_s) = curve[place - 1], curve[place]
-        return left_s + (right_s - left_s) * (rows - left) / (right - left)
-
-    def _rising(self) -> list[tuple[float, float]]:
-        """Times of the sizes that are remembered. Neighbours that fall are replaced by their mean, weighted by the
-        steps seen (pool adjacent violators)."""
-        if self._curve:
-            return self._curve
-        pools: list[tuple[float, int, list[float]]] = []  # seconds, weight, and the rows that have them
-        for size in sorted(self._seen):
-            seen = self._seen[size]
-            if not self._is_remembered(size):
-                continue
-            seconds, weight = sorted(seconds for _, seconds in seen)[(len(seen) - 1) // 3], len(seen)
-            rows = [fmean(rows for rows, _ in seen)]
-            while pools and pools[-1][0] >= seconds:
-                before, others, smaller = pools.pop()
-                seconds = (before * others + seconds * weight) / (others + weight)
-                weight, rows = others + weight, smaller + rows
-            pools.append((seconds, weight, rows))
-        self._curve = [(each, seconds) for seconds, _, rows in pools for each in rows]
-        return self._curve
-
-    def _is_remembered(self, size: int) -> bool:
-        return self._steps - self._last[size] <= MEMORY * len(self._seen[size]) // SEEN
-
-
-def _row_class(rows: int) -> int:
-    """The smallest number of rows of a class, whose sizes differ by less than a half."""
-    shift = max(0, rows.bit_length() - 2)
-    return (rows >> shift) << shift
 
 
 # How many rows of one owner a step takes while other owners have answers in it: no owner makes it much longer.
@@ -466,6 +370,7 @@ def _row_class(rows: int) -> int:
 
 # Of a step's time without an owner's rows that these may add: gaps of at most 1.5 times, as estimates are off by rows.
 OWNER_SHARE: Final = 0.45
+MEMORY: Final = 256  # steps for which a size seen often enough is remembered, and few rows are not measured anew
 STAYS: Final = 4  # steps for which an owner that has nothing pending still counts
 _LEAST_SHARE: Final = 0.05  # that prompts may add in any case
 
@@ -473,8 +378,9 @@ _LEAST_SHARE: Final = 0.05  # that prompts may add in any case
 class OwnerLimits:
     """Each step: `begin`, then `limits` and `within` for each priority, the first one first."""
 
-    def __init__(self) -> None:
-        self.times = StepTimes()
+    def __init__(self, times: StepClock) -> None:
+        """times: of steps without prompts."""
+        self.times = times
         self._recent: dict[str, tuple[int, int, int]] = {}  # owners: last step with rows of theirs, rows, priority
         self._step = 0
         self._wanted: dict[str, int] = {}  # rows that each owner wants in this step, of the priorities so far
@@ -534,7 +440,7 @@ class OwnerLimits:
             rows = (low + high + 1) // 2
             total = sum(min(demand, rows) for demand in demands)
             allowed = (1.0 + share) * self.times.at(total - rows)
-            if total <= self.times.most_rows and self.times.at(total) <= allowed:
+            if total <= _GROWTH * self.times.most_rows and self.times.at(total) <= allowed:
                 low = rows
             else:
                 high = rows - 1

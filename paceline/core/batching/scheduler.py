@@ -28,6 +28,7 @@ from paceline.core.batching.pending import (
     PendingQueues,
     PendingSegment,
     PrefillPace,
+    scheduler_clock,
 )
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.fair import Turns
@@ -255,8 +256,8 @@ class Scheduler:
         self._groups = GroupTable()
         self._admission = MemoryAdmission(self._queues, self._groups, block_size)
         self._turns: dict[int, Turns] = {}  # by priority
-        self._pace = PrefillPace()
-        self._limits = OwnerLimits()
+        times = scheduler_clock()
+        self._pace, self._limits = PrefillPace(times), OwnerLimits(times)
         self._last_rows = 0, 0  # of the last step: short segments', and long ones'
         self._arrived: list[PendingSegment] = []  # since the last step: not yet compared with the capacity
 
@@ -300,10 +301,7 @@ class Scheduler:
     def took(self, seconds: float) -> None:
         """Record the time of the last step, s, from its call until its answers can be continued. Only for steps beside
         which none ran."""
-        short, long = self._last_rows
-        self._pace.record(short, long, seconds)
-        if not long:
-            self._limits.times.record(short, seconds)
+        self._pace.record(*self._last_rows, seconds)
 
     def cancel(self, seq: SeqId, from_row: int = 0) -> list[int]:
         """Cancel the pending rows of this sequence from `from_row` on. Returns the keys of dropped segments.

@@ -8,15 +8,14 @@ which steps requests draft at all. No clock: the caller supplies times.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from paceline.core.batching.segment import UNKNOWN, StepSize
+from paceline.core.clock import MovingAverage, StepClock, row_class
 from paceline.core.drafting.ngram_drafter import DrafterStats
 from paceline.core.drafting.tree_search import AcceptanceByRank, beside_choice_rates, best_budget, model_rates
-from paceline.core.estimation import ForwardTime, MovingAverage, RecentMedian, TimingModel
 from paceline.core.offloading import OffloadStats
 
 # Whether drafting pays on one engine, by whole steps of all requests that share it.
@@ -29,14 +28,8 @@ from paceline.core.offloading import OffloadStats
 
 
 MAX_ROWS: Final = 1024  # in one step, of all requests; a larger one is a prefill
-# Quiet steps are compared with those of about as many rows: the classes are a fifth apart.
-ROW_CLASSES: Final[tuple[int, ...]] = (
-    *range(1, 9),
-    *(10, 12, 14, 16, 19, 22, 26, 32, 38, 45, 54, 64, 76, 90, 108, 128, 152, 181, 215, 256, 304, 362, 431, 512),
-    *(609, 724, 861, 1024),
-)
-KNOWN_WITHIN: Final = 1.35  # ratio of a row count to the nearest one measured, for its time to count as known
-RECENT: Final = 5  # steps in a median
+MAX_DRAFT_ROWS: Final = 64  # likewise, of one answer that two sides write
+RECENT: Final = 5  # steps of a size, of which the median counts
 # Credits are in quiet steps: the time that drafting may lose.
 CREDIT_PER_PLAIN_STEP: Final = 0.01
 FIRST_CREDIT: Final = 1.0  # before the first drafts on an engine, and of every later trial
@@ -83,26 +76,6 @@ class _Reports:
     relative_time: float = 0.0  # sum of each request's steps for a token, relative to plain decoding
 
 
-class StepMedians:
-    """Recent times of steps by their rows."""
-
-    def __init__(self) -> None:
-        self._medians: dict[int, RecentMedian] = {}  # by class
-
-    def add(self, rows: int, seconds: float) -> float:
-        """The median of the class, with this step."""
-        median = self._medians.setdefault(_row_class(rows), RecentMedian(RECENT))
-        median.add(seconds)
-        return median.value or seconds
-
-    def near(self, rows: int) -> float | None:
-        """Median of the class that is nearest to so many rows; None if none is near."""
-        nearest = min(self._medians, key=lambda each: max(rows / each, each / rows), default=None)
-        if nearest is None or max(rows / nearest, nearest / rows) > KNOWN_WITHIN:
-            return None
-        return self._medians[nearest].value
-
-
 @dataclass(slots=True)
 class StepGuard:
     """Shared by all requests of one kind on one engine. Each reports every step that it had rows in."""
@@ -111,8 +84,8 @@ class StepGuard:
     resting: bool = False  # drafting does not pay: quiet until the next trial
     credit: TimeCredit = field(default_factory=lambda: TimeCredit(FIRST_CREDIT, MIN_CREDIT))
     trials: int = 0  # after a rest
-    _quiet: StepMedians = field(default_factory=StepMedians)  # by rows without drafts
-    _awake: StepMedians = field(default_factory=StepMedians)  # by rows
+    _quiet: StepClock = field(default_factory=lambda: StepClock(keeps=RECENT))  # by rows without drafts
+    _awake: StepClock = field(default_factory=lambda: StepClock(keeps=RECENT))
     _prompt_rows: float = MAX_PROMPT_ROWS
     _num_quiet: int = 0
     _since_quiet: int = 0
@@ -186,30 +159,17 @@ class StepGuard:
         self.awake = not self.resting and is_measured and self._since_quiet < interval
 
 
-def _row_class(rows: int) -> int:
-    """The first class that is not smaller."""
-    return ROW_CLASSES[min(bisect_left(ROW_CLASSES, rows), len(ROW_CLASSES) - 1)]
-
-
-# Step times are kept for these row counts: neighbours share measurements, and few are soon measured.
-STEP_CLASSES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 CALIBRATION_MEMORY: Final = 0.97  # factor on older drafts, per new step
 CALIBRATION_STRENGTH: Final = 2.0  # weight of the prior, in expected tokens
 REQUEST_CREDIT: Final = 3.0  # of the guard's credit for one request, before it has saved any time itself
 MIN_SPEED_UP: Final = 1.02  # expected of a draft
 TRIAL_NODES: Final = 6  # of a tree that is built to see whether it pays
-REFRESH_INTERVAL: Final = 4  # steps between two estimates of the step times: one costs as much as a small tree
 EMPTY_TREE_PAUSE: Final = 2  # plain steps after a tree without nodes
 MAX_EMPTY_TREES: Final = 8  # such trees in a row before the pause grows: building them costs time too
 RETRY_INTERVAL: Final = 16  # plain steps between two attempts then, and while drafts do not pay
 # Unused trees of all requests that lengthen the pause by one RETRY_INTERVAL: a tree takes a hundredth of a step.
 IDLE_TREES_PER_RETRY: Final = 32
 MAX_PAUSE_RETRIES: Final = 4  # RETRY_INTERVALs of a pause; also at most this request's own unused trees, plus 1
-
-
-def step_class(rows: int) -> int:
-    """The row count under which the time of a step is kept: the first in STEP_CLASSES that is not smaller."""
-    return STEP_CLASSES[min(bisect_left(STEP_CLASSES, rows), len(STEP_CLASSES) - 1)]
 
 
 @dataclass(slots=True)
@@ -234,62 +194,25 @@ class AcceptanceCalibration:
 
 
 @dataclass(slots=True)
-class RowTimes:
-    """Seconds of a step by its rows, for one class of sequences: each costs the host time, whatever its rows."""
-
-    times: ForwardTime = field(default_factory=lambda: ForwardTime(average=RecentMedian, max_rows=MAX_ROWS))
-    measured: set[int] = field(default_factory=set)  # step classes with a measured time
-    _new: int = 0  # steps since the estimates
-    _seconds: dict[int, float] = field(default_factory=dict)  # estimates by step class
-
-    def add(self, rows: int, seconds: float) -> None:
-        rows = step_class(rows)
-        self.times.add(rows, seconds)
-        self._new += 1
-        if rows not in self.measured or self._new >= REFRESH_INTERVAL:
-            self.measured.add(rows)
-            self._seconds.clear()
-            self._new = 0
-
-    def at(self, rows: int) -> float:
-        """Seconds of a step. Beyond the measured classes: along the line through the narrowest and the widest one."""
-        rows = step_class(rows)
-        estimate = self._seconds.get(rows)
-        if estimate is None:
-            estimate = self._seconds[rows] = self._estimate(rows)
-        return estimate
-
-    def _estimate(self, rows: int) -> float:
-        if len(self.measured) < 2 or rows <= max(self.measured):
-            return self.times.at(rows)
-        low, high = min(self.measured), max(self.measured)
-        slope = (self.times.at(high) - self.times.at(low)) / (high - low)
-        return self.times.at(high) + slope * (rows - high)
-
-
-@dataclass(slots=True)
 class BudgetStats:
     """Statistics about drafting on one engine, shared by requests of one kind and kept beyond them."""
 
     guard: StepGuard = field(default_factory=StepGuard)
     calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
     idle: int = 0  # trees in a row, of any request, that were not worth verifying
-    _times: dict[int, RowTimes] = field(default_factory=dict)  # by class of sequences
+    _times: dict[int, StepClock] = field(default_factory=dict)  # by class of sequences, as each costs the host time
     _last_step: StepSize = UNKNOWN
 
     def record_step(self, step: StepSize, seconds: float) -> None:
         """Record a step of all requests. Each of them may report the same object, which counts once. Prefills are
         ignored."""
-        if step is not self._last_step and 1 <= step.rows <= MAX_ROWS and seconds > 0.0:
+        if step is not self._last_step:
             self._last_step = step
             self.times(step.sequences).add(step.rows, seconds)
 
-    def times(self, sequences: int) -> RowTimes:
+    def times(self, sequences: int) -> StepClock:
         """Times of steps of about so many sequences."""
-        sequences = step_class(sequences)
-        if sequences not in self._times:
-            self._times[sequences] = RowTimes()
-        return self._times[sequences]
+        return self._times.setdefault(row_class(sequences), StepClock())
 
 
 class AdaptiveBudget:
@@ -430,7 +353,7 @@ class AdaptiveBudget:
         """Draft tokens that the credit covers even if none is accepted."""
         plain = self._cost(0)
         # The cost of a row is unknown before it is measured, and may change with their number: at most double them.
-        measured = max(self._times.measured, default=0) // self._sequences - 1
+        measured = self._times.most_rows // self._sequences - 1
         count = min(self._rows, 2 * max(0, measured) + 1)
         while count > 0 and self._cost(count) / plain - 1.0 > self._credit:
             count -= 1 + count // 8
@@ -447,7 +370,7 @@ class AdaptiveBudget:
 class OnlineStats:
     """Statistics of requests with alike sampling: acceptance rates at temperature 1 differ from those at 0."""
 
-    timing: TimingModel = field(default_factory=TimingModel)
+    timing: StepClock = field(default_factory=lambda: StepClock(max_rows=MAX_DRAFT_ROWS))
     own_ranks: AcceptanceByRank = field(default_factory=AcceptanceByRank)
     peer_ranks: AcceptanceByRank = field(default_factory=AcceptanceByRank)
     beside_choice: AcceptanceByRank = field(default_factory=beside_choice_rates)
@@ -456,8 +379,8 @@ class OnlineStats:
     draft_model: AcceptanceByRank = field(default_factory=model_rates)
     offload: OffloadStats = field(default_factory=OffloadStats)
 
-    def begin(self, timed: Iterable[tuple[int, float]], position: int) -> None:
-        """Add measurements from before the first request: (rows, seconds) of forwards behind `position` rows."""
+    def begin(self, timed: Iterable[tuple[int, float]]) -> None:
+        """Add measurements from before the first request: (rows, seconds) of forwards."""
         for rows, seconds in timed:
-            self.timing.add(position, rows, seconds)
+            self.timing.add(rows, seconds)
             self.budget.record_step(StepSize(rows, 1), seconds)

@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.aggregation.aggregators import make_aggregator
+from paceline.core.clock import DecodeSpeed
 from paceline.core.drafting.budget import OnlineStats
-from paceline.core.estimation import DecodeSpeed
 from paceline.core.side import Side, other
 from paceline.strategies.aggregate.options import (
     accepts,
@@ -195,7 +195,7 @@ class Aggregate(PeeredMachine):
         transfer = 0.0
         if self._bandwidth is not None and node_bytes is not None and self._sender.sends:
             transfer = rows * node_bytes / self._bandwidth
-        return self._timing.forward.at(rows) + transfer
+        return self._timing.at(rows) + transfer
 
     def _end(self) -> list[Effect]:
         """All targets are known. The side that faces the client finishes; the other waits to be closed."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from paceline.core.aggregation.aggregators import LAST_LEVEL, Aggregator
 from paceline.core.aggregation.weights import side_weights
-from paceline.core.estimation import DecodeSpeed, TimingModel
+from paceline.core.clock import DecodeSpeed, StepClock
 from paceline.core.sampling.sampler import filter_top
 from paceline.core.side import Side, other
 from paceline.strategies.aggregate.options import announces, pinned_side, sends_both_ways
@@ -86,7 +86,7 @@ class Decider:
         tree: PrefixTree,
         aggregator: Aggregator,
         weights: SideWeights,
-        timing: TimingModel,
+        timing: StepClock,
         stats: AggregateStats,
     ) -> None:
         self._config = config
@@ -180,7 +180,7 @@ class Decider:
         if not (peer.decides and peer.linked and self._weights.peer_known) or rtt is None:
             return []
         position = len(self._answer.targets)
-        peer.placement.observe_speed(side, self._timing.speed(position))
+        peer.placement.observe_speed(side, self._timing.speed())
         peer.placement.observe_round_trip(rtt)
         ready = self._tree.head.own_dist is not None
         if peer.placement.choose(self._config.output.max_tokens - position, ready=ready) == side:
@@ -261,7 +261,7 @@ class Follower:
 class DraftSender:
     """Sends what this side computes: the weight of its documents, its speed, and nodes with their distributions."""
 
-    def __init__(self, config: MachineConfig, peer: PeerState, decoder: BranchDecoder, timing: TimingModel) -> None:
+    def __init__(self, config: MachineConfig, peer: PeerState, decoder: BranchDecoder, timing: StepClock) -> None:
         pinned, both_ways = pinned_side(config), sends_both_ways(config)
         self.may_send = pinned != config.seat.side  # what this side computes may leave it
         self._sends_deciding = both_ways or (pinned is not None and self.may_send and config.options.drafting.rows > 1)
@@ -333,7 +333,7 @@ class DraftSender:
         """Send this side's speed once it is known, and again when it has changed."""
         if not self._reports_speed or self._decoder.timed is None:
             return []
-        speed, reported = self._timing.forward.speed(), self._reported
+        speed, reported = self._timing.speed(), self._reported
         if reported is not None and abs(speed.decode_s - reported.decode_s) <= SPEED_CHANGE_RATIO * reported.decode_s:
             return []
         self._reported = speed

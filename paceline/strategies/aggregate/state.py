@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.core.aggregation.aggregators import LAST_LEVEL, Aggregator, OwnDist, PeerDist
 from paceline.core.aggregation.weights import dequantize_score, quantize_score
-from paceline.core.estimation import AcceptanceRate, DecodeSpeed, MovingAverage
+from paceline.core.clock import AcceptanceRate, DecodeSpeed, MovingAverage
 from paceline.core.sampling.dist import Dist
 from paceline.core.side import SIDES, Side, other
 from paceline.errors import RemoteProtocolError

@@ -12,13 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
-from paceline.core.estimation import (
+from paceline.core.clock import (
     LONGEST_FIRST_S,
     SILENCE_S,
     STALL_S,
     DeliveryPace,
     PeerRecord,
-    TimingModel,
+    StepClock,
 )
 from paceline.strategies.base import (
     Cancelled,
@@ -171,7 +171,7 @@ class PeeredMachine(ABC):
         tree: PrefixTree,
         decoder: BranchDecoder,
         ngrams: NgramDrafts | None,
-        timing: TimingModel,
+        timing: StepClock,
         targets: list[int],
     ) -> None:
         """targets: decided so far; the strategy appends to them. It calls `_meet` when it is ready to."""
@@ -242,7 +242,7 @@ class PeeredMachine(ABC):
                 self._now = max(self._now, event.now)
                 nodes = self._decoder.take(event)
                 if nodes and self._decoder.timed is not None:
-                    self._timing.add(nodes[0].position, *self._decoder.timed)
+                    self._timing.add(*self._decoder.timed)
                 return self._computed(event, nodes)
             case Received(message, now):
                 self._now = max(self._now, now)

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline.core.estimation import MovingAverage, TimingModel
+from paceline.core.clock import MovingAverage, StepClock
 from paceline.core.offloading import entropy
 from paceline.core.sampling.dist import Dist
 from paceline.strategies.base import Effect, MachineConfig, Send
@@ -150,7 +150,7 @@ class Drafting:
         tree: PrefixTree,
         decoder: BranchDecoder,
         pace: Pace,
-        timing: TimingModel,
+        timing: StepClock,
         counts: DraftCounts,
         ngrams: NgramDrafts | None = None,
     ) -> None:
@@ -252,7 +252,7 @@ class Drafting:
                 self._pace.end(self._step_bytes(), bandwidth)
                 if not self._waits:
                     effects += self._send(now)  # else with the word whether more follow
-            elif not self._waits and self._departures.is_due(now, self._timing.forward.at(1), rtt or 0.0):
+            elif not self._waits and self._departures.is_due(now, self._timing.at(1), rtt or 0.0):
                 effects += self._send(now)
         return effects
 
@@ -290,7 +290,7 @@ class Drafting:
         self._looked_at = None
         if not self._has_room(last):
             return False
-        begins = self._pace.begin(self._chain.waiting, self._timing.forward.at(1), bandwidth, rtt)
+        begins = self._pace.begin(self._chain.waiting, self._timing.at(1), bandwidth, rtt)
         self._looked_at = last if self._pace.looks else None
         return begins
 

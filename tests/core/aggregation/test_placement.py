@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.baselines.dragon import token_seconds
-from paceline.core.estimation import DecodeSpeed
+from paceline.core.clock import DecodeSpeed
 from paceline.core.side import SIDES, Side, other
 from paceline.strategies.aggregate.state import DeciderPlacement, lasting_seconds
 

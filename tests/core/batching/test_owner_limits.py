@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.pending import MEMORY, STAYS, Group, OwnerLimits
+from paceline.core.batching.pending import MEMORY, STAYS, Group, OwnerLimits, scheduler_clock
 from paceline.core.batching.pending import OWNER_SHARE as SHARE
 from paceline.core.batching.scheduler import Scheduler
 from paceline.core.batching.segment import Segment, SeqId
@@ -149,13 +149,13 @@ def test_owners_of_a_later_priority_limit_nobody_of_an_earlier_one_and_are_limit
 def test_what_an_owner_adds_is_bounded_and_no_more_is_held_back_than_that_needs(
     demands: list[int], base: float, row: float
 ) -> None:
-    limits, owners = OwnerLimits(), {f"owner {number}": rows for number, rows in enumerate(demands)}
+    limits, owners = OwnerLimits(scheduler_clock()), {f"owner {number}": rows for number, rows in enumerate(demands)}
 
     def seconds(rows: int) -> float:
         return base + row * rows
 
     for rows in (1, 2, 8, 64, 512) * 3:
-        limits.times.record(rows, seconds(rows))
+        limits.times.add(rows, seconds(rows))
     limits.begin()
     found = limits.limits(owners)
     had = {owner: min(rows, found.get(owner, rows)) for owner, rows in owners.items()}

@@ -65,7 +65,7 @@ def test_an_engine_error_does_not_prevent_the_start() -> None:
 
 def test_measured_times_are_used_from_the_first_step_on() -> None:
     experience = OnlineStats()
-    experience.begin([(rows, 0.02 + 0.001 * rows) for rows in ROWS for _ in range(2)], PREFIX)
+    experience.begin([(rows, 0.02 + 0.001 * rows) for rows in ROWS for _ in range(2)])
     assert experience.budget.times(1).at(1) == pytest.approx(0.021)
     assert experience.budget.times(1).at(24) == pytest.approx(0.044, rel=0.05)
-    assert experience.timing.speed(PREFIX).decode_s == pytest.approx(0.021, rel=0.05)
+    assert experience.timing.speed().decode_s == pytest.approx(0.021, rel=0.05)

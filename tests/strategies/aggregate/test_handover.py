@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.estimation import FIRST_S
+from paceline.core.clock import FIRST_S
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import SIDES, Received, Side
 from paceline.wire.messages import Handover, SpeedReport

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lab.simulation import Network, SimulatedSession, Simulation
-from paceline.core.estimation import SILENCE_S
+from paceline.core.clock import SILENCE_S
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.base import (
     SIDES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.estimation import AGAIN_S, FIRST_S, LONGEST_FIRST_S, PACES, SILENCE_S, STALL_S, PeerRecord
+from paceline.core.clock import AGAIN_S, FIRST_S, LONGEST_FIRST_S, PACES, SILENCE_S, STALL_S, PeerRecord
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import SIDES, ClosePeer, OpenPeer, PassOver, Side, Started
 from paceline.strategies.decoding.peer_watch import LISTEN_S

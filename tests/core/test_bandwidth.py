@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.estimation import QUEUED_S, Bandwidth
+from paceline.core.clock import QUEUED_S, Bandwidth
 
 
 def simulated(rate: float, offered: float, delay: float, messages: int, size: int = 2000) -> Bandwidth:

@@ -1,0 +1,342 @@
+"""What is expected from what was measured: seconds of a step by its rows, of a link, of a peer; acceptance of drafts.
+
+Knows no clock: the caller supplies times. What holds of `StepClock`: more rows never take less, estimates reach a
+constant truth, one outlier changes nothing, and all of them are above 0.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Final
+
+# Running estimates: means and medians of measured values. No clock: the caller supplies the numbers.
+
+
+@dataclass(slots=True)
+class MovingAverage:
+    """Exponentially weighted mean, with the bias correction of Adam (Kingma and Ba 2015)."""
+
+    weight: float = 0.1  # of the newest value, in (0, 1]
+    _sum: float = 0.0
+    _share: float = 0.0  # sum of the weights so far
+
+    def add(self, value: float) -> None:
+        self._sum += self.weight * (value - self._sum)
+        self._share += self.weight * (1.0 - self._share)
+
+    @property
+    def value(self) -> float | None:
+        """None before the first value."""
+        return self._sum / self._share if self._share else None
+
+
+@dataclass(slots=True)
+class RecentMedian:
+    """Median of the last few values, robust against stalls."""
+
+    size: int = 9
+    _values: deque[float] = field(default_factory=deque)
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        if len(self._values) > self.size:
+            self._values.popleft()
+
+    @property
+    def value(self) -> float | None:
+        """None before the first value."""
+        return median(self._values) if self._values else None
+
+
+# Bandwidth of a link, estimated by the sender from acknowledged bytes as in TCP congestion control (BBR: Cardwell et
+# al. 2016).
+#
+# A link keeps order, so what was sent before a ping has arrived when its answer comes. The rate of acknowledged bytes
+# is the bandwidth only while the link is full, that is, while round trips take longer than the least one. There is no
+# estimate until a queue has built up. No clock: the caller supplies times.
+
+
+QUEUED = 1.5  # a round trip above this multiple of the least one,
+QUEUED_S = 0.02  # and longer by this many seconds, has waited in a queue
+MAX_PINGS = 64  # unanswered pings kept
+
+
+class Bandwidth:
+    """One direction of one link."""
+
+    def __init__(self) -> None:
+        self._sent = 0  # bytes in total
+        self._pings: dict[float, int] = {}  # time sent → bytes sent before
+        self._acknowledged: tuple[float, int] | None = None  # time of the last answer, and the bytes it acknowledged
+        self._min_trip: float | None = None  # s, round trip without queueing
+        self._rate = MovingAverage(0.3)
+        self._full = False
+        self._resumed = -math.inf  # when the first bytes after an idle time were sent
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes per second; None while the link is not full."""
+        return self._rate.value if self._full else None
+
+    def sent(self, num_bytes: int, now: float | None = None) -> None:
+        """Record bytes sent. Without a time, the sender is taken to have had something to send all the while."""
+        if now is not None and self._acknowledged is not None and self._acknowledged[1] == self._sent:
+            self._resumed = now
+        self._sent += num_bytes
+
+    def pinged(self, now: float) -> None:
+        if len(self._pings) < MAX_PINGS:
+            self._pings[now] = self._sent
+
+    def answered(self, sent_at: float, now: float, held: float = 0.0) -> None:
+        """Record the answer to the ping of `sent_at`, which the peer held back for `held` seconds."""
+        acknowledged = self._pings.pop(sent_at, None)
+        if acknowledged is None:
+            return
+        trip = max(now - sent_at - held, 0.0)
+        before, self._acknowledged = self._acknowledged, (now, acknowledged)
+        was_idle = before is not None and acknowledged == before[1]
+        if self._min_trip is None or was_idle or trip < self._min_trip:
+            self._min_trip = trip  # a ping on an idle link measures the present route
+        full = trip > QUEUED * self._min_trip and trip > self._min_trip + QUEUED_S
+        if full and before is not None and acknowledged > before[1]:
+            # The time in which a sender had nothing to send says nothing of the link.
+            began = max(before[0], self._resumed + self._min_trip)
+            if now > began:
+                self._rate.add((acknowledged - before[1]) / (now - began))
+        self._full = full and self._rate.value is not None
+
+
+# How long an answer waits for the other side of it, and what of that is remembered for the next answer.
+
+
+PACES = 8  # gaps between an answer's deliveries that a peer may let pass
+SILENCE_S = 1.0  # of the link; a live peer answers at once, whatever its engine does
+# Without a target while the link lives: where a third of the messages is lost, it takes that long to have what is
+# missing sent again, and a peer short of memory has its turns.
+STALL_S = 15.0
+AGAIN_S = 5.0  # likewise, of a peer that has not contributed in an earlier answer
+FIRST_S = 20.0  # likewise before its pace is known: a peer may have a long prompt to read
+LONGEST_FIRST_S = 60.0
+
+
+@dataclass(slots=True)
+class DeliveryPace:
+    """Mean gap between deliveries of one answer, seconds. What arrives at one time is one delivery."""
+
+    _gaps: MovingAverage = field(default_factory=lambda: MovingAverage(0.2))
+    _last: float | None = None
+
+    def delivered(self, now: float) -> None:
+        if self._last is not None:
+            self._gaps.add(max(now - self._last, 0.0))
+        self._last = now
+
+    def interrupt(self) -> None:
+        """The gap before the next delivery says nothing about the pace."""
+        self._last = None
+
+    def allows(self, least: float, rtt: float | None) -> float:
+        """Longest wait, seconds. rtt: s; its own answers take a peer as long."""
+        return max(least, PACES * (self._gaps.value or 0.0)) + (rtt or 0.0)
+
+
+@dataclass(slots=True)
+class PeerRecord:
+    """Longest wait for a peer before its pace in an answer is known, over all answers with this peer.
+
+    It may have to read a long prompt, so the wait is long. A peer that let it pass gets a short one, until it takes
+    part again.
+    """
+
+    first_s: float = FIRST_S
+
+    def took_part(self, waited: float) -> None:
+        """waited: s, for one of its first targets."""
+        self.first_s = min(max(FIRST_S, 2.0 * waited), LONGEST_FIRST_S)
+
+    def did_not(self) -> None:
+        self.first_s = AGAIN_S
+
+
+# Seconds of a step by its rows.
+#
+# No line is assumed: on a GPU rows are free until there are many, on a CPU each has its price, and beside both stands
+# what the caller does for a row until its step counts as done. Times of sizes alike are taken together, by their
+# median; these are made to rise with the rows (pool adjacent violators), and joined.
+
+
+RECENT: Final = 9  # steps of a size that are kept
+NEAR: Final = 1.35  # ratio of a number of rows to the nearest size, for its time to count as known
+_FEW: Final = 3  # steps of a size, with which what they take counts as known
+
+
+def row_class(rows: int) -> int:
+    """The smallest number of rows of a class, whose sizes differ by less than an eighth; up to 15 each is one."""
+    shift = max(0, rows.bit_length() - 4)
+    return (rows >> shift) << shift
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSpeed:
+    """A straight line of seconds by rows, as it is sent to the other side."""
+
+    decode_s: float  # of a forward of one row
+    row_s: float = 0.0  # added by each further row
+
+    def forward(self, rows: float) -> float:
+        return self.decode_s + self.row_s * (max(rows, 1.0) - 1.0)
+
+
+# A small model on a laptop; each further row costs a hundredth of the first.
+PRIOR: Final = DecodeSpeed(0.04, 0.0004)
+
+
+@dataclass(slots=True)
+class StepClock:
+    """Seconds of steps, from the last ones of each size."""
+
+    prior: DecodeSpeed = PRIOR  # before anything is known; its shape, while one size alone is
+    max_rows: int = 1024  # larger steps are prefills, whose rows have another bottleneck: they are ignored
+    keeps: int = RECENT  # steps of a size
+    # Steps after which a size seen often enough is forgotten, the sooner the less it was seen, until it is seen again.
+    remembers: int | None = None
+    _steps: int = 0
+    _seen: dict[int, deque[tuple[int, float]]] = field(default_factory=dict)  # by class: rows and seconds
+    _last: dict[int, int] = field(default_factory=dict)  # by class: the last step of it
+    _median: dict[int, float] = field(default_factory=dict)  # by class: s
+    _curve: list[tuple[float, float]] | None = None  # rows and seconds, neither falls; None: stale
+    _known: dict[int, float] = field(default_factory=dict)  # by rows: seconds that were asked for, of this curve
+
+    def add(self, rows: int, seconds: float) -> float:
+        """Record a step. Returns what the last ones of its size took in the median, with this one."""
+        if not 1 <= rows <= self.max_rows or seconds <= 0.0:
+            return seconds
+        self._steps += 1
+        size = row_class(rows)
+        seen = self._seen.get(size)
+        if seen is None:
+            seen = self._seen[size] = deque(maxlen=self.keeps)
+        seen.append((rows, seconds))
+        self._last[size] = self._steps
+        taken = sorted(seconds for _, seconds in seen)[(len(seen) - 1) // 2]
+        if taken != self._median.get(size) or self.remembers is not None or size > _EXACT:
+            self._median[size], self._curve = taken, None
+        return taken
+
+    def __bool__(self) -> bool:
+        """True once anything was recorded."""
+        return bool(self._seen)
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the largest steps that are remembered; 0 for none."""
+        curve = self._rising()
+        return int(curve[-1][0]) if curve else 0
+
+    def knows(self, rows: int) -> bool:
+        """True if steps of about so many rows, or fewer, were seen, more than stalls are likely to be."""
+        return any(
+            len(seen) >= _FEW and seen[-1][0] <= 2 * rows
+            for size, seen in self._seen.items()
+            if self._is_remembered(size)
+        )
+
+    def near(self, rows: int) -> float | None:
+        """Median seconds of the size that is nearest to so many rows; None if none is near."""
+        size = min(self._seen, key=lambda each: max(rows / each, each / rows), default=None)
+        if size is None or max(rows / size, size / rows) > NEAR or not self._is_remembered(size):
+            return None
+        return self._median[size]
+
+    def at(self, rows: int) -> float:
+        """Seconds of a step of so many rows, at least 1: above 0, and never less than of fewer."""
+        if self._curve is None:
+            self._rising()
+        found = self._known.get(rows)
+        if found is None:
+            found = self._known[rows] = self._estimate(rows)
+        return found
+
+    def speed(self, rows: int = 1) -> DecodeSpeed:
+        """The straight line from one row to `rows`, or to sixteen if `rows` is 1."""
+        end = rows if rows > 1 else 16
+        one = self.at(1)
+        return DecodeSpeed(one, max(0.0, (self.at(end) - one) / (end - 1)))
+
+    def _estimate(self, rows: int) -> float:
+        curve = self._rising()
+        if not curve:
+            return self.prior.forward(rows)
+        (low, low_s), (high, high_s) = curve[0], curve[-1]
+        if low < rows < high:
+            place = bisect_left(curve, (rows, 0.0))
+            (left, left_s), (right, right_s) = curve[place - 1], curve[place]
+            return left_s + (right_s - left_s) * (rows - left) / (right - left)
+        if low == high:
+            return low_s * self.prior.forward(rows) / self.prior.forward(low)
+        slope = (high_s - low_s) / (high - low)
+        return high_s + slope * (rows - high) if rows >= high else max(low_s + slope * (rows - low), low_s * rows / low)
+
+    def _rising(self) -> list[tuple[float, float]]:
+        """Times of the sizes that are remembered. Neighbours that fall are replaced by their mean, weighted by the
+        steps seen."""
+        if self._curve is not None:
+            return self._curve
+        pools: list[tuple[float, int, list[float]]] = []  # seconds, weight, and the rows that have them
+        for size in sorted(self._seen):
+            if not self._is_remembered(size):
+                continue
+            seen = self._seen[size]
+            seconds, weight = self._median[size], len(seen)
+            rows = [float(size) if size <= _EXACT else fmean(rows for rows, _ in seen)]
+            while pools and pools[-1][0] >= seconds:
+                before, others, smaller = pools.pop()
+                seconds = (before * others + seconds * weight) / (others + weight)
+                weight, rows = others + weight, smaller + rows
+            pools.append((seconds, weight, rows))
+        self._curve = [(each, seconds) for seconds, _, rows in pools for each in rows]
+        self._known.clear()
+        return self._curve
+
+    def _is_remembered(self, size: int) -> bool:
+        if self.remembers is None:
+            return True
+        return self._steps - self._last[size] <= self.remembers * len(self._seen[size]) // self.keeps
+
+
+_EXACT: Final = 15  # rows up to which a class has one number of them
+
+
+# How often drafts are accepted.
+
+
+@dataclass(slots=True)
+class AcceptanceRate:
+    """Acceptance rate of a side's drafts: an exponentially weighted mean with a prior worth a few tokens.
+
+    The prior is about the rate that two sides with documents on one question reach; `strength` 0 and `memory` 1 give
+    the accumulated mean of the paper (the prior then is only the value before the first token).
+    """
+
+    prior: float = 0.75
+    strength: float = 4.0  # weight of the prior, in tokens
+    memory: float = 0.98  # factor on a token's weight per newer token: about the last 50 count
+    _sum: float = field(init=False, default=0.0)
+    _count: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self._sum, self._count = self.prior * self.strength, self.strength
+
+    def add(self, accepted: bool) -> None:
+        self._sum = self.memory * self._sum + accepted
+        self._count = self.memory * self._count + 1.0
+
+    @property
+    def value(self) -> float:
+        """In [0, 1]."""
+        return self._sum / self._count if self._count else self.prior

@@ -1,0 +1,107 @@
+"""What steps take by their rows: rising, joined, found in noise, robust against stalls, forgotten when it is old."""
+
+from __future__ import annotations
+
+import itertools
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.clock import PRIOR, RECENT, DecodeSpeed, StepClock, row_class
+
+FLAT = DecodeSpeed(1.0)
+STEPS = st.lists(st.tuples(st.integers(1, 600), st.floats(1e-6, 10.0)), min_size=1, max_size=60)
+
+
+def seen(*steps: tuple[int, float], times: int = RECENT, prior: DecodeSpeed = FLAT) -> StepClock:
+    clock = StepClock(prior)
+    for rows, seconds in steps * times:
+        clock.add(rows, seconds)
+    return clock
+
+
+@given(STEPS, st.sampled_from((None, 20)))
+def test_more_rows_never_take_less_and_all_take_some_time(
+    steps: list[tuple[int, float]], remembers: int | None
+) -> None:
+    clock = StepClock(remembers=remembers)
+    for rows, seconds in steps:
+        clock.add(rows, seconds)
+    found = [clock.at(rows) for rows in range(1, 700)]
+    assert all(0.0 < before <= after * (1 + 1e-9) for before, after in itertools.pairwise(found))
+
+
+@given(STEPS, st.floats(1e-4, 0.1), st.floats(0.0, 0.01), st.lists(st.integers(1, 600), min_size=1, max_size=5))
+def test_a_constant_truth_is_found_whatever_was_measured_before(
+    steps: list[tuple[int, float]], base: float, row: float, sizes: list[int]
+) -> None:
+    clock = StepClock()
+    for rows, seconds in steps:
+        clock.add(rows, seconds)
+    sizes += [rows for rows, _ in steps]
+    for rows in sizes * RECENT:
+        clock.add(rows, base + row * rows)
+    for rows in sizes:
+        assert clock.at(rows) == pytest.approx(base + row * rows, rel=0.15), "classes are an eighth apart"
+        assert clock.near(rows) == pytest.approx(base + row * rows, rel=0.15)
+
+
+@given(st.integers(1, 200), st.floats(1e-6, 100.0), st.integers(3, RECENT))
+def test_one_outlier_changes_nothing(rows: int, outlier: float, times: int) -> None:
+    clock = seen((rows, 0.1), times=times)
+    clock.add(rows, outlier)
+    assert clock.at(rows) == pytest.approx(0.1) and clock.near(rows) == pytest.approx(0.1)
+
+
+def test_stalls_and_noise_change_little() -> None:
+    draw, clock = Random(3), StepClock(FLAT)
+    for _ in range(400):
+        rows = draw.choice((1, 8, 64))
+        clock.add(rows, (0.01 + 0.001 * rows) * draw.uniform(0.95, 1.05) * (5.0 if draw.random() < 0.1 else 1.0))
+    for rows in (1, 8, 64):
+        assert clock.at(rows) == pytest.approx(0.01 + 0.001 * rows, rel=0.05)
+
+
+def test_times_between_and_beyond_what_was_seen_are_on_lines() -> None:
+    clock = seen((2, 0.1), (8, 0.1), (16, 0.3))
+    assert [clock.at(rows) for rows in (2, 5, 8, 12, 16)] == pytest.approx([0.1, 0.1, 0.1, 0.2, 0.3])
+    assert clock.at(30) == pytest.approx(0.5) and clock.at(1) == pytest.approx(0.1 - 0.2 / 14)
+    assert clock.most_rows == 16
+    assert seen((8, 0.8), (16, 1.6)).at(1) == pytest.approx(0.1), "rows that are priced alone cost in proportion"
+
+
+def test_of_one_size_others_have_the_shape_of_the_prior() -> None:
+    assert StepClock().at(8) == PRIOR.forward(8) and StepClock().speed(8).decode_s == PRIOR.decode_s
+    assert seen((64, 1.0)).at(16) == seen((64, 1.0)).at(128) == 1.0
+    speed = seen((16, 0.03 * 1.15), prior=PRIOR).speed(16)
+    assert speed.decode_s == pytest.approx(0.03) and speed.forward(16) == pytest.approx(0.03 * 1.15)
+
+
+def test_what_is_no_step_is_not_recorded() -> None:
+    clock = StepClock(max_rows=64)
+    for rows, seconds in ((0, 1.0), (1, 0.0), (65, 5.0)):
+        clock.add(rows, seconds)
+    assert not clock and clock.most_rows == 0 and clock.near(1) is None and not clock.knows(64)
+
+
+def test_a_size_is_forgotten_the_sooner_the_less_it_was_seen() -> None:
+    clock = StepClock(FLAT, remembers=90)
+    clock.add(100, 9.0)
+    for _ in range(RECENT):
+        clock.add(8, 1.0)
+    assert clock.at(100) == 9.0
+    for _ in range(2):
+        clock.add(4, 1.0)
+    assert clock.at(100) == 1.0 and clock.near(100) is None and clock.most_rows == 8
+    for _ in range(90):
+        clock.add(4, 1.0)
+    assert clock.most_rows == 4 and clock.knows(2) and not clock.knows(1)
+
+
+@given(st.integers(1, 400))
+def test_a_class_has_rows_alike_and_is_near_them(rows: int) -> None:
+    assert row_class(rows) <= rows < max(row_class(rows) * 1.125, rows + 1)
+    assert row_class(row_class(rows)) == row_class(rows)
+    assert (seen((rows, 1.0)).near(int(rows * 1.15)) is not None) and seen((rows, 1.0)).near(2 * rows) is None
