@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 
 from lab.baselines.dragon import expected_token_time
-from paceline.core.clock import AcceptanceRate, DecodeSpeed, MovingAverage, StepClock
+from paceline.core.clock import DecodeSpeed, MovingAverage, Ratio, StepClock
 from paceline.core.side import SIDES, Side, other
-from paceline.strategies.aggregate.state import DeciderPlacement
+from paceline.strategies.aggregate.state import FIRST_ACCEPTANCE, DeciderPlacement
 
 from .link_replay import Link, Rule, Trace
 
@@ -65,7 +65,7 @@ class Greedy(Static):
     def __init__(self, start: Side, trace: Trace, link: Link) -> None:
         super().__init__(start)
         self._trace, self._link = trace, link
-        acceptance = {side: AcceptanceRate(memory=1.0, strength=0.0) for side in SIDES}
+        acceptance = {side: Ratio(FIRST_ACCEPTANCE) for side in SIDES}
         self._placement = DeciderPlacement(start, acceptance=acceptance)
 
     def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None:

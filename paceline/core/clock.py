@@ -316,27 +316,28 @@ _EXACT: Final = 15  # rows up to which a class has one number of them
 
 
 @dataclass(slots=True)
-class AcceptanceRate:
-    """Acceptance rate of a side's drafts: an exponentially weighted mean with a prior worth a few tokens.
+class Ratio:
+    """What came of what was expected, newer values counted more, beside a prior: accepted drafts of examined ones, or
+    joules of predicted ones."""
 
-    The prior is about the rate that two sides with documents on one question reach; `strength` 0 and `memory` 1 give
-    the accumulated mean of the paper (the prior then is only the value before the first token).
-    """
+    prior: float = 1.0
+    strength: float = 0.0  # weight of the prior, in what was expected
+    memory: float = 1.0  # factor on older values, per new one
+    least: float = 0.0
+    most: float = math.inf
+    first: int = 0  # values before which the prior holds
+    _expected: float = 0.0
+    _came: float = 0.0
+    _count: int = 0
 
-    prior: float = 0.75
-    strength: float = 4.0  # weight of the prior, in tokens
-    memory: float = 0.98  # factor on a token's weight per newer token: about the last 50 count
-    _sum: float = field(init=False, default=0.0)
-    _count: float = field(init=False, default=0.0)
-
-    def __post_init__(self) -> None:
-        self._sum, self._count = self.prior * self.strength, self.strength
-
-    def add(self, accepted: bool) -> None:
-        self._sum = self.memory * self._sum + accepted
-        self._count = self.memory * self._count + 1.0
+    def add(self, expected: float, came: float) -> None:
+        self._expected = self.memory * self._expected + expected
+        self._came = self.memory * self._came + came
+        self._count += 1
 
     @property
     def value(self) -> float:
-        """In [0, 1]."""
-        return self._sum / self._count if self._count else self.prior
+        weight = self._expected + self.strength
+        if self._count < self.first or weight <= 0.0:
+            return self.prior
+        return min(max((self._came + self.strength * self.prior) / weight, self.least), self.most)

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from paceline.core.clock import MovingAverage
+from paceline.core.clock import MovingAverage, Ratio
 from paceline.core.sampling.dist import Dist
 
 # GELATO's outer loop: how many tokens a step drafts, so that throughput is high and mean energy within the budget.
@@ -339,38 +339,22 @@ class AnswerPace:
         return self.seconds.value if now <= self.at + PACE_LIFE_S else None
 
 
-@dataclass(slots=True)
-class StepCalibration:
-    """Ratio of measured to predicted figures of steps, recent ones counted more; 1 before some are known.
+def _calibration(least: float = 0.0) -> Ratio:
+    """Measured figures of steps by predicted ones.
 
     Predictions know nothing of drafts that no verdict reaches, because they are late or the verifier takes none. A
     budget a token would then be exceeded for ever: drafts that are likely to be accepted seem to earn more than they
     cost.
     """
-
-    least: float = 0.0
-    _predicted: float = 0.0
-    _real: float = 0.0
-    _steps: int = 0
-
-    def add(self, predicted: float, real: float) -> None:
-        self._predicted = _RECENT * self._predicted + predicted
-        self._real = _RECENT * self._real + real
-        self._steps += 1
-
-    @property
-    def ratio(self) -> float:
-        if self._steps < _LEAST_STEPS or not self._predicted:
-            return 1.0
-        return min(max(self._real / self._predicted, self.least), _HIGHEST_RATIO)
+    return Ratio(memory=_RECENT, least=least, most=_HIGHEST_RATIO, first=_LEAST_STEPS)
 
 
 @dataclass(slots=True)
 class EnergyEstimates:
     """Joules of a draft's forward and of a byte sent, from what a machine was told; None before it was."""
 
-    cost: StepCalibration = field(default_factory=lambda: StepCalibration(0.1))  # of steps, J
-    gain: StepCalibration = field(default_factory=StepCalibration)  # accepted drafts of steps
+    cost: Ratio = field(default_factory=lambda: _calibration(0.1))  # of steps, J
+    gain: Ratio = field(default_factory=_calibration)  # accepted drafts of steps
     _forward: MovingAverage = field(default_factory=lambda: MovingAverage(0.05))
     _byte: MovingAverage = field(default_factory=lambda: MovingAverage(0.05))
 
@@ -391,24 +375,6 @@ class EnergyEstimates:
 
 
 @dataclass(slots=True)
-class Rounds:
-    """Seconds of a round, which ends with a verdict, the later ones the more."""
-
-    seconds: float = 0.0
-    count: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Record the seconds since the verdict before."""
-        self.seconds = _RECENT * self.seconds + seconds
-        self.count = _RECENT * self.count + 1.0
-
-    @property
-    def round_s(self) -> float:
-        """Seconds of a round; 1 before anything is known."""
-        return self.seconds / self.count if self.seconds else 1.0
-
-
-@dataclass(slots=True)
 class OffloadStats:
     """Estimates over the answers of a device, and its energy account."""
 
@@ -419,7 +385,7 @@ class OffloadStats:
     acceptance: AcceptanceByEntropy = field(default_factory=AcceptanceByEntropy)
     seconds: SecondGuesses = field(default_factory=SecondGuesses)
     pace: AnswerPace = field(default_factory=AnswerPace)
-    rounds: Rounds = field(default_factory=Rounds)
+    round_s: MovingAverage = field(default_factory=lambda: MovingAverage(1.0 - _RECENT))  # between two verdicts
     energy: EnergyEstimates = field(default_factory=EnergyEstimates)
     queue: EnergyQueue | None = None  # None: no budget
     compute_w: float = 0.0  # power while drafting, where nobody tells the joules of a forward

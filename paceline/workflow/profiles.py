@@ -2,7 +2,8 @@
 
 An operation is a model and a phase, as "chat/decode". A shape is how many items (chunks, tokens) one launch takes.
 Between the shapes that are known, seconds are interpolated: the curve need not be monotone; beyond them, they follow a
-non-negative regression on (1, shape). Dependence on the length of a context, and on what runs beside a launch, is not
+non-negative regression on (1, shape). So this is no `core.clock.StepClock`, whose times rise: a shape is chosen, and
+the best one may be where they fall. Dependence on the length of a context, and on what runs beside a launch, is not
 modelled.
 """
 

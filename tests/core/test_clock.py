@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.clock import PRIOR, RECENT, DecodeSpeed, StepClock, row_class
+from paceline.core.clock import PRIOR, RECENT, DecodeSpeed, Ratio, StepClock, row_class
 
 FLAT = DecodeSpeed(1.0)
 STEPS = st.lists(st.tuples(st.integers(1, 600), st.floats(1e-6, 10.0)), min_size=1, max_size=60)
@@ -105,3 +105,26 @@ def test_a_class_has_rows_alike_and_is_near_them(rows: int) -> None:
     assert row_class(rows) <= rows < max(row_class(rows) * 1.125, rows + 1)
     assert row_class(row_class(rows)) == row_class(rows)
     assert (seen((rows, 1.0)).near(int(rows * 1.15)) is not None) and seen((rows, 1.0)).near(2 * rows) is None
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(0.0, 5.0)), max_size=40), st.floats(0.1, 3.0))
+def test_a_ratio_is_within_its_bounds_and_reaches_a_constant_truth(
+    values: list[tuple[float, float]], truth: float
+) -> None:
+    ratio = Ratio(0.75, strength=2.0, memory=0.9, least=0.1, most=4.0)
+    assert ratio.value == 0.75
+    for expected, came in values:
+        ratio.add(expected, came)
+        assert 0.1 <= ratio.value <= 4.0
+    for _ in range(200):
+        ratio.add(1.0, truth)
+    assert ratio.value == pytest.approx(truth, abs=0.2 * abs(truth - 0.75) + 1e-6), "beside a prior that stays"
+
+
+def test_a_ratio_holds_its_prior_until_enough_is_known() -> None:
+    ratio = Ratio(first=3)
+    for _ in range(2):
+        ratio.add(1.0, 0.5)
+    assert ratio.value == 1.0
+    ratio.add(1.0, 0.5)
+    assert ratio.value == 0.5 and Ratio().value == 1.0

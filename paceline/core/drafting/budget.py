@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline.core.batching.segment import UNKNOWN, StepSize
-from paceline.core.clock import MovingAverage, StepClock, row_class
+from paceline.core.clock import MovingAverage, Ratio, StepClock, row_class
 from paceline.core.drafting.ngram_drafter import DrafterStats
 from paceline.core.drafting.tree_search import AcceptanceByRank, beside_choice_rates, best_budget, model_rates
 from paceline.core.offloading import OffloadStats
@@ -172,25 +172,9 @@ IDLE_TREES_PER_RETRY: Final = 32
 MAX_PAUSE_RETRIES: Final = 4  # RETRY_INTERVALs of a pause; also at most this request's own unused trees, plus 1
 
 
-@dataclass(slots=True)
-class AcceptanceCalibration:
-    """Ratio of accepted to expected tokens. Starts at 1: the drafter's probabilities are right."""
-
-    calibration: float = 1.0
-    _strength: float = CALIBRATION_STRENGTH
-    _expected: float = 0.0
-    _accepted: float = 0.0
-    _prior: float = 1.0
-
-    def add(self, expected: float, accepted: int) -> None:
-        self._expected = CALIBRATION_MEMORY * self._expected + expected
-        self._accepted = CALIBRATION_MEMORY * self._accepted + accepted
-        ratio = (self._accepted + self._strength * self._prior) / (self._expected + self._strength)
-        self.calibration = min(ratio, 4.0)
-
-    def for_next_request(self) -> AcceptanceCalibration:
-        """A new calibration for the next request, with this one as its prior."""
-        return AcceptanceCalibration(self.calibration, _prior=self.calibration)
+def calibration(prior: float = 1.0) -> Ratio:
+    """Accepted tokens of expected ones, of one request. By default the drafter's probabilities are right."""
+    return Ratio(prior, CALIBRATION_STRENGTH, CALIBRATION_MEMORY, most=4.0)
 
 
 @dataclass(slots=True)
@@ -198,7 +182,7 @@ class BudgetStats:
     """Statistics about drafting on one engine, shared by requests of one kind and kept beyond them."""
 
     guard: StepGuard = field(default_factory=StepGuard)
-    calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
+    calibration: Ratio = field(default_factory=calibration)
     idle: int = 0  # trees in a row, of any request, that were not worth verifying
     _times: dict[int, StepClock] = field(default_factory=dict)  # by class of sequences, as each costs the host time
     _last_step: StepSize = UNKNOWN
@@ -221,7 +205,7 @@ class AdaptiveBudget:
     def __init__(self, stats: BudgetStats, *, rows: int) -> None:
         """rows: most draft tokens in one step."""
         self._stats, self._rows = stats, rows
-        self._calibration = stats.calibration.for_next_request()
+        self._calibration = calibration(stats.calibration.value)
         self._request_credit = TimeCredit(REQUEST_CREDIT)
         self._sequences = 1  # of all requests, in the last step
         self._awake = stats.guard.awake
@@ -253,7 +237,7 @@ class AdaptiveBudget:
 
     def choose(self, probs: Sequence[float]) -> int:
         """The number of draft tokens to verify, best first. probs: (n,) probability that each is accepted."""
-        count = self._break_even_size(probs, self._calibration.calibration)
+        count = self._break_even_size(probs, self._calibration.value)
         if count == 0 and probs and self._due():
             count = self._break_even_size(probs, 1.0)
             self._trying = count > 0
@@ -326,7 +310,7 @@ class AdaptiveBudget:
             "plain_steps": float(self._plain_steps),
             "draft_steps": float(self._draft_steps),
             "tries": float(self._tries),
-            "kept": self._calibration.calibration,
+            "kept": self._calibration.value,
             "saved_steps": self._saved,
         }
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.core.aggregation.aggregators import LAST_LEVEL, Aggregator, OwnDist, PeerDist
 from paceline.core.aggregation.weights import dequantize_score, quantize_score
-from paceline.core.clock import AcceptanceRate, DecodeSpeed, MovingAverage
+from paceline.core.clock import DecodeSpeed, MovingAverage, Ratio
 from paceline.core.sampling.dist import Dist
 from paceline.core.side import SIDES, Side, other
 from paceline.errors import RemoteProtocolError
@@ -48,6 +48,7 @@ from paceline.wire.payloads import FOLLOWS, NAMED, RECEIVERS, SENDERS, YOURS, En
 # is the bottleneck; bounds on drafting ahead.
 
 
+FIRST_ACCEPTANCE = 0.75  # of drafts, before any is known: about what two sides with documents on one question reach
 LEAST_SHARE = 0.15  # of the slower side's decode time, that a move must save: speeds and delays are not known better
 
 
@@ -68,7 +69,9 @@ class DeciderPlacement:
 
     holder: Side
     fixed: Side | None = None
-    acceptance: dict[Side, AcceptanceRate] = field(default_factory=lambda: {side: AcceptanceRate() for side in SIDES})
+    acceptance: dict[Side, Ratio] = field(
+        default_factory=lambda: {side: Ratio(FIRST_ACCEPTANCE, strength=4.0, memory=0.98) for side in SIDES}
+    )
     _decode: dict[Side, float] = field(default_factory=dict)
     _round_trip: float | None = None
     _last: Mapping[Side, bool] = field(default_factory=dict)  # what the last target accepted, where it is known
@@ -88,7 +91,7 @@ class DeciderPlacement:
         """Record one target; True for a side whose drafting continued without a round trip."""
         self._last = accepted
         for side, was_accepted in accepted.items():
-            self.acceptance[side].add(was_accepted)
+            self.acceptance[side].add(1.0, was_accepted)
 
     def choose(self, left: int, *, ready: bool) -> Side:
         """The side that should decide the next target. Changes no state: call `moved` on a move.

@@ -69,7 +69,7 @@ class Pace:
         forward_j, byte_j, queue = stats.energy.forward_j, stats.energy.byte_j, self._queue
         draft_j = stats.compute_w * draft_s if forward_j is None else forward_j
         send_j = stats.send_w * send_s if byte_j is None else byte_j * num_bytes
-        cost = 1.0 if queue is None else stats.energy.cost.ratio
+        cost = 1.0 if queue is None else stats.energy.cost.value
 
         def predict(drafts: int) -> Prediction:
             step = stats.estimates.predict(
@@ -94,7 +94,7 @@ class Pace:
                 utility,
                 backlog=0.0 if queue is None else queue.backlog,
                 weight=self._weight(cost * (draft_j + send_j)),
-                earned=0.0 if queue is None else queue.per_token * stats.energy.gain.ratio,
+                earned=0.0 if queue is None else queue.per_token * stats.energy.gain.value,
             )
             may_stream = options.waits and not (ahead or options.least)
             least = 0 if ahead or may_stream else min(max(options.least, int(explores)), options.most)
@@ -133,7 +133,7 @@ class Pace:
     def _weight(self, draft_j: float) -> float:
         """V: J per token/s. draft_j: of a draft computed and sent."""
         weight = THROUGHPUT_WEIGHT if self._queue is None else self._queue.weight
-        return weight_of(draft_j, self.stats.rounds.round_s) if weight is None else weight
+        return weight_of(draft_j, self.stats.round_s.value or 1.0) if weight is None else weight
 
     @property
     def acceptance(self) -> float:
@@ -219,7 +219,7 @@ class Pace:
             self.stats.estimates.add_streamed((now - last) / tokens)
         self._streams = streamed
         if last is not None and now > last:
-            self.stats.rounds.add(now - last)
+            self.stats.round_s.add(now - last)
         if self._queue is not None and self._queue.per == "token":
             self._queue.add(0.0, tokens)
 

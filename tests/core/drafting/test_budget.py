@@ -108,7 +108,7 @@ def test_drafts_that_pay_for_one_request_do_not_for_sixteen_on_a_busy_engine() -
 def test_a_text_that_becomes_predictable_is_drafted_again() -> None:
     stats = BudgetStats()
     play(stats, 100, memory_bound, lambda _: 0)
-    assert stats.calibration.calibration < 0.1
+    assert stats.calibration.value < 0.1
     _, _, drafts = play(stats, 300, memory_bound, lambda count: min(count, 2))
     assert sum(count > 0 for count in drafts[200:]) > 80
 

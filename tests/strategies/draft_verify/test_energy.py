@@ -166,7 +166,7 @@ def test_a_higher_debt_never_drafts_more_and_a_higher_weight_never_less(per: Uni
         for weight in (1.0, 10.0, 100.0):
             queue = EnergyQueue(0.2, ratio * weight, per=per, weight=weight)
             stats = OffloadStats(steps=1, examined=1000, queue=queue)
-            stats.rounds.add(0.3)
+            stats.round_s.add(0.3)
             pace = Pace(IN_STEPS, stats)
             pace.tell(Spent(0.185, 0.0, 0))
             pace.computed(0.0154)
