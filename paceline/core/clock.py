@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import median
 from typing import Final
 
 # Running estimates: means and medians of measured values. No clock: the caller supplies the numbers.
@@ -293,7 +293,7 @@ class StepClock:
                 continue
             seen = self._seen[size]
             seconds, weight = self._median[size], len(seen)
-            rows = [float(size) if size <= _EXACT else fmean(rows for rows, _ in seen)]
+            rows = [float(size) if size <= _EXACT else sum(rows for rows, _ in seen) / weight]
             while pools and pools[-1][0] >= seconds:
                 before, others, smaller = pools.pop()
                 seconds = (before * others + seconds * weight) / (others + weight)
@@ -312,7 +312,80 @@ class StepClock:
 _EXACT: Final = 15  # rows up to which a class has one number of them
 
 
-# How often drafts are accepted.
+# How often drafts are accepted, and what came of other things expected.
+
+
+MAX_RANKS: Final = 8
+MARGIN_FIRSTS: Final = (0.5, 0.65, 0.85, 0.97)  # prior acceptance rate of the first draft, by margin class
+_STRENGTH: Final = 6.0  # weight of the prior, in observations
+ACCEPTANCE_SLOPE: Final = 0.35  # 1/nat: acceptance is about exp(-0.35 H) in GELATO (eq. 10)
+_SLOPES: Final = 0.02, 20.0  # least and highest, 1/nat
+_SLOPE_MEMORY: Final = 0.995  # factor on older observations, per new one
+_INFORMATION: Final = 20.0  # weight of the first slope, as Fisher information
+
+
+@dataclass(slots=True)
+class AcceptanceByRank:
+    """P(the target is the draft of rank r | class), r from 0. By default a class is a `tree_search.margin_class`.
+
+    Slowly decaying weights, since the character of a text changes, beside a prior that stays: each rank after the first
+    is half as likely as the one before; the remainder is none.
+    """
+
+    firsts: tuple[float, ...] = MARGIN_FIRSTS  # prior acceptance rate of the first draft, by class
+    memory: float = 0.98  # factor on older observations, per new one: about the last fifty count
+    _counts: list[list[float]] = field(init=False)
+    _totals: list[float] = field(init=False)
+    _known: dict[int, list[float]] = field(default_factory=dict)  # cached `probs`, by class
+
+    def __post_init__(self) -> None:
+        self._counts = [[0.0] * MAX_RANKS for _ in self.firsts]
+        self._totals = [0.0] * len(self.firsts)
+
+    def add(self, group: int, rank: int | None) -> None:
+        """Record the rank of the target among the drafts; None: the target was not drafted."""
+        self._known.pop(group, None)
+        counts = self._counts[group]
+        for place in range(MAX_RANKS):
+            counts[place] *= self.memory
+        self._totals[group] = self._totals[group] * self.memory + 1.0
+        if rank is not None and rank < MAX_RANKS:
+            counts[rank] += 1.0
+
+    def probs(self, group: int) -> list[float]:
+        """(MAX_RANKS,) sums to less than 1, because the target may not be drafted at all."""
+        if group not in self._known:
+            first, total = self.firsts[group], self._totals[group] + _STRENGTH
+            prior = [first, *((1.0 - first) * 0.5**rank for rank in range(1, MAX_RANKS))]
+            counts = self._counts[group]
+            self._known[group] = [
+                (count + _STRENGTH * share) / total for count, share in zip(counts, prior, strict=True)
+            ]
+        return self._known[group]
+
+
+@dataclass(slots=True)
+class AcceptanceByEntropy:
+    """Acceptance of a draft, exp(-slope · H), fitted online by maximum likelihood (Fisher scoring with fading)."""
+
+    slope: float = ACCEPTANCE_SLOPE  # 1/nat
+    _information: float = _INFORMATION
+
+    def add(self, nats: float, *, accepted: bool) -> None:
+        """Record a draft that was examined. nats: entropy of the distribution it was drawn from."""
+        if nats < 1e-6:
+            return  # acceptance does not depend on the slope there
+        exponent = self.slope * nats
+        rejected = -math.expm1(-exponent)
+        information = nats * nats * (1.0 - rejected) / rejected
+        score = -nats if accepted else nats * (1.0 - rejected) / rejected
+        self._information = _SLOPE_MEMORY * self._information + information
+        low, high = _SLOPES
+        self.slope = min(max(self.slope + score / self._information, low), high)
+
+    def at(self, nats: float) -> float:
+        """Probability that a draft is accepted."""
+        return math.exp(-self.slope * nats)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from paceline.core.clock import MovingAverage, Ratio
+from paceline.core.clock import ACCEPTANCE_SLOPE, AcceptanceByEntropy, MovingAverage, Ratio
 from paceline.core.sampling.dist import Dist
 
 # GELATO's outer loop: how many tokens a step drafts, so that throughput is high and mean energy within the budget.
@@ -132,7 +132,6 @@ def choose_length(
 # token of that row, which the exactness of accept-or-reject verification needs, and costs no forward.
 
 
-ACCEPTANCE_SLOPE: Final = 0.35  # 1/nat: acceptance is about exp(-0.35 H) in the paper (eq. 10)
 LEAST_ACCEPTANCE: Final = 0.9  # ρ0: drafts less likely to be accepted fill the bucket
 OVERFLOW: Final = 1.2  # capacity ÷ leak (Θ_th ÷ H_th)
 
@@ -181,38 +180,11 @@ class EntropyGate:
 MAX_DRAFTS: Final = 64  # in one step
 LEAST_S: Final = 1e-4  # s, of a step: a clock may tell none
 PACE_LIFE_S: Final = 600.0
-_MEMORY: Final = 0.995  # factor on older observations of acceptance by entropy, per new one
-_PRIOR: Final = 20.0  # weight of the first slope, as Fisher information
 _RECENT: Final = 0.99  # factor on older rounds, per new one
 _LEAST_STEPS: Final = 16  # before a calibration is of use
 _HIGHEST_RATIO: Final = 10.0
-_SLOPES: Final = 0.02, 20.0  # least and highest, 1/nat
 _LEAST_HITS: Final = 0.15  # share of rejected drafts whose second guess is the target, below which none are sent
 _SECOND_PROBE: Final = 16
-
-
-@dataclass(slots=True)
-class AcceptanceByEntropy:
-    """Acceptance of a draft, exp(-slope · H), fitted online by maximum likelihood (Fisher scoring with fading)."""
-
-    slope: float = ACCEPTANCE_SLOPE  # 1/nat
-    _information: float = _PRIOR
-
-    def add(self, nats: float, *, accepted: bool) -> None:
-        """Record a draft that was examined. nats: entropy of the distribution it was drawn from."""
-        if nats < 1e-6:
-            return  # acceptance does not depend on the slope there
-        exponent = self.slope * nats
-        rejected = -math.expm1(-exponent)
-        information = nats * nats * (1.0 - rejected) / rejected
-        score = -nats if accepted else nats * (1.0 - rejected) / rejected
-        self._information = _MEMORY * self._information + information
-        low, high = _SLOPES
-        self.slope = min(max(self.slope + score / self._information, low), high)
-
-    def at(self, nats: float) -> float:
-        """Probability that a draft is accepted."""
-        return math.exp(-self.slope * nats)
 
 
 @dataclass(slots=True)

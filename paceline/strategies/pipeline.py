@@ -20,12 +20,10 @@ from functools import partial
 from typing import Final
 
 from paceline.core.batching.segment import StepSize
-from paceline.core.clock import MovingAverage
+from paceline.core.clock import MAX_RANKS, AcceptanceByRank, MovingAverage
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.core.drafting.tree_search import (
-    MAX_RANKS,
-    AcceptanceByRank,
     Candidates,
     DraftTree,
     grow_tree,

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline.core.batching.segment import UNKNOWN, StepSize
-from paceline.core.clock import MovingAverage, Ratio, StepClock, row_class
+from paceline.core.clock import AcceptanceByRank, MovingAverage, Ratio, StepClock, row_class
 from paceline.core.drafting.ngram_drafter import DrafterStats
-from paceline.core.drafting.tree_search import AcceptanceByRank, beside_choice_rates, best_budget, model_rates
+from paceline.core.drafting.tree_search import beside_choice_rates, best_budget, model_rates
 from paceline.core.offloading import OffloadStats
 
 # Whether drafting pays on one engine, by whole steps of all requests that share it.

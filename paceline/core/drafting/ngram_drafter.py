@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from paceline.core.clock import AcceptanceByRank
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, bigram_key
-from paceline.core.drafting.tree_search import NO_DRAFT, AcceptanceByRank, DraftTree, grow_tree, margin_class
+from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree, grow_tree, margin_class
 from paceline.core.sampling.dist import Dist, gumbel_of
 from paceline.core.sampling.sampler import SamplingParams
 

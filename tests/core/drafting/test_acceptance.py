@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.drafting.tree_search import MAX_RANKS, AcceptanceByRank, margin_class
+from paceline.core.clock import MAX_RANKS, AcceptanceByRank
+from paceline.core.drafting.tree_search import margin_class
 
 CLASSES = range(margin_class(math.inf) + 1)
 

@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
+from paceline.core.clock import AcceptanceByEntropy
 from paceline.core.offloading import (
-    AcceptanceByEntropy,
     EntropyGate,
     GateLimits,
     ModelShape,

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from paceline.core.aggregation.aggregators import OwnDist, make_aggregator
-from paceline.core.drafting.tree_search import AcceptanceByRank, margin_class
+from paceline.core.clock import AcceptanceByRank
+from paceline.core.drafting.tree_search import margin_class
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.aggregate.tree_planner import MIN_WEIGHT, DraftTreePlanner
