@@ -12,7 +12,7 @@ from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import device_handshake
 from paceline.runtime.link.dialer import Dialer, Link, back_off
 from paceline.runtime.link.emulation import Emulation
-from paceline.wire.identity import DeviceHandshake
+from paceline.wire.identity import DiallerHandshake
 from paceline.wire.messages import Introduction
 
 from .credentials import CloudKeys, Credential, Credentials
@@ -109,7 +109,7 @@ class Cloud:
                 return
         keys = CloudKeys(self._credentials, http_url(self._url), self._credential)
 
-        def handshake() -> DeviceHandshake:
+        def handshake() -> DiallerHandshake:
             shown = keys.credential
             return device_handshake(
                 self._introduce(), device=shown.device, keys=shown.keys, server_key=shown.server_key

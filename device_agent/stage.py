@@ -49,7 +49,7 @@ async def _run(settings: StageSettings) -> None:
         import torch
 
     from paceline.engine.stage import load_stage, measure, num_layers
-    from paceline.runtime.stages.connecting import split_address
+    from paceline.runtime.stages.links import split_address
     from paceline.runtime.stages.local import READY
     from paceline.runtime.stages.stage_server import StageServer, resident_bytes
     from paceline.runtime.stages.stage_worker import StageWorker

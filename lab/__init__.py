@@ -12,5 +12,4 @@ replay         a log of machines, run again
 walk           the files that a request walks through
 link_document  the generator of openapi/link.md
 client_shapes  the generator of paceline/api/official.json
-link_stages    its part about the links of a model in stages
 """

@@ -13,8 +13,8 @@ from typing import TypeGuard
 import msgspec
 from msgspec import inspect
 
-from lab.link_stages import INTRODUCTION, SECTIONS
 from paceline.core.aggregation.weights import SCORE_STEPS
+from paceline.runtime.link.transport import CODE_BYTES, END, LENGTH_BYTES
 from paceline.wire import messages
 from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
 from paceline.wire.codec import MAX_OPTIONS_BYTES
@@ -62,6 +62,9 @@ from paceline.wire.payloads import (
     TOKEN_BITS,
     WIDTH_BITS,
 )
+from paceline.wire.stages import link as stage_link
+from paceline.wire.stages import messages as stage_messages
+from paceline.wire.stages import sampling as stage_sampling
 from paceline.wire.verify_messages import VERIFY_MESSAGES
 
 MESSAGES = (*CONTROL_MESSAGES, *STRATEGY_MESSAGES, *VERIFY_MESSAGES)
@@ -76,6 +79,21 @@ PARTS = (
     messages.DistPayload,
     messages.RetrievedPassage,
 )
+STAGES: dict[str, tuple[type[msgspec.Struct], ...]] = {
+    "From the head": stage_link.FROM_HEAD,
+    "From a stage to the head": stage_link.FROM_STAGE,
+    "Bulk messages": stage_link.BULK,
+    "Parts of these messages": (
+        stage_messages.StageCost,
+        stage_messages.SegmentRows,
+        stage_sampling.SparseDist,
+        stage_sampling.WantedRow,
+        stage_sampling.HeadRow,
+        stage_sampling.SampledToken,
+        stage_sampling.MixtureRows,
+        stage_sampling.Wanted,
+    ),
+}
 _PLAIN: dict[type[inspect.Type], str] = {
     inspect.FloatType: "float",
     inspect.IntType: "int",
@@ -130,7 +148,8 @@ def _introduction() -> Iterator[str]:
         One WebSocket per device, opened by the device, subprotocol `{SUBPROTOCOL}`, protocol version {VERSION}.
         Each binary frame is one message: a MessagePack array of its tag and its fields, in the order below, or for
         some of them a [short form](#short-form). Text frames, unknown tags, missing fields, additional fields and
-        floats that are not finite are faults.
+        floats that are not finite are faults. The processes of a [model in stages](#stages) have the same link on
+        another connection, with messages of their own behind the handshake.
     """)
     yield ""
     yield "| limit | |"
@@ -164,8 +183,26 @@ def _diagram(role: Role) -> Iterator[str]:
 def _stages() -> Iterator[str]:
     yield "## Stages"
     yield ""
-    yield from _lines(INTRODUCTION)
-    for title, structs in SECTIONS.items():
+    yield from _lines(f"""
+        Between the head of a pipeline and its stages, and from stage to stage: TCP with TLS 1.3. The certificate is one
+        that the stage has made for itself; handshake, `ping`, `pong` and close codes are those above, the head or the
+        stage before being the dialler, a heartbeat {stage_link.HEARTBEAT_S:g} s, and a peer dead after
+        {stage_link.MAX_MISSED} of them. `device` of `hello` is `head` or `rows`, introductions are empty.
+
+        A frame is its length in {LENGTH_BYTES} bytes, big-endian, and its content, of at most
+        {stage_messages.MAX_MESSAGE_BYTES} bytes, {MAX_CONTROL_BYTES} before the handshake is done. A first byte of
+        {stage_link.BULK_BEGINS[0]} begins a bulk message: the length of its header in {stage_link.SIZE_BYTES} bytes,
+        big-endian, the header, which is encoded as a message and holds the number of bytes of them all, and a first
+        chunk; one of {stage_link.CHUNK[0]} a further chunk. One of {END[0]} begins the last frame: a close code in
+        {CODE_BYTES} bytes, big-endian, and its detail. Any other frame is a message. Senders make chunks of
+        {stage_link.CHUNK_BYTES} bytes, and messages go between them. A sender has {stage_link.WINDOW_BYTES} bytes of
+        credit at first, which chunks use up and `credit` grants. A receiver holds at most {stage_link.MAX_WAITING} bulk
+        messages that nobody has taken. A batch has at most {stage_messages.MAX_ROWS} rows.
+
+        `Bytes` of ids are int32, of probabilities and scores float64, little-endian. Hidden rows have the format that
+        `assign` names, little-endian; keys and values the model's; scores float32.
+    """)
+    for title, structs in STAGES.items():
         yield ""
         yield f"### {title}"
         for struct in structs:
@@ -236,22 +273,23 @@ def _identity() -> Iterator[str]:
     yield from _lines(f"""
         Each end has an Ed25519 key (RFC 8032). A device makes its own; enrolment (`POST /v1/devices/enrol`) gives the
         server the device's public key and the device the server's, which it pins. In the handshake each end signs
-        over nonces of {NONCE_BYTES} random bytes from both, the cloud first: a device tells a server that has not
-        proved its key nothing but its name.
+        over nonces of {NONCE_BYTES} random bytes from both, the listener (cloud, stage) first: a dialler (device, head,
+        stage before) tells one that has not proved its key nothing but its name.
 
         What is signed is a sequence of byte strings, each behind its length as a big-endian uint32:
         `{DOMAIN.decode()}`, the protocol version in decimal digits, the purpose, and then the parts named here.
-        Frames are meant as they went over the wire, `server key` is the cloud's public key.
+        Frames are meant as they went over the wire. `binding` is the cloud's public key; on a link to a stage it is
+        `certificate`, a space and the SHA-256 of the certificate that the stage shows in TLS.
     """)
     yield ""
     yield "| in | signed by | purpose | parts |"
     yield "|---|---|---|---|"
-    frames = "server key, frame of `hello`"
-    yield f"| `challenge` | cloud | `{CHALLENGE}` | {frames}, `nonce` |"
+    frames = "binding, frame of `hello`"
+    yield f"| `challenge` | listener | `{CHALLENGE}` | {frames}, `name`, `nonce` |"
     frames += ", frame of `challenge`"
-    yield f"| `proof` | device, each of its keys | `{PROOF}` | {frames}, `introduction` |"
+    yield f"| `proof` | dialler, each of its keys | `{PROOF}` | {frames}, `introduction` |"
     frames += ", frame of `proof`"
-    yield f"| `welcome` | cloud | `{WELCOME}` | {frames}, `introduction`, `key` |"
+    yield f"| `welcome` | listener | `{WELCOME}` | {frames}, `introduction`, `key` |"
     parts = "connection, the device's present public key, its new one"
     yield f"| `newkey`, `signature` | device, present key | `{RENEWAL}` | {parts} |"
     yield f"| `newkey`, `possession` | device, new key | `{POSSESSION}` | {parts} |"

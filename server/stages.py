@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,8 @@ from paceline.engine.base import AsyncEngine
 from paceline.engine.loader import EngineOptions, fingerprint
 from paceline.engine.model_config import sampling_defaults
 from paceline.errors import ConfigError, StorageError
-from paceline.runtime.stages.connecting import Admit, split_address
+from paceline.runtime.link.connection import Authenticator
+from paceline.runtime.stages.links import split_address
 from paceline.runtime.stages.local import LocalPlace
 from paceline.runtime.stages.members import Members, Place, Standing
 from paceline.runtime.stages.pipeline import RemotePipeline
@@ -61,7 +62,7 @@ def open_stages(
     *,
     name: str,
     key: Signer,
-    admit: Admit,
+    admit: Authenticator,
     options: EngineOptions,
     format: RowFormat | None = None,
     standing: Standing | None = None,
@@ -107,7 +108,7 @@ def open_stages(
     return pipeline
 
 
-def _admit_of(started: dict[str, LocalPlace], admit: Admit) -> Callable[[Claim], Awaitable[bytes | CloseCode]]:
+def _admit_of(started: dict[str, LocalPlace], admit: Authenticator) -> Authenticator:
     async def either(claim: Claim) -> bytes | CloseCode:
         place = started.get(claim.device)
         return await admit(claim) if place is None else place.admits(claim)

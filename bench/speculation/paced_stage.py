@@ -24,13 +24,13 @@ import torch
 from paceline.core.batching.segment import Batch
 from paceline.engine.loader import EngineOptions, fingerprint
 from paceline.engine.stage import Stage, StageOutput, load_stage, num_layers
-from paceline.runtime.stages.connecting import Channel
+from paceline.runtime.stages.links import StageLink
 from paceline.runtime.stages.local import READY, StageCredential
 from paceline.runtime.stages.stage_server import StageServer
 from paceline.runtime.stages.stage_worker import StageWorker
+from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import HiddenArray, HiddenRows
-from paceline.wire.stages.pipe import Bulk
 
 
 class PacedStage:
@@ -81,11 +81,11 @@ class DistantStageServer(StageServer):
     def to_next(self, header: HiddenRows, payload: bytes) -> None:
         self._out.put(lambda: StageServer.to_next(self, header, payload))
 
-    def to_head(self, message: Frame, payload: bytes | None = None) -> None:
+    def to_head(self, message: Frame, payload: bytes = b"") -> None:
         self._out.put(lambda: StageServer.to_head(self, message, payload))
 
-    def _from_head(self, channel: Channel, found: Frame | Bulk) -> None:
-        act = partial(StageServer._from_head, self, channel, found)
+    def _from_head(self, link: StageLink, found: Frame | Bulk) -> None:
+        act = partial(StageServer._from_head, self, link, found)
 
         def pass_on() -> None:
             with suppress(RuntimeError):  # the loop has ended meanwhile

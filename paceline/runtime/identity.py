@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Sequence
 from typing import Self
@@ -10,7 +11,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from paceline.wire.effects import Signer
-from paceline.wire.identity import CloudHandshake, DeviceHandshake
+from paceline.wire.identity import DiallerHandshake, ListenerHandshake
 from paceline.wire.messages import NONCE_BYTES, Introduction
 
 
@@ -45,14 +46,40 @@ def verify(public_key: bytes, signature: bytes, data: bytes) -> bool:
 
 def device_handshake(
     introduction: Introduction, *, device: str, keys: Sequence[Signer], server_key: bytes
-) -> DeviceHandshake:
+) -> DiallerHandshake:
     """A device's handshake, for one connection."""
-    return DeviceHandshake(introduction, device=device, keys=keys, server_key=server_key, nonce=_nonce(), verify=verify)
+    return DiallerHandshake(
+        introduction,
+        device=device,
+        keys=keys,
+        pinned=server_key,
+        binding=server_key,
+        nonce=_nonce(),
+        verify=verify,
+    )
 
 
-def cloud_handshake(introduction: Introduction, key: Signer) -> CloudHandshake:
+def cloud_handshake(introduction: Introduction, key: Signer) -> ListenerHandshake:
     """A cloud's handshake, for one connection."""
-    return CloudHandshake(introduction, key=key, nonce=_nonce(), verify=verify)
+    return ListenerHandshake(introduction, key=key, binding=key.public_key, nonce=_nonce(), verify=verify)
+
+
+def dialling_handshake(purpose: str, key: Signer, certificate: bytes) -> DiallerHandshake:
+    """The handshake of who dials a stage, for one connection. certificate: the one that was shown in TLS."""
+    binding = _binding(certificate)
+    return DiallerHandshake(
+        None, device=purpose, keys=[key], pinned=None, binding=binding, nonce=_nonce(), verify=verify
+    )
+
+
+def stage_handshake(name: str, key: Signer, certificate: bytes) -> ListenerHandshake:
+    """A stage's handshake with who has dialled it, for one connection. certificate: the one that it shows in TLS."""
+    return ListenerHandshake(None, name=name, key=key, binding=_binding(certificate), nonce=_nonce(), verify=verify)
+
+
+def _binding(certificate: bytes) -> bytes:
+    """Not mistaken for the public key to which a device's handshake is bound."""
+    return b"certificate " + hashlib.sha256(certificate).digest()
 
 
 def _nonce() -> bytes:

@@ -30,6 +30,8 @@ class CloseCode(IntEnum):
     KEY_REPLACED = 4106
     AWAY_TOO_LONG = 4107
     NOT_RENEWED = 4108
+    STAGE_REFUSES = 4109
+    STAGE_TAKEN = 4110
     BAD_FRAME = 4200
     TOO_LARGE = 4201
     HANDSHAKE_TIMEOUT = 4202
@@ -38,8 +40,8 @@ class CloseCode(IntEnum):
 
 
 ADVICE: dict[int, str] = {
-    CloseCode.CLOSING: "The other side closed the link; a device connects again by itself.",
-    CloseCode.DRAINED: "The other side is going away and its sessions have ended; a device connects again by itself.",
+    CloseCode.CLOSING: "The other side closed the link; it is dialled again by itself.",
+    CloseCode.DRAINED: "The other side is going away and its sessions have ended; it is dialled again by itself.",
     CloseCode.HEARTBEAT_LOST: "Nothing was heard from the other side for two heartbeats; a device connects again by "
     "itself. If it recurs, look at the network between them or at a machine that sleeps.",
     CloseCode.DUPLICATE_DEVICE: "This device has linked again from elsewhere. If you run two agents with one "
@@ -66,6 +68,9 @@ ADVICE: dict[int, str] = {
     "device_days); enrol the device again with a code from `paceline devices add`.",
     CloseCode.NOT_RENEWED: "The device's key has expired and the device did not renew it; it connects again by itself. "
     "If it recurs, its log says why: its state directory must be writable.",
+    CloseCode.STAGE_REFUSES: "This key may not dial this stage; enrol the stage at the server that has it in `stages`.",
+    CloseCode.STAGE_TAKEN: "The stage belongs to a pipeline that runs already: its address is given twice, or to two "
+    "servers.",
     CloseCode.BAD_FRAME: "A frame could not be understood; if both sides are the same Paceline release, this is a "
     "fault in Paceline.",
     CloseCode.TOO_LARGE: "A frame was larger than the link allows; shorten the conversation or the answer.",
@@ -80,11 +85,11 @@ ADVICE: dict[int, str] = {
 # Codes of the WebSocket connection itself, RFC 6455, 7.4.1.
 _WEBSOCKET: dict[int, str] = {
     1000: ADVICE[CloseCode.CLOSING],
-    1001: "The other side is going away; a device connects again by itself.",
-    1005: "The connection broke; a device connects again by itself.",
-    1006: "The connection broke; a device connects again by itself.",
+    1001: "The other side is going away; it is dialled again by itself.",
+    1005: "The connection broke; it is dialled again by itself.",
+    1006: "The connection broke; it is dialled again by itself.",
     1009: ADVICE[CloseCode.TOO_LARGE],
-    1012: "The other side restarts; a device connects again by itself.",
+    1012: "The other side restarts; it is dialled again by itself.",
 }
 
 # Codes after which connecting again is refused until a person has changed something.
@@ -99,6 +104,7 @@ FATAL = frozenset(
         CloseCode.SERVER_KEY_CHANGED,
         CloseCode.KEY_REPLACED,
         CloseCode.AWAY_TOO_LONG,
+        CloseCode.STAGE_TAKEN,
     }
 )
 

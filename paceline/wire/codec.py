@@ -8,7 +8,7 @@ fields, token ids within the vocabulary. Machines may rely on that. `OpenSession
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple
 from functools import reduce
 from operator import or_
@@ -45,6 +45,7 @@ MAX_OPTIONS_BYTES = 4096
 
 O = TypeVar("O", bound=Options)  # noqa: E741
 P = TypeVar("P", bound=SentPart)
+F = TypeVar("F", bound=Frame)
 
 _INDEX = re.compile(r"\$\[(\d+)\]")
 
@@ -118,7 +119,7 @@ def unregister(*structs: type[SessionMessage]) -> None:
     _registry.remove(*structs)
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Frame) -> bytes:
     """Encode one frame. Raises LocalProtocolError for one above its size limit or with text that is not Unicode."""
     try:
         data = _compact(message) or _encoder.encode(message)
@@ -133,8 +134,14 @@ def decode(data: bytes, *, vocab_size: int | None = None) -> Message:
     """Decode one frame. Raises only RemoteProtocolError, with the close code and the path of the fault."""
     if len(data) > MAX_FRAME_BYTES:
         raise RemoteProtocolError(f"a frame has {len(data)} bytes", close_code=CloseCode.TOO_LARGE)
+    decoder = _registry.decode_compact if payloads.code_of(data) else _registry.decoder.decode
+    return decode_with(decoder, data, vocab_size)
+
+
+def decode_with(decoder: Callable[[bytes], F], data: bytes, vocab_size: int | None = None) -> F:
+    """Decode one frame of the messages that this decoder knows. Raises as `decode` does."""
     try:
-        message = _registry.decode_compact(data) if payloads.code_of(data) else _registry.decoder.decode(data)
+        message = decoder(data)
     except msgspec.ValidationError as error:
         raise _bad(_with_field_name(str(error), data)) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -147,7 +154,7 @@ def decode(data: bytes, *, vocab_size: int | None = None) -> Message:
     return message
 
 
-def _compact(message: Message) -> bytes | None:
+def _compact(message: Frame) -> bytes | None:
     """The short form of a message that has one."""
     if not isinstance(message, SessionMessage) or message.compact_code is None:
         return None
@@ -277,7 +284,7 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _fault(message: Message, vocab_size: int | None) -> str | None:
+def _fault(message: Frame, vocab_size: int | None) -> str | None:
     """First fault of a message whose fields have the right types; None without one."""
     match message:
         case SessionMessage():
@@ -309,7 +316,7 @@ def _floats(struct: msgspec.Struct) -> Iterable[float]:
     return [value for value in msgspec.structs.astuple(struct) if isinstance(value, float)]
 
 
-def _tag(message: Message) -> str:
+def _tag(message: Frame) -> str:
     return str(message.__struct_config__.tag)
 
 

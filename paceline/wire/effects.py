@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.wire.messages import VERSION, Introduction, SessionFrame
+from paceline.wire.messages import VERSION, Frame, Introduction
 
 # What the handshake needs of a signature scheme, and the bytes that are signed. The scheme itself is passed in.
 
@@ -36,7 +36,7 @@ def signed_bytes(purpose: str, *parts: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A device's claim to its name, to be checked against the keys that are known for it."""
+    """A peer's claim to its name, to be checked against the keys that are known for it."""
 
     device: str
     signatures: tuple[bytes, ...]
@@ -44,8 +44,16 @@ class Claim:
     verify: Verify
 
     def proves(self, key: bytes) -> bool:
-        """True if the device holds the private key of this public one."""
+        """True if the peer holds the private key of this public one."""
         return any(self.verify(key, signature, self.signed) for signature in self.signatures)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bulk:
+    """A bulk message of a stage's link that has come as a whole."""
+
+    header: Frame
+    payload: bytes | bytearray
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,7 @@ class Transmit:
 
 @dataclass(frozen=True, slots=True)
 class Authenticate:
-    """Find the key of this device that proves the claim, and call `authenticated` with it or a refusal."""
+    """Find the key of this peer that proves the claim, and call `authenticated` with it or a refusal."""
 
     claim: Claim
 
@@ -85,16 +93,17 @@ class SettleKey:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The handshake is done: sessions may be opened. Emitted once."""
+    """The handshake is done: what follows it may be sent. Emitted once. peer: None between head and stages."""
 
-    peer: Introduction
+    peer: Introduction | None
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Deliver a message of an open session. A CloseSession has ended the session on this side, too."""
+    """Deliver a message of an open session, or of a stage's link. A CloseSession has ended the session on this side,
+    too."""
 
-    message: SessionFrame
+    message: Frame | Bulk
 
 
 @dataclass(frozen=True, slots=True)

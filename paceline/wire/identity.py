@@ -108,162 +108,176 @@ def answer_mac(mac_key: bytes, answer: bytes) -> bytes:
 
 # The handshake of a link: each end proves its key over the nonces of both. Pure; signing is passed in.
 #
-#     device                                        cloud
-#       Hello      name, nonce             ->
-#                                          <-       Challenge  nonce, signature
-#       Proof      introduction, signature ->
-#                                          <-       Welcome    introduction, signature
+#     dialler: device, head, or stage before        listener: cloud or stage
+#       Hello      name, nonce                ->
+#                                             <-    Challenge  name, nonce, signature
+#       Proof      introduction, signature    ->
+#                                             <-    Welcome    introduction, signature
 #
-# The cloud signs first, so that a device tells a stranger nothing but its name. Every signature covers the frames
-# before it as they went over the wire, and with them both nonces, the device's name, the version and both tokenizers;
-# besides, the cloud's public key and a purpose of its own (`signed_bytes`). So nothing that was signed for another
-# handshake, end, message or protocol is accepted. A handshake object serves one connection: its nonce must be fresh.
+# The listener signs first, so that a dialler tells a stranger nothing but its name. Every signature covers the frames
+# before it as they went over the wire, and with them both nonces, the names, the version and both introductions;
+# besides, a purpose of its own (`signed_bytes`) and the binding, which both ends know before they talk: the cloud's
+# public key, or the certificate that a stage shows in TLS. So nothing that was signed for another handshake, end,
+# message or protocol is accepted. A handshake object serves one connection: its nonce must be fresh.
 #
-# Not handled: somebody who passes all frames on unchanged reads and changes what follows; that is what TLS is for.
+# A device has pinned the cloud's key; a head finds a stage's by the name in Challenge; a stage has pinned its head's,
+# and is told the key of the stage before. Somebody who passes all frames on unchanged is found out between stages, by
+# the binding; between device and cloud he reads and changes what follows: there that is what TLS is for.
 
 
-CHALLENGE, PROOF, WELCOME = "cloud challenge", "device proof", "cloud welcome"  # purposes
+CHALLENGE, PROOF, WELCOME = "listener challenge", "dialler proof", "listener welcome"  # purposes
 
 
-class DeviceHandshake:
-    """The device's end. `keys`: what it holds; `server_key`: pinned when it enrolled; `nonce`: new for each object."""
+class _End:
+    """Common to both ends: the introduction, and what has been signed so far: the binding and the frames, in order."""
+
+    pinned: bytes | None = None  # the only key that the other end may have
+
+    def __init__(
+        self, introduction: Introduction | None, *, device: str, binding: bytes, nonce: bytes, verify: Verify
+    ) -> None:
+        """introduction: None between processes of one model, which know each other. nonce: new for each object."""
+        self.device = device  # the dialler's name; a listener hears it in `greeted`
+        self.verify = verify
+        self.strategies: tuple[str, ...] = ()  # of both sides, once the handshake is done
+        self._introduction = introduction
+        self._nonce = nonce
+        self._parts = [binding]
+
+    @property
+    def identifier(self) -> bytes:
+        """A name for this connection that both ends compute alike, and no two connections share. Once it is done."""
+        return hashlib.sha256(self._signed("connection")).digest()
+
+    def _begin(self, frame: bytes) -> bytes:
+        if len(self._parts) > 1:
+            raise LocalProtocolError("a handshake serves one connection: its nonce must not be used again")
+        return self._add(frame)
+
+    def _add(self, frame: bytes) -> bytes:
+        self._parts.append(frame)
+        return frame
+
+    def _signed(self, purpose: str, *parts: bytes) -> bytes:
+        return signed_bytes(purpose, *self._parts, *parts)
+
+    def _meet(self, introduction: bytes, missing: str = "") -> Introduction | None:
+        """The peer's introduction. Raises RemoteProtocolError if the sides cannot work together."""
+        own = self._introduction
+        if own is None:
+            return None
+        peer = decode_introduction(introduction)
+        if peer.tokenizer != own.tokenizer:
+            sides = (own, peer) if isinstance(self, DiallerHandshake) else (peer, own)
+            what = " and ".join(side.model_name for side in sides)
+            raise RemoteProtocolError(what, close_code=CloseCode.TOKENIZER_MISMATCH)
+        self.strategies = tuple(name for name in own.strategies if name in peer.strategies)
+        if not self.strategies:
+            raise RemoteProtocolError(missing, close_code=CloseCode.NO_COMMON_STRATEGY)
+        return peer
+
+
+class DiallerHandshake(_End):
+    """The end of a device, a head, or the stage before. `keys`: what it holds; `pinned`: None if the name tells it."""
 
     def __init__(
         self,
-        introduction: Introduction,
+        introduction: Introduction | None,
         *,
         device: str,
         keys: Sequence[Signer],
-        server_key: bytes,
+        pinned: bytes | None,
+        binding: bytes,
         nonce: bytes,
         verify: Verify,
     ) -> None:
         assert 0 < len(keys) <= MAX_KEYS
-        self.device = device
+        super().__init__(introduction, device=device, binding=binding, nonce=nonce, verify=verify)
         self.keys = tuple(keys)
-        self.server_key = server_key
-        self.verify = verify
-        self.strategies: tuple[str, ...] = ()  # of both sides, once welcomed
-        self._introduction = introduction
-        self._nonce = nonce
-        self._transcript = _Transcript(server_key)
+        self.pinned = pinned
+        self.server, self.server_key = "", b""  # the listener's name, and its key once it is proved
 
     def begin(self) -> bytes:
         """The Hello's frame. Once."""
-        return self._transcript.begin(encode(Hello(VERSION, self.device, self._nonce)))
+        return self._begin(encode(Hello(VERSION, self.device, self._nonce)))
 
-    def challenged(self, challenge: Challenge, frame: bytes) -> bytes:
-        """The Proof's frame. Raises RemoteProtocolError for a cloud that did not prove the pinned key."""
+    def challenged(self, challenge: Challenge, frame: bytes) -> Claim:
+        """The listener's claim to its name, to be checked before `prove`. Raises RemoteProtocolError."""
         if challenge.version != VERSION:
-            what = f"device speaks {VERSION}, cloud {challenge.version}"
+            what = f"who dialled speaks {VERSION}, who listens {challenge.version}"
             raise RemoteProtocolError(what, close_code=CloseCode.VERSION_MISMATCH)
-        self._check(challenge.signature, self._transcript.signed(CHALLENGE, challenge.nonce))
-        self._transcript.add(frame)
-        introduction = encode_introduction(self._introduction)
-        signed = self._transcript.signed(PROOF, introduction)
-        return self._transcript.add(encode(Proof(introduction, [key.sign(signed) for key in self.keys])))
+        signed = self._signed(CHALLENGE, challenge.name.encode(), challenge.nonce)
+        self._add(frame)
+        self.server = challenge.name
+        return Claim(self.server, (challenge.signature,), signed, self.verify)
 
-    def welcomed(self, welcome: Welcome, frame: bytes) -> Introduction:
-        """The cloud's introduction. Raises RemoteProtocolError for a wrong signature or an incompatible cloud."""
-        self._check(welcome.signature, self._transcript.signed(WELCOME, welcome.introduction, welcome.key))
+    def prove(self, key: bytes) -> bytes:
+        """The Proof's frame, once the claim is proved by this key."""
+        self.server_key = key
+        introduction = b"" if self._introduction is None else encode_introduction(self._introduction)
+        signed = self._signed(PROOF, introduction)
+        return self._add(encode(Proof(introduction, [key.sign(signed) for key in self.keys])))
+
+    def welcomed(self, welcome: Welcome, frame: bytes) -> Introduction | None:
+        """The listener's introduction. Raises RemoteProtocolError for a wrong signature or an incompatible cloud."""
+        signed = self._signed(WELCOME, welcome.introduction, welcome.key)
+        if not self.verify(self.server_key, welcome.signature, signed):
+            raise RemoteProtocolError("", close_code=CloseCode.SERVER_KEY_CHANGED)
         if welcome.key not in {key.public_key for key in self.keys}:
             raise RemoteProtocolError("a key that is not this device's", close_code=CloseCode.BAD_FRAME)
-        self._transcript.add(frame)
-        peer = decode_introduction(welcome.introduction)
-        own = self._introduction
-        if peer.tokenizer != own.tokenizer:
-            what = f"{own.model_name} and {peer.model_name}"
-            raise RemoteProtocolError(what, close_code=CloseCode.TOKENIZER_MISMATCH)
-        self.strategies = tuple(name for name in own.strategies if name in peer.strategies)
-        if not self.strategies:
-            raise RemoteProtocolError("the cloud named none of ours", close_code=CloseCode.NO_COMMON_STRATEGY)
-        return peer
-
-    @property
-    def identifier(self) -> bytes:
-        """A name for this connection that both ends compute alike, and no two connections share. Once welcomed."""
-        return self._transcript.digest()
-
-    def _check(self, signature: bytes, signed: bytes) -> None:
-        if not self.verify(self.server_key, signature, signed):
-            raise RemoteProtocolError("", close_code=CloseCode.SERVER_KEY_CHANGED)
+        self._add(frame)
+        return self._meet(welcome.introduction, "the cloud named none of ours")
 
 
-class CloudHandshake:
-    """The cloud's end. `nonce`: new for each object. Which keys a device has, and whether it may link, is decided by
-    who receives the `Claim`."""
+class ListenerHandshake(_End):
+    """The end of a cloud or a stage, which tells `name`. Which keys a dialler has, and whether it may link, is decided
+    by who receives the `Claim`."""
 
-    def __init__(self, introduction: Introduction, *, key: Signer, nonce: bytes, verify: Verify) -> None:
+    def __init__(
+        self,
+        introduction: Introduction | None,
+        *,
+        name: str = "",
+        key: Signer,
+        binding: bytes,
+        nonce: bytes,
+        verify: Verify,
+    ) -> None:
+        super().__init__(introduction, device="", binding=binding, nonce=nonce, verify=verify)
         self.key = key
-        self.verify = verify
-        self.device = ""  # its name, claimed from `greeted` on
-        self.strategies: tuple[str, ...] = ()  # of both sides, once admitted
-        self._introduction = introduction
-        self._nonce = nonce
-        self._peer: Introduction | None = None
-        self._transcript = _Transcript(key.public_key)
+        self._name = name
+        self._proof: Proof | None = None
 
     def greeted(self, hello: Hello, frame: bytes) -> bytes:
         """The Challenge's frame. Once."""
         self.device = hello.device
-        self._transcript.begin(frame)
-        signature = self.key.sign(self._transcript.signed(CHALLENGE, self._nonce))
-        return self._transcript.add(encode(Challenge(VERSION, self._nonce, signature)))
+        self._begin(frame)
+        signature = self.key.sign(self._signed(CHALLENGE, self._name.encode(), self._nonce))
+        return self._add(encode(Challenge(VERSION, self._name, self._nonce, signature)))
 
     def proved(self, proof: Proof, frame: bytes) -> Claim:
-        """The claim to check. Raises RemoteProtocolError for an introduction that cannot be read."""
-        self._peer = decode_introduction(proof.introduction)
-        signed = self._transcript.signed(PROOF, proof.introduction)
-        self._transcript.add(frame)
+        """The claim to check."""
+        signed = self._signed(PROOF, proof.introduction)
+        self._proof = proof
+        self._add(frame)
         return Claim(self.device, tuple(proof.signatures), signed, self.verify)
 
-    def admitted(self, key: bytes) -> tuple[bytes, Introduction]:
-        """The Welcome's frame and the device's introduction, once the claim is proved by this key.
+    def admitted(self, key: bytes) -> tuple[bytes, Introduction | None]:
+        """The Welcome's frame and the dialler's introduction, once the claim is proved by this key.
 
         Raises RemoteProtocolError for an incompatible device.
         """
-        if self._peer is None:
+        if self._proof is None:
             raise LocalProtocolError("no device has introduced itself")
-        peer, own = self._peer, self._introduction
-        if peer.tokenizer != own.tokenizer:
-            what = f"{peer.model_name} and {own.model_name}"
-            raise RemoteProtocolError(what, close_code=CloseCode.TOKENIZER_MISMATCH)
-        self.strategies = tuple(name for name in own.strategies if name in peer.strategies)
-        if not self.strategies:
-            raise RemoteProtocolError("", close_code=CloseCode.NO_COMMON_STRATEGY)
-        introduction = encode_introduction(msgspec.structs.replace(own, strategies=list(self.strategies)))
-        signature = self.key.sign(self._transcript.signed(WELCOME, introduction, key))
-        return self._transcript.add(encode(Welcome(introduction, key, signature))), peer
-
-    @property
-    def identifier(self) -> bytes:
-        """As of DeviceHandshake, once admitted."""
-        return self._transcript.digest()
+        peer, own = self._meet(self._proof.introduction), self._introduction
+        introduction = b""
+        if own is not None:
+            introduction = encode_introduction(msgspec.structs.replace(own, strategies=list(self.strategies)))
+        signature = self.key.sign(self._signed(WELCOME, introduction, key))
+        return self._add(encode(Welcome(introduction, key, signature))), peer
 
 
-class _Transcript:
-    """The cloud's public key and the frames so far, in order."""
-
-    def __init__(self, server_key: bytes) -> None:
-        self._parts = [server_key]
-
-    def begin(self, frame: bytes) -> bytes:
-        if len(self._parts) > 1:
-            raise LocalProtocolError("a handshake serves one connection: its nonce must not be used again")
-        return self.add(frame)
-
-    def add(self, frame: bytes) -> bytes:
-        self._parts.append(frame)
-        return frame
-
-    def signed(self, purpose: str, *parts: bytes) -> bytes:
-        return signed_bytes(purpose, *self._parts, *parts)
-
-    def digest(self) -> bytes:
-        return hashlib.sha256(self.signed("connection")).digest()
-
-
-Handshake = DeviceHandshake | CloudHandshake
+Handshake = DiallerHandshake | ListenerHandshake
 
 
 # Renewal of a device's key over an open link, at the cloud's request. Pure; sessions go on meanwhile.
@@ -278,7 +292,7 @@ Handshake = DeviceHandshake | CloudHandshake
 #
 # If the link is lost in between, the device holds both keys and proves both in its next handshake; Welcome says which
 # one the cloud holds. At no time does the device hold no key that the cloud accepts. Every signature covers the
-# connection's identifier (`DeviceHandshake`), so none can be used on another connection.
+# connection's identifier (`DiallerHandshake`), so none can be used on another connection.
 
 
 RENEWAL, POSSESSION, KEPT = "device renewal", "device possession", "cloud renewal"  # purposes
@@ -288,7 +302,7 @@ PAUSE_S = 1.0  # a device makes no more than one key in this time, however often
 class DeviceRenewal:
     """The device's end. `present`: the public key that the cloud holds."""
 
-    def __init__(self, handshake: DeviceHandshake, present: bytes) -> None:
+    def __init__(self, handshake: DiallerHandshake, present: bytes) -> None:
         self._handshake = handshake
         self._present = next(key for key in handshake.keys if key.public_key == present)
         self._offered: Signer | None = None
@@ -325,7 +339,7 @@ class DeviceRenewal:
 class CloudRenewal:
     """The cloud's end. `present`: the device's public key."""
 
-    def __init__(self, handshake: CloudHandshake, present: bytes) -> None:
+    def __init__(self, handshake: ListenerHandshake, present: bytes) -> None:
         self.present = present
         self.awaited = False  # the device has been asked and has not replied
         self._handshake = handshake
@@ -362,8 +376,8 @@ class CloudRenewal:
 Renewal = DeviceRenewal | CloudRenewal
 
 
-def renewal_of(handshake: DeviceHandshake | CloudHandshake, present: bytes) -> Renewal:
+def renewal_of(handshake: DiallerHandshake | ListenerHandshake, present: bytes) -> Renewal:
     """The renewal of one end, once the handshake is done."""
-    if isinstance(handshake, DeviceHandshake):
+    if isinstance(handshake, DiallerHandshake):
         return DeviceRenewal(handshake, present)
     return CloudRenewal(handshake, present)

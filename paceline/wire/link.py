@@ -1,5 +1,8 @@
-"""The link as a state machine: handshake, heartbeat, sessions and closing. Knows no socket and no clock; RFC 6455
-frames, TLS and waiting are the driver's (`paceline.runtime.link`).
+"""The link as a state machine: handshake, heartbeat, sessions and closing. Knows no socket and no clock; frames of the
+connection, TLS and waiting are the driver's (`paceline.runtime.link`).
+
+Two kinds of peer have one machine (`PeerMachine`) and differ in what is spoken once the handshake is done: sessions of
+a device and its cloud (`LinkMachine`), commands and rows of a model in stages (`paceline.wire.stages.link`).
 
 The lifecycle is the table `NEXT`. A message that it does not allow closes the link with a named code; a
 transition of this side that it does not allow is a bug. Who may link is decided outside: the machine asks with the
@@ -9,7 +12,6 @@ effect `Authenticate` and receives the result through `authenticated`; until the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from enum import Enum
 
 from paceline.core.clock import Bandwidth
@@ -17,13 +19,14 @@ from paceline.errors import LinkClosed, LinkError, LocalProtocolError, RemotePro
 from paceline.wire.close_codes import CloseCode, sentence
 from paceline.wire.codec import decode, encode, peek_version
 from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, SettleKey, TickAt, Transmit
-from paceline.wire.identity import CloudHandshake, DeviceHandshake, Handshake, Renewal, renewal_of
+from paceline.wire.identity import DiallerHandshake, Handshake, ListenerHandshake, Renewal, renewal_of
 from paceline.wire.messages import (
     REFUSED,
     VERSION,
     Challenge,
     CloseSession,
     Drain,
+    Frame,
     Hello,
     Introduction,
     KeyKept,
@@ -42,8 +45,8 @@ from paceline.wire.messages import (
 
 
 class Role(Enum):
-    DEVICE = "device"
-    CLOUD = "cloud"
+    DIALLER = "dialler"
+    LISTENER = "listener"
 
 
 class LinkState(Enum):
@@ -62,7 +65,7 @@ class Trigger(Enum):
     ADMITTED = "admitted"
     WELCOME = "welcome"
     RENEWAL = "renewal of the key"
-    SESSION = "session message"
+    TRAFFIC = "message of a session or a stage"
     HEARTBEAT = "ping or pong"
     DRAIN = "drain, sent or received"
     IDLE = "last session ended"  # on the side that asked to drain
@@ -70,36 +73,38 @@ class Trigger(Enum):
 
 
 NEXT: dict[Role, dict[tuple[LinkState, Trigger], LinkState]] = {
-    Role.DEVICE: {
-        (LinkState.OPENING, Trigger.CHALLENGE): LinkState.CHALLENGED,
+    Role.DIALLER: {
+        (LinkState.OPENING, Trigger.CHALLENGE): LinkState.AUTHENTICATING,
         (LinkState.OPENING, Trigger.CLOSE): LinkState.CLOSED,
+        (LinkState.AUTHENTICATING, Trigger.ADMITTED): LinkState.CHALLENGED,
+        (LinkState.AUTHENTICATING, Trigger.CLOSE): LinkState.CLOSED,
         (LinkState.CHALLENGED, Trigger.WELCOME): LinkState.READY,
         (LinkState.CHALLENGED, Trigger.CLOSE): LinkState.CLOSED,
-        (LinkState.READY, Trigger.SESSION): LinkState.READY,
+        (LinkState.READY, Trigger.TRAFFIC): LinkState.READY,
         (LinkState.READY, Trigger.HEARTBEAT): LinkState.READY,
         (LinkState.READY, Trigger.RENEWAL): LinkState.READY,
         (LinkState.READY, Trigger.DRAIN): LinkState.DRAINING,
         (LinkState.READY, Trigger.CLOSE): LinkState.CLOSED,
-        (LinkState.DRAINING, Trigger.SESSION): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.TRAFFIC): LinkState.DRAINING,
         (LinkState.DRAINING, Trigger.HEARTBEAT): LinkState.DRAINING,
         (LinkState.DRAINING, Trigger.RENEWAL): LinkState.DRAINING,
         (LinkState.DRAINING, Trigger.DRAIN): LinkState.DRAINING,
         (LinkState.DRAINING, Trigger.IDLE): LinkState.CLOSED,
         (LinkState.DRAINING, Trigger.CLOSE): LinkState.CLOSED,
     },
-    Role.CLOUD: {
+    Role.LISTENER: {
         (LinkState.OPENING, Trigger.HELLO): LinkState.CHALLENGED,
         (LinkState.OPENING, Trigger.CLOSE): LinkState.CLOSED,
         (LinkState.CHALLENGED, Trigger.PROOF): LinkState.AUTHENTICATING,
         (LinkState.CHALLENGED, Trigger.CLOSE): LinkState.CLOSED,
         (LinkState.AUTHENTICATING, Trigger.ADMITTED): LinkState.READY,
         (LinkState.AUTHENTICATING, Trigger.CLOSE): LinkState.CLOSED,
-        (LinkState.READY, Trigger.SESSION): LinkState.READY,
+        (LinkState.READY, Trigger.TRAFFIC): LinkState.READY,
         (LinkState.READY, Trigger.HEARTBEAT): LinkState.READY,
         (LinkState.READY, Trigger.RENEWAL): LinkState.READY,
         (LinkState.READY, Trigger.DRAIN): LinkState.DRAINING,
         (LinkState.READY, Trigger.CLOSE): LinkState.CLOSED,
-        (LinkState.DRAINING, Trigger.SESSION): LinkState.DRAINING,
+        (LinkState.DRAINING, Trigger.TRAFFIC): LinkState.DRAINING,
         (LinkState.DRAINING, Trigger.HEARTBEAT): LinkState.DRAINING,
         (LinkState.DRAINING, Trigger.RENEWAL): LinkState.DRAINING,
         (LinkState.DRAINING, Trigger.DRAIN): LinkState.DRAINING,
@@ -108,7 +113,7 @@ NEXT: dict[Role, dict[tuple[LinkState, Trigger], LinkState]] = {
     },
 }
 
-TRIGGERS: dict[type[Message], Trigger] = {
+TRIGGERS: dict[type[Frame], Trigger] = {
     Hello: Trigger.HELLO,
     Challenge: Trigger.CHALLENGE,
     Proof: Trigger.PROOF,
@@ -122,9 +127,9 @@ TRIGGERS: dict[type[Message], Trigger] = {
 }
 
 
-def trigger_of(message: Message) -> Trigger:
+def trigger_of(message: Frame) -> Trigger:
     """Lifecycle trigger of a message from the peer."""
-    return Trigger.SESSION if isinstance(message, SessionFrame) else TRIGGERS[type(message)]
+    return TRIGGERS.get(type(message), Trigger.TRAFFIC)
 
 
 # Open sessions of a connection and allocation of their numbers.
@@ -213,7 +218,7 @@ class SessionTable:
 _CODE = CloseCode.BAD_SESSION
 
 
-__all__ = ["LinkMachine", "LinkState", "Role"]
+__all__ = ["LinkMachine", "LinkState", "PeerMachine", "Role"]
 
 HANDSHAKE_S = 5.0  # limit for an unauthenticated peer
 HEARTBEAT_S = 3.0
@@ -224,63 +229,61 @@ RTT_WEIGHT = 1 / 8  # weight of a new sample, as in RFC 6298
 PROBED_BYTES = 16_384  # sent since the last ping: send another, to measure the bandwidth
 
 
-class LinkMachine:
-    """One end of one connection, whose side is that of the handshake.
+class PeerMachine:
+    """One end of one connection, whose role is that of the handshake: handshake, heartbeat and closing.
 
-    Times are seconds of any monotonic clock. Does not reconnect, resend, or keep sessions over connections.
+    Times are seconds of any monotonic clock. Does not reconnect or resend.
     """
 
-    def __init__(self, handshake: Handshake, *, vocab_size: int | None = None) -> None:
-        self.role = Role.DEVICE if isinstance(handshake, DeviceHandshake) else Role.CLOUD
+    heartbeat_s = HEARTBEAT_S
+    max_missed = MAX_MISSED
+
+    def __init__(self, handshake: Handshake) -> None:
+        self.role = Role.DIALLER if isinstance(handshake, DiallerHandshake) else Role.LISTENER
         self.state = LinkState.OPENING
         self.handshake = handshake
         self.peer: Introduction | None = None
-        self.renewal: Renewal | None = None  # once the handshake is done
         self.rtt: float | None = None  # s, smoothed
         self.bandwidth = Bandwidth()  # towards the peer
-        self.silence = 0.0  # s, while `listen` was called, without any frame
-        self._unprobed = 0  # bytes since the last ping
-        self.sessions = SessionTable(own_parity=1 if self.role is Role.DEVICE else 0)
-        self._vocab_size = vocab_size
+        self.heard_at = -math.inf  # the last frame
         self._deadline = 0.0
         self._unanswered: set[float] = set()  # sent_at of pings
         self._missed = 0
         self._received_any = True  # since the last ping
-        self._listened_at = -math.inf
-        self._heard = False  # a frame, since then
-        self._sent_drain = False  # this side sent Drain
 
     @property
-    def accepting(self) -> bool:
-        """True if a session can be opened now."""
-        return self.state is LinkState.READY
+    def is_up(self) -> bool:
+        """True if the handshake is done and the link is not closed."""
+        return self.state in (LinkState.READY, LinkState.DRAINING)
 
     # ---- inputs -----------------------------------------------------------------------------------------------------
     def connection_made(self, now: float) -> list[Effect]:
         """The connection is open. First input, once."""
         self._deadline = now + HANDSHAKE_S
-        hello = [Transmit(self.handshake.begin())] if isinstance(self.handshake, DeviceHandshake) else []
+        hello = [Transmit(self.handshake.begin())] if isinstance(self.handshake, DiallerHandshake) else []
         return [*hello, TickAt(self._deadline)]
 
     def received(self, data: bytes, now: float) -> list[Effect]:
         """One frame from the peer. Never raises: a bad frame closes the link."""
         if self.state is LinkState.CLOSED:
             return []
-        self._received_any = self._heard = True
-        self.silence = 0.0
+        self._received_any, self.heard_at = True, now
         try:
-            return list(self._receive(data, now))
+            return self._receive(data, now)
         except RemoteProtocolError as error:
             return self.close(error.close_code, str(error))
 
     def authenticated(self, admitted: bytes | CloseCode, now: float) -> list[Effect]:
-        """Result of `Authenticate`: the public key that proves the claim admits the device, a close code refuses it."""
+        """Result of `Authenticate`: the public key that proves the claim admits the peer, a close code refuses it."""
         if self.state is LinkState.CLOSED:
             return []
-        if self.state is not LinkState.AUTHENTICATING or not isinstance(self.handshake, CloudHandshake):
+        if self.state is not LinkState.AUTHENTICATING:
             raise LocalProtocolError("nothing was to be authenticated")
         if isinstance(admitted, CloseCode):
             return self.close(admitted)
+        if isinstance(self.handshake, DiallerHandshake):
+            self._step(Trigger.ADMITTED)
+            return [Transmit(self.handshake.prove(admitted))]
         try:
             welcome, peer = self.handshake.admitted(admitted)
         except RemoteProtocolError as error:
@@ -294,22 +297,145 @@ class LinkMachine:
             return []
         if now < self._deadline:
             return [TickAt(self._deadline)]
-        if self.peer is None:
+        if not self.is_up:
             return self.close(CloseCode.HANDSHAKE_TIMEOUT)
         # Heartbeats are counted, not seconds: after suspend, this side's own sleep must not count as silence of the
         # peer.
         self._missed = 0 if self._received_any else self._missed + 1
-        if self._missed >= MAX_MISSED:
+        if self._missed >= self.max_missed:
             return self.close(CloseCode.HEARTBEAT_LOST)
         return self._ping(now)
+
+    def close(self, code: int, detail: str = "") -> list[Effect]:
+        """Close the link from this side."""
+        return self._disconnect(code, detail, by_peer=False)
+
+    def connection_lost(self, code: int, detail: str = "") -> list[Effect]:
+        """The connection is gone: the peer closed it with this code, or it broke (1006)."""
+        return self._disconnect(code, detail, by_peer=True)
+
+    # ---- what the kinds of peer differ in ---------------------------------------------------------------------------
+    def _decode(self, data: bytes) -> Frame:
+        raise NotImplementedError
+
+    def _heard(self, message: Frame, now: float) -> list[Effect]:
+        """A message of the traffic, which the table allows."""
+        raise NotImplementedError
+
+    # ---- receiving --------------------------------------------------------------------------------------------------
+    def _receive(self, data: bytes, now: float) -> list[Effect]:
+        if self.state is LinkState.OPENING and self.role is Role.LISTENER:
+            version = peek_version(data)
+            if version not in (None, VERSION):
+                what = f"who dialled speaks {version}, who listens {VERSION}"
+                raise RemoteProtocolError(what, close_code=CloseCode.VERSION_MISMATCH)
+        message = self._decode(data)
+        trigger = trigger_of(message)
+        if trigger is Trigger.TRAFFIC and self.is_up:  # nearly all: the table allows it and changes nothing
+            return self._heard(message, now)
+        self._step(trigger, received=message)
+        match message:
+            case Hello() | Challenge() | Proof() | Welcome():
+                return self._on_handshake(message, data, now)
+            case Ping(sent_at=sent_at):
+                return [Transmit(encode(Pong(sent_at=sent_at, held_s=0.0)))]  # answered within the same input
+            case Pong():
+                self._on_pong(message, now)
+                return []
+            case _:
+                return self._heard(message, now)
+
+    def _on_handshake(self, message: Message, frame: bytes, now: float) -> list[Effect]:
+        """A message of the handshake in its turn; whose turn it is, the table says."""
+        match self.handshake, message:
+            case ListenerHandshake() as listener, Hello():
+                return [Transmit(listener.greeted(message, frame))]
+            case DiallerHandshake(pinned=pinned) as dialler, Challenge():
+                claim = dialler.challenged(message, frame)
+                if pinned is None:
+                    return [Authenticate(claim)]
+                return self.authenticated(pinned if claim.proves(pinned) else CloseCode.SERVER_KEY_CHANGED, now)
+            case ListenerHandshake() as listener, Proof():
+                return [Authenticate(listener.proved(message, frame))]
+            case DiallerHandshake() as dialler, Welcome(key=key):
+                peer = dialler.welcomed(message, frame)
+                settled = [SettleKey(key)] if len(dialler.keys) > 1 else []
+                return [*settled, *self._connected(peer, key, now)]
+        raise AssertionError("the table allows no other")
+
+    # ---- common -----------------------------------------------------------------------------------------------------
+    def _step(self, trigger: Trigger, *, received: Frame | None = None) -> None:
+        following = NEXT[self.role].get((self.state, trigger))
+        if following is not None:
+            self.state = following
+        elif received is not None:
+            what = f"a {received.__struct_config__.tag} message while {self.state.value}"
+            raise RemoteProtocolError(what, close_code=CloseCode.UNEXPECTED_MESSAGE)
+        else:
+            raise LocalProtocolError(f"{trigger.value} while {self.state.value}")
+
+    def _connected(self, peer: Introduction | None, key: bytes, now: float) -> list[Effect]:  # noqa: ARG002  # see below
+        """key: the dialler's public one."""
+        self.peer = peer
+        return [Connected(peer), *self._ping(now)]
+
+    def _ping(self, now: float) -> list[Effect]:
+        """Send the heartbeat and set the deadline of the next."""
+        self._received_any = False
+        self._deadline = now + self.heartbeat_s
+        return [self._probe(now), TickAt(self._deadline)]
+
+    def _probe(self, now: float) -> Transmit:
+        oldest = now - self.heartbeat_s * (self.max_missed + 1)
+        self._unanswered = {sent for sent in self._unanswered if sent > oldest} | {now}
+        self.bandwidth.pinged(now)
+        return Transmit(encode(Ping(sent_at=now)))
+
+    def _on_pong(self, pong: Pong, now: float) -> None:
+        if pong.sent_at not in self._unanswered:
+            return  # no ping of this side: nothing to measure
+        self._unanswered.remove(pong.sent_at)
+        self.bandwidth.answered(pong.sent_at, now, max(pong.held_s, 0.0))
+        elapsed = now - pong.sent_at
+        sample = elapsed - min(max(pong.held_s, 0.0), elapsed)
+        self.rtt = sample if self.rtt is None else self.rtt + RTT_WEIGHT * (sample - self.rtt)
+
+    def _disconnect(self, code: int, detail: str, *, by_peer: bool) -> list[Effect]:
+        if self.state is LinkState.CLOSED:
+            return []
+        self._step(Trigger.CLOSE)
+        return [_disconnect(code, detail, by_peer=by_peer)]
+
+
+class LinkMachine(PeerMachine):
+    """One end of the link of a device and its cloud. Does not keep sessions over connections."""
+
+    def __init__(self, handshake: Handshake, *, vocab_size: int | None = None) -> None:
+        super().__init__(handshake)
+        self.renewal: Renewal | None = None  # once the handshake is done
+        self.silence = 0.0  # s, while `listen` was called, without any frame
+        self.sessions = SessionTable(own_parity=1 if self.role is Role.DIALLER else 0)
+        self._vocab_size = vocab_size
+        self._unprobed = 0  # bytes since the last ping
+        self._listened_at = -math.inf
+        self._sent_drain = False  # this side sent Drain
+
+    @property
+    def accepting(self) -> bool:
+        """True if a session can be opened now."""
+        return self.state is LinkState.READY
+
+    def received(self, data: bytes, now: float) -> list[Effect]:
+        self.silence = 0.0
+        return super().received(data, now)
 
     def listen(self, now: float) -> list[Effect]:
         """Measure `silence`: called while somebody waits for the peer. Where no frame has come since the last call,
         a ping asks for one: a live peer answers within a round trip, whatever its sessions do."""
         since = now - self._listened_at
-        if since < LISTEN_S or self.peer is None or self.state is LinkState.CLOSED:
+        if since < LISTEN_S or not self.is_up:
             return []
-        heard, self._listened_at, self._heard = self._heard, now, False
+        heard, self._listened_at = self.heard_at >= self._listened_at, now
         self.silence = 0.0 if heard or since > MAX_LISTEN_S else self.silence + since
         return [] if heard else [self._probe(now)]
 
@@ -322,7 +448,7 @@ class LinkMachine:
         """
         if self.state is LinkState.CLOSED:
             raise LinkClosed("the link is closed")
-        if self.peer is None:
+        if not self.is_up:
             raise LocalProtocolError("nothing can be sent before the handshake is done")
         if isinstance(message, OpenSession):
             if self.state is LinkState.DRAINING:
@@ -341,127 +467,50 @@ class LinkMachine:
         """Refuse new sessions and close when the open ones have ended. Before the handshake is done, close at once."""
         if self.state is LinkState.CLOSED or self._sent_drain:
             return []
-        if self.peer is None:
+        if not self.is_up:
             return self.close(CloseCode.DRAINED)
         self._step(Trigger.DRAIN)
         self._sent_drain = True
         return [Transmit(encode(Drain())), *self._disconnect_if_idle()]
 
-    def close(self, code: int, detail: str = "") -> list[Effect]:
-        """Close the link from this side."""
-        return self._disconnect(code, detail, by_peer=False)
+    def _decode(self, data: bytes) -> Message:
+        return decode(data, vocab_size=self._vocab_size)
 
-    def connection_lost(self, code: int, detail: str = "") -> list[Effect]:
-        """The connection is gone: the peer closed it with this code, or it broke (1006)."""
-        return self._disconnect(code, detail, by_peer=True)
-
-    # ---- receiving --------------------------------------------------------------------------------------------------
-    def _receive(self, data: bytes, now: float) -> Iterator[Effect]:
-        if self.state is LinkState.OPENING and self.role is Role.CLOUD:
-            version = peek_version(data)
-            if version not in (None, VERSION):
-                raise RemoteProtocolError(
-                    f"device speaks {version}, cloud {VERSION}", close_code=CloseCode.VERSION_MISMATCH
-                )
-        message = decode(data, vocab_size=self._vocab_size)
-        self._step(trigger_of(message), received=message)
+    def _heard(self, message: Frame, now: float) -> list[Effect]:
         match message:
-            case Hello() | Challenge() | Proof() | Welcome():
-                yield from self._on_handshake(message, data, now)
             case RenewKey() | NewKey() | KeyKept():
                 assert self.renewal is not None, "the table allows it after the handshake alone"
-                yield from self.renewal.received(message, now)
-            case Ping(sent_at=sent_at):
-                yield Transmit(encode(Pong(sent_at=sent_at, held_s=0.0)))  # answered within the same input
-            case Pong():
-                self._on_pong(message, now)
-            case Drain():
-                pass  # the transition is all there is to do
-            case OpenSession():
-                yield from self._on_open(message)
-            case SessionFrame():
-                if not self.sessions.receivable(message.session):
-                    return  # the session has just ended on this side
+                return self.renewal.received(message, now)
+            case OpenSession(session=session):
+                refusal = self.sessions.open_by_peer(session, refuse=self.state is LinkState.DRAINING)
+                if refusal is None:
+                    return [Deliver(message)]
+                return [Transmit(encode(CloseSession(session=session, reason=f"{REFUSED}{refusal}")))]
+            case SessionFrame(session=session) if self.sessions.receivable(session):
                 if isinstance(message, CloseSession):
-                    self.sessions.close(message.session)
-                yield Deliver(message)
-                yield from self._disconnect_if_idle()
+                    self.sessions.close(session)
+                return [Deliver(message), *self._disconnect_if_idle()]
+            case _:
+                return []  # of a session that has just ended on this side; of Drain the transition is all to be done
 
-    def _on_handshake(self, message: Message, frame: bytes, now: float) -> Iterator[Effect]:
-        """A message of the handshake in its turn; whose turn it is, the table says."""
-        match self.handshake, message:
-            case CloudHandshake() as cloud, Hello():
-                yield Transmit(cloud.greeted(message, frame))
-            case DeviceHandshake() as device, Challenge():
-                yield Transmit(device.challenged(message, frame))
-            case CloudHandshake() as cloud, Proof():
-                yield Authenticate(cloud.proved(message, frame))
-            case DeviceHandshake() as device, Welcome(key=key):
-                peer = device.welcomed(message, frame)
-                if len(device.keys) > 1:
-                    yield SettleKey(key)
-                yield from self._connected(peer, key, now)
-
-    def _on_open(self, message: OpenSession) -> Iterator[Effect]:
-        refusal = self.sessions.open_by_peer(message.session, refuse=self.state is LinkState.DRAINING)
-        if refusal is None:
-            yield Deliver(message)
-        else:
-            yield Transmit(encode(CloseSession(session=message.session, reason=f"{REFUSED}{refusal}")))
-
-    # ---- common -----------------------------------------------------------------------------------------------------
-    def _step(self, trigger: Trigger, *, received: Message | None = None) -> None:
-        following = NEXT[self.role].get((self.state, trigger))
-        if following is not None:
-            self.state = following
-        elif received is not None:
-            what = f"a {received.__struct_config__.tag} message while {self.state.value}"
-            raise RemoteProtocolError(what, close_code=CloseCode.UNEXPECTED_MESSAGE)
-        else:
-            raise LocalProtocolError(f"{trigger.value} while {self.state.value}")
-
-    def _connected(self, peer: Introduction, key: bytes, now: float) -> list[Effect]:
-        """key: the device's public one."""
-        self.peer, self.renewal = peer, renewal_of(self.handshake, key)
-        return [Connected(peer), *self._ping(now)]
-
-    def _ping(self, now: float) -> list[Effect]:
-        """Send the heartbeat and set the deadline of the next."""
-        self._received_any = False
-        self._deadline = now + HEARTBEAT_S
-        return [self._probe(now), TickAt(self._deadline)]
+    def _connected(self, peer: Introduction | None, key: bytes, now: float) -> list[Effect]:
+        self.renewal = renewal_of(self.handshake, key)
+        return super()._connected(peer, key, now)
 
     def _probe(self, now: float) -> Transmit:
-        self._unanswered = {sent for sent in self._unanswered if now - sent < HEARTBEAT_S * (MAX_MISSED + 1)} | {now}
         self._unprobed = 0
-        self.bandwidth.pinged(now)
-        return Transmit(encode(Ping(sent_at=now)))
+        return super()._probe(now)
 
     def _count(self, data: bytes, now: float | None) -> list[Effect]:
         self.bandwidth.sent(len(data), now)
         self._unprobed += len(data)
         return [self._probe(now)] if now is not None and self._unprobed >= PROBED_BYTES else []
 
-    def _on_pong(self, pong: Pong, now: float) -> None:
-        if pong.sent_at not in self._unanswered:
-            return  # no ping of this side: nothing to measure
-        self._unanswered.remove(pong.sent_at)
-        self.bandwidth.answered(pong.sent_at, now, max(pong.held_s, 0.0))
-        elapsed = now - pong.sent_at
-        sample = elapsed - min(max(pong.held_s, 0.0), elapsed)
-        self.rtt = sample if self.rtt is None else self.rtt + RTT_WEIGHT * (sample - self.rtt)
-
     def _disconnect_if_idle(self) -> list[Effect]:
         if not self._sent_drain or len(self.sessions) > 0:
             return []
         self._step(Trigger.IDLE)
         return [_disconnect(CloseCode.DRAINED, "", by_peer=False)]
-
-    def _disconnect(self, code: int, detail: str, *, by_peer: bool) -> list[Effect]:
-        if self.state is LinkState.CLOSED:
-            return []
-        self._step(Trigger.CLOSE)
-        return [_disconnect(code, detail, by_peer=by_peer)]
 
 
 def _disconnect(code: int, detail: str, *, by_peer: bool) -> Disconnected:

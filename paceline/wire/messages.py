@@ -61,23 +61,25 @@ class Frame(SentPart, frozen=True, tag_field="t"):
 MAX_INTRODUCTION_BYTES = 32_768
 MAX_KEYS = 2  # that a device holds at once: in use, and not yet confirmed
 
-IntroductionBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_INTRODUCTION_BYTES)]  # an encoded `Introduction`
+# An encoded `Introduction`; nothing between head and stages.
+IntroductionBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_INTRODUCTION_BYTES)]
 
 
 class Hello(Frame, frozen=True, tag="hello"):
-    """First message, from the device: all that it tells a server that has not proved its key."""
+    """First message, from whoever has dialled: all that it tells a listener that has not proved its key."""
 
     version: Count
-    device: Name
+    device: Name  # of a pipeline's head or stage: what it dials for
     nonce: Nonce
 
 
 class Challenge(Frame, frozen=True, tag="challenge"):
-    """The cloud's reply to Hello: proof of the key that the device pinned when it enrolled, and a nonce to sign."""
+    """The listener's reply to Hello: proof of its key, which a device pinned when it enrolled, and a nonce to sign."""
 
     version: Count
+    name: Name  # of a stage, by which its head knows its key
     nonce: Nonce
-    signature: Signature  # by the cloud's key
+    signature: Signature  # by the listener's key
 
 
 class RelevanceScale(SentPart, frozen=True):
@@ -103,9 +105,9 @@ class Introduction(SentPart, frozen=True):
 
 
 class Proof(Frame, frozen=True, tag="proof"):
-    """The device's reply to Challenge: its introduction, signed by each key that it holds.
+    """The dialler's reply to Challenge: its introduction, signed by each key that it holds.
 
-    It holds two while a renewal is unconfirmed; one that the cloud accepts is enough.
+    A device holds two while a renewal is unconfirmed; one that the cloud accepts is enough.
     """
 
     introduction: IntroductionBytes
@@ -113,11 +115,12 @@ class Proof(Frame, frozen=True, tag="proof"):
 
 
 class Welcome(Frame, frozen=True, tag="welcome"):
-    """The cloud's reply to Proof: the device is admitted. The strategies in `introduction` are those of both sides."""
+    """The listener's reply to Proof: the dialler is admitted. The strategies in `introduction` are those of both
+    sides."""
 
     introduction: IntroductionBytes
-    key: PublicKey  # of the device, as the cloud holds it; the device drops any other
-    signature: Signature  # by the cloud's key
+    key: PublicKey  # of the dialler, as the listener holds it; a device drops any other
+    signature: Signature  # by the listener's key
 
 
 class RenewKey(Frame, frozen=True, tag="renew"):

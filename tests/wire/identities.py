@@ -9,7 +9,7 @@ import msgspec
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Authenticate, Effect, Transmit
-from paceline.wire.identity import Claim, CloudHandshake, DeviceHandshake
+from paceline.wire.identity import Claim, DiallerHandshake, ListenerHandshake
 from paceline.wire.link import LinkMachine
 from paceline.wire.messages import Introduction
 
@@ -39,11 +39,11 @@ def known_as(introduction: Introduction, tokenizer: str, strategies: Sequence[st
 
 def device_end(
     introduction: Introduction = DEVICE, *keys: PrivateKey, server_key: bytes = SERVER.public_key
-) -> DeviceHandshake:
+) -> DiallerHandshake:
     return device_handshake(introduction, device="laptop", keys=keys or (LAPTOP,), server_key=server_key)
 
 
-def cloud_end(introduction: Introduction = CLOUD, key: PrivateKey = SERVER) -> CloudHandshake:
+def cloud_end(introduction: Introduction = CLOUD, key: PrivateKey = SERVER) -> ListenerHandshake:
     return cloud_handshake(introduction, key)
 
 

@@ -48,7 +48,7 @@ from tests.wire.identities import CLOUD, DEVICE
 SIGNATURE = bytes(SIGNATURE_BYTES)
 KEY = bytes(KEY_BYTES)
 HELLO = Hello(version=VERSION, device="laptop", nonce=bytes(NONCE_BYTES))
-CHALLENGE = Challenge(version=VERSION, nonce=bytes(NONCE_BYTES), signature=SIGNATURE)
+CHALLENGE = Challenge(version=VERSION, name="", nonce=bytes(NONCE_BYTES), signature=SIGNATURE)
 PROOF = Proof(introduction=encode_introduction(DEVICE), signatures=[SIGNATURE])
 WELCOME = Welcome(introduction=encode_introduction(CLOUD), key=KEY, signature=SIGNATURE)
 SAMPLING = Sampling(

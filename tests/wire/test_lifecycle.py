@@ -19,7 +19,10 @@ SIGNED = (Challenge, Welcome)  # what a device checks at once
 def machine_in(role: Role, state: LinkState) -> LinkMachine:
     """A link machine of this role driven to this state, with session 1 or 2 opened by the peer."""
     device, cloud = LinkMachine(device_end()), LinkMachine(cloud_end())
-    machine = device if role is Role.DEVICE else cloud
+    machine = device if role is Role.DIALLER else cloud
+    waits = role is Role.DIALLER and state is LinkState.AUTHENTICATING
+    if waits:
+        device.handshake.pinned = None  # as of a head, which looks up a stage's key by its name
     hello = frame_of(device.connection_made(0.0))
     cloud.connection_made(0.0)
     if state is LinkState.OPENING:
@@ -27,7 +30,10 @@ def machine_in(role: Role, state: LinkState) -> LinkMachine:
     if state is LinkState.CLOSED:
         machine.close(CloseCode.CLOSING)
         return machine
-    proof = frame_of(device.received(frame_of(cloud.received(hello, 0.1)), 0.1))
+    answer = device.received(frame_of(cloud.received(hello, 0.1)), 0.1)
+    if waits:
+        return machine
+    proof = frame_of(answer)
     if state is LinkState.CHALLENGED:
         return machine
     cloud.received(proof, 0.1)
@@ -44,15 +50,11 @@ def machine_in(role: Role, state: LinkState) -> LinkMachine:
 
 
 def peers_number(role: Role, which: int = 0) -> int:
-    return 2 * which + (0 if role is Role.DEVICE else 1)
-
-
-def states(role: Role) -> list[LinkState]:
-    return [state for state in LinkState if (role, state) != (Role.DEVICE, LinkState.AUTHENTICATING)]
+    return 2 * which + (0 if role is Role.DIALLER else 1)
 
 
 @pytest.mark.parametrize(
-    ("role", "state"), [(role, state) for role in Role for state in states(role)], ids=lambda value: value.value
+    ("role", "state"), [(role, state) for role in Role for state in LinkState], ids=lambda value: value.value
 )
 def test_a_message_is_accepted_or_closes_the_link_as_in_the_table(role: Role, state: LinkState) -> None:
     for message in every_message(session=peers_number(role)):
@@ -83,7 +85,7 @@ def test_a_message_is_accepted_or_closes_the_link_as_in_the_table(role: Role, st
 def test_every_message_has_a_trigger_and_every_state_a_way_to_close() -> None:
     assert {type(message) for message in every_message()} == {*CONTROL_MESSAGES, *STRATEGY_MESSAGES}
     for role in Role:
-        for state in states(role):
+        for state in LinkState:
             assert ((state, Trigger.CLOSE) in NEXT[role]) == (state is not LinkState.CLOSED)
             assert not any(at is LinkState.CLOSED for at, _ in NEXT[role])
 
@@ -93,7 +95,7 @@ def test_only_what_leads_somewhere_is_in_the_table() -> None:
         reachable = {LinkState.OPENING}
         for _ in LinkState:
             reachable |= {following for (state, _), following in NEXT[role].items() if state in reachable}
-        assert reachable == set(states(role))
+        assert reachable == set(LinkState)
         assert NEXT[role] != NEXT[other]
 
 
@@ -117,8 +119,8 @@ def test_a_closed_link_emits_no_effects(role: Role) -> None:
 
 
 def test_a_cloud_authenticates_before_anything_else() -> None:
-    machine = machine_in(Role.CLOUD, LinkState.CHALLENGED)
+    machine = machine_in(Role.LISTENER, LinkState.CHALLENGED)
     assert [type(effect) for effect in machine.received(encode(PROOF), 0.1)] == [Authenticate]
     for state in (LinkState.OPENING, LinkState.CHALLENGED, LinkState.READY):
         with pytest.raises(LocalProtocolError):
-            machine_in(Role.CLOUD, state).authenticated(LAPTOP.public_key, 0.1)
+            machine_in(Role.LISTENER, state).authenticated(LAPTOP.public_key, 0.1)

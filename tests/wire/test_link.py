@@ -10,7 +10,7 @@ from paceline.runtime.identity import verify
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
 from paceline.wire.effects import Connected, Deliver, Disconnected, Effect, TickAt, Transmit
-from paceline.wire.identity import CloudHandshake
+from paceline.wire.identity import ListenerHandshake
 from paceline.wire.link import HEARTBEAT_S, MAX_SESSIONS, LinkMachine, LinkState, Role
 from paceline.wire.messages import VERSION, Challenge, CloseSession, Hello, Introduction, Message, Ping, Pong
 from tests.wire.identities import (
@@ -46,10 +46,10 @@ def down(effects: list[Effect]) -> Disconnected:
     return found
 
 
-def ready(role: Role = Role.CLOUD, now: float = 0.0) -> LinkMachine:
+def ready(role: Role = Role.LISTENER, now: float = 0.0) -> LinkMachine:
     device, cloud = LinkMachine(device_end(), vocab_size=100), LinkMachine(cloud_end(), vocab_size=100)
     shake_hands(device, cloud, now)
-    machine = device if role is Role.DEVICE else cloud
+    machine = device if role is Role.DIALLER else cloud
     assert machine.state is LinkState.READY
     return machine
 
@@ -97,12 +97,13 @@ def test_a_cloud_refuses_an_incompatible_device(introduction: Introduction, code
     assert sent(effects) == []
 
 
-class Lenient(CloudHandshake):
+class Lenient(ListenerHandshake):
     """A cloud that welcomes any device."""
 
-    def admitted(self, key: bytes) -> tuple[bytes, Introduction]:
-        self._peer = self._introduction
-        return super().admitted(key)
+    def _meet(self, introduction: bytes, missing: str = "") -> Introduction | None:  # noqa: ARG002  # as there
+        assert introduction and self._introduction is not None
+        self.strategies = tuple(self._introduction.strategies)
+        return self._introduction
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ class Lenient(CloudHandshake):
     ],
 )
 def test_a_device_refuses_an_incompatible_cloud(introduction: Introduction, code: CloseCode) -> None:
-    lenient = Lenient(introduction, key=SERVER, nonce=bytes(32), verify=verify)
+    lenient = Lenient(introduction, key=SERVER, binding=SERVER.public_key, nonce=bytes(32), verify=verify)
     effects, _ = shake_hands(LinkMachine(device_end()), LinkMachine(lenient))
     assert down(effects).code == code
     assert sent(effects) == []
@@ -133,12 +134,12 @@ def test_another_version_is_named_even_in_an_unknown_hello(version: int, rest: l
     cloud.connection_made(0.0)
     effects = cloud.received(msgspec.msgpack.encode(["hello", version, *rest]), 0.1)
     assert (down(effects).code, sent(effects)) == (CloseCode.VERSION_MISMATCH, [])
-    assert f"device speaks {version}, cloud {VERSION}. The two sides" in down(effects).reason
+    assert f"who dialled speaks {version}, who listens {VERSION}. The two sides" in down(effects).reason
 
 
 @pytest.mark.parametrize("role", Role)
 def test_a_silent_peer_is_dropped_after_five_seconds(role: Role) -> None:
-    machine = LinkMachine(device_end() if role is Role.DEVICE else cloud_end())
+    machine = LinkMachine(device_end() if role is Role.DIALLER else cloud_end())
     machine.connection_made(10.0)
     assert machine.tick(14.9) == [TickAt(15.0)]
     assert down(machine.tick(15.0)).code == CloseCode.HANDSHAKE_TIMEOUT
@@ -198,7 +199,7 @@ def test_a_false_pong_cannot_make_a_round_trip_negative_or_longer(pong: Pong) ->
 
 
 # ---- sessions -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("role", "own", "peers"), [(Role.DEVICE, [1, 3, 5], 0), (Role.CLOUD, [0, 2, 4], 1)])
+@pytest.mark.parametrize(("role", "own", "peers"), [(Role.DIALLER, [1, 3, 5], 0), (Role.LISTENER, [0, 2, 4], 1)])
 def test_each_side_numbers_its_own_sessions(role: Role, own: list[int], peers: int) -> None:
     machine = ready(role)
     assert [machine.sessions.allocate() for _ in own] == own
@@ -213,7 +214,7 @@ def test_each_side_numbers_its_own_sessions(role: Role, own: list[int], peers: i
 
 def test_a_new_session_has_a_number_above_those_of_both_sides() -> None:
     """So that both sides know which of two sessions came first, whoever opened them."""
-    machine = ready(Role.CLOUD)
+    machine = ready(Role.LISTENER)
     first = machine.sessions.allocate()
     machine.send(opening(first))
     machine.received(encode(opening(7)), 1.0)
@@ -224,7 +225,7 @@ def test_a_new_session_has_a_number_above_those_of_both_sides() -> None:
 
 
 def test_a_peer_s_number_leaves_this_side_numbers_that_can_be_sent() -> None:
-    machine = ready(Role.CLOUD)
+    machine = ready(Role.LISTENER)
     machine.received(encode(opening(2**20 - 1)), 1.0)
     message = opening(machine.sessions.allocate())
     assert sent(machine.send(message)) == [message] and message.session == 2**20
@@ -321,7 +322,7 @@ def test_a_link_without_sessions_drains_at_once() -> None:
 
 
 def test_the_side_that_was_asked_to_drain_waits_for_the_other_to_close() -> None:
-    device, cloud = ready(Role.DEVICE), ready(Role.CLOUD)
+    device, cloud = ready(Role.DIALLER), ready(Role.LISTENER)
     [ask] = [effect for effect in cloud.drain() if isinstance(effect, Transmit)]
     assert device.received(ask.data, 1.0) == []
     assert (device.state, device.accepting) == (LinkState.DRAINING, False)
@@ -342,7 +343,7 @@ steps = st.lists(
 @untimed
 @given(st.sampled_from(Role), steps)
 def test_no_sequence_of_frames_breaks_the_machine(role: Role, script: list[tuple[str, bytes]]) -> None:
-    machine = LinkMachine(device_end() if role is Role.DEVICE else cloud_end(), vocab_size=100)
+    machine = LinkMachine(device_end() if role is Role.DIALLER else cloud_end(), vocab_size=100)
     effects = machine.connection_made(0.0)
     asked = False
     for now, (what, frame) in enumerate(script):
@@ -363,5 +364,5 @@ def test_no_sequence_of_frames_breaks_the_machine(role: Role, script: list[tuple
     assert len(machine.sessions) <= 2 * MAX_SESSIONS
     assert sum(isinstance(effect, Connected) for effect in effects) <= 1
     if not any(isinstance(effect, Connected) for effect in effects):
-        first = Hello if role is Role.DEVICE else Challenge
+        first = Hello if role is Role.DIALLER else Challenge
         assert all(isinstance(message, first) for message in sent(effects)), "a stranger is told no more"

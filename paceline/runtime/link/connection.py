@@ -1,5 +1,5 @@
-"""The link machine of `paceline.wire.link` on a real connection, clock and event loop. Adds only the bound of the
-outgoing queue; session messages go to handlers.
+"""The link's machine (`paceline.wire.link`) on a real connection, clock and event loop: `PeerLink`, whoever the peer
+is, and `Link`, of a device and its cloud, whose session messages go to handlers and whose outgoing queue has a bound.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Protocol, TypedDict
 
 from paceline.errors import LinkClosed, PacelineError, RemoteProtocolError
-from paceline.runtime.link.transport import CLOSE_TIMEOUT_S, CountedTransport, Transport, TransportClosed
+from paceline.runtime.link.transport import CLOSE_TIMEOUT_S, Transport, TransportClosed
 from paceline.runtime.service import LinkStatus
 from paceline.wire.close_codes import CloseCode, clip
 from paceline.wire.effects import (
     Authenticate,
+    Bulk,
     Claim,
     Connected,
     Deliver,
@@ -30,8 +31,8 @@ from paceline.wire.effects import (
     Transmit,
 )
 from paceline.wire.identity import CloudRenewal, DeviceRenewal, Handshake
-from paceline.wire.link import LinkMachine
-from paceline.wire.messages import REFUSED, CloseSession, Introduction, OpenSession, SessionFrame
+from paceline.wire.link import LinkMachine, PeerMachine
+from paceline.wire.messages import REFUSED, CloseSession, Frame, Introduction, OpenSession, SessionFrame
 
 log = logging.getLogger("paceline.link")
 
@@ -64,7 +65,7 @@ class KeyWork:
         self._keep_key = keep_key
         self._store = store
 
-    async def run(self, effect: KeyEffect, machine: LinkMachine) -> list[Effect]:
+    async def run(self, effect: KeyEffect, machine: PeerMachine) -> list[Effect]:
         """Execute one effect, and return what the machine wants then. A renewal that fails is logged: the present key
         stays valid, and the cloud asks again."""
         if isinstance(effect, Authenticate):
@@ -84,11 +85,11 @@ class KeyWork:
         try:
             return await self._authenticate(claim)
         except Exception:
-            log.exception("a device's claim could not be checked")
+            log.exception("a peer's claim could not be checked")
             return CloseCode.INTERNAL_ERROR
 
-    async def _renew(self, effect: MakeKey | KeepKey | SettleKey, machine: LinkMachine) -> list[Effect]:
-        renewal = machine.renewal
+    async def _renew(self, effect: MakeKey | KeepKey | SettleKey, machine: PeerMachine) -> list[Effect]:
+        renewal = machine.renewal if isinstance(machine, LinkMachine) else None
         match effect:
             case MakeKey() if self._store is not None and isinstance(renewal, DeviceRenewal):
                 return renewal.offer(await self._store.make_key())
@@ -105,11 +106,153 @@ SessionHandler = Callable[[SessionFrame], object]  # the result is ignored
 MAX_QUEUED_BYTES = 4 << 20  # waiting to be sent; beyond, the link is closed with TOO_SLOW
 
 
-class Link:
-    """One connection to the peer, until it closes; `paceline.runtime.link.dialer` makes them.
+class PeerLink:
+    """One connection to a peer, until it closes. Methods belong to the event loop's thread; only `run` and `close`
+    wait."""
 
-    All methods belong to the event loop's thread; only `run` and `close` wait. Handlers are called in the order of
-    arrival, must not wait, and are not called when the link closes: watch `closed` or set `on_down` for that.
+    def __init__(self, transport: Transport, machine: PeerMachine, key_work: KeyWork) -> None:
+        self.up = asyncio.Event()
+        self.closed = asyncio.Event()
+        self.close_code: int | None = None
+        self.close_reason: str | None = None  # a sentence for the user
+        self.total_sent = self.total_received = 0  # bytes of frames
+        self._transport = transport
+        self._driven = machine
+        self._key_work = key_work
+        self._outgoing: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._wake_writer = asyncio.Event()  # a frame is queued, or the link has closed
+        self._key_effects: asyncio.Queue[KeyEffect] = asyncio.Queue()  # of few: the machine bounds them
+        self._timer: asyncio.TimerHandle | None = None
+        self._disconnected: Disconnected | None = None
+        self._running = False
+        self._finished = asyncio.Event()
+
+    # ---- what the kinds of peer differ in ---------------------------------------------------------------------------
+    def _connected(self) -> None:
+        raise NotImplementedError
+
+    def _deliver(self, message: Frame | Bulk) -> None:
+        raise NotImplementedError
+
+    def _ended(self) -> None:
+        """The link has closed. Called once."""
+        raise NotImplementedError
+
+    # ---- lifecycle --------------------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Run until the link is closed; `close_reason` is set then. Called once."""
+        self._running = True
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writer = tasks.create_task(self._write())
+                others = [tasks.create_task(self._read()), tasks.create_task(self._work_on_keys())]
+                self._apply(self._driven.connection_made(loop.time()))
+                await self.closed.wait()
+                for task in others:
+                    task.cancel()
+                if self._queued_bytes:
+                    await asyncio.wait({writer}, timeout=CLOSE_TIMEOUT_S)
+                writer.cancel()
+            await _say_goodbye(self._transport, self._disconnected)
+        finally:
+            self._apply(self._driven.close(CloseCode.CLOSING))  # without effect unless this task was cancelled
+            self._transport.abort()
+            self._finished.set()
+
+    async def close(self, code: int = CloseCode.CLOSING, reason: str = "") -> None:
+        """Close, and wait until `run` is done. Must not be called from a task that `run` waits for."""
+        self._apply(self._driven.close(code, reason))
+        if self._running:
+            await self._finished.wait()
+
+    # ---- effects ----------------------------------------------------------------------------------------------------
+    def _apply(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Transmit(data):
+                    self._queue(data)
+                case Deliver(message):
+                    self._deliver(message)
+                case TickAt(time):
+                    self._wake_at(time)
+                case Connected():
+                    self.up.set()
+                    self._connected()
+                case Disconnected():
+                    self._on_disconnected(effect)
+                case _:
+                    self._key_effects.put_nowait(effect)
+
+    def _queue(self, data: bytes) -> None:
+        if self.closed.is_set():
+            return
+        self._outgoing.append(data)
+        self._queued_bytes += len(data)
+        self._wake_writer.set()
+
+    def _wake_at(self, time: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(time, lambda: self._apply(self._driven.tick(loop.time())))
+
+    def _on_disconnected(self, effect: Disconnected) -> None:
+        self.close_code, self.close_reason, self._disconnected = effect.code, effect.reason, effect
+        if self._timer is not None:
+            self._timer.cancel()
+        if effect.by_peer or effect.code in (CloseCode.TOO_SLOW, CloseCode.HEARTBEAT_LOST):
+            self._outgoing.clear()  # the peer does not read it
+            self._queued_bytes = 0
+        self.closed.set()
+        self._wake_writer.set()
+        self._ended()
+
+    # ---- tasks ------------------------------------------------------------------------------------------------------
+    async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while not self.closed.is_set():
+                data = await self._transport.recv_bytes()
+                self.total_received += len(data)
+                self._apply(self._driven.received(data, loop.time()))
+        except TransportClosed as end:
+            self._apply(self._driven.connection_lost(end.code, end.reason))
+        except RemoteProtocolError as error:
+            self._apply(self._driven.close(error.close_code, str(error)))
+
+    def _next_frame(self) -> bytes | None:
+        return self._outgoing.popleft() if self._outgoing else None
+
+    def _idle(self) -> None:
+        """Nothing more is to be sent now."""
+
+    async def _write(self) -> None:
+        try:
+            while (data := self._next_frame()) is not None or not self.closed.is_set():
+                if data is None:
+                    self._idle()
+                    self._wake_writer.clear()
+                    await self._wake_writer.wait()
+                    continue
+                await self._transport.send_bytes(data)
+                self.total_sent += len(data)
+                self._queued_bytes -= len(data)
+            self._idle()
+        except TransportClosed as end:
+            self._apply(self._driven.connection_lost(end.code, end.reason))
+
+    async def _work_on_keys(self) -> None:
+        while True:
+            self._apply(await self._key_work.run(await self._key_effects.get(), self._driven))
+
+
+class Link(PeerLink):
+    """A connection of a device and its cloud; `paceline.runtime.link.dialer` makes them.
+
+    Handlers are called in the order of arrival, must not wait, and are not called when the link closes: watch `closed`
+    or set `on_down` for that.
     """
 
     def __init__(
@@ -124,26 +267,13 @@ class Link:
         vocab_size: int | None = None,
     ) -> None:
         """authenticate, keep_key: of a cloud. key_store: of a device."""
+        self._machine = LinkMachine(handshake, vocab_size=vocab_size)
+        super().__init__(transport, self._machine, KeyWork(authenticate, keep_key, key_store))
         self.on_open: Callable[[OpenSession], None] | None = None  # for a session the peer opens; must `attach` it
         self.on_down: Callable[[], None] | None = None  # called once, after `up`; the last callback of this link
-        self.up = asyncio.Event()
-        self.closed = asyncio.Event()
-        self.close_code: int | None = None
-        self.close_reason: str | None = None  # a sentence for the user
-        self._transport = self.traffic = CountedTransport(transport)
-        self._machine = LinkMachine(handshake, vocab_size=vocab_size)
-        self._key_work = KeyWork(authenticate, keep_key, key_store)
+        self.sent_bytes: Counter[str] = Counter()  # of sessions, by kind of message
         self._on_up = on_up
         self._handlers: dict[int, SessionHandler] = {}
-        self._outgoing: deque[bytes] = deque()
-        self._queued_bytes = 0
-        self.sent_bytes: Counter[str] = Counter()  # of sessions, by kind of message
-        self._wake_writer = asyncio.Event()  # a frame is queued, or the link has closed
-        self._key_effects: asyncio.Queue[KeyEffect] = asyncio.Queue()  # of few: the machine bounds them
-        self._timer: asyncio.TimerHandle | None = None
-        self._disconnected: Disconnected | None = None
-        self._running = False
-        self._finished = asyncio.Event()
 
     # ---- properties -------------------------------------------------------------------------------------------------
     @property
@@ -224,28 +354,6 @@ class Link:
         self._apply(self._machine.listen(asyncio.get_running_loop().time()))
         return self._machine.silence
 
-    # ---- lifecycle --------------------------------------------------------------------------------------------------
-    async def run(self) -> None:
-        """Run until the link is closed; `close_reason` is set then. Called once."""
-        self._running = True
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(self._write())
-                others = [tasks.create_task(self._read()), tasks.create_task(self._work_on_keys())]
-                self._apply(self._machine.connection_made(loop.time()))
-                await self.closed.wait()
-                for task in others:
-                    task.cancel()
-                if self._outgoing:
-                    await asyncio.wait({writer}, timeout=CLOSE_TIMEOUT_S)
-                writer.cancel()
-            await _say_goodbye(self._transport, self._disconnected)
-        finally:
-            self._apply(self._machine.close(CloseCode.CLOSING))  # without effect unless this task was cancelled
-            self._transport.abort()
-            self._finished.set()
-
     def renew_key(self) -> None:
         """On a cloud, once up: ask the device for a new key."""
         self._apply(self.renewal.ask())
@@ -254,41 +362,18 @@ class Link:
         """Refuse new sessions, and close when the open ones have ended."""
         self._apply(self._machine.drain())
 
-    async def close(self, code: int = CloseCode.CLOSING, reason: str = "") -> None:
-        """Close, and wait until `run` is done. Must not be called from a task that `run` waits for."""
-        self._apply(self._machine.close(code, reason))
-        if self._running:
-            await self._finished.wait()
-
     # ---- effects ----------------------------------------------------------------------------------------------------
-    def _apply(self, effects: Iterable[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Transmit(data):
-                    self._queue(data)
-                case Deliver(message):
-                    self._deliver(message)
-                case TickAt(time):
-                    self._wake_at(time)
-                case Connected():
-                    self.up.set()
-                    if self._on_up is not None:
-                        self._on_up(self)
-                case Disconnected():
-                    self._on_disconnected(effect)
-                case _:
-                    self._key_effects.put_nowait(effect)
+    def _connected(self) -> None:
+        if self._on_up is not None:
+            self._on_up(self)
 
     def _queue(self, data: bytes) -> None:
-        if self.closed.is_set():
-            return
-        self._outgoing.append(data)
-        self._queued_bytes += len(data)
-        self._wake_writer.set()
+        super()._queue(data)
         if self._queued_bytes > MAX_QUEUED_BYTES:
             self._apply(self._machine.close(CloseCode.TOO_SLOW, f"{self._queued_bytes} bytes were waiting"))
 
-    def _deliver(self, message: SessionFrame) -> None:
+    def _deliver(self, message: Frame | Bulk) -> None:
+        assert isinstance(message, SessionFrame), "the machine of this link delivers no others"
         session = message.session
         try:
             if isinstance(message, OpenSession):
@@ -308,53 +393,10 @@ class Link:
             log.exception("a session's handler failed")
             self.detach(session)
 
-    def _wake_at(self, time: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(time, lambda: self._apply(self._machine.tick(loop.time())))
-
-    def _on_disconnected(self, effect: Disconnected) -> None:
-        self.close_code, self.close_reason, self._disconnected = effect.code, effect.reason, effect
-        if self._timer is not None:
-            self._timer.cancel()
-        if effect.by_peer or effect.code in (CloseCode.TOO_SLOW, CloseCode.HEARTBEAT_LOST):
-            self._outgoing.clear()  # the peer does not read it
+    def _ended(self) -> None:
         self._handlers.clear()
-        self.closed.set()
-        self._wake_writer.set()
         if self.up.is_set() and self.on_down is not None:
             self.on_down()
-
-    # ---- tasks ------------------------------------------------------------------------------------------------------
-    async def _read(self) -> None:
-        try:
-            while not self.closed.is_set():
-                data = await self._transport.recv_bytes()
-                self._apply(self._machine.received(data, asyncio.get_running_loop().time()))
-        except TransportClosed as end:
-            self._apply(self._machine.connection_lost(end.code, end.reason))
-        except RemoteProtocolError as error:
-            self._apply(self._machine.close(error.close_code, str(error)))
-
-    async def _write(self) -> None:
-        try:
-            while self._outgoing or not self.closed.is_set():
-                if not self._outgoing:
-                    self._wake_writer.clear()
-                    await self._wake_writer.wait()
-                    continue
-                data = self._outgoing[0]
-                await self._transport.send_bytes(data)
-                if self._outgoing:  # not cleared meanwhile
-                    self._outgoing.popleft()
-                    self._queued_bytes -= len(data)
-        except TransportClosed as end:
-            self._apply(self._machine.connection_lost(end.code, end.reason))
-
-    async def _work_on_keys(self) -> None:
-        while True:
-            self._apply(await self._key_work.run(await self._key_effects.get(), self._machine))
 
 
 async def _say_goodbye(transport: Transport, end: Disconnected | None) -> None:
@@ -395,14 +437,14 @@ class LinkTotals:
 
     def ended(self, link: Link) -> None:
         """Count a link that is down, once."""
-        self._sent += link.traffic.sent_bytes
-        self._received += link.traffic.received_bytes
+        self._sent += link.total_sent
+        self._received += link.total_received
 
     def load(self, links: Collection[Link]) -> LinkLoad:
         """links: those that are up."""
         return LinkLoad(
             links=len(links),
             rtt_s=max((link.rtt for link in links if link.rtt is not None), default=None),
-            sent_bytes=self._sent + sum(link.traffic.sent_bytes for link in links),
-            received_bytes=self._received + sum(link.traffic.received_bytes for link in links),
+            sent_bytes=self._sent + sum(link.total_sent for link in links),
+            received_bytes=self._received + sum(link.total_received for link in links),
         )

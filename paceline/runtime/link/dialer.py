@@ -19,7 +19,7 @@ from paceline.runtime.link.connection import Authenticator, KeyKeeper, KeyStore,
 from paceline.runtime.link.emulation import Emulation, emulated
 from paceline.runtime.link.transport import UVICORN_LINK_OPTIONS, ServerTransport, Transport, dial, is_secret
 from paceline.wire.close_codes import FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
-from paceline.wire.identity import CloudHandshake, DeviceHandshake
+from paceline.wire.identity import DiallerHandshake, ListenerHandshake
 from paceline.wire.messages import SUBPROTOCOL
 
 __all__ = [
@@ -55,7 +55,7 @@ class Dialer:
     def __init__(
         self,
         url: str,
-        handshake: Callable[[], DeviceHandshake],
+        handshake: Callable[[], DiallerHandshake],
         *,
         key_store: KeyStore | None = None,
         up: Callable[[Link], None] | None = None,
@@ -127,7 +127,7 @@ class Dialer:
 async def serve_websocket(
     websocket: WebSocket,
     *,
-    handshake: CloudHandshake,
+    handshake: ListenerHandshake,
     authenticate: Authenticator,
     keep_key: KeyKeeper | None = None,
     on_link: Callable[[Link], None],

@@ -1,5 +1,5 @@
 """Transport of a link: whole binary messages in order, and a close with a code. Implemented by the `websockets` client
-on a device and by a Starlette WebSocket on a cloud.
+on a device, by a Starlette WebSocket on a cloud, and by a stream of TLS between the processes of a model in stages.
 
 Overrides the defaults of both libraries, which compress, ping every 20 s and accept 16 MiB.
 """
@@ -7,6 +7,7 @@ Overrides the defaults of both libraries, which compress, ping every 20 s and ac
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from ssl import SSLCertVerificationError, SSLContext
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -19,13 +20,16 @@ from websockets.typing import Subprotocol
 from paceline.core.printable import printable
 from paceline.errors import ConfigError, LinkClosed, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.messages import MAX_FRAME_BYTES, SUBPROTOCOL
+from paceline.wire.messages import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, SUBPROTOCOL
 
 OPEN_TIMEOUT_S = 10.0  # for TCP, TLS and the HTTP upgrade together
 CLOSE_TIMEOUT_S = 2.0
 ECHO_S = 1.0  # for a device's answer to a close frame, before the connection is broken
 WRITE_LIMIT = 65_536  # bytes the library buffers before a send waits; the link bounds its own queue
 MAX_QUEUED_FRAMES = 16  # received and unread; beyond, the library stops reading
+BUFFERED_BYTES = 1 << 18  # of a stream, before either end waits
+LENGTH_BYTES, CODE_BYTES = 4, 2  # of a stream's messages, and of the code of its end
+END = b"\1"  # how that begins; no message does
 CONNECTION = "paceline.connection"  # in an ASGI scope's `state`: the `Connection` below, where the server knows it
 
 
@@ -52,26 +56,6 @@ class Transport(Protocol):
 
     def abort(self) -> None:
         """Break the connection at once."""
-
-
-class CountedTransport:
-    """A transport that counts the bytes of its messages."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self.sent_bytes = 0
-        self.received_bytes = 0
-        self.close = transport.close
-        self.abort = transport.abort
-
-    async def send_bytes(self, data: bytes) -> None:
-        await self._transport.send_bytes(data)
-        self.sent_bytes += len(data)
-
-    async def recv_bytes(self) -> bytes:
-        data = await self._transport.recv_bytes()
-        self.received_bytes += len(data)
-        return data
 
 
 class Connection(Protocol):
@@ -165,6 +149,71 @@ class ServerTransport:
         self._aborted = True
         if self._connection is not None:
             self._connection.abort()
+
+
+class StreamTransport:
+    """Messages on a stream, each behind its length in four bytes, big-endian; the last one may be `END`, a close code
+    in two bytes, and a detail. What is sent is written by `flush`, or when it is much."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.max_bytes = MAX_CONTROL_BYTES  # of a message, until the other end is known
+        self._reader, self._writer = reader, writer
+        self._received = bytearray()
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    async def send_bytes(self, data: bytes) -> None:
+        self._parts += len(data).to_bytes(LENGTH_BYTES, "big"), data
+        self._size += len(data)
+        if self._size >= BUFFERED_BYTES:
+            self.flush()
+            try:
+                await self._writer.drain()
+            except OSError as error:
+                raise TransportClosed(1006, "") from error
+
+    def flush(self) -> None:
+        if self._parts:
+            self._writer.write(b"".join(self._parts))
+            self._parts.clear()
+            self._size = 0
+
+    async def recv_bytes(self) -> bytes:
+        while (data := self._whole()) is None:
+            try:
+                found = await self._reader.read(BUFFERED_BYTES)
+            except OSError as error:
+                raise TransportClosed(1006, "") from error
+            if not found:
+                raise TransportClosed(1006, "")
+            self._received += found
+        if data[:1] == END:
+            code = int.from_bytes(data[1 : 1 + CODE_BYTES], "big")
+            raise TransportClosed(code, data[1 + CODE_BYTES :].decode("utf-8", "replace"))
+        return data
+
+    def _whole(self) -> bytes | None:
+        if len(self._received) < LENGTH_BYTES:
+            return None
+        size = int.from_bytes(self._received[:LENGTH_BYTES], "big")
+        if size > self.max_bytes:
+            raise RemoteProtocolError(f"a frame of {size} bytes", close_code=CloseCode.TOO_LARGE)
+        stop = LENGTH_BYTES + size
+        if len(self._received) < stop:
+            return None
+        data = bytes(memoryview(self._received)[LENGTH_BYTES:stop])
+        del self._received[:stop]
+        return data
+
+    async def close(self, code: int, reason: str) -> None:
+        with suppress(OSError, TransportClosed):  # it is closed
+            await self.send_bytes(END + code.to_bytes(CODE_BYTES, "big") + reason.encode())
+            self.flush()
+            self._writer.close()
+            await self._writer.wait_closed()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
 
 
 async def dial(url: str, *, ssl: SSLContext | None = None) -> Transport:

@@ -6,6 +6,6 @@ members       the stages as their head sees them, put in a row
 history       what lost stages are built up from again
 stage_server  a stage's process: who connects to it, and whom it dials
 stage_worker  a stage's thread, which runs its layers
-connecting    dialling and accepting, with the handshake
+links         links to stages on TLS: dialling and accepting
 local         stages that the head starts itself
 """

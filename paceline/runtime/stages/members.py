@@ -9,31 +9,25 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar, cast
 
 from paceline.errors import ConfigError, LinkClosed, PacelineError
-from paceline.runtime.stages.connecting import Admit, Channel, dial_stage
-from paceline.wire.close_codes import CloseCode, sentence
-from paceline.wire.effects import Signer
+from paceline.runtime.link.connection import Authenticator
+from paceline.runtime.stages.links import StageLink, dial_stage
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.effects import Bulk, Signer
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
     ROW_FORMATS,
     About,
     Assign,
-    Codec,
     Describe,
-    KvRows,
     LoadSpan,
-    NeighbourLost,
     RequestDone,
     RequestFailed,
     RowFormat,
-    ScoreRows,
-    StageHave,
-    StagePing,
 )
-from paceline.wire.stages.pipe import Bulk, Pipe
-from paceline.wire.stages.sampling import BatchDone, SampledRows
 
 # Plan of a pipeline: which layers each stage gets, from its measured speed and its memory.
 #
@@ -125,8 +119,6 @@ def _mib(num_bytes: int) -> int:
 log = logging.getLogger("paceline.stages")
 A = TypeVar("A", bound=Frame)
 
-FROM_STAGE = Codec(StagePing, About, RequestDone, RequestFailed, StageHave, NeighbourLost, BatchDone, SampledRows)
-BULK = Codec(KvRows, ScoreRows)
 STANDING_S = 1.0  # between looks whether members may stay
 DESCRIBE_S = 120.0  # it may have to measure
 LOAD_S = 600.0
@@ -162,7 +154,7 @@ class Place:
 @dataclass(slots=True, eq=False)
 class Member:
     place: Place
-    channel: Channel | None = None
+    link: StageLink | None = None
     key: bytes = b""
     name: str = ""
     address: str = ""
@@ -172,7 +164,7 @@ class Member:
 
     @property
     def is_up(self) -> bool:
-        return self.channel is not None and not self.channel.closed
+        return self.link is not None and self.link.is_open
 
     @property
     def span(self) -> tuple[int, int] | None:
@@ -183,12 +175,12 @@ class Member:
     async def ask(self, message: Frame, seconds: float, kind: type[A]) -> A:
         """The answer to a request, of this kind. Raises LinkClosed for a stage that is lost meanwhile, fails, takes too
         long, or answers something else."""
-        if self.channel is None or self.channel.closed:
+        if self.link is None or not self.link.is_open:
             raise LinkClosed(f"the stage at {self.place} is gone")
         number = cast(int, message.request)  # type: ignore[attr-defined]  # every message that is answered has it
         answer = self.answers[number] = asyncio.get_running_loop().create_future()
         try:
-            self.channel.send(message)
+            self.link.send(message)
             async with asyncio.timeout(seconds):
                 found: Frame = await answer
         except TimeoutError:
@@ -215,7 +207,7 @@ class Member:
         for answer in self.answers.values():
             if not answer.done():
                 answer.set_exception(LinkClosed(f"the stage at {self.place} is gone: {reason}"))
-        self.channel = None
+        self.link = None
 
 
 class Members:
@@ -227,7 +219,7 @@ class Members:
         places: Sequence[Place],
         *,
         key: Signer,
-        admit: Admit,
+        admit: Authenticator,
         fingerprint: str,
         format: RowFormat | None,
         heard: Callable[[Member, Frame | Bulk], None],
@@ -245,7 +237,6 @@ class Members:
         self._heard, self._lost, self._standing = heard, lost, standing
         self._kind: tuple[str, int, int] | None = None  # number format, block size, and vocabulary of the row
         self._requests = 0
-        self._jobs: set[asyncio.Task[None]] = set()
         self.epoch = 0
         self.is_hopeful = False  # a lost stage is being started here, or its layers are loaded elsewhere
 
@@ -264,29 +255,30 @@ class Members:
             member.is_mute = False
         address = await member.place.address()
         try:
-            channel, name, key = await dial_stage(
-                address, self._key, "head", self._admit, lambda: Pipe(FROM_STAGE, BULK)
+            link = await dial_stage(
+                address,
+                self._key,
+                "head",
+                self._admit,
+                received=partial(self._received, member),
+                on_down=partial(self._gone, member),
             )
         except LinkClosed:
             await member.place.kill()  # it runs and does not answer: the next attempt starts another
             raise
-        member.channel, member.name, member.key, member.address = channel, name, key, address
-        job = asyncio.create_task(self._listen(member, channel))
-        self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
+        member.link, (member.name, member.key), member.address = link, link.stage, address
         member.about = await member.ask(Describe(self.number(), measured), DESCRIBE_S, About)
         self._check(member)
 
-    async def _listen(self, member: Member, channel: Channel) -> None:
-        def received(message: Frame | Bulk) -> None:
-            if member.channel is channel and (isinstance(message, Bulk) or not member.heard(message)):
-                self._heard(member, message)
+    def _received(self, member: Member, link: StageLink, message: Frame | Bulk) -> None:
+        if member.link is link and (isinstance(message, Bulk) or not member.heard(message)):
+            self._heard(member, message)
 
-        reason = await channel.run(received)
-        if member.channel is channel:
-            member.is_mute = channel.is_mute
-            member.lost(reason)
-            self._lost(member, reason, channel.silence_s)
+    def _gone(self, member: Member, link: StageLink) -> None:
+        if member.link is link:
+            member.is_mute = link.is_mute
+            member.lost(link.reason)
+            self._lost(member, link.reason, link.silence_s)
 
     def _check(self, member: Member) -> None:
         assert member.about is not None
@@ -304,8 +296,8 @@ class Members:
             )
 
     def close_one(self, member: Member) -> None:
-        if member.channel is not None:
-            member.channel.close()
+        if member.link is not None:
+            member.link.break_off()
 
     # ---- the row ----------------------------------------------------------------------------------------------------
     async def begin(self) -> None:
@@ -438,12 +430,12 @@ class Members:
         while self._standing is not None:
             await asyncio.sleep(STANDING_S)
             for member in self.members:
-                channel = member.channel
-                if channel is None or member.place.is_started_here:
+                link = member.link
+                if link is None or member.place.is_started_here:
                     continue
                 refusal = await self._standing(member.name, member.key)
                 if refusal is not None:
-                    channel.close(sentence(refusal, ""))
+                    link.break_off(code=refusal)
 
     async def close(self) -> None:
         for member in self.members:

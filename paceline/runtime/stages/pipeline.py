@@ -25,6 +25,7 @@ from paceline.errors import ConfigError, EngineError, LocalProtocolError, Remote
 from paceline.runtime.stages.history import History, Imported, RanBatch, SentRows
 from paceline.runtime.stages.members import Members
 from paceline.runtime.stages.stage_head import AheadRows, BatchUnderWay, StageHead, StageRequest
+from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
     MAX_MESSAGE_BYTES,
@@ -43,7 +44,6 @@ from paceline.wire.stages.messages import (
     kv_from_wire,
     kv_to_wire,
 )
-from paceline.wire.stages.pipe import Bulk
 from paceline.wire.stages.sampling import (
     MixtureRows,
     SampleAhead,

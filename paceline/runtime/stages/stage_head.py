@@ -18,6 +18,7 @@ from paceline.engine.base import Ticket
 from paceline.errors import ConfigError, EngineError, LinkClosed, LocalProtocolError
 from paceline.runtime.stages.history import Entry, History, Imported, RanBatch
 from paceline.runtime.stages.members import Member, Members
+from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
     Forget,
@@ -30,7 +31,6 @@ from paceline.wire.stages.messages import (
     StageHave,
     batch_to_wire,
 )
-from paceline.wire.stages.pipe import Bulk
 from paceline.wire.stages.sampling import BatchDone, SampledRows
 
 log = logging.getLogger("paceline.stages")
@@ -63,7 +63,7 @@ class StageRequest:
 
     place: int  # of the stage; -1: the last
     message: Frame
-    payload: tuple[Frame, bytes] | None = None
+    payload: tuple[KvRows, bytes] | None = None
     answer: Frame | Bulk | None = None
     error: EngineError | None = None
 
@@ -238,12 +238,12 @@ class StageHead:
         for place in range(len(self.members.order)):
             self.send(place, message)
 
-    def send(self, place: int, message: Frame, payload: tuple[Frame, bytes] | None = None) -> None:
-        channel = self.members.order[place].channel
-        if channel is not None:
-            channel.send(message)
+    def send(self, place: int, message: Frame, payload: tuple[KvRows, bytes] | None = None) -> None:
+        link = self.members.order[place].link
+        if link is not None:
+            link.send(message)
             if payload is not None:
-                channel.send_bulk(*payload)
+                link.send_bulk(*payload)
 
     def _send_request(self, request: StageRequest) -> None:
         try:
@@ -331,8 +331,8 @@ class StageHead:
 
     def _heard(self, member: Member, message: Frame | Bulk) -> None:
         if isinstance(message, Bulk):
-            assert member.channel is not None
-            member.channel.taken()  # whoever asked for it waits
+            assert member.link is not None
+            member.link.taken()  # whoever asked for it waits
         with self.changed:
             match message:
                 case BatchDone(epoch=epoch):

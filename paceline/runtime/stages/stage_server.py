@@ -11,70 +11,40 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine
-from functools import partial
 
 import psutil
 
 from paceline.core.addresses import Strangers, counted_address
 from paceline.errors import EngineLost, LinkClosed, LocalProtocolError, RemoteProtocolError
-from paceline.runtime.identity import PrivateKey
-from paceline.runtime.stages.connecting import NOT_YOURS, Accepted, Certificate, Channel, accept, dial_stage
+from paceline.runtime.identity import PrivateKey, stage_handshake
+from paceline.runtime.stages.links import Accepted, Certificate, StageLink, dial_stage, tls_of
 from paceline.runtime.stages.stage_worker import StageWorker
 from paceline.system import open_files
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.effects import Claim
+from paceline.wire.effects import Bulk, Claim
 from paceline.wire.messages import Frame
+from paceline.wire.stages.link import WINDOW_BYTES, StageMachine
 from paceline.wire.stages.messages import (
     MAX_SENTENCE,
     About,
     Assign,
-    CheckRows,
-    Codec,
+    BulkHeader,
     Describe,
-    ExportRows,
-    FetchScores,
-    Forget,
-    ForkRows,
     HiddenRows,
-    ImportRows,
     KvRows,
     LoadSpan,
     NeighbourLost,
-    PruneRows,
-    ReleaseRows,
     RequestDone,
     RequestFailed,
-    RunBatch,
     StageCost,
-    StagePing,
-    TruncateRows,
 )
-from paceline.wire.stages.pipe import WINDOW_BYTES, Bulk, Pipe, Purpose
-from paceline.wire.stages.sampling import BatchDone, SampleAhead, SampleRows
+from paceline.wire.stages.sampling import BatchDone
 
 log = logging.getLogger("paceline.stage")
 
-FROM_HEAD = Codec(
-    StagePing,
-    Describe,
-    LoadSpan,
-    Assign,
-    RunBatch,
-    PruneRows,
-    TruncateRows,
-    ForkRows,
-    ReleaseRows,
-    ExportRows,
-    ImportRows,
-    CheckRows,
-    Forget,
-    FetchScores,
-    SampleAhead,
-    SampleRows,
-)
-KV_HEADERS, HIDDEN_HEADERS, PINGS = Codec(KvRows), Codec(HiddenRows), Codec(StagePing)
 DIAL_S = 5.0  # for the stage behind to know who will dial it
 DIAL_PAUSE_S = 0.05
+QUIET_S = 2.5  # two heartbeats of a head have not come: another may take its place
 STRANGERS_PER_ADDRESS = 128
 MAX_STRANGERS = 512  # or half of the files that may be open, if that is less
 
@@ -102,9 +72,9 @@ class StageServer:
         self._measure = cost
         self._cost: StageCost | None = None
         self._certificate = Certificate.fresh()
-        self._head: Channel | None = None
-        self._before: Channel | None = None
-        self._behind: Channel | None = None
+        self._head: StageLink | None = None
+        self._before: StageLink | None = None
+        self._behind: StageLink | None = None
         self._previous_key: bytes | None = None
         self._epoch = 0
         self._jobs: set[asyncio.Task[None]] = set()
@@ -117,9 +87,9 @@ class StageServer:
         return await self._loop.create_server(lambda: Accepted(self._arrived), host, port)
 
     def close(self) -> None:
-        for channel in (self._head, self._before, self._behind):
-            if channel is not None:
-                channel.close()
+        for link in (self._head, self._before, self._behind):
+            if link is not None:
+                link.break_off()
         for stranger in self.strangers:
             stranger.abort()
         self.worker.stop()
@@ -137,83 +107,96 @@ class StageServer:
         job.add_done_callback(self._jobs.discard)
 
     async def _connected(self, transport: asyncio.Transport) -> None:
+        def up(link: StageLink) -> None:
+            self.strangers.leave(transport)
+            self._linked(link)
+
+        hand = stage_handshake(self._name, self._key, self._certificate.shown)
         try:
-            channel, purpose = await accept(
-                transport,
-                key=self._key,
-                name=self._name,
-                certificate=self._certificate,
-                may_dial=self._may_dial,
-                pipe=_pipe,
+            tls = await tls_of(transport, self._certificate)
+            link = StageLink(
+                tls, StageMachine(hand), self._admit, received=self._received, on_up=up, on_down=self._gone
             )
+            await link.run()
+            if not link.up.is_set():
+                log.debug("a connection was refused: %s", link.reason)  # anyone can make thousands
         except LinkClosed as error:
-            log.debug("a connection was refused: %s", error)  # anyone can make thousands
-            return
+            log.debug("a connection was refused: %s", error)
         finally:
             self.strangers.leave(transport)
-        if purpose == "head":
-            await self._serve_head(channel)
+
+    async def _admit(self, claim: Claim) -> bytes | CloseCode:
+        """Who may dial: the head that this stage has pinned, and the stage before, whose key the head has told."""
+        key = {"head": self._head_key, "rows": self._previous_key}.get(claim.device)
+        if key is None or not claim.proves(key):
+            return CloseCode.STAGE_REFUSES
+        if claim.device == "head" and self._head is not None and self._head.silence_s < QUIET_S:
+            return CloseCode.STAGE_TAKEN
+        return key
+
+    def _linked(self, link: StageLink) -> None:
+        former, what = (self._head, "head") if link.purpose == "head" else (self._before, "stage before")
+        if link.purpose == "head":
+            self._head = link
+            log.info("the head has linked")
         else:
-            await self._serve_before(channel)
+            self._before = link
+        if former is not None:
+            former.break_off(f"another {what} has linked")
 
-    def _may_dial(self, purpose: Purpose, key: bytes) -> str | None:
-        if key != (self._head_key if purpose == "head" else self._previous_key):
-            return NOT_YOURS
-        if purpose == "head" and self._head is not None and self._head.is_alive:
-            return "it belongs to a pipeline that runs already: its address is given twice, or to two servers"
-        return None
-
-    async def _serve_head(self, channel: Channel) -> None:
-        if self._head is not None:
-            self._head.close("another head has linked")
-        self._head = channel
-        log.info("the head has linked")
-        reason = await channel.run(partial(self._from_head, channel))
-        if self._head is channel:
-            log.info("the head is gone: %s", reason)
+    def _gone(self, link: StageLink) -> None:
+        if link is self._head:
+            log.info("the head is gone: %s", link.reason)
             self._head = None
             self._leave()
-
-    async def _serve_before(self, channel: Channel) -> None:
-        if self._before is not None:
-            self._before.close("the stage before has linked again")
-        self._before = channel
-        reason = await channel.run(partial(self._from_before, channel))
-        if self._before is channel:
+        elif link is self._before:
             self._before = None
-            self._neighbour_lost(f"the stage before: {reason}")
+            self._neighbour_lost(f"the stage before: {link.reason}")
+        elif link is self._behind:
+            self._behind = None
+            self._neighbour_lost(f"the stage behind: {link.reason}")
 
     def _leave(self) -> None:
         """Without a head there is no pipeline."""
         self._epoch = 0
         self._previous_key = None
-        for channel in (self._before, self._behind):
-            if channel is not None:
-                channel.close()
-        self._before = self._behind = None
+        self._part("the head is gone")
         self.worker.assign(0, "float32", 0, is_first=False, is_last=False)
+
+    def _part(self, reason: str) -> None:
+        """From the neighbours."""
+        neighbours = self._before, self._behind
+        self._before = self._behind = None
+        for link in neighbours:
+            if link is not None:
+                link.break_off(reason)
 
     def _neighbour_lost(self, reason: str) -> None:
         if self._head is not None and self._epoch:
             self._head.send(NeighbourLost(self._epoch, reason[:MAX_SENTENCE]))
 
     # ---- what comes -------------------------------------------------------------------------------------------------
-    def _from_before(self, channel: Channel, found: Frame | Bulk) -> None:
-        if channel is self._before and isinstance(found, Bulk):
-            self.worker.put_hidden(found, partial(_taken, channel))
-
-    def _from_head(self, channel: Channel, found: Frame | Bulk) -> None:
-        if channel is not self._head:
-            return
+    def _received(self, link: StageLink, found: Frame | Bulk) -> None:
         match found:
-            case Bulk():
-                self.worker.put_kv(found, partial(_taken, channel))
+            case Bulk(header=HiddenRows()) if link is self._before:
+                self.worker.put_hidden(found, link.taken)
+            case _ if link is self._head:
+                self._from_head(link, found)
+            case _:
+                pass  # of a link that another has replaced, or a neighbour has no say in it
+
+    def _from_head(self, link: StageLink, found: Frame | Bulk) -> None:
+        match found:
+            case Bulk(header=KvRows()):
+                self.worker.put_kv(found, link.taken)
             case Describe():
                 self.worker.call(lambda: self._describe(found))
             case LoadSpan():
                 self.worker.call(lambda: self._load(found))
             case Assign():
                 self._assigned(found)
+            case Bulk():
+                raise RemoteProtocolError("rows that no head has", close_code=CloseCode.UNEXPECTED_MESSAGE)
             case _:
                 if not self._epoch:
                     raise RemoteProtocolError("a command before a place", close_code=CloseCode.UNEXPECTED_MESSAGE)
@@ -265,10 +248,7 @@ class StageServer:
     def _assigned(self, message: Assign) -> None:
         stage = self.worker.stage
         self._epoch = message.epoch
-        for channel in (self._before, self._behind):
-            if channel is not None:
-                channel.close("a place in another pipeline")
-        self._before = self._behind = None
+        self._part("a place in another pipeline")
         self._previous_key = message.previous_key
         self.worker.assign(
             message.epoch,
@@ -284,7 +264,7 @@ class StageServer:
             deadline = self._loop.time() + DIAL_S
             while True:
                 try:
-                    channel = await self._dial(message.next_address, message.next_key)
+                    link = await self._dial(message.next_address, message.next_key)
                     break
                 except LinkClosed as error:
                     if self._loop.time() >= deadline or self._epoch != message.epoch:
@@ -292,33 +272,27 @@ class StageServer:
                         return
                     await asyncio.sleep(DIAL_PAUSE_S)
             if self._epoch != message.epoch:
-                channel.close()
+                link.break_off()
                 return
-            self._behind = channel
-            self._start(self._serve_behind(channel))
+            self._behind = link
+            if not link.is_open:  # lost before it was known here
+                self._gone(link)
         self.to_head(RequestDone(message.request))
 
-    async def _dial(self, address: str, key: bytes) -> Channel:
+    async def _dial(self, address: str, key: bytes) -> StageLink:
         async def admit(claim: Claim) -> bytes | CloseCode:
             return key if claim.proves(key) else CloseCode.BAD_CREDENTIAL
 
-        channel, _, _ = await dial_stage(address, self._key, "rows", admit, lambda: Pipe(PINGS))
-        return channel
-
-    async def _serve_behind(self, channel: Channel) -> None:
-        reason = await channel.run(lambda _: None)
-        if self._behind is channel:
-            self._behind = None
-            self._neighbour_lost(f"the stage behind: {reason}")
+        return await dial_stage(address, self._key, "rows", admit, received=self._received, on_down=self._gone)
 
     # ---- as the worker's outlet, on its thread ----------------------------------------------------------------------
-    def to_head(self, message: Frame, payload: bytes | None = None) -> None:
+    def to_head(self, message: Frame, payload: bytes = b"") -> None:
         if (head := self._head) is not None:
             try:
-                if payload is None:
-                    head.send(message)
-                else:
+                if isinstance(message, BulkHeader):
                     head.send_bulk(message, payload)
+                else:
+                    head.send(message)
             except LocalProtocolError as error:
                 log.warning("a result could not be sent: %s", error)
                 head.send(failure_of(message, str(error)))
@@ -340,17 +314,7 @@ def failure_of(message: Frame, reason: str) -> Frame:
     """What the head is told in place of a result that is too large: it would wait for ever."""
     if isinstance(message, BatchDone):
         return BatchDone(message.epoch, message.ticket, [], [], [], reason[:MAX_SENTENCE])
-    number = getattr(message, "request", None)
-    return StagePing() if number is None else RequestFailed(number, reason[:MAX_SENTENCE])
-
-
-def _taken(channel: Channel) -> None:
-    if not channel.closed:
-        channel.taken()
-
-
-def _pipe(purpose: Purpose) -> Pipe:
-    return Pipe(FROM_HEAD, KV_HEADERS) if purpose == "head" else Pipe(PINGS, HIDDEN_HEADERS)
+    return RequestFailed(message.request, reason[:MAX_SENTENCE])  # type: ignore[attr-defined]  # of all others
 
 
 def resident_bytes() -> int:

@@ -21,8 +21,10 @@ from paceline.engine.base import Logits, Output, SampleRequest
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
 from paceline.engine.stage import Stage
 from paceline.errors import EngineError, EngineLost, PacelineError
+from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
+    MAX_BULK_BYTES,
     MAX_SENTENCE,
     Change,
     CheckRows,
@@ -50,7 +52,6 @@ from paceline.wire.stages.messages import (
     unpack_rows,
     without_others,
 )
-from paceline.wire.stages.pipe import MAX_BULK_BYTES, Bulk
 from paceline.wire.stages.sampling import (
     BatchDone,
     SampleAhead,
@@ -69,7 +70,7 @@ log = logging.getLogger("paceline.stage")
 class Outlet(Protocol):
     """Where results go. Called on the worker's thread; without effect once the other end is gone."""
 
-    def to_head(self, message: Frame, payload: bytes | None = None) -> None:
+    def to_head(self, message: Frame, payload: bytes = b"") -> None:
         """payload: of a bulk message, whose header the message is."""
 
     def to_next(self, header: HiddenRows, payload: bytes) -> None:

@@ -2,18 +2,15 @@
 
 On the control link the head commands, and every stage gets all commands in one order; a batch names its rows by token,
 parent and id, never by a mask. On the link between two stages go hidden rows alone, as bulk messages with the header
-`HiddenRows`. Every field has a limit; `decode` raises RemoteProtocolError for anything else. A change of a tag or field
-raises `STAGE_VERSION`.
+`HiddenRows`. Every field has a limit. A change of a tag or field raises the link's version.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import reduce
 from itertools import pairwise
-from operator import or_
-from typing import Annotated, Literal, TypeAlias, cast
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -21,9 +18,9 @@ from numpy.typing import NDArray
 
 from paceline.core.batching.block_manager import CARRIERS, KvPrefix
 from paceline.core.batching.segment import ROOT, Batch, LogitsMode, Segment, SeqId
-from paceline.errors import LocalProtocolError, RemoteProtocolError
+from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.messages import Count, Frame, Hash, Name, Nonce, PublicKey, SentPart, Signature, Token
+from paceline.wire.messages import Count, Frame, Hash, Name, PublicKey, SentPart, Token
 
 # Rows of numbers to bytes and back: hidden rows between stages, scores on their way to the head.
 #
@@ -62,9 +59,9 @@ def unpack_rows(data: bytes | bytearray | memoryview, format: RowFormat, num_row
     return found.reshape(num_rows, width)
 
 
-STAGE_VERSION = 1
 MAX_ROWS = 1 << 16  # of one batch
 MAX_MESSAGE_BYTES = 1 << 24
+MAX_BULK_BYTES = 1 << 30
 MAX_SENTENCE = 2000  # characters of an error
 
 Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # of a ticket, a request or a sequence
@@ -81,46 +78,27 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 _ALL = -1  # `SegmentRows.logits`: of all rows
 
 
-# ---- handshake, see `wire.stages.pipe` ------------------------------------------------------------------------------
-class StageHello(Frame, frozen=True, tag="hello"):
-    """First message, of who dialled: the head, or the stage before."""
+class StageFrame(Frame, frozen=True):
+    """Base of the messages of a model in stages."""
 
-    version: Count
-    purpose: Literal["head", "rows"]
-    key: PublicKey  # whose it is, who listens knows
-    nonce: Nonce
+    max_bytes = MAX_MESSAGE_BYTES
 
 
-class StageChallenge(Frame, frozen=True, tag="challenge"):
-    """The listening stage's reply: its name, and proof of its key."""
+class BulkHeader(StageFrame, frozen=True, kw_only=True):
+    """Base of the headers of bulk messages, which are followed by so many bytes in chunks."""
 
-    version: Count
-    name: Name
-    nonce: Nonce
-    signature: Signature
-
-
-class StageProof(Frame, frozen=True, tag="proof"):
-    """The dialler's proof of its key."""
-
-    signature: Signature
-
-
-class Refused(Frame, frozen=True, tag="refused"):
-    """The sender closes the connection."""
-
-    reason: Sentence
+    num_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_BULK_BYTES)] = 0  # set when it is sent
 
 
 # ---- the stage describes itself -------------------------------------------------------------------------------------
-class Describe(Frame, frozen=True, tag="describe"):
+class Describe(StageFrame, frozen=True, tag="describe"):
     """Answered by `About`. measured: with what layers cost there, unless the stage was told its own."""
 
     request: Number
     measured: bool
 
 
-class LoadSpan(Frame, frozen=True, tag="load"):
+class LoadSpan(StageFrame, frozen=True, tag="load"):
     """Load these layers in place of any others. Answered by `About`, or by `RequestFailed` of this request."""
 
     request: Number
@@ -139,7 +117,7 @@ class StageCost(SentPart, frozen=True):
     free_bytes: Number  # memory it may take
 
 
-class About(Frame, frozen=True, tag="about"):
+class About(StageFrame, frozen=True, tag="about"):
     """What a stage is and has loaded."""
 
     request: Number
@@ -157,7 +135,7 @@ class About(Frame, frozen=True, tag="about"):
     cost: StageCost | None  # None: it was told its layers, so nothing needs to be planned
 
 
-class Assign(Frame, frozen=True, tag="assign"):
+class Assign(StageFrame, frozen=True, tag="assign"):
     """A place in a pipeline: release everything, link to the neighbours. Answered by `RequestDone` or `RequestFailed`.
 
     epoch: of the pipeline; rises with each `Assign`. What comes of another one is dropped.
@@ -183,14 +161,14 @@ class SegmentRows(SentPart, frozen=True):
     ids: NodeIds | None
 
 
-class RunBatch(Frame, frozen=True, tag="batch"):
+class RunBatch(StageFrame, frozen=True, tag="batch"):
     """Run these segments: the first stage at once, the others on the hidden rows of this ticket."""
 
     ticket: Number
     segments: Annotated[list[SegmentRows], msgspec.Meta(max_length=MAX_ROWS)]
 
 
-class PruneRows(Frame, frozen=True, tag="prune"):
+class PruneRows(StageFrame, frozen=True, tag="prune"):
     """`SequenceEngine.prune`. One with a horizon may overtake the batches before it."""
 
     seq: SequenceNumber
@@ -199,17 +177,17 @@ class PruneRows(Frame, frozen=True, tag="prune"):
     horizon: NodeId | None
 
 
-class TruncateRows(Frame, frozen=True, tag="truncate"):
+class TruncateRows(StageFrame, frozen=True, tag="truncate"):
     seq: SequenceNumber
     length: Number
 
 
-class ForkRows(Frame, frozen=True, tag="fork"):
+class ForkRows(StageFrame, frozen=True, tag="fork"):
     seq: SequenceNumber
     into: SequenceNumber
 
 
-class ReleaseRows(Frame, frozen=True, tag="release"):
+class ReleaseRows(StageFrame, frozen=True, tag="release"):
     seq: SequenceNumber
 
 
@@ -217,7 +195,7 @@ Change: TypeAlias = PruneRows | TruncateRows | ForkRows | ReleaseRows
 """Of a sequence's rows, without an answer."""
 
 
-class ExportRows(Frame, frozen=True, tag="export"):
+class ExportRows(StageFrame, frozen=True, tag="export"):
     """Answered by a bulk message of this request with the header `KvRows`, or `RequestFailed`."""
 
     request: Number
@@ -225,7 +203,7 @@ class ExportRows(Frame, frozen=True, tag="export"):
     tokens: Tokens
 
 
-class ImportRows(Frame, frozen=True, tag="import"):
+class ImportRows(StageFrame, frozen=True, tag="import"):
     """Start a sequence with the rows of this request's bulk message. Answered by `RequestDone` or `RequestFailed`."""
 
     request: Number
@@ -233,43 +211,43 @@ class ImportRows(Frame, frozen=True, tag="import"):
     tokens: Tokens
 
 
-class CheckRows(Frame, frozen=True, tag="check"):
+class CheckRows(StageFrame, frozen=True, tag="check"):
     """Check the invariants, behind everything sent before. Answered by `StageHave` or `RequestFailed`."""
 
     request: Number
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
-class RequestDone(Frame, frozen=True, tag="answered"):
+class RequestDone(StageFrame, frozen=True, tag="answered"):
     request: Number
 
 
-class RequestFailed(Frame, frozen=True, tag="failed"):
+class RequestFailed(StageFrame, frozen=True, tag="failed"):
     request: Number
     reason: Sentence
 
 
-class StageHave(Frame, frozen=True, tag="have"):
+class StageHave(StageFrame, frozen=True, tag="have"):
     """What a stage holds: the rows of each sequence."""
 
     request: Number
     lengths: Annotated[list[tuple[SequenceNumber, Number]], msgspec.Meta(max_length=MAX_ROWS)]
 
 
-class NeighbourLost(Frame, frozen=True, tag="lost"):
+class NeighbourLost(StageFrame, frozen=True, tag="lost"):
     """A link to a neighbour has ended, which the head must assign anew."""
 
     epoch: Number
     reason: Sentence
 
 
-class Forget(Frame, frozen=True, tag="forget"):
+class Forget(StageFrame, frozen=True, tag="forget"):
     """The logits of these batches are not needed any more."""
 
     tickets: Annotated[list[Number], msgspec.Meta(max_length=MAX_ROWS)]
 
 
-class FetchScores(Frame, frozen=True, tag="fetch"):
+class FetchScores(StageFrame, frozen=True, tag="fetch"):
     """Send the scores of these rows: answered by a bulk message with the header `ScoreRows`, or `RequestFailed`."""
 
     request: Number
@@ -279,12 +257,14 @@ class FetchScores(Frame, frozen=True, tag="fetch"):
     stop: Count
 
 
-class StagePing(Frame, frozen=True, tag="ping"):
-    """Something to hear where there is nothing to say."""
+# ---- bulk messages --------------------------------------------------------------------------------------------------
+class Credit(StageFrame, frozen=True, tag="credit"):
+    """So many bytes of bulk messages more may be sent."""
+
+    num_bytes: Number
 
 
-# ---- headers of bulk messages ---------------------------------------------------------------------------------------
-class HiddenRows(Frame, frozen=True, tag="hidden"):
+class HiddenRows(BulkHeader, frozen=True, tag="hidden"):
     """To the next stage: the hidden rows of a batch, in order. error: the batch failed; it has no rows then."""
 
     epoch: Number
@@ -293,7 +273,7 @@ class HiddenRows(Frame, frozen=True, tag="hidden"):
     error: Sentence | None
 
 
-class KvRows(Frame, frozen=True, tag="kv"):
+class KvRows(BulkHeader, frozen=True, tag="kv"):
     """Keys, then values, of a sequence's first rows: `core.batching.block_manager.KvPrefix`."""
 
     request: Number
@@ -302,40 +282,12 @@ class KvRows(Frame, frozen=True, tag="kv"):
     value_shape: tuple[Count, Count, Count, Count]
 
 
-class ScoreRows(Frame, frozen=True, tag="scores"):
+class ScoreRows(BulkHeader, frozen=True, tag="scores"):
     """Scores of the vocabulary before the softmax, in float32."""
 
     request: Number
     rows: Count
     vocab_size: Count
-
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-class Codec:
-    """Encodes and decodes one set of messages."""
-
-    def __init__(self, *kinds: type[Frame]) -> None:
-        self._decoder = cast("msgspec.msgpack.Decoder[Frame]", msgspec.msgpack.Decoder(reduce(or_, kinds)))
-
-    @staticmethod
-    def encode(message: Frame) -> bytes:
-        """Raises LocalProtocolError for a message that the other end would refuse for its size."""
-        try:
-            data = _encoder.encode(message)
-        except (UnicodeEncodeError, OverflowError) as error:
-            raise LocalProtocolError(f"a {type(message).__name__} cannot be encoded: {error}") from error
-        if len(data) > MAX_MESSAGE_BYTES:
-            raise LocalProtocolError(f"a {type(message).__name__} has {len(data)} bytes")
-        return data
-
-    def decode(self, data: bytes) -> Frame:
-        """Raises RemoteProtocolError."""
-        try:
-            return self._decoder.decode(data)
-        except (msgspec.ValidationError, msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise bad_frame(str(error)) from error
 
 
 def batch_to_wire(ticket: int, batch: Batch) -> RunBatch:

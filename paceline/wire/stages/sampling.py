@@ -11,8 +11,8 @@ from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.sampler import RowHead, RowSampling, SampledRow
 from paceline.wire.codec import sampling_from_wire, sampling_to_wire
-from paceline.wire.messages import Count, Frame, Sampling, SentPart, Token
-from paceline.wire.stages.messages import MAX_ROWS, Number, RowIndices, Sentence, bad_frame
+from paceline.wire.messages import Count, Sampling, SentPart, Token
+from paceline.wire.stages.messages import MAX_ROWS, Number, RowIndices, Sentence, StageFrame, bad_frame
 
 MAX_BRANCHES = 256
 Bytes = Annotated[bytes, msgspec.Meta(max_length=1 << 23)]
@@ -86,26 +86,26 @@ class Wanted(SentPart, frozen=True):
     mixture: MixtureRows | None
 
 
-class SampleAhead(Frame, frozen=True, tag="ahead"):
+class SampleAhead(StageFrame, frozen=True, tag="ahead"):
     """How the rows of a batch will be sampled, by segment; sampled as soon as they are computed. None: unknown."""
 
     ticket: Number
     rows: Annotated[list[WantedRows | None], msgspec.Meta(max_length=MAX_ROWS)]
 
 
-class SampleRows(Frame, frozen=True, tag="sample"):
+class SampleRows(StageFrame, frozen=True, tag="sample"):
     """Sample rows that have been computed. Answered by `SampledRows`, or `RequestFailed`."""
 
     request: Number
     wanted: Annotated[list[Wanted], msgspec.Meta(max_length=MAX_ROWS)]
 
 
-class SampledRows(Frame, frozen=True, tag="sampled"):
+class SampledRows(StageFrame, frozen=True, tag="sampled"):
     request: Number
     rows: Annotated[list[list[SampledToken]], msgspec.Meta(max_length=MAX_ROWS)]
 
 
-class BatchDone(Frame, frozen=True, tag="done"):
+class BatchDone(StageFrame, frozen=True, tag="done"):
     """From the last stage: a batch has run. kept: which of each segment's wanted rows were scored; None: all."""
 
     epoch: Number

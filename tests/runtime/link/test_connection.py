@@ -78,7 +78,7 @@ async def test_two_links_come_up_with_each_others_introductions() -> None:
         assert set(device.strategies) == {"aggregate", "autoregressive"}
         assert device.accepting and cloud.accepting
     assert device.close_code == cloud.close_code == CloseCode.CLOSING
-    assert device.close_reason == "The other side closed the link; a device connects again by itself."
+    assert device.close_reason == "The other side closed the link; it is dialled again by itself."
 
 
 async def test_before_the_handshake_there_is_no_peer() -> None:
@@ -198,7 +198,7 @@ async def test_frames_queued_before_the_close_still_arrive() -> None:
         await shutting
         await cloud.closed.wait()
     assert received == [closing(1)]
-    assert cloud.close_reason == "good night. The other side closed the link; a device connects again by itself."
+    assert cloud.close_reason == "good night. The other side closed the link; it is dialled again by itself."
 
 
 async def test_a_link_to_a_peer_that_does_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +17,7 @@ from paceline.core.sampling.sampler import NO_DEFAULTS
 from paceline.engine.loader import EngineOptions, fingerprint
 from paceline.engine.stage import load_stage, num_layers
 from paceline.runtime.identity import PrivateKey
+from paceline.runtime.link.connection import Authenticator
 from paceline.runtime.stages.members import Members, Place, Standing
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.runtime.stages.stage_server import StageServer
@@ -84,7 +85,7 @@ class Stage:
             self._thread.join()
 
 
-def known_keys(keys: dict[str, bytes]) -> Callable[[Claim], object]:
+def known_keys(keys: dict[str, bytes]) -> Authenticator:
     async def admit(claim: Claim) -> bytes | CloseCode:
         key = keys.get(claim.device)
         return key if key is not None and claim.proves(key) else CloseCode.BAD_CREDENTIAL

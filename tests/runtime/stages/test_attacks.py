@@ -14,12 +14,12 @@ import torch
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.loader import EngineOptions
 from paceline.errors import ConfigError
-from paceline.runtime.identity import PrivateKey, verify
+from paceline.runtime.identity import PrivateKey, dialling_handshake
 from paceline.runtime.stages import stage_server
-from paceline.runtime.stages.connecting import dialling_context
+from paceline.runtime.stages.links import dialling_context
 from paceline.runtime.stages.members import Place
-from paceline.wire.stages.messages import Codec, StageChallenge
-from paceline.wire.stages.pipe import DiallerHandshake, Pipe
+from paceline.wire.codec import decode
+from paceline.wire.messages import Challenge
 from tests.runtime.stages.rig import DEMO, Rig, even_spans, open_pipeline, rig
 
 OPTIONS = EngineOptions(dtype="float32", kv_rows=512)
@@ -67,10 +67,15 @@ def test_a_crowd_of_strangers_is_cut_and_the_pipeline_goes_on(made: Rig) -> None
             each.close()
 
 
-def frame(pipe: Pipe) -> bytes:
-    data = pipe.next_frame()
-    assert data is not None
-    return data
+def framed(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+def next_message(connection: ssl.SSLSocket) -> bytes:
+    found = b""
+    while len(found) < 4 or len(found) < 4 + int.from_bytes(found[:4], "big"):
+        found += connection.recv(4096)
+    return found[4:]
 
 
 @pytest.mark.parametrize("point", ["plain", "hello", "proof", "linked"])
@@ -85,18 +90,14 @@ def test_garbage_closes_its_own_connection_alone(made: Rig, point: str) -> None:
         return still_runs(made)
     with dialling_context().wrap_socket(plain) as connection:
         if point != "hello":
-            pipe = Pipe(Codec(StageChallenge))
-            hand = DiallerHandshake(PrivateKey.generate(), "rows", nonce=bytes(32), binding=bytes(32), verify=verify)
-            pipe.send(hand.hello)
-            connection.sendall(frame(pipe))
-            found: list[object] = []
-            while not found:
-                found = list(pipe.received(connection.recv(4096)))
-            challenge = found[0]
-            assert isinstance(challenge, StageChallenge)
+            hand = dialling_handshake("rows", PrivateKey.generate(), b"")
+            connection.sendall(framed(hand.begin()))
+            answer = next_message(connection)
+            challenge = decode(answer)
+            assert isinstance(challenge, Challenge)
+            hand.challenged(challenge, answer)
             if point == "linked":  # with a key that proves itself and may not dial: garbage behind the proof
-                pipe.send(hand.prove(challenge))
-                connection.sendall(frame(pipe) + GARBAGE)
+                connection.sendall(framed(hand.prove(bytes(32))) + GARBAGE)
         with suppress(OSError):  # it may have hung up already
             connection.sendall(GARBAGE)
         assert is_hung_up(connection)
@@ -112,11 +113,11 @@ def test_a_stage_is_not_taken_from_a_pipeline_that_runs(made: Rig) -> None:
 
 def test_garbage_of_the_head_ends_the_link_and_it_links_again(made: Rig) -> None:
     """Last of these: it counts as a loss."""
-    channel = made.pipeline.members.order[0].channel
-    assert channel is not None
+    link = made.pipeline.members.order[0].link
+    assert link is not None
 
     async def spoil() -> None:
-        channel._writer.write(GARBAGE)
+        link._stream._writer.write(GARBAGE)
 
     loop = made.pipeline._head._loop
     assert loop is not None

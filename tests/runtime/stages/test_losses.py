@@ -17,15 +17,14 @@ from paceline.engine.base import Engine, SampleRequest
 from paceline.engine.loader import EngineOptions
 from paceline.errors import ConfigError, EngineError, LinkClosed
 from paceline.runtime.identity import PrivateKey
-from paceline.runtime.stages import connecting, members, stage_head, stage_worker
-from paceline.runtime.stages.connecting import Channel, dial_stage
+from paceline.runtime.stages import links, members, stage_head, stage_worker
+from paceline.runtime.stages.links import StageLink, dial_stage
 from paceline.runtime.stages.local import LocalPlace
 from paceline.runtime.stages.members import Member, Members, Place
 from paceline.runtime.stages.stage_server import failure_of
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
-from paceline.wire.stages.messages import About, Codec, Describe, NeighbourLost, RequestDone, RequestFailed, StagePing
-from paceline.wire.stages.pipe import Pipe
+from paceline.wire.stages.messages import About, Describe, NeighbourLost, RequestDone, RequestFailed
 from paceline.wire.stages.sampling import BatchDone
 from tests.engine.trials import assert_same, scratch
 from tests.runtime.stages.rig import DEMO, Rig, Stage, chain, even_spans, open_pipeline, rig
@@ -133,7 +132,7 @@ def test_a_stranger_is_refused_by_a_stage(purpose: str) -> None:
         return stage.key.public_key if claim.proves(stage.key.public_key) else CloseCode.BAD_CREDENTIAL
 
     async def dial() -> None:
-        await dial_stage(stage.address, PrivateKey.generate(), purpose, admit, lambda: Pipe(Codec(StagePing)))  # type: ignore[arg-type]
+        await dial_stage(stage.address, PrivateKey.generate(), purpose, admit, received=print)  # type: ignore[arg-type]
 
     try:
         with pytest.raises(LinkClosed, match="may not dial"):
@@ -176,18 +175,18 @@ async def test_a_stage_that_answers_something_else_counts_as_lost() -> None:
     member = Member(Place("127.0.0.1:1"))
 
     class Confused:
-        closed = False
+        is_open = True
 
         def send(self, message: Describe) -> None:
             assert member.heard(RequestDone(message.request))
 
-    member.channel = cast(Channel, Confused())
+    member.link = cast(StageLink, Confused())
     with pytest.raises(LinkClosed, match="answered something else"):
         await member.ask(Describe(1, True), 60.0, About)
 
 
 def test_a_stranger_who_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "OPEN_S", 0.1)
+    monkeypatch.setattr(links, "OPEN_S", 0.1)
     stage = Stage(DEMO, None, PrivateKey.generate().public_key, OPTIONS)
     try:
         with socket.create_connection(("127.0.0.1", stage.port)) as silent:

@@ -16,7 +16,7 @@ from paceline.runtime.identity import PrivateKey, verify
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
 from paceline.wire.effects import Authenticate, Connected, Disconnected, Effect, Transmit, signed_bytes
-from paceline.wire.identity import CHALLENGE, DeviceHandshake
+from paceline.wire.identity import CHALLENGE, DiallerHandshake
 from paceline.wire.link import LinkMachine, LinkState, Role
 from paceline.wire.messages import NONCE_BYTES, VERSION, Challenge, Hello, Proof, Welcome
 from tests.depth import DEPTH
@@ -76,7 +76,7 @@ class Victim:
     """A fresh end of a link, which an attacker feeds with frames. `fooled`: it took him for its peer."""
 
     def __init__(self, role: Role) -> None:
-        self.machine = LinkMachine(device_end() if role is Role.DEVICE else cloud_end())
+        self.machine = LinkMachine(device_end() if role is Role.DIALLER else cloud_end())
         self.said: list[bytes] = []
         self._note(self.machine.connection_made(0.0))
 
@@ -153,12 +153,12 @@ def test_every_single_bit_of_the_proof_counts() -> None:
     proof = frame_of(device.received(frame_of(cloud.received(frame_of(device.connection_made(0.0)), 0.0)), 0.0))
     message = decode(proof)
     assert isinstance(message, Proof)
-    signed = cloud.handshake._transcript.signed
+    signed = cloud.handshake._signed
     for bit in range(len(message.introduction) * 8):
         changed = bytearray(message.introduction)
         changed[bit // 8] ^= 1 << bit % 8
-        assert not verify(LAPTOP.public_key, message.signatures[0], signed("device proof", bytes(changed)))
-    assert verify(LAPTOP.public_key, message.signatures[0], signed("device proof", message.introduction))
+        assert not verify(LAPTOP.public_key, message.signatures[0], signed("dialler proof", bytes(changed)))
+    assert verify(LAPTOP.public_key, message.signatures[0], signed("dialler proof", message.introduction))
 
 
 @settings(max_examples=200, deadline=None)
@@ -166,8 +166,8 @@ def test_every_single_bit_of_the_proof_counts() -> None:
 def test_frames_of_two_handshakes_at_once_cannot_be_mixed(script: list[str], chance: random.Random) -> None:
     """Two devices dial one server at once; the attacker carries each one's frames to the other's connection. A
     connection comes up only if it has heard just what its own peer said."""
-    devices = [Victim(Role.DEVICE) for _ in range(2)]
-    clouds = [Victim(Role.CLOUD) for _ in range(2)]
+    devices = [Victim(Role.DIALLER) for _ in range(2)]
+    clouds = [Victim(Role.LISTENER) for _ in range(2)]
     crossed = [False, False]
     for step in script:
         if step.startswith("own"):
@@ -186,7 +186,7 @@ def test_frames_of_two_handshakes_at_once_cannot_be_mixed(script: list[str], cha
 # ---- reflection, strangers, other keys ------------------------------------------------------------------------------
 @pytest.mark.parametrize("role", Role)
 def test_an_end_is_not_fooled_by_its_own_words(role: Role) -> None:
-    other = Role.CLOUD if role is Role.DEVICE else Role.DEVICE
+    other = Role.LISTENER if role is Role.DIALLER else Role.DIALLER
     mirror, victim = Victim(role), Victim(role)
     honest = Victim(other)
     for _ in range(4):
@@ -225,8 +225,14 @@ def test_a_stranger_in_the_devices_place_is_not_admitted() -> None:
 
 
 def test_one_device_does_not_pass_for_another() -> None:
-    tablet = DeviceHandshake(
-        DEVICE, device="laptop", keys=[STRANGER], server_key=SERVER.public_key, nonce=bytes(NONCE_BYTES), verify=verify
+    tablet = DiallerHandshake(
+        DEVICE,
+        device="laptop",
+        keys=[STRANGER],
+        pinned=SERVER.public_key,
+        binding=SERVER.public_key,
+        nonce=bytes(NONCE_BYTES),
+        verify=verify,
     )
     cloud = LinkMachine(cloud_end())
     device = LinkMachine(tablet)
@@ -259,7 +265,7 @@ def _counted(version: int) -> bytes:
     "change",
     [
         lambda data: data.replace(b"paceline", b"pacelime"),
-        lambda data: data.replace(b"cloud challenge", b"cloud_challenge"),
+        lambda data: data.replace(b"listener challenge", b"listener_challenge"),
         lambda data: data.replace(_counted(VERSION), _counted(VERSION - 1)),
     ],
     ids=["another protocol", "another purpose", "another version"],
@@ -268,9 +274,9 @@ def test_a_signature_serves_one_purpose_of_one_version_of_one_protocol(change: C
     device = LinkMachine(device_end())
     hello = frame_of(device.connection_made(0.0))
     nonce = bytes(NONCE_BYTES)
-    signed = signed_bytes(CHALLENGE, SERVER.public_key, hello, nonce)
+    signed = signed_bytes(CHALLENGE, SERVER.public_key, hello, b"", nonce)
     assert change(signed) != signed
-    effects = device.received(encode(Challenge(VERSION, nonce, SERVER.sign(change(signed)))), 0.0)
+    effects = device.received(encode(Challenge(VERSION, "", nonce, SERVER.sign(change(signed)))), 0.0)
     assert isinstance(effects[-1], Disconnected) and effects[-1].code == CloseCode.SERVER_KEY_CHANGED
 
 

@@ -1,0 +1,325 @@
+"""The links of a model in stages as machines: rows, bulk messages, credits, hostile bytes."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.errors import LocalProtocolError, RemoteProtocolError
+from paceline.runtime.identity import PrivateKey, dialling_handshake, stage_handshake
+from paceline.wire.close_codes import CloseCode
+from paceline.wire.codec import encode
+from paceline.wire.effects import Bulk, Deliver, Disconnected, Effect, Transmit
+from paceline.wire.messages import Frame
+from paceline.wire.stages.link import BULK_BEGINS, CHUNK, StageMachine, bulk_header
+from paceline.wire.stages.messages import (
+    MAX_BULK_BYTES,
+    MAX_ROWS,
+    ROW_FORMATS,
+    Credit,
+    Forget,
+    HiddenRows,
+    PruneRows,
+    RowFormat,
+    RunBatch,
+    batch_from_wire,
+    batch_to_wire,
+    kept_of,
+    pack_rows,
+    unpack_rows,
+    without_others,
+)
+from tests.wire.identities import frame_of
+
+WINDOW = 64
+HEAD, STAGE = PrivateKey(bytes([1]) * 32), PrivateKey(bytes([2]) * 32)
+
+
+class End:
+    """A machine that is up, what it has still to send, and what it has delivered."""
+
+    def __init__(self, machine: StageMachine) -> None:
+        self.machine = machine
+        self.out: list[bytes] = []
+        self.messages: list[Frame] = []
+        self.bulks: list[Bulk] = []
+        self.untaken = 0
+        self.unsent = 0  # bytes of bulk messages
+        self.end: Disconnected | None = None
+
+    def did(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Transmit(data):
+                    self.out.append(data)
+                case Deliver(Bulk() as bulk):
+                    self.bulks.append(bulk)
+                    self.untaken += 1
+                case Deliver(Credit()):
+                    pass
+                case Deliver(message):
+                    assert isinstance(message, Frame)
+                    self.messages.append(message)
+                case Disconnected():
+                    self.end = effect
+
+    def hear(self, *frames: bytes) -> None:
+        for frame in frames:
+            self.did(self.machine.received(frame, 1.0))
+
+    def send(self, message: Frame) -> None:
+        self.out.append(encode(message))
+
+    def send_bulk(self, header: HiddenRows, payload: bytes) -> None:
+        self.machine.send_bulk(bulk_header(header, payload), payload)
+        self.unsent += len(payload)
+
+    def take(self) -> None:
+        self.untaken -= 1
+        self.did(self.machine.taken())
+
+    def flow(self) -> list[bytes]:
+        """Everything that may be written now: messages first."""
+        frames, self.out = self.out, []
+        while (found := self.machine.next_frame()) is not None:
+            frames.append(found[0])
+            self.unsent -= found[1]
+        return frames
+
+
+def linked() -> tuple[End, End]:
+    """Two ends with small windows, nothing on its way."""
+    a = StageMachine(dialling_handshake("rows", HEAD, b""), window=WINDOW)
+    b = StageMachine(stage_handshake("s", STAGE, b""), window=WINDOW)
+    b.connection_made(0.0)
+    a.received(frame_of(b.received(frame_of(a.connection_made(0.0)), 0.0)), 0.0)
+    b.received(frame_of(a.authenticated(STAGE.public_key, 0.0)), 0.0)
+    welcome = b.authenticated(HEAD.public_key, 0.0)[0]
+    assert isinstance(welcome, Transmit)
+    a.received(welcome.data, 0.0)
+    assert a.is_up and b.is_up
+    return End(a), End(b)
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+@given(st.lists(st.floats(width=32, allow_nan=False), max_size=40), st.sampled_from(ROW_FORMATS))
+def test_rows_come_back_rounded_to_their_format_and_then_unchanged(numbers: list[float], format: RowFormat) -> None:
+    rows = np.array(numbers, dtype=np.float32).reshape(len(numbers), 1)
+    once = unpack_rows(pack_rows(rows, format), format, len(numbers), 1)
+    assert np.array_equal(unpack_rows(pack_rows(once, format), format, len(numbers), 1), once)
+    if format == "float32":
+        assert np.array_equal(once, rows)
+    bits = {"float32": 0, "bfloat16": 2.0**-8, "float16": 2.0**-11}[format]
+    for before, after in zip(rows[:, 0], once[:, 0], strict=True):
+        inside = 2.0**-14 < abs(before) < 60_000 if format == "float16" else 1e-37 < abs(before) < 3e38
+        if inside:
+            assert math.isclose(before, after, rel_tol=bits)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_bfloat16_is_rounded_as_torch_rounds_it(bits: int) -> None:
+    import torch
+
+    number = np.array([[bits]], dtype=np.uint32).view(np.float32)
+    found = np.frombuffer(pack_rows(number, "bfloat16"), "<u2")[0]
+    expected = torch.from_numpy(number.copy()).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)[0, 0]
+    assert found == expected or np.isnan(number[0, 0])
+
+
+@given(st.binary(max_size=40), st.sampled_from(ROW_FORMATS), st.integers(0, 5), st.integers(0, 5))
+def test_bytes_of_another_size_are_refused(data: bytes, format: RowFormat, rows: int, width: int) -> None:
+    size = rows * width * {"float32": 4, "bfloat16": 2, "float16": 2}[format]
+    if len(data) == size:
+        assert unpack_rows(data, format, rows, width).shape == (rows, width)
+    else:
+        with pytest.raises(RemoteProtocolError):
+            unpack_rows(data, format, rows, width)
+
+
+# ---- batches --------------------------------------------------------------------------------------------------------
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    segments = []
+    for seq in range(draw(st.integers(0, 3))):
+        n = draw(st.integers(1, 6))
+        tokens = tuple(draw(st.lists(st.integers(0, 2**31 - 1), min_size=n, max_size=n)))
+        logits = draw(st.sampled_from(["all", "last", "none", 2]))
+        if draw(st.booleans()):
+            segments.append(Segment(SeqId(seq), draw(st.integers(0, 99)), tokens, None, logits))
+            continue
+        ids = tuple(sorted(draw(st.sets(st.integers(0, 50), min_size=n, max_size=n))))
+        parents = tuple(draw(st.sampled_from([-1, *ids[:row]])) for row in range(n))
+        segments.append(Segment(SeqId(seq), 3, tokens, parents, logits, draw(st.sampled_from([ids]))))
+    return Batch(tuple(segments))
+
+
+@given(batches(), st.data())
+def test_a_batch_and_what_is_left_of_it_come_back(batch: Batch, data: st.DataObject) -> None:
+    message = msgspec.msgpack.decode(encode(batch_to_wire(7, batch)), type=RunBatch)
+    assert isinstance(message, RunBatch) and message.ticket == 7
+    found = batch_from_wire(message)
+    assert [(s.seq, s.start, s.tokens, s.parents, s.ids) for s in found.segments] == [
+        (s.seq, s.start, s.tokens, s.parents, s.ids) for s in batch.segments
+    ]
+    assert [s.logits_rows() for s in found.segments] == [s.logits_rows() for s in batch.segments]
+    kept = [
+        None
+        if segment.parents is None or data.draw(st.booleans())
+        else sorted(data.draw(st.sets(st.sampled_from(range(len(segment.tokens))))))
+        for segment in batch.segments
+    ]
+    left = without_others(found, kept)
+    whole = [
+        None if rows is not None and len(rows) == len(segment.tokens) else rows
+        for rows, segment in zip(kept, batch.segments, strict=True)
+    ]
+    assert kept_of(found, left) == whole
+    for segment in left.segments:
+        asked = next(each for each in batch.segments if each.seq == segment.seq)
+        names = {asked.node_ids[row] for row in asked.logits_rows()} if asked.parents is not None else None
+        if names is not None:
+            wanted = [segment.node_ids[row] for row in segment.logits_rows()]
+            assert wanted == [name for name in segment.node_ids if name in names]
+
+
+@pytest.mark.parametrize("kept", [[], [[0, 0]], [[1, 0]], [[9]], [None, None]])
+def test_rows_that_a_batch_has_not_are_refused(kept: list[list[int] | None]) -> None:
+    batch = Batch((Segment(SeqId(1), 0, (1, 2), (-1, 0)),))
+    with pytest.raises(RemoteProtocolError):
+        without_others(batch, kept)
+
+
+def _bulk(size: int, payload: bytes = b"") -> bytes:
+    header = msgspec.msgpack.encode(["hidden", 1, 1, [], None, size])
+    return BULK_BEGINS + len(header).to_bytes(4, "big") + header + payload
+
+
+# ---- bulk messages --------------------------------------------------------------------------------------------------
+Sent = st.lists(st.one_of(st.integers(0, 30), st.binary(max_size=300)), max_size=12)
+
+
+@given(Sent)
+def test_everything_comes_in_order(sent: list[int | bytes]) -> None:
+    a, b = linked()
+    messages: list[Frame] = []
+    bulks: list[tuple[int, bytes]] = []
+    for number, each in enumerate(sent):
+        if isinstance(each, int):
+            messages.append(Forget([each]))
+            a.send(messages[-1])
+        else:
+            bulks.append((number, each))
+            a.send_bulk(HiddenRows(1, number, [], None), each)
+    while frames := a.flow():
+        b.hear(*frames)
+        while b.untaken:
+            b.take()
+        a.hear(*b.flow())
+    assert b.messages == messages
+    found = [(bulk.header, bytes(bulk.payload)) for bulk in b.bulks]
+    assert found == [(HiddenRows(1, number, [], None, num_bytes=len(each)), each) for number, each in bulks]
+    assert a.unsent == 0 and a.end is b.end is None
+
+
+def test_a_full_link_holds_rows_back_but_no_message() -> None:
+    a, b = linked()
+    for ticket in range(4):
+        a.send_bulk(HiddenRows(1, ticket, [], None), bytes(50))
+    b.hear(*a.flow())
+    assert len(b.bulks) == 1, "one message, and what of the next fits into a window"
+    a.hear(*b.flow())
+    b.hear(*a.flow())
+    assert not b.flow() or len(b.bulks) <= 2
+    held = a.unsent
+    assert held > 0
+    a.send(PruneRows(1, [0], [], 3))
+    b.hear(*a.flow())
+    assert [type(found) for found in b.messages] == [PruneRows], "it overtakes rows that have no credit"
+    assert a.unsent == held
+    for _ in range(20):
+        if b.untaken:
+            b.take()
+        a.hear(*b.flow())
+        b.hear(*a.flow())
+    assert a.unsent == 0 and len(b.bulks) == 4
+
+
+def test_a_message_larger_than_the_window_passes_while_it_is_waited_for() -> None:
+    a, b = linked()
+    a.send_bulk(HiddenRows(1, 1, [], None), bytes(range(250)) * 3)
+    while frames := a.flow():
+        b.hear(*frames)
+        a.hear(*b.flow())
+    assert [bytes(bulk.payload) for bulk in b.bulks] == [bytes(range(250)) * 3]
+
+
+def test_what_is_not_taken_is_bounded() -> None:
+    a, b = linked()
+    for ticket in range(50):
+        a.send_bulk(HiddenRows(1, ticket, [], None), bytes(100))
+    for _ in range(200):
+        b.hear(*a.flow())
+        a.hear(*b.flow())
+    assert 50 * 100 - a.unsent <= 100 + WINDOW
+
+
+@given(st.binary(max_size=400))
+def test_hostile_bytes_close_the_link_and_raise_nothing(data: bytes) -> None:
+    _, b = linked()
+    b.hear(data)
+    assert b.end is None or b.end.code in (CloseCode.BAD_FRAME, CloseCode.TOO_LARGE, CloseCode.UNEXPECTED_MESSAGE)
+
+
+@given(st.data())
+def test_changed_bytes_of_honest_frames_raise_the_protocol_error_only(data: st.DataObject) -> None:
+    a, b = linked()
+    a.send(batch_to_wire(1, Batch((Segment(SeqId(1), 0, (1, 2, 3), (-1, 0, 1)),))))
+    a.send_bulk(HiddenRows(1, 1, [[0, 2]], None), bytes(40))
+    a.send(PruneRows(1, [0, 1], [2], 5))
+    frames = [bytearray(frame) for frame in a.flow()]
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame = data.draw(st.sampled_from(frames))
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    b.hear(*map(bytes, frames))
+    for found in b.messages:
+        if isinstance(found, RunBatch):
+            with suppress(RemoteProtocolError):
+                batch_from_wire(found)
+
+
+@pytest.mark.parametrize(
+    ("what", "frames"),
+    [
+        ("a chunk beyond its credit", [_bulk(500), CHUNK + bytes(WINDOW + 1)]),
+        ("a chunk of nothing", [CHUNK + b"x"]),
+        ("a chunk beyond its message", [_bulk(3), CHUNK + b"1234"]),
+        ("a first chunk beyond its message", [_bulk(3, b"1234")]),
+        ("a header that is none", [BULK_BEGINS + (9).to_bytes(4, "big") + encode(Credit(1))]),
+        ("a header alone", [_bulk(3)[5:]]),
+        ("a message within a message", [_bulk(3), _bulk(3)]),
+        ("more than a bulk message may have", [_bulk(MAX_BULK_BYTES + 1)]),
+        ("credit that nobody needs", [encode(Credit(1))]),
+        ("a frame of no kind", [b"\x09"]),
+        ("an empty frame", [b""]),
+        ("a message of another link", [msgspec.msgpack.encode(["drain"])]),
+        ("a handshake once more", [msgspec.msgpack.encode(["hello", 1, "head", bytes(32)])]),
+    ],
+)
+def test_what_breaks_the_protocol_closes_the_link(what: str, frames: list[bytes]) -> None:
+    _, b = linked()
+    b.hear(*frames)
+    assert b.end is not None and b.end.code in (CloseCode.BAD_FRAME, CloseCode.UNEXPECTED_MESSAGE), what
+
+
+def test_what_the_other_end_would_refuse_is_not_sent() -> None:
+    with pytest.raises(LocalProtocolError):
+        encode(PruneRows(1, [2**52] * (MAX_ROWS * 16), [2**52] * (MAX_ROWS * 16), None))
+    with pytest.raises(LocalProtocolError):
+        bulk_header(HiddenRows(1, 1, [], None), memoryview(np.broadcast_to(np.uint8(0), MAX_BULK_BYTES + 1)))
