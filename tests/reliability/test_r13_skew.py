@@ -37,7 +37,7 @@ async def test_another_version_is_told_so(tmp_path: Path, version: int, figure: 
         with pytest.raises(ConnectionClosed):
             await connection.recv(decode=False)
         assert connection.close_code == CloseCode.VERSION_MISMATCH
-        assert f"device speaks {version}, cloud {VERSION}" in (connection.close_reason or "")
+        assert f"who dialled speaks {version}, who listens {VERSION}" in (connection.close_reason or "")
         assert here.peers.links.empty()
         figure(f"version {version - VERSION:+d}: frames before the close", 0, at_most=0)
 
