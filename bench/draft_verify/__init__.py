@@ -4,6 +4,8 @@ The bench's parts, each of which can be run alone with `python -m bench.draft_ve
 
 - `radio`: GELATO's figure 5 on a fading radio channel, against its baselines and drafting in the cloud; virtual time.
 - `grid`: round trips and speeds on a link without limit of rate; virtual time.
+- `parents`: the served machine against drafts of the device alone, and against the cloud's own look-up tables; virtual
+  time.
 - `capacity`: answers that a saturated cloud writes at an equal pace; virtual time.
 - `processes`: server and agent as processes over an emulated link.
 
@@ -19,12 +21,12 @@ from typing import Final
 from ..bootstrap import INSIDE
 from ..findings import Findings
 from ..report import Options, Report
-from . import capacity, grid, processes, radio
+from . import capacity, grid, parents, processes, radio
 from .answers import COMPUTE_W, DRAFT_S, RECEIVE_W, SEND_W
 
 NAME = "draft_verify"
 SUMMARY = "tokens/s and J a token of drafts verified in the cloud: radio channel, round trips, full cloud, processes"
-PARTS: Final = ("radio", "grid", "capacity", "processes")
+PARTS: Final = ("radio", "grid", "parents", "capacity", "processes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,14 @@ class Workload:
     parts: Sequence[str] = PARTS
     radio: radio.Load = field(default_factory=radio.Load)
     grid: grid.Load = field(default_factory=grid.Load)
+    parents: parents.Load = field(default_factory=parents.Load)
     capacity: capacity.Load = field(default_factory=capacity.Load)
     processes: processes.Load = field(default_factory=processes.Load)
 
 
-QUICK: Final = Workload(radio=radio.QUICK, grid=grid.QUICK, capacity=capacity.QUICK, processes=processes.QUICK)
+QUICK: Final = Workload(
+    radio=radio.QUICK, grid=grid.QUICK, parents=parents.QUICK, capacity=capacity.QUICK, processes=processes.QUICK
+)
 
 
 def run(options: Options, workload: Workload | None = None) -> Report:
@@ -66,6 +71,8 @@ def _part(part: str, load: Workload, options: Options) -> Findings:
             return radio.measure(load.radio)
         case "grid":
             return grid.measure(load.grid)
+        case "parents":
+            return parents.measure(load.parents)
         case "capacity":
             return capacity.measure(load.capacity)
         case _:

@@ -35,7 +35,9 @@ class FixedBudget(AdaptiveBudget):
     def choose(self, probs: Sequence[float]) -> int:
         return min(len(probs), self._rows)
 
-    def record(self, drafted: int, expected: float, accepted: int, step: StepSize, seconds: float) -> None:
+    def record(
+        self, drafted: int, expected: float, accepted: int, step: StepSize, seconds: float, *, others: int = 0
+    ) -> None:
         """No effect."""
 
     @property

@@ -329,7 +329,9 @@ class Preparation:
         """The machine of a stretch, see `_session`."""
         resources, request, name = self._resources, prepared.request, prepared.peer_name
         strategy = STRATEGIES[prepared.strategy]
-        table = resources.table(request.account.owner, _lifetime(request, prepared.prompts, strategy), removals)
+        table = resources.table(
+            request.account.owner, _lifetime(request, prepared.prompts, strategy, resources.side), removals
+        )
         top, drafts = request.output.top_logprobs, prepared.draft_claim is not None
         told = (
             resources.worker.told and strategy.name == PLAIN and top is not None
@@ -489,9 +491,15 @@ def _searched_once(request: GenerateRequest, options: Options) -> str:
     return f"documents are searched for once ({by})"
 
 
-def _lifetime(request: GenerateRequest, prompts: PromptSet, strategy: Strategy) -> Lifetime:
+def _lifetime(request: GenerateRequest, prompts: PromptSet, strategy: Strategy, side: Side) -> Lifetime:
     """What the rows that the answer teaches may outlive. A conversation with earlier answers may hold the text of
-    documents even where none is found."""
+    documents even where none is found.
+
+    A device keeps those of joint answers: its user has read them, and the next one shows the cloud none of its drafts
+    that the models would not have drafted by themselves. Not so in `draft_verify`, which sends what tables suggest.
+    """
+    if strategy.text_of == "both" and side == "device" and not request.account.guest_key:
+        return "documents"
     if strategy.needs_peer or prompts.peer_passages or request.account.guest_key:
         return "answer"
     is_first = all(message["role"] in _ASKING for message in request.prompt.messages)

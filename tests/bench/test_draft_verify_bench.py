@@ -8,7 +8,7 @@ import statistics
 import numpy as np
 import pytest
 
-from bench.draft_verify import capacity, grid, processes, radio
+from bench.draft_verify import capacity, grid, parents, processes, radio
 from bench.draft_verify.answers import COMPUTE_W, DRAFT_S, Setting, play, total
 from bench.draft_verify.paired_engines import ENTROPIES, PairedEngine, nats_of
 from bench.draft_verify.ways import CLOUD_DECODING, co_located, static
@@ -72,6 +72,11 @@ def test_every_way_of_the_grid_is_measured_and_ours_is_no_slower_than_the_cloud_
     assert {row["way"] for row in found.rows} == set(grid.WAYS)
     claims = {claim.name: claim.value for claim in found.claims}
     assert claims["draft_verify.virtual_vs_cloud_decoding"] >= 0.97
+
+
+def test_tables_beside_drafts_are_ahead_of_either_where_both_draft_and_never_behind() -> None:
+    claims = {claim.name: claim.value for claim in parents.measure(parents.QUICK).claims}
+    assert claims["draft_verify.where_both_draft"] >= 1.1 and claims["draft_verify.vs_better_parent"] >= 0.97
 
 
 def test_a_full_cloud_serves_more_answers_with_drafts_of_devices() -> None:

@@ -169,7 +169,7 @@ def teaching(monkeypatch: pytest.MonkeyPatch) -> None:
         ("answer-private", "device"),  # of a device's own clients alone
     ],
 )
-async def test_joint_answers_teach_no_table_that_outlives_them_on_either_side(
+async def test_joint_answers_teach_no_table_that_outlives_them_but_one_in_memory_at_the_asking_device(
     tmp_path: Path, front: Side, privacy: str, taught: Taught
 ) -> None:
     strategy = "lookup_tree" if privacy == "answer-private" else "aggregate"
@@ -178,7 +178,10 @@ async def test_joint_answers_teach_no_table_that_outlives_them_on_either_side(
         done = await result(linked.nodes[front], request)
         assert done.degraded is None and done.strategy == strategy and done.citations
         del done
-        while taught.rows:  # the other side's part ends after the answer
+        tables = [linked.nodes[side]._resources.table("ann", "documents", 0) for side in SIDES]
+        kept = [len(each) for table in tables for each in (table, table.bigrams) if each is not None]
+        assert any(kept[-2:]) == (front == "device" and strategy == "aggregate") and not any(kept[:2])
+        while taught.rows > sum(kept):  # the other side's part ends after the answer
             await asyncio.sleep(0)
     assert filed(tmp_path) == {}
 

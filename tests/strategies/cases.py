@@ -128,10 +128,12 @@ def manners(strategy: Strategy) -> dict[str, Manner]:
         paper = ("waits", True), ("overlap", False)
         return {
             "alone": Manner(),
-            "rescoring": Manner(rescoring=True),
+            "tables": Manner(tables=True),
+            "rescoring, tables": Manner(rescoring=True, tables=True),
             "distributions, rescoring": Manner(rescoring=True, needs_dists=True, options=(("needs_dists", True),)),
+            "distributions, tables": Manner(tables=True, needs_dists=True, options=(("needs_dists", True),)),
             "in steps": Manner(options=(*paper, ("least", 1))),
-            "in steps of none or more": Manner(options=paper),
+            "in steps of none or more, tables": Manner(tables=True, options=paper),
             "static": Manner(options=(*paper, ("most", 5), ("fixed", True))),
             "waits and overlaps": Manner(options=(("waits", True), ("gate", False))),
             "rejection": Manner(options=(("verifier", "rejection"),)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from paceline.core.batching.segment import UNKNOWN, StepSize
 from paceline.core.clock import AcceptanceByRank, MovingAverage, Ratio, StepClock, row_class
@@ -199,11 +199,22 @@ class BudgetStats:
         return self._times.setdefault(row_class(sequences), StepClock())
 
 
+class OtherDrafts(NamedTuple):
+    """What a request's step verifies in any case, beside the drafts of a budget: drafts of another source."""
+
+    rows: int = 0
+    tokens: float = 0.0  # accepted ones, as expected
+
+
 class AdaptiveBudget:
-    """The number of draft tokens per step of one request, from measured step times and acceptance."""
+    """The number of draft tokens per step of one request, from measured step times and acceptance.
+
+    `beside` is of the step that is being prepared, or under way: set before `max_draft_tokens`.
+    """
 
     def __init__(self, stats: BudgetStats, *, rows: int) -> None:
         """rows: most draft tokens in one step."""
+        self.beside = OtherDrafts()
         self._stats, self._rows = stats, rows
         self._calibration = calibration(stats.calibration.value)
         self._request_credit = TimeCredit(REQUEST_CREDIT)
@@ -253,6 +264,12 @@ class AdaptiveBudget:
         self._pause = min((1 << min(stats.idle, 8)) - 1, max_pause)
         return count
 
+    def worth(self, probs: Sequence[float]) -> int:
+        """The number of another source's drafts that pay, best first, if nothing else is drafted. probs: as of
+        `choose`."""
+        self.beside = OtherDrafts()
+        return self._break_even_size(probs, 1.0)
+
     @property
     def awake(self) -> bool:
         """False if the step that is being prepared is to be a plain one, without any work for drafts."""
@@ -268,15 +285,17 @@ class AdaptiveBudget:
         """True if drafts have not paid for a while, so that the drafter need not be updated at once."""
         return self._stats.idle > 2 or self._since_draft > RETRY_INTERVAL
 
-    def record(self, drafted: int, expected: float, accepted: int, step: StepSize, seconds: float) -> None:
+    def record(
+        self, drafted: int, expected: float, accepted: int, step: StepSize, seconds: float, *, others: int = 0
+    ) -> None:
         """Record a step with `drafted` draft tokens. step: of the engine, with the rows of all requests, which report
-        one shared object. seconds: since the previous result."""
+        one shared object. seconds: since the previous result. others: accepted ones of those beside."""
         rows, sequences = step
         if seconds <= 0.0:
             return
         stats = self._stats
         if self._awake:
-            self._accepted.add(float(accepted))
+            self._accepted.add(accepted / (1.0 + others))
         recent = self._accepted.value or 0.0
         stats.guard.report(step, seconds, drafted=drafted, accepted=recent, awake=self._awake)
         self._awake = stats.guard.awake
@@ -301,7 +320,7 @@ class AdaptiveBudget:
         extra = min(seconds, 1.5 * max(estimate, self._times.at(rows))) / self._cost(0) - 1.0
         # One request's drafts delay all others of the step: the loss of all requests by this request's drafts.
         shared = self._sequences * drafted / max(rows - self._sequences, drafted)
-        saved = accepted - shared * extra
+        saved = accepted / (1.0 + others) - shared * extra
         self._saved += saved
         self._request_credit.drafted(saved)
 
@@ -323,21 +342,22 @@ class AdaptiveBudget:
 
     def _cost(self, drafts: int) -> float:
         """Seconds of a step in which every request drafts this many tokens, as each of them might."""
-        return self._times.at(self._sequences * (1 + drafts))
+        return self._times.at(self._sequences * (1 + self.beside.rows + drafts))
 
     def _break_even_size(self, probs: Sequence[float], calibration: float) -> int:
         calibrated = [min(1.0, calibration * prob) for prob in probs]
-        count = best_budget(calibrated, lambda rows: self._cost(rows - 1))
+        tokens = 1.0 + self.beside.tokens
+        count = best_budget(calibrated, lambda rows: self._cost(rows - 1), tokens)
         if count == 0:
             return 0
-        speed_up = (1.0 + sum(calibrated[:count])) * self._cost(0) / self._cost(count)
+        speed_up = (1.0 + sum(calibrated[:count]) / tokens) * self._cost(0) / self._cost(count)
         return count if speed_up >= MIN_SPEED_UP else 0
 
     def _affordable(self) -> int:
         """Draft tokens that the credit covers even if none is accepted."""
         plain = self._cost(0)
         # The cost of a row is unknown before it is measured, and may change with their number: at most double them.
-        measured = self._times.most_rows // self._sequences - 1
+        measured = self._times.most_rows // self._sequences - 1 - self.beside.rows
         count = min(self._rows, 2 * max(0, measured) + 1)
         while count > 0 and self._cost(count) / plain - 1.0 > self._credit:
             count -= 1 + count // 8

@@ -93,12 +93,13 @@ def grow_tree(source: DraftSource[Context], root: Context, budget: int) -> Draft
 _Siblings = tuple[int, Context, list[tuple[float, int, int]]]
 
 
-def best_budget(probs: Sequence[float], seconds: Callable[[int], float]) -> int:
+def best_budget(probs: Sequence[float], seconds: Callable[[int], float], tokens: float = 1.0) -> int:
     """Number of a tree's first nodes that maximises output tokens per second, (1 + U(B)) / T_forward(B).
 
-    seconds(rows): time of a forward, which has a row more than the tree has nodes. 0: draft nothing.
+    seconds(rows): time of a forward, which has a row more than the tree has nodes. tokens: expected of a forward
+    without any. 0: draft nothing.
     """
-    best, best_rate, expected = 0, 1.0 / seconds(1), 1.0
+    best, best_rate, expected = 0, tokens / seconds(1), tokens
     for count, prob in enumerate(probs, start=1):
         expected += prob
         rate = expected / seconds(count + 1)

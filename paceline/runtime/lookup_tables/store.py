@@ -439,8 +439,9 @@ Lifetime = Literal["owner", "documents", "answer"]
 """What the rows of an answer are kept with.
 
 `owner`: written without any document, they may go to disk. `documents`: this side's documents took part, or may have
-written earlier turns of the conversation; the rows go as soon as one is removed here. `answer`: the other side takes
-part, and does not say when it removes a document; the rows end with the answer.
+written earlier turns of the conversation, or a device has written its user's answer with its cloud; the rows go as soon
+as one is removed here. `answer`: the other side takes part, and does not say when it removes a document; the rows end
+with the answer.
 """
 
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from itertools import accumulate
+from operator import mul
+from typing import Final, NamedTuple
 
 from paceline.core.batching.segment import StepSize
-from paceline.core.drafting.budget import AdaptiveBudget, OnlineStats
+from paceline.core.drafting.budget import AdaptiveBudget, OnlineStats, OtherDrafts
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
+from paceline.core.drafting.ngram_drafter import Context, NgramDrafter
+from paceline.core.drafting.tree_search import Candidates, DraftTree, grow_tree
 from paceline.strategies.base import Branch, Effect, MachineConfig, WakeAt
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import MAX_LEARNT_ROWS, DrafterFeed, PrefixNode, PrefixTree, TreeDrafter
@@ -27,6 +31,41 @@ def may_follow(config: MachineConfig, decoder: BranchDecoder, parent: PrefixNode
     """A draft may be verified: the answer goes on behind it, and its context holds it."""
     position, output = parent.position + 1, config.output
     return position < output.max_tokens and decoder.fits(position) and token not in output.eos_ids
+
+
+class Guess(NamedTuple):
+    """A draft of another source, and how likely the target is it, or its second guess."""
+
+    token: int
+    prob: float
+    second: int | None = None
+    second_prob: float = 0.0
+
+
+class BesideChain:
+    """Tables' drafts around a chain of another source's, as one `DraftSource`. A context is the tables', with the
+    number of guesses that lead to it; None beside the chain."""
+
+    def __init__(self, drafter: NgramDrafter, chain: Sequence[Guess]) -> None:
+        self._drafter, self._chain = drafter, chain
+
+    def children(self, context: tuple[Context, int | None]) -> Candidates:
+        at, place = context
+        tables = self._drafter.children(at)
+        if place is None or place >= len(self._chain):
+            return tables
+        guess, known = self._chain[place], dict(tables)
+        found = {guess.token: max(guess.prob, known.get(guess.token, 0.0))}
+        if guess.second is not None:
+            found[guess.second] = max(guess.second_prob, known.get(guess.second, 0.0))
+        left = max(0.0, 1.0 - sum(found.values())) / max(1e-6, 1.0 - sum(known.get(token, 0.0) for token in found))
+        others = [(token, prob * min(1.0, left)) for token, prob in tables if token not in found]
+        return [*found.items(), *others]
+
+    def child(self, context: tuple[Context, int | None], token: int) -> tuple[Context, int | None]:
+        at, place = context
+        follows = place is not None and place < len(self._chain) and self._chain[place].token == token
+        return self._drafter.child(at, token), place + 1 if place is not None and follows else None
 
 
 class TableDrafts:
@@ -49,7 +88,7 @@ class TableDrafts:
         self._admits = partial(may_follow, config, decoder)
         self._step_size = stats.guard.last_step
         self._woken = False  # since the forward under way was asked for
-        self._expected = 0.0  # accepted drafts of the forward under way, by the drafter's probabilities
+        self._sent, self._expected = 0, 0.0  # drafts of the forward under way; accepted ones by their probabilities
         self._num_drafted = self._num_accepted = 0
 
     def begin(self, branches: Sequence[Branch]) -> int:
@@ -65,44 +104,77 @@ class TableDrafts:
         return [] if self.budget.resting else [WakeAt(now + LEARN_DELAY_S)]
 
     # ---- a step -----------------------------------------------------------------------------------------------------
-    def walked(self, output: Sequence[int], accepted: int, step: StepSize, *, ends: bool) -> None:
+    def walked(self, output: Sequence[int], accepted: int, step: StepSize, *, ends: bool, others: int = 0) -> None:
         """These tokens are decided, of which so many were drafted, and the rows that decided them may be learnt from.
-        step: of the engine. ends: they are the answer's last."""
+        step: of the engine. ends: they are the answer's last. others: of them, that another source has drafted."""
         self._step_size = step
         if not self._woken and self.budget.awake:
             self.feed.slice(step.sequences)  # the forward was too short for it
         timed = self._decoder.timed
         if timed is not None:
-            self._record_step(accepted, *timed)
+            self._record_step(accepted, others, *timed)
         self.feed.append(output)
         self._take_lessons(self._tree.head, timed is None)
         if ends and self.feed.backlog <= MAX_LATE_TOKENS:
             self.feed.finish()  # a short answer has had no step to learn in
         self._woken = False
 
-    def draft(self) -> list[PrefixNode]:
-        """New nodes below the head, parents first, that may be worth a row. Call `sent` with those that get one."""
+    def worth(self, chain: Sequence[Guess], nodes: Sequence[PrefixNode]) -> list[PrefixNode]:
+        """Those of another source's nodes, the chain's and second guesses, that pay by themselves; parents first."""
+        head, above = self._tree.head, 1.0
+        probs: dict[PrefixNode, float] = {}
+        node = head
+        for guess in chain:
+            if guess.second in node.children:
+                probs[node.children[guess.second]] = above * guess.second_prob
+            above *= guess.prob
+            node = node.children[guess.token]
+            probs[node] = above
+        best = sorted((node for node in nodes if node in probs), key=lambda node: -probs[node])
+        return best[: self.budget.worth([probs[node] for node in best])]
+
+    def draft(self, chain: Sequence[Guess] = (), rows: int = 0) -> list[PrefixNode]:
+        """New nodes below the head, parents first, that may be worth a row. Call `sent` with those that get one.
+
+        chain: of another source, whose nodes are in the tree and get so many rows in any case.
+        """
         head = self._tree.head
+        self.budget.beside = OtherDrafts(rows, sum(accumulate((guess.prob for guess in chain), mul)))
         max_drafts = self.budget.max_draft_tokens() if self.budget.awake else 0
         if max_drafts == 0 or self.feed.backlog > MAX_LATE_TOKENS:
             return []
         self.feed.catch_up()
-        drafted = self.feed.drafter.draft(max_drafts, head.position)
-        return self._tree.merge(drafted.first(self.budget.choose(drafted.probs)), self._admits)
+        if not chain:
+            drafted = self.feed.drafter.draft(max_drafts, head.position)
+            return self._tree.merge(drafted.first(self.budget.choose(drafted.probs)), self._admits)
+        drafter = self.feed.drafter
+        assert isinstance(drafter, NgramDrafter), "no other one drafts beside a chain"
+        drafted = grow_tree(BesideChain(drafter, chain), (drafter.root(head.position), 0), max_drafts + rows)
+        own = [index for index, known in enumerate(self._are_there(drafted)) if not known][:max_drafts]
+        count = self.budget.choose([drafted.probs[index] for index in own])
+        return self._tree.merge(drafted.first(own[count - 1] + 1 if count else 0), self._admits)
+
+    def _are_there(self, drafted: DraftTree) -> list[bool]:
+        """Of each node of a tree below the head: it is in the tree already."""
+        place: dict[int, PrefixNode | None] = {-1: self._tree.head}
+        for index, (token, parent) in enumerate(zip(drafted.tokens, drafted.parents, strict=True)):
+            above = place[parent]
+            place[index] = None if above is None else above.children.get(token)
+        return [place[index] is not None for index in range(len(drafted))]
 
     def sent(self, drafts: Sequence[PrefixNode]) -> None:
         """The next forward has these drafts."""
-        self._expected = sum(node.score for node in drafts)
+        self._sent, self._expected = len(drafts), sum(node.score for node in drafts)
 
-    def _record_step(self, accepted: int, own_rows: int, seconds: float) -> None:
+    def _record_step(self, accepted: int, others: int, own_rows: int, seconds: float) -> None:
         """Record the forward that was answered, for the budget and the report."""
         step = self._step_size if self._step_size.rows else StepSize(own_rows, 1)
-        if own_rows == 1:
+        if not self._sent:
             self.budget.record(0, 0.0, 0, step, seconds)
             return
-        self._num_drafted += own_rows - 1
+        self._num_drafted += self._sent
         self._num_accepted += accepted
-        self.budget.record(own_rows - 1, self._expected, accepted, step, seconds)
+        self.budget.record(self._sent, self._expected, accepted, step, seconds, others=others)
 
     # ---- while a forward runs ---------------------------------------------------------------------------------------
     @property

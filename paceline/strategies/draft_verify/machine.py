@@ -1,8 +1,9 @@
 """`draft_verify` (GELATO): the device drafts, the cloud verifies, and the text is the cloud model's own.
 
 With the verifier *agreement* a target is a function of the seed and the prefix alone, sampled from the cloud's
-distribution: never of drafts, timing or message order. With the others it is drawn from that distribution, and depends
-on the drafts. What the device drafts from, its own model over messages that the cloud knows, holds nothing private.
+distribution: never of drafts, timing or message order. So the cloud verifies drafts from look-up tables of its own
+beside the device's. With the others it is drawn from that distribution, and depends on the drafts. What the device
+drafts from, its own model over messages that the cloud knows, holds nothing private.
 """
 
 from __future__ import annotations

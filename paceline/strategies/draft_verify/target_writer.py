@@ -1,4 +1,5 @@
-"""The cloud's machine: verifies the device's chain in one forward a step, and writes the text.
+"""The cloud's machine: verifies the device's chain and drafts from its own tables in one forward a step, and writes the
+text.
 
 At each row the verifier decides the next target, and the machine goes on as long as the chain holds it. With
 *agreement* it never waits by default: without drafts it decodes, and a draft that comes late is of use where it
@@ -9,14 +10,18 @@ device draws in place of rejected ones; none waits for a device that has said th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from paceline.core.batching.segment import StepSize
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.sampler import head as head_of
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.base import (
+    Branch,
     Cancelled,
     DraftModelLost,
     Effect,
@@ -41,6 +46,7 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
+from paceline.strategies.decoding.table_drafts import LEARN_DELAY_S, Guess, TableDrafts
 from paceline.strategies.draft_verify.options import options_of
 from paceline.strategies.draft_verify.verifiers import Draft, LeftToDrafter, Outcome, Row, verifier_of
 from paceline.wire.dist_codec import encode_head
@@ -122,6 +128,19 @@ class TargetWriter:
         self._progressed = False  # since the last wake-up
         self._resent = False  # verdicts, since then: a few bytes that ask for all of them are answered once
         self._verified = self._accepted = 0
+        self._tables = self._table_drafts()
+        self._looked_up: set[PrefixNode] = set()  # drafts from tables in the forward under way
+        self._rates = (config.means.stats or OnlineStats()).peer_ranks  # of the device's drafts, by `_rate_class`
+        self._next_look = 0.0  # when to see to the device next
+
+    def _table_drafts(self) -> TableDrafts | None:
+        """Drafts from this side's own tables. The other verifiers judge drafts by what they were drawn from."""
+        config = self._config
+        if config.means.table is None or self._options.drafting.ahead == 0 or self._verifier.needs_drafts:
+            return None
+        if self._options.needs_dists:
+            config = replace(config, output=replace(config.output, needs_dists=True))
+        return TableDrafts(config, self._tree, self._decoder)
 
     def on(self, event: Event) -> Sequence[Effect]:
         if self._finished:
@@ -131,19 +150,18 @@ class TargetWriter:
                 self._started, self._now = True, now
                 opens = self._config.seat.faces_client and self._linked
                 opening = [OpenPeer(tuple(self._targets), self._epoch)] if opens else []
-                return [Retrieve(), *opening, WakeAt(now + WAKE_INTERVAL_S)]
+                return [Retrieve(), *opening, self._look_later()]
             case Retrieved(branches, max_new_tokens):
-                return self._decoder.start(branches, self._targets, self._tree.head, max_new_tokens)
-            case Scored(now=now) | Sampled(now=now):
+                return self._begin(branches, max_new_tokens)
+            case Scored(now=now, step=step) | Sampled(now=now, step=step):
                 self._now = now
-                return self._verify() if self._decoder.take(event) else []
+                return self._verify(step) if self._decoder.take(event) else []
             case Received(message, now):
                 self._now = max(self._now, now)
                 return self._received(message) if self._linked and message.epoch == self._epoch else []
             case TimerFired(now):
                 self._now = max(self._now, now)
-                effects = self._wake()
-                return effects if self._finished else [*effects, WakeAt(now + WAKE_INTERVAL_S)]
+                return self._woken()
             case LinkLost():
                 return self._lost()
             case LinkBack():
@@ -180,6 +198,29 @@ class TargetWriter:
         self._ended = recovered in self._config.output.eos_ids
         return self._compute()
 
+    def _begin(self, branches: Sequence[Branch], max_new_tokens: int | None) -> list[Effect]:
+        tables, head = self._tables, self._tree.head
+        if tables is None:
+            return self._decoder.start(branches, self._targets, head, max_new_tokens)
+        rows = tables.begin(branches)
+        effects = self._decoder.start(branches, self._targets, head, max_new_tokens, num_prompt_dists=rows)
+        return [*effects, *tables.first_wake(self._now)]
+
+    def _look_later(self) -> WakeAt:
+        self._next_look = self._now + WAKE_INTERVAL_S
+        return WakeAt(self._next_look)
+
+    def _woken(self) -> list[Effect]:
+        """Time to learn, to see to the device, or both."""
+        more = self._tables is not None and self._tables.learn()
+        effects: list[Effect] = []
+        if self._now >= self._next_look:
+            effects = self._wake()
+            if self._finished:
+                return effects
+            self._next_look = self._now + WAKE_INTERVAL_S
+        return [*effects, WakeAt(self._now if more else self._next_look)]
+
     def _wake(self) -> list[Effect]:
         """Go on without drafts that were waited for. A sign of life for a device that has seen no target since the last
         wake-up; it closes the session if it has finished, and its word of that was lost."""
@@ -208,14 +249,17 @@ class TargetWriter:
         return [OpenPeer(tuple(self._targets), self._epoch)]
 
     # ---- a step -----------------------------------------------------------------------------------------------------
-    def _verify(self) -> list[Effect]:
-        """Take the accepted drafts and one token more, tell the device, and ask for the next forward."""
+    def _verify(self, step: StepSize | None = None) -> list[Effect]:
+        """Take the accepted drafts and one token more, tell the device, and ask for the next forward. step: of the
+        engine, where a forward was answered."""
         self._waiting = False
+        accepted = self._accepted
         config, head = self._config, self._tree.head
         first = len(self._targets)
         lane = None if self._decoder.log_evidence is None else config.seat.side
         effects: list[Effect] = []
         end: Emit | None = None
+        looked_up = 0
         while not self._is_over(head) and (outcome := self._decide(head)) is not None:
             if isinstance(outcome, LeftToDrafter):
                 self._left = outcome.head
@@ -229,16 +273,31 @@ class TargetWriter:
                 break
             if config.seat.faces_client:
                 effects.append(emit)
+            self._rate(outcome)
             head = self._append(outcome, payload)  # a draft is accepted here: its row is cached
-            self._accepted += head.cached
-        if not any(child.cached for child in head.children.values()):  # else rows that drafts to come may lead to
+            self._accepted += head.cached and head not in self._looked_up
+            looked_up += head in self._looked_up
+        if self._tables is not None and step is not None:
+            fresh, over = self._targets[first : len(self._targets) - self._ended], self._is_over(head)
+            self._tables.walked(fresh, looked_up, step, ends=over, others=self._accepted - accepted)
+            self._looked_up.clear()
+        elif not any(child.cached for child in head.children.values()):  # else rows that drafts to come may lead to
             self._decoder.pop_branch_dists()
         self._progressed = self._progressed or len(self._targets) > first
         if self._linked and (len(self._targets) > first or self._left is not None):
             effects.append(self._verdict(first))
         if self._is_over(head):
             return [*effects, *self._end(end)]
-        return [*effects, *self._compute()]
+        effects += self._compute()
+        due = step is not None and self._tables is not None and self._tables.is_due
+        return [*effects, WakeAt(self._now + LEARN_DELAY_S)] if due else effects
+
+    def _rate(self, target: int) -> None:
+        """Count what the device's draft in the place of the next target was worth."""
+        drafts = self._chain.below(self._targets) if self._linked and self._tables is not None else None
+        if drafts:
+            rank = 0 if drafts[0].token == target else 1 if drafts[0].second == target else None
+            self._rates.add(_rate_class(drafts[0]), rank)
 
     def _decide(self, head: PrefixNode) -> Outcome | None:
         """The next target, once its row is known, and where the verifier needs one a draft."""
@@ -309,11 +368,12 @@ class TargetWriter:
         self._waiting = False
         effects = decoder.commit_to(head)
         nodes = self._nodes(head, drafts or [])
-        self._verified += len(nodes)
+        self._verified += len(nodes) - len(self._looked_up)
         return [*effects, *decoder.append_rows([*decoder.missing_rows(head), *nodes], head, self._now)]
 
     def _nodes(self, head: PrefixNode, drafts: Sequence[Draft]) -> list[PrefixNode]:
-        """The drafts as nodes below the head, up to one that cannot be a row, and their second guesses beside them."""
+        """The drafts as nodes below the head, up to one that cannot be a row, their second guesses beside them, and as
+        many more of this side's tables as pay."""
         last = self._config.output.max_tokens - 1  # a longer prefix has no next token
         most = min(MAX_ROWS if self._options.most else 0, self._decoder.spare_rows(self._decoder.missing_rows(head)))
         chain: list[PrefixNode] = []
@@ -328,7 +388,30 @@ class TargetWriter:
                 break
             node = node.child(draft.token)
             chain.append(node)
-        return self._decoder.admitted(head, [*chain, *seconds[: most - len(chain)]])
+        tables = self._tables
+        if tables is None:
+            return self._decoder.admitted(head, [*chain, *seconds[: most - len(chain)]])
+        guesses = [self._guess(draft) for draft in drafts[: len(chain)]]
+        nodes = tables.worth(guesses, [*chain, *seconds])[:most]
+        given = set(nodes)
+        for node in (*chain, *seconds):
+            if node.alive and node not in given:
+                self._tree.drop(node)
+        guesses = guesses[: sum(node in given for node in chain)]
+        room = self._decoder.spare_rows([*self._decoder.missing_rows(head), *nodes])
+        nodes += [node for node in tables.draft(guesses, len(nodes)) if not node.cached]
+        admitted = self._decoder.admitted(head, nodes)
+        looked_up = [node for node in admitted if node not in given][:room]
+        self._looked_up = set(looked_up)
+        for node in nodes:
+            if node.alive and not (node in self._looked_up or (node in given and node in admitted)):
+                self._tree.drop(node)
+        tables.sent(looked_up)
+        return [node for node in admitted if node in given or node in self._looked_up]
+
+    def _guess(self, draft: Draft) -> Guess:
+        first, second = self._rates.probs(_rate_class(draft))[:2]
+        return Guess(draft.token, first, draft.second, second)
 
     def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
         self._finished = True
@@ -338,4 +421,11 @@ class TargetWriter:
             "drafted": float(self._verified),
             "accepted": float(self._accepted),
         }
+        if self._tables is not None:
+            stats |= {f"tables_{name}": value for name, value in self._tables.stats().items()}
         return Finish(reason, stats, end)
+
+
+def _rate_class(draft: Draft) -> int:
+    """Class of a device's draft in `OnlineStats.peer_ranks`: without, and with a second guess."""
+    return 0 if draft.second is None else 1
