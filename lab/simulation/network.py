@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from lab.simulation.channel import Channel
 from lab.simulation.clock import VirtualClock
-from paceline.core.clock import Bandwidth
+from paceline.core.clock import LinkClock
 from paceline.wire.link import HEARTBEAT_S, PROBED_BYTES
 
 
@@ -38,16 +38,16 @@ class _Estimate:
     """What a sender knows of the bandwidth of its direction."""
 
     def __init__(self) -> None:
-        self.bandwidth = Bandwidth()
+        self.link = LinkClock()
         self.unprobed = 0.0  # bytes on the link since the last ping
         self.next_ping = 0.0  # s
 
     def count(self, num_bytes: int, airbytes: float, now: float) -> None:
-        self.bandwidth.sent(num_bytes, now)
+        self.link.sent(num_bytes, now)
         self.unprobed += airbytes
 
     def pinged(self, now: float) -> None:
-        self.bandwidth.pinged(now)
+        self.link.pinged(now)
         self.unprobed, self.next_ping = 0.0, now + HEARTBEAT_S
 
 
@@ -71,7 +71,7 @@ class SimulatedLink:
         """Bytes a second that a sender knows of: the true one where it is constant; of a channel what the program's
         estimator makes of acknowledged bytes."""
         estimate = self._estimates.get(sender)
-        return self.network.bandwidth if estimate is None else estimate.bandwidth.rate
+        return self.network.bandwidth if estimate is None else estimate.link.rate
 
     def cut(self) -> None:
         self.up = False
@@ -136,7 +136,7 @@ class SimulatedLink:
         estimate.pinged(sent_at)
         self._carry(sender, 0, lambda: None)
         back = self._chance.uniform(*self.network.delay)
-        self._clock.at(self._arrived[sender] + back, lambda: estimate.bandwidth.answered(sent_at, self._clock.now))
+        self._clock.at(self._arrived[sender] + back, lambda: estimate.link.answered(sent_at, self._clock.now))
 
     def _carry(self, sender: str, num_bytes: float, deliver: Callable[[], None]) -> None:
         network, connection = self.network, self._connection

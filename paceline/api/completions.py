@@ -514,7 +514,8 @@ async def _echoes(service: Service, call: CompletionCall, prompts: Sequence[Toke
     scored: dict[Tokens, tuple[Logprobs, ...] | None] = {}
     for prompt in prompts:
         if call.asked.logprobs is not None and prompt not in scored:
-            scored[prompt] = tuple(await service.score(prompt, call.asked.logprobs, call.model.name))
+            owner = call.request.account.owner
+            scored[prompt] = tuple(await service.score(prompt, call.asked.logprobs, call.model.name, owner))
     return tuple(
         [
             EchoedPrompt.of(

@@ -52,8 +52,8 @@ class RecentMedian:
         return median(self._values) if self._values else None
 
 
-# Bandwidth of a link, estimated by the sender from acknowledged bytes as in TCP congestion control (BBR: Cardwell et
-# al. 2016).
+# A link, as its sender knows it: the round trip, and the bandwidth from acknowledged bytes as in TCP congestion
+# control (BBR: Cardwell et al. 2016).
 #
 # A link keeps order, so what was sent before a ping has arrived when its answer comes. The rate of acknowledged bytes
 # is the bandwidth only while the link is full, that is, while round trips take longer than the least one. There is no
@@ -63,12 +63,14 @@ class RecentMedian:
 QUEUED = 1.5  # a round trip above this multiple of the least one,
 QUEUED_S = 0.02  # and longer by this many seconds, has waited in a queue
 MAX_PINGS = 64  # unanswered pings kept
+RTT_WEIGHT = 1 / 8  # weight of a new sample, as in RFC 6298
 
 
-class Bandwidth:
+class LinkClock:
     """One direction of one link."""
 
     def __init__(self) -> None:
+        self.rtt: float | None = None  # s, smoothed
         self._sent = 0  # bytes in total
         self._pings: dict[float, int] = {}  # time sent → bytes sent before
         self._acknowledged: tuple[float, int] | None = None  # time of the last answer, and the bytes it acknowledged
@@ -93,11 +95,13 @@ class Bandwidth:
             self._pings[now] = self._sent
 
     def answered(self, sent_at: float, now: float, held: float = 0.0) -> None:
-        """Record the answer to the ping of `sent_at`, which the peer held back for `held` seconds."""
+        """Record the answer to the ping of `sent_at`, which the peer held back for `held` seconds. What answers no ping
+        tells nothing."""
         acknowledged = self._pings.pop(sent_at, None)
         if acknowledged is None:
             return
-        trip = max(now - sent_at - held, 0.0)
+        trip = max(now - sent_at - max(held, 0.0), 0.0)
+        self.rtt = trip if self.rtt is None else self.rtt + RTT_WEIGHT * (trip - self.rtt)
         before, self._acknowledged = self._acknowledged, (now, acknowledged)
         was_idle = before is not None and acknowledged == before[1]
         if self._min_trip is None or was_idle or trip < self._min_trip:

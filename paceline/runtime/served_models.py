@@ -389,9 +389,9 @@ class ServedModels:
         async with self._node(request.model) as node:
             await node.check(request, room=room)
 
-    async def score(self, prompt: Sequence[int], top: int, model: str) -> Sequence[Logprobs]:
+    async def score(self, prompt: Sequence[int], top: int, model: str, owner: str = "") -> Sequence[Logprobs]:
         async with self._node(model) as node:
-            return await node.score(prompt, top)
+            return await node.score(prompt, top, owner=owner)
 
     async def prepare(self, request: GenerateRequest) -> Generation:
         slot = self._slots.get(request.model)

@@ -297,7 +297,7 @@ class Service(Protocol):
         """Raises RequestError for a raw-token request that `prepare` would refuse, or whose prompt is empty, has
         unknown ids or leaves fewer than `room` positions of the context. Starts nothing."""
 
-    async def score(self, prompt: Sequence[int], top: int, model: str) -> Sequence[Logprobs]:
+    async def score(self, prompt: Sequence[int], top: int, model: str, owner: str) -> Sequence[Logprobs]:
         """Logprobs of every token of a raw prompt but the first, given its prefix, with the `top` most probable tokens.
 
         The prompt must have been checked. Cancellation releases its KV rows. Raises PacelineError.

@@ -124,8 +124,14 @@ class NodeTexts:
     async def token_bytes(self, tokens: Sequence[int], model: str = "") -> tuple[bytes, ...]:  # noqa: ARG002
         return await asyncio.to_thread(token_strings, self._tokenizer, tokens)
 
-    async def score(self, prompt: Sequence[int], top: int, model: str = "") -> Sequence[Logprobs]:  # noqa: ARG002
-        return await self._scorer.score(prompt, top)
+    async def score(
+        self,
+        prompt: Sequence[int],
+        top: int,
+        model: str = "",  # noqa: ARG002
+        owner: str = "",
+    ) -> Sequence[Logprobs]:
+        return await self._scorer.score(prompt, top, owner)
 
     def embedders(self) -> Sequence[EmbedderInfo]:
         return self._info

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from enum import Enum
 
-from paceline.core.clock import Bandwidth
+from paceline.core.clock import LinkClock
 from paceline.errors import LinkClosed, LinkError, LocalProtocolError, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode, sentence
 from paceline.wire.codec import decode, encode, peek_version
@@ -225,7 +225,6 @@ HEARTBEAT_S = 3.0
 MAX_MISSED = 2  # heartbeats without any frame: a dead peer is noticed within 6 to 9 s
 LISTEN_S = 0.2  # least time between two signs of life that are asked for
 MAX_LISTEN_S = 1.0  # a longer one, and nobody has listened, or this side was suspended: silence counts from now on
-RTT_WEIGHT = 1 / 8  # weight of a new sample, as in RFC 6298
 PROBED_BYTES = 16_384  # sent since the last ping: send another, to measure the bandwidth
 
 
@@ -243,11 +242,9 @@ class PeerMachine:
         self.state = LinkState.OPENING
         self.handshake = handshake
         self.peer: Introduction | None = None
-        self.rtt: float | None = None  # s, smoothed
-        self.bandwidth = Bandwidth()  # towards the peer
+        self.clock = LinkClock()  # towards the peer
         self.heard_at = -math.inf  # the last frame
         self._deadline = 0.0
-        self._unanswered: set[float] = set()  # sent_at of pings
         self._missed = 0
         self._received_any = True  # since the last ping
 
@@ -340,7 +337,7 @@ class PeerMachine:
             case Ping(sent_at=sent_at):
                 return [Transmit(encode(Pong(sent_at=sent_at, held_s=0.0)))]  # answered within the same input
             case Pong():
-                self._on_pong(message, now)
+                self.clock.answered(message.sent_at, now, message.held_s)
                 return []
             case _:
                 return self._heard(message, now)
@@ -386,19 +383,8 @@ class PeerMachine:
         return [self._probe(now), TickAt(self._deadline)]
 
     def _probe(self, now: float) -> Transmit:
-        oldest = now - self.heartbeat_s * (self.max_missed + 1)
-        self._unanswered = {sent for sent in self._unanswered if sent > oldest} | {now}
-        self.bandwidth.pinged(now)
+        self.clock.pinged(now)
         return Transmit(encode(Ping(sent_at=now)))
-
-    def _on_pong(self, pong: Pong, now: float) -> None:
-        if pong.sent_at not in self._unanswered:
-            return  # no ping of this side: nothing to measure
-        self._unanswered.remove(pong.sent_at)
-        self.bandwidth.answered(pong.sent_at, now, max(pong.held_s, 0.0))
-        elapsed = now - pong.sent_at
-        sample = elapsed - min(max(pong.held_s, 0.0), elapsed)
-        self.rtt = sample if self.rtt is None else self.rtt + RTT_WEIGHT * (sample - self.rtt)
 
     def _disconnect(self, code: int, detail: str, *, by_peer: bool) -> list[Effect]:
         if self.state is LinkState.CLOSED:
@@ -502,7 +488,7 @@ class LinkMachine(PeerMachine):
         return super()._probe(now)
 
     def _count(self, data: bytes, now: float | None) -> list[Effect]:
-        self.bandwidth.sent(len(data), now)
+        self.clock.sent(len(data), now)
         self._unprobed += len(data)
         return [self._probe(now)] if now is not None and self._unprobed >= PROBED_BYTES else []
 

@@ -303,12 +303,12 @@ class Link(PeerLink):
     @property
     def rtt(self) -> float | None:
         """s, smoothed; None before the first reply to a heartbeat."""
-        return self._machine.rtt
+        return self._machine.clock.rtt
 
     @property
     def bandwidth(self) -> float | None:
         """Bytes a second towards the peer; None until measured as a limit."""
-        return self._machine.bandwidth.rate
+        return self._machine.clock.rate
 
     @property
     def accepting(self) -> bool:

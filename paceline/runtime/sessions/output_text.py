@@ -17,6 +17,7 @@ from paceline.engine.thinking import Piece, ThinkingText
 from paceline.runtime.engine_loop.requests import SequenceOp
 from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.service import Logprobs, TokenLogprob
+from paceline.runtime.turnstile import Turnstile
 
 # Incremental detokenization, and stop strings across token boundaries.
 #
@@ -220,8 +221,8 @@ def logprobs_of(
 # Prompt log-probabilities: score each prompt token given its prefix.
 #
 # Scored a few rows at a time, because a row's distribution is as wide as the vocabulary; only the requested logprobs
-# are kept. Other sequences run between two parts, and one prompt is scored at a time, so that memory does not grow
-# with the number of requests.
+# are kept. Other sequences run between two parts, and one prompt is scored at a time, of owners in turn, so that
+# memory does not grow with the number of requests.
 
 
 PART_BYTES = 1 << 26  # of float64 distributions at once: 55 rows of a vocabulary of 152k
@@ -237,13 +238,13 @@ class PromptScorer:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._rows = max(1, min(MAX_ROWS, PART_BYTES // (8 * vocab_size)))
-        self._turn = asyncio.Lock()
+        self._turns = Turnstile(1)
 
-    async def score(self, prompt: Sequence[int], top: int) -> tuple[Logprobs, ...]:
+    async def score(self, prompt: Sequence[int], top: int, owner: str = "") -> tuple[Logprobs, ...]:
         """Logprobs of all tokens but the first. Cancellation releases the KV rows. Raises EngineError."""
-        async with self._turn:
+        async with self._turns.turn(owner):
             seq = self._worker.allocate()
-            group = self._worker.group(len(prompt) + self._worker.block_size)  # grows part by part
+            group = self._worker.group(len(prompt) + self._worker.block_size, owner=owner)  # grows part by part
             items: list[Logprobs] = []
             try:
                 for start in range(0, len(prompt) - 1, self._rows):

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.clock import QUEUED_S, Bandwidth
+from paceline.core.clock import QUEUED_S, LinkClock
 
 
-def simulated(rate: float, offered: float, delay: float, messages: int, size: int = 2000) -> Bandwidth:
+def simulated(rate: float, offered: float, delay: float, messages: int, size: int = 2000) -> LinkClock:
     """Send `messages` of `size` bytes at `offered` bytes per second, with a ping after every fourth."""
-    link = Bandwidth()
+    link = LinkClock()
     free_at, answers = 0.0, []
     link.pinged(0.0)
     answers.append((0.0, delay))
@@ -55,7 +55,7 @@ def test_the_estimate_ends_with_the_queue() -> None:
 
 
 def test_answers_without_a_ping_are_ignored_and_unanswered_pings_are_bounded() -> None:
-    link = Bandwidth()
+    link = LinkClock()
     link.answered(3.0, 4.0)
     for ping in range(10_000):
         link.pinged(float(ping))
@@ -64,7 +64,7 @@ def test_answers_without_a_ping_are_ignored_and_unanswered_pings_are_bounded() -
 
 @given(st.floats(1e4, 1e6), st.floats(0.001, 0.1), st.floats(0.1, 5.0))
 def test_pauses_of_the_sender_are_not_taken_for_slowness_of_the_link(rate: float, delay: float, pause: float) -> None:
-    link, now, size = Bandwidth(), 0.0, round(rate * 0.3)
+    link, now, size = LinkClock(), 0.0, round(rate * 0.3)
     link.pinged(now)
     link.answered(now, now + delay)
     for _ in range(20):
@@ -74,3 +74,16 @@ def test_pauses_of_the_sender_are_not_taken_for_slowness_of_the_link(rate: float
         link.answered(now, now + size / rate + delay)
         now += size / rate
     assert link.rate == pytest.approx(rate, rel=0.02)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 10.0), st.floats(-1.0, 20.0)), max_size=30), st.floats(0.0, 1.0))
+def test_a_round_trip_is_never_negative_and_reaches_a_constant_truth(
+    trips: list[tuple[float, float]], truth: float
+) -> None:
+    link, now = LinkClock(), 0.0
+    for trip, held in [*trips, *[(truth + 0.5, 0.5)] * 200]:
+        link.pinged(now)
+        link.answered(now, now + trip, held)
+        now += trip + 1.0
+        assert link.rtt is not None and link.rtt >= 0.0
+    assert link.rtt == pytest.approx(truth, abs=1e-6)
