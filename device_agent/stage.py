@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import typer
 
 from paceline.errors import ConfigError
@@ -52,7 +53,6 @@ async def _run(settings: StageSettings) -> None:
     from paceline.runtime.stages.links import split_address
     from paceline.runtime.stages.local import READY
     from paceline.runtime.stages.stage_server import StageServer, resident_bytes
-    from paceline.runtime.stages.stage_worker import StageWorker
 
     options = EngineOptions(
         "paged", settings.dtype, settings.engine_device, settings.tuning.threads, kv_rows=None, kv_mib=settings.kv_mib
@@ -66,7 +66,7 @@ async def _run(settings: StageSettings) -> None:
         torch.set_num_threads(settings.tuning.threads)
     load = partial(load_stage, directory, options=options)
     stage_server = StageServer(
-        lambda outlet: StageWorker(load, outlet),
+        load,
         key=known.key,
         name=known.name,
         head_key=known.head_key,
@@ -107,8 +107,8 @@ async def _credential(settings: StageSettings) -> StageCredential:
 
     if settings.credential == STDIN:
         try:
-            return StageCredential.from_line(sys.stdin.readline())
-        except ValueError as error:
+            return msgspec.json.decode(sys.stdin.readline(), type=StageCredential)
+        except msgspec.DecodeError as error:
             raise ConfigError(f"--credential cannot be used: {error}.") from None
     if settings.server is None:
         raise ConfigError("A stage belongs to a server: give --server URL, and --code - the first time.")
@@ -123,7 +123,7 @@ async def _credential(settings: StageSettings) -> StageCredential:
             f"This stage is not enrolled at {settings.server}. Run `paceline devices add NAME --role stage` at the "
             "server and start the stage once with `--code -`."
         )
-    return StageCredential(found.device, found.keys[0], found.server_key)
+    return StageCredential(found.device, found.keys[0].seed, found.server_key)
 
 
 async def _until_input_ends(failed: asyncio.Future[None]) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, cast
 
+import msgspec
 import torch
 
 from paceline.core.batching.segment import Batch
@@ -27,7 +28,6 @@ from paceline.engine.stage import Stage, StageOutput, load_stage, num_layers
 from paceline.runtime.stages.links import StageLink
 from paceline.runtime.stages.local import READY, StageCredential
 from paceline.runtime.stages.stage_server import StageServer
-from paceline.runtime.stages.stage_worker import StageWorker
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import HiddenArray, HiddenRows
@@ -95,7 +95,7 @@ class DistantStageServer(StageServer):
 
 
 async def serve(given: argparse.Namespace) -> None:
-    known = StageCredential.from_line(sys.stdin.readline())
+    known = msgspec.json.decode(sys.stdin.readline(), type=StageCredential)
     torch.set_num_threads(1)
     options = EngineOptions("paged", kv_mib=64)
 
@@ -104,7 +104,7 @@ async def serve(given: argparse.Namespace) -> None:
         return cast(Stage, PacedStage(inner, given.forward_s, given.row_s))
 
     server = DistantStageServer(
-        lambda outlet: StageWorker(load, outlet),
+        load,
         key=known.key,
         name=known.name,
         head_key=known.head_key,

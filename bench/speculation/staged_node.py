@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import psutil
 
 from paceline.core.sampling.sampler import SamplingParams
@@ -166,7 +167,8 @@ def _processes(
             )
             processes.append(process)
             assert process.stdin is not None
-            process.stdin.write(f"{StageCredential(f'stage {number}', key, head_key).to_line()}\n")
+            credential = StageCredential(f"stage {number}", key.seed, head_key)
+            process.stdin.write(f"{msgspec.json.encode(credential).decode()}\n")
             process.stdin.flush()
         yield processes, [_address(each) for each in processes]
     finally:

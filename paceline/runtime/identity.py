@@ -48,15 +48,8 @@ def device_handshake(
     introduction: Introduction, *, device: str, keys: Sequence[Signer], server_key: bytes
 ) -> DiallerHandshake:
     """A device's handshake, for one connection."""
-    return DiallerHandshake(
-        introduction,
-        device=device,
-        keys=keys,
-        pinned=server_key,
-        binding=server_key,
-        nonce=_nonce(),
-        verify=verify,
-    )
+    known = {"pinned": server_key, "binding": server_key}
+    return DiallerHandshake(introduction, device=device, keys=keys, **known, nonce=_nonce(), verify=verify)
 
 
 def cloud_handshake(introduction: Introduction, key: Signer) -> ListenerHandshake:

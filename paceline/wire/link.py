@@ -72,44 +72,30 @@ class Trigger(Enum):
     CLOSE = "refused, lost or closed"
 
 
+# Of both roles: once the handshake is done, and the end at any time.
+_BOTH: dict[tuple[LinkState, Trigger], LinkState] = {
+    (state, trigger): state
+    for state in (LinkState.READY, LinkState.DRAINING)
+    for trigger in (Trigger.TRAFFIC, Trigger.HEARTBEAT, Trigger.RENEWAL)
+} | {
+    (LinkState.READY, Trigger.DRAIN): LinkState.DRAINING,
+    (LinkState.DRAINING, Trigger.DRAIN): LinkState.DRAINING,
+    (LinkState.DRAINING, Trigger.IDLE): LinkState.CLOSED,
+    **{(state, Trigger.CLOSE): LinkState.CLOSED for state in list(LinkState) if state is not LinkState.CLOSED},
+}
+
 NEXT: dict[Role, dict[tuple[LinkState, Trigger], LinkState]] = {
     Role.DIALLER: {
         (LinkState.OPENING, Trigger.CHALLENGE): LinkState.AUTHENTICATING,
-        (LinkState.OPENING, Trigger.CLOSE): LinkState.CLOSED,
         (LinkState.AUTHENTICATING, Trigger.ADMITTED): LinkState.CHALLENGED,
-        (LinkState.AUTHENTICATING, Trigger.CLOSE): LinkState.CLOSED,
         (LinkState.CHALLENGED, Trigger.WELCOME): LinkState.READY,
-        (LinkState.CHALLENGED, Trigger.CLOSE): LinkState.CLOSED,
-        (LinkState.READY, Trigger.TRAFFIC): LinkState.READY,
-        (LinkState.READY, Trigger.HEARTBEAT): LinkState.READY,
-        (LinkState.READY, Trigger.RENEWAL): LinkState.READY,
-        (LinkState.READY, Trigger.DRAIN): LinkState.DRAINING,
-        (LinkState.READY, Trigger.CLOSE): LinkState.CLOSED,
-        (LinkState.DRAINING, Trigger.TRAFFIC): LinkState.DRAINING,
-        (LinkState.DRAINING, Trigger.HEARTBEAT): LinkState.DRAINING,
-        (LinkState.DRAINING, Trigger.RENEWAL): LinkState.DRAINING,
-        (LinkState.DRAINING, Trigger.DRAIN): LinkState.DRAINING,
-        (LinkState.DRAINING, Trigger.IDLE): LinkState.CLOSED,
-        (LinkState.DRAINING, Trigger.CLOSE): LinkState.CLOSED,
+        **_BOTH,
     },
     Role.LISTENER: {
         (LinkState.OPENING, Trigger.HELLO): LinkState.CHALLENGED,
-        (LinkState.OPENING, Trigger.CLOSE): LinkState.CLOSED,
         (LinkState.CHALLENGED, Trigger.PROOF): LinkState.AUTHENTICATING,
-        (LinkState.CHALLENGED, Trigger.CLOSE): LinkState.CLOSED,
         (LinkState.AUTHENTICATING, Trigger.ADMITTED): LinkState.READY,
-        (LinkState.AUTHENTICATING, Trigger.CLOSE): LinkState.CLOSED,
-        (LinkState.READY, Trigger.TRAFFIC): LinkState.READY,
-        (LinkState.READY, Trigger.HEARTBEAT): LinkState.READY,
-        (LinkState.READY, Trigger.RENEWAL): LinkState.READY,
-        (LinkState.READY, Trigger.DRAIN): LinkState.DRAINING,
-        (LinkState.READY, Trigger.CLOSE): LinkState.CLOSED,
-        (LinkState.DRAINING, Trigger.TRAFFIC): LinkState.DRAINING,
-        (LinkState.DRAINING, Trigger.HEARTBEAT): LinkState.DRAINING,
-        (LinkState.DRAINING, Trigger.RENEWAL): LinkState.DRAINING,
-        (LinkState.DRAINING, Trigger.DRAIN): LinkState.DRAINING,
-        (LinkState.DRAINING, Trigger.IDLE): LinkState.CLOSED,
-        (LinkState.DRAINING, Trigger.CLOSE): LinkState.CLOSED,
+        **_BOTH,
     },
 }
 

@@ -81,7 +81,7 @@ def test_a_stage_has_its_own_layers_in_memory_and_no_others(tmp_path: Path) -> N
     layer_mib = (4 * 768**2 + 3 * 768 * 3072) * 4 / MIB
     credential = {
         "name": "s",
-        "key": base64.b64encode(bytes(32)).decode(),
+        "seed": base64.b64encode(bytes(32)).decode(),
         "head_key": base64.b64encode(bytes(32)).decode(),
     }
     held = {}
@@ -155,7 +155,7 @@ def _text(address: str) -> str:
 
 def test_layers_that_are_no_span_are_refused_with_a_sentence() -> None:
     for layers in ("3", "0:99"):
-        credential = json.dumps({"name": "s", "key": base64.b64encode(bytes(32)).decode(), "head_key": ""})
+        credential = json.dumps({"name": "s", "seed": base64.b64encode(bytes(32)).decode(), "head_key": ""})
         done = subprocess.run(
             command("stage", "--model", str(DEVICE), "--layers", layers, "--credential", "-"),
             input=credential + "\n",

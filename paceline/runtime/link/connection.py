@@ -57,50 +57,6 @@ class KeyStore(Protocol):
         """Drop all keys but this one."""
 
 
-class KeyWork:
-    """Executes effects on keys for one link."""
-
-    def __init__(self, authenticate: Authenticator | None, keep_key: KeyKeeper | None, store: KeyStore | None) -> None:
-        self._authenticate = authenticate
-        self._keep_key = keep_key
-        self._store = store
-
-    async def run(self, effect: KeyEffect, machine: PeerMachine) -> list[Effect]:
-        """Execute one effect, and return what the machine wants then. A renewal that fails is logged: the present key
-        stays valid, and the cloud asks again."""
-        if isinstance(effect, Authenticate):
-            admitted = await self._admit(effect.claim)
-            return machine.authenticated(admitted, asyncio.get_running_loop().time())
-        try:
-            return await self._renew(effect, machine)
-        except PacelineError as error:
-            log.error("this device's key cannot be renewed: %s", error)
-        except Exception:
-            log.exception("a device's key could not be renewed")
-        return []
-
-    async def _admit(self, claim: Claim) -> bytes | CloseCode:
-        if self._authenticate is None:
-            return CloseCode.BAD_CREDENTIAL
-        try:
-            return await self._authenticate(claim)
-        except Exception:
-            log.exception("a peer's claim could not be checked")
-            return CloseCode.INTERNAL_ERROR
-
-    async def _renew(self, effect: MakeKey | KeepKey | SettleKey, machine: PeerMachine) -> list[Effect]:
-        renewal = machine.renewal if isinstance(machine, LinkMachine) else None
-        match effect:
-            case MakeKey() if self._store is not None and isinstance(renewal, DeviceRenewal):
-                return renewal.offer(await self._store.make_key())
-            case SettleKey(key) if self._store is not None:
-                await self._store.settle(key)
-            case KeepKey(device, present, new) if self._keep_key is not None and isinstance(renewal, CloudRenewal):
-                if await self._keep_key(device, present, new):
-                    return renewal.kept(new)
-        return []
-
-
 SessionHandler = Callable[[SessionFrame], object]  # the result is ignored
 
 MAX_QUEUED_BYTES = 4 << 20  # waiting to be sent; beyond, the link is closed with TOO_SLOW
@@ -110,7 +66,7 @@ class PeerLink:
     """One connection to a peer, until it closes. Methods belong to the event loop's thread; only `run` and `close`
     wait."""
 
-    def __init__(self, transport: Transport, machine: PeerMachine, key_work: KeyWork) -> None:
+    def __init__(self, transport: Transport, machine: PeerMachine, authenticate: Authenticator | None) -> None:
         self.up = asyncio.Event()
         self.closed = asyncio.Event()
         self.close_code: int | None = None
@@ -118,7 +74,7 @@ class PeerLink:
         self.total_sent = self.total_received = 0  # bytes of frames
         self._transport = transport
         self._driven = machine
-        self._key_work = key_work
+        self._authenticate = authenticate
         self._outgoing: deque[bytes] = deque()
         self._queued_bytes = 0
         self._wake_writer = asyncio.Event()  # a frame is queued, or the link has closed
@@ -137,6 +93,10 @@ class PeerLink:
 
     def _ended(self) -> None:
         """The link has closed. Called once."""
+        raise NotImplementedError
+
+    async def _renew(self, effect: MakeKey | KeepKey | SettleKey) -> list[Effect]:
+        """Part of the renewal of a key; what the machine wants then."""
         raise NotImplementedError
 
     # ---- lifecycle --------------------------------------------------------------------------------------------------
@@ -245,7 +205,21 @@ class PeerLink:
 
     async def _work_on_keys(self) -> None:
         while True:
-            self._apply(await self._key_work.run(await self._key_effects.get(), self._driven))
+            effect = await self._key_effects.get()
+            if isinstance(effect, Authenticate):
+                admitted = await self._admit(effect.claim)
+                self._apply(self._driven.authenticated(admitted, asyncio.get_running_loop().time()))
+            else:
+                self._apply(await self._renew(effect))
+
+    async def _admit(self, claim: Claim) -> bytes | CloseCode:
+        if self._authenticate is None:
+            return CloseCode.BAD_CREDENTIAL
+        try:
+            return await self._authenticate(claim)
+        except Exception:
+            log.exception("a peer's claim could not be checked")
+            return CloseCode.INTERNAL_ERROR
 
 
 class Link(PeerLink):
@@ -268,7 +242,8 @@ class Link(PeerLink):
     ) -> None:
         """authenticate, keep_key: of a cloud. key_store: of a device."""
         self._machine = LinkMachine(handshake, vocab_size=vocab_size)
-        super().__init__(transport, self._machine, KeyWork(authenticate, keep_key, key_store))
+        super().__init__(transport, self._machine, authenticate)
+        self._keep_key, self._key_store = keep_key, key_store
         self.on_open: Callable[[OpenSession], None] | None = None  # for a session the peer opens; must `attach` it
         self.on_down: Callable[[], None] | None = None  # called once, after `up`; the last callback of this link
         self.sent_bytes: Counter[str] = Counter()  # of sessions, by kind of message
@@ -361,6 +336,23 @@ class Link(PeerLink):
     def drain(self) -> None:
         """Refuse new sessions, and close when the open ones have ended."""
         self._apply(self._machine.drain())
+
+    async def _renew(self, effect: MakeKey | KeepKey | SettleKey) -> list[Effect]:
+        """One that fails is logged: the present key stays valid, and the cloud asks again."""
+        renewal, store, keep = self._machine.renewal, self._key_store, self._keep_key
+        try:
+            match effect:
+                case MakeKey() if store is not None and isinstance(renewal, DeviceRenewal):
+                    return renewal.offer(await store.make_key())
+                case SettleKey(key) if store is not None:
+                    await store.settle(key)
+                case KeepKey(device, present, new) if keep is not None and isinstance(renewal, CloudRenewal):
+                    return renewal.kept(new) if await keep(device, present, new) else []
+        except PacelineError as error:
+            log.error("this device's key cannot be renewed: %s", error)
+        except Exception:
+            log.exception("a device's key could not be renewed")
+        return []
 
     # ---- effects ----------------------------------------------------------------------------------------------------
     def _connected(self) -> None:

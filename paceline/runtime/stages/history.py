@@ -185,11 +185,11 @@ class SentRows:
     With the memory they take at each stage, and which of them were lost with a step that failed.
     """
 
-    def __init__(self, *, vocab_size: int, max_positions: int, capacity: int, block_size: int) -> None:
+    def __init__(self, vocab_size: int, max_positions: int, capacity: int, block_size: int) -> None:
         """capacity: rows of the KV cache of the stage that has fewest."""
         self.table = SequenceTable(vocab_size=vocab_size, max_positions=max_positions)
         self.failed: set[SeqId] = set()  # to be released
-        self.capacity, self._block_size = capacity, block_size
+        self.capacity, self.block_size = capacity, block_size
 
     def place(self, batch: Batch) -> tuple[PlacedSegment, ...]:
         """Segments of a batch, placed. Raises EngineError for one that cannot run."""
@@ -215,14 +215,14 @@ class SentRows:
 
     @property
     def _num_blocks(self) -> int:
-        return self.capacity // self._block_size
+        return self.capacity // self.block_size
 
     def free_rows(self) -> int:
         """As if forks shared nothing."""
-        return max(0, self._num_blocks - self._blocks({})) * self._block_size
+        return max(0, self._num_blocks - self._blocks({})) * self.block_size
 
     def _blocks(self, more: dict[SeqId, int]) -> int:
         """Blocks in use with so many rows more of each sequence."""
         lengths = Counter(self.table.lengths())
         lengths.update(more)
-        return sum(-(-rows // self._block_size) for rows in lengths.values())
+        return sum(-(-rows // self.block_size) for rows in lengths.values())

@@ -24,7 +24,7 @@ from cryptography.x509.oid import NameOID
 
 from paceline.errors import LinkClosed, RemoteProtocolError
 from paceline.runtime.identity import dialling_handshake
-from paceline.runtime.link.connection import Authenticator, KeyWork, PeerLink
+from paceline.runtime.link.connection import Authenticator, PeerLink
 from paceline.runtime.link.transport import BUFFERED_BYTES, StreamTransport
 from paceline.wire.close_codes import FATAL, CloseCode
 from paceline.wire.codec import encode
@@ -63,7 +63,7 @@ class StageLink(PeerLink):
         on_down: Changed | None = None,
     ) -> None:
         """on_down: called once, after the link was up."""
-        super().__init__(transport, machine, KeyWork(authenticate, None, None))
+        super().__init__(transport, machine, authenticate)
         self.settled = asyncio.Event()  # it is up, or will never be
         self._machine, self._stream = machine, transport
         self._received, self._on_up, self._on_down = received, on_up, on_down

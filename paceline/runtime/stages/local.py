@@ -7,15 +7,15 @@ closed, so none outlives its head.
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from paceline.errors import LinkClosed
 from paceline.runtime.identity import PrivateKey
@@ -23,6 +23,7 @@ from paceline.runtime.stages.members import Place
 from paceline.settings import PREFIX
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
+from paceline.wire.messages import KEY_BYTES
 
 log = logging.getLogger("paceline.stages")
 
@@ -33,30 +34,19 @@ PAUSES_S = (0.0, 1.0, 3.0, 10.0, 30.0)  # before a start, by how many have faile
 STOP_S = 10.0  # a process with torch takes seconds to end
 
 
-@dataclass(frozen=True, slots=True)
-class StageCredential:
-    """What a stage needs to be let in: its name, its key, and the key of its head."""
+class StageCredential(msgspec.Struct, frozen=True):
+    """What a stage needs to be let in: its name, its key's seed, and the key of its head. In JSON, bytes as base64."""
 
     name: str
-    key: PrivateKey = field(repr=False)
+    seed: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
     head_key: bytes
 
-    def to_line(self) -> str:
-        """One line, for the standard input of a stage."""
-        seed, head = (base64.b64encode(each).decode() for each in (self.key.seed, self.head_key))
-        return json.dumps({"name": self.name, "key": seed, "head_key": head})
+    @property
+    def key(self) -> PrivateKey:
+        return PrivateKey(self.seed)
 
-    @staticmethod
-    def from_line(line: str) -> StageCredential:
-        """Raises ValueError."""
-        try:
-            found = json.loads(line)
-            name, seed, head = found["name"], found["key"], found["head_key"]
-            return StageCredential(
-                str(name), PrivateKey(base64.b64decode(seed, validate=True)), base64.b64decode(head, validate=True)
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError("not the credential of a stage") from error
+    def __repr__(self) -> str:
+        return f"StageCredential({self.name!r})"
 
 
 class LocalPlace(Place):
@@ -120,7 +110,8 @@ class LocalPlace(Place):
         )
         assert process.stdin is not None and process.stdout is not None
         try:
-            process.stdin.write(f"{StageCredential(self.name, self._key, self._head_key).to_line()}\n".encode())
+            credential = StageCredential(self.name, self._key.seed, self._head_key)
+            process.stdin.write(msgspec.json.encode(credential) + b"\n")
             with suppress(ConnectionError):  # it has ended already: its code says more
                 await process.stdin.drain()
             async with asyncio.timeout(START_S):

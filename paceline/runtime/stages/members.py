@@ -240,6 +240,11 @@ class Members:
         self.epoch = 0
         self.is_hopeful = False  # a lost stage is being started here, or its layers are loaded elsewhere
 
+    @property
+    def abouts(self) -> list[About]:
+        """Of the pipeline's stages, first stage first."""
+        return [member.about for member in self.order if member.about is not None]
+
     def number(self) -> int:
         """Of a request: odd, so that it is none of the engine's."""
         self._requests += 2
@@ -313,7 +318,9 @@ class Members:
                 await self._load_planned()
             self.order = self._row()
             self.spans = [member.span for member in self.order if member.span is not None]
-            self._kind = next((_kind_of(member.about) for member in self.order if member.about is not None), None)
+            self._kind, *others = {_kind_of(about) for about in self.abouts}
+            if others:
+                raise ConfigError("The stages of a pipeline must have one number format and block size.")
             await self.link()
         except LinkClosed as error:
             raise ConfigError(f"The stages cannot be used: {error}.") from error

@@ -21,15 +21,14 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import RowSampling, SampledRow, SamplingDefaults
 from paceline.engine.base import Logits, ModelInfo, Output, SampleRequest, Ticket
 from paceline.engine.sampling.host_rows import HostLogits
-from paceline.errors import ConfigError, EngineError, LocalProtocolError, RemoteProtocolError
-from paceline.runtime.stages.history import History, Imported, RanBatch, SentRows
+from paceline.errors import EngineError, LocalProtocolError, RemoteProtocolError
+from paceline.runtime.stages.history import Imported, RanBatch
 from paceline.runtime.stages.members import Members
 from paceline.runtime.stages.stage_head import AheadRows, BatchUnderWay, StageHead, StageRequest
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
     MAX_MESSAGE_BYTES,
-    About,
     CheckRows,
     ExportRows,
     FetchScores,
@@ -199,22 +198,11 @@ class RemotePipeline:
         self._last_ticket = 0
         self._head = head = StageHead(make)
         self._changed = head.changed
-        try:
-            abouts = [member.about for member in head.members.order if member.about is not None]
-            self._info = _info_of(abouts, name, sampling)
-        except ConfigError:
-            head.close()
-            raise
-        self._block_size = abouts[0].block_size
+        abouts = head.members.abouts
+        first = abouts[0]
+        self._info = ModelInfo(name, first.model, first.vocab_size, first.max_positions, first.dtype, "paged", sampling)
         self._layers = [about.stop - about.first for about in abouts]
-        self._sent = SentRows(
-            vocab_size=self._info.vocab_size,
-            max_positions=self._info.max_positions,
-            capacity=min(about.capacity for about in abouts),
-            block_size=self._block_size,
-        )
-        with self._changed:
-            head.begin(History(self._info.vocab_size, self._info.max_positions), self._lose_all, self._measure)
+        self._sent = head.sent
 
     def close(self) -> None:
         self._head.close()
@@ -227,15 +215,6 @@ class RemotePipeline:
     def losses(self) -> int:
         """Times that a stage, or a link between two, was lost so far."""
         return self._head.losses
-
-    def _lose_all(self) -> None:
-        """No stage holds any row."""
-        self._sent.failed.update(self._sent.table.lengths())
-
-    def _measure(self) -> None:
-        """A stage that was replaced may have another memory than before."""
-        abouts = [member.about for member in self.members.order if member.about is not None]
-        self._sent.capacity = min(about.capacity for about in abouts)
 
     # ---- batches ----------------------------------------------------------------------------------------------------
     @property
@@ -415,7 +394,7 @@ class RemotePipeline:
 
     @property
     def block_size(self) -> int:
-        return self._block_size
+        return self._sent.block_size
 
     def free_rows(self) -> int:
         """As if forks shared nothing."""
@@ -441,11 +420,3 @@ def _kv_of(found: Frame | Bulk, model: str, tokens: Sequence[int]) -> KvPrefix:
     if not isinstance(found, Bulk) or not isinstance(found.header, KvRows):
         raise EngineError("a stage answered something else")
     return kv_from_wire(found.header, found.payload, model, tokens)
-
-
-def _info_of(abouts: Sequence[About], name: str, sampling: SamplingDefaults) -> ModelInfo:
-    """Raises ConfigError for stages that differ."""
-    first = abouts[0]
-    if len({(about.model, about.block_size, about.dtype) for about in abouts}) != 1:
-        raise ConfigError("The stages of a pipeline must have one model, number format and block size.")
-    return ModelInfo(name, first.model, first.vocab_size, first.max_positions, first.dtype, "paged", sampling)

@@ -16,7 +16,7 @@ from paceline.core.batching.segment import Batch
 from paceline.core.sampling.sampler import RowSampling
 from paceline.engine.base import Ticket
 from paceline.errors import ConfigError, EngineError, LinkClosed, LocalProtocolError
-from paceline.runtime.stages.history import Entry, History, Imported, RanBatch
+from paceline.runtime.stages.history import Entry, History, Imported, RanBatch, SentRows
 from paceline.runtime.stages.members import Member, Members
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
@@ -163,7 +163,7 @@ AGAIN = 1 << 52  # tickets of batches that are computed again and whose results 
 
 
 class StageHead:
-    """`changed` guards `up`, `gone`, `batches`, `requests` and `history`."""
+    """`changed` guards `up`, `gone`, `batches`, `requests`, `history` and `sent`."""
 
     def __init__(self, make: Callable[..., Members]) -> None:
         """make: of the callbacks `heard` and `lost`. Waits until the stages are ready. Raises ConfigError."""
@@ -175,9 +175,8 @@ class StageHead:
         self.requests: dict[int, StageRequest] = {}  # that somebody waits for
         self.forgotten: deque[int] = deque()  # tickets of batches whose handles are gone
         self.callbacks: list[Callable[[], None]] = []  # when a batch is ready
-        self.history = History(0, 0)  # nothing is sent before `begin`
-        self._on_gone: Callable[[], None] = lambda: None
-        self._on_whole: Callable[[], None] = lambda: None
+        self.history = History(0, 0)  # until the stages have told what they are
+        self.sent = SentRows(0, 0, 0, 1)
         self._last_request = 0
         self._closing = False
         self._make = make
@@ -194,11 +193,6 @@ class StageHead:
         if started[0] is not None:
             self._thread.join()
             raise started[0]
-
-    def begin(self, history: History, on_gone: Callable[[], None], on_whole: Callable[[], None]) -> None:
-        """With `changed` held, before anything is sent. on_gone: no stage holds any row any more. on_whole: a stage may
-        have been replaced by another. Both are called with `changed` held."""
-        self.history, self._on_gone, self._on_whole = history, on_gone, on_whole
 
     def close(self) -> None:
         with self.changed:
@@ -312,6 +306,10 @@ class StageHead:
             error = fault if isinstance(fault, ConfigError) else ConfigError(f"The stages cannot be used: {fault}.")
         with self.changed:
             self.up = error is None and self._recovery.is_whole
+            if error is None:
+                about = self.members.abouts[0]
+                self.history = History(about.vocab_size, about.max_positions)
+                self.sent = SentRows(about.vocab_size, about.max_positions, self._capacity(), about.block_size)
             if error is None and not self.up:
                 self._recovery.lost("a stage was lost at the start")
                 self._recovery.begin()
@@ -396,7 +394,7 @@ class StageHead:
 
     def _rebuild(self) -> None:
         """Send what the stages must hold, what was under way, and what was asked. With the condition held."""
-        self._on_whole()
+        self.sent.capacity = self._capacity()
         self.flush()
         again = AGAIN
         rows = 0
@@ -412,6 +410,10 @@ class StageHead:
         log.info("%d rows are computed again", rows)
         self.changed.notify_all()
 
+    def _capacity(self) -> int:
+        """Rows; a stage that was replaced may have another memory than before."""
+        return min(about.capacity for about in self.members.abouts)
+
     def _give_up(self, reason: str) -> None:
         """Fail what is under way, and what comes, until the stages are back."""
         with self.changed:
@@ -423,7 +425,7 @@ class StageHead:
                 if waiting.is_open:
                     waiting.error = EngineError(self.gone)
             self.history.clear()
-            self._on_gone()
+            self.sent.failed.update(self.sent.table.lengths())
             self.changed.notify_all()
         for callback in self.callbacks:
             callback()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 import psutil
 
 from paceline.core.addresses import Strangers, counted_address
+from paceline.engine.stage import Stage
 from paceline.errors import EngineLost, LinkClosed, LocalProtocolError, RemoteProtocolError
 from paceline.runtime.identity import PrivateKey, stage_handshake
 from paceline.runtime.stages.links import Accepted, Certificate, StageLink, dial_stage, tls_of
@@ -54,7 +55,7 @@ class StageServer:
 
     def __init__(
         self,
-        worker_of: Callable[[StageServer], StageWorker],
+        load: Callable[[int, int], Stage],
         *,
         key: PrivateKey,
         name: str,
@@ -62,9 +63,9 @@ class StageServer:
         model: tuple[str, int],
         cost: Callable[[], StageCost] | None = None,
     ) -> None:
-        """model: its fingerprint and number of layers. cost: measures what layers cost here, on the worker's thread;
-        None: the layers are given."""
-        self.worker = worker_of(self)
+        """load: layers, from the first to that behind the last. model: its fingerprint and number of layers. cost:
+        measures what layers cost here, on the worker's thread; None: the layers are given."""
+        self.worker = StageWorker(load, self)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the device is lost
         self._loop = asyncio.get_running_loop()
         self._key, self._name, self._head_key = key, name, head_key
@@ -285,8 +286,9 @@ class StageServer:
 
         return await dial_stage(address, self._key, "rows", admit, received=self._received, on_down=self._gone)
 
-    # ---- as the worker's outlet, on its thread ----------------------------------------------------------------------
+    # ---- results, on the worker's thread ----------------------------------------------------------------------------
     def to_head(self, message: Frame, payload: bytes = b"") -> None:
+        """payload: of a bulk message, whose header the message is. Without effect once the head is gone."""
         if (head := self._head) is not None:
             try:
                 if isinstance(message, BulkHeader):
@@ -298,11 +300,13 @@ class StageServer:
                 head.send(failure_of(message, str(error)))
 
     def to_next(self, header: HiddenRows, payload: bytes) -> None:
+        """Waits while the link to the next stage is full."""
         if (behind := self._behind) is not None and header.epoch == self._epoch:
             behind.wait_room(WINDOW_BYTES)
             behind.send_bulk(header, payload)
 
     def lost(self, error: EngineLost) -> None:
+        """The device is unusable: the process must end."""
         self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: EngineLost) -> None:

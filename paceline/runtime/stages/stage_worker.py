@@ -68,16 +68,13 @@ log = logging.getLogger("paceline.stage")
 
 
 class Outlet(Protocol):
-    """Where results go. Called on the worker's thread; without effect once the other end is gone."""
+    """Where results go: the stage's server. Called on the worker's thread."""
 
-    def to_head(self, message: Frame, payload: bytes = b"") -> None:
-        """payload: of a bulk message, whose header the message is."""
+    def to_head(self, message: Frame, payload: bytes = b"") -> None: ...
 
-    def to_next(self, header: HiddenRows, payload: bytes) -> None:
-        """Waits while the pipe to the next stage is full."""
+    def to_next(self, header: HiddenRows, payload: bytes) -> None: ...
 
-    def lost(self, error: EngineLost) -> None:
-        """The device is unusable: the process must end."""
+    def lost(self, error: EngineLost) -> None: ...
 
 
 Answer = Frame | tuple[KvRows | ScoreRows, bytes]  # a message, or header and payload of a bulk message

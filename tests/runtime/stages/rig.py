@@ -21,7 +21,6 @@ from paceline.runtime.link.connection import Authenticator
 from paceline.runtime.stages.members import Members, Place, Standing
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.runtime.stages.stage_server import StageServer
-from paceline.runtime.stages.stage_worker import StageWorker
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
 
@@ -61,7 +60,7 @@ class Stage:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         load = partial(load_stage, self.directory, options=self.options)
         self.server = StageServer(
-            lambda outlet: StageWorker(load, outlet),
+            load,
             key=self.key,
             name=self.name,
             head_key=self.head_key,
