@@ -28,9 +28,10 @@ class Turns:
         self.number = 0  # of choices
 
     def begin(self, owners: Collection[str]) -> None:
-        """These owners wait, all of them."""
+        """These owners wait, all of them. Where nobody does, nobody is ahead any more."""
         self.number += 1
-        behind = min((self._had[owner] for owner in owners if owner in self._had), default=0.0)
+        known = (self._had[owner] for owner in owners if owner in self._had)
+        behind = min(known, default=0.0 if owners else math.inf)
         # Who does not wait and was not ahead is forgotten; the counts begin at 0 again, so that they stay small.
         kept = {owner: had - behind for owner, had in self._had.items() if owner in owners or had > behind}
         self._had = {**dict.fromkeys(owners, 0.0), **kept}
@@ -41,11 +42,11 @@ class Turns:
 
         Of owners that have had the same, who was served longest ago is next, then who is named first.
         """
+        if len({owner for owner, _ in waiting}) < 2:
+            return [each for _, each in waiting]
         queues: dict[str, deque[T]] = {}
         for owner, each in waiting:
             queues.setdefault(owner, deque()).append(each)
-        if len(queues) < 2:
-            return [each for _, each in waiting]
         turns = [
             (self._had.get(owner, 0.0), self._last.get(owner, 0), place, owner) for place, owner in enumerate(queues)
         ]

@@ -288,7 +288,8 @@ class ConversationRows:
 
 
 def fair_share(held: Iterable[int], room: int) -> int:
-    """Max-min fair share: the highest cap per owner with which all owners together fit into `room`."""
+    """Max-min fair share: the highest cap per owner with which all owners together fit into `room`. Unlike a place of
+    `core.fair.Shares`, what an owner has stored can be taken back."""
     sizes = sorted(held)
     for others, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
         if size * others > room:

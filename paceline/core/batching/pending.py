@@ -355,7 +355,8 @@ class PrefillPace:
             self._last = prompt_rows
 
 
-# How many rows of one owner a step takes while other owners have answers in it: no owner makes it much longer.
+# How many rows of one owner a step takes while other owners have answers in it: no owner makes it much longer. Turns
+# (`core.fair`) say who is next where a step has no room for all; this, how much there is room for.
 #
 # Every answer in a step waits for the whole step, so the rows of one owner with many answers are everybody's gap. The
 # rule: what an owner's rows add to a step is at most `OWNER_SHARE` of what the step takes without them. It is in time,

@@ -99,7 +99,8 @@ class _Server:
 
 
 class _Turns:
-    """Turns of calls that name ids and of calls that do not, so that never both are under way.
+    """Turns of calls that name ids and of calls that do not, so that never both are under way. They are no owners, and
+    exclude each other: another rule than `core.fair`'s.
 
     In vLLM 0.32's first model runner a call that names ids has those beside it in a step told of their own token
     alone, whatever they asked for. Calls of other programs and streams are not held up by this: see `_score`.
