@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
@@ -50,13 +50,16 @@ class Workload:
     tokens: int = 96  # of an answer
     temperatures: Sequence[float] = (0.0, 1.0)
     tasks: int | None = None  # the first so many; None: all
-    stages: int = 4
+    stages: int = 4  # 0: an engine of its own
     forward_s: float = 0.05  # of a stage, for one row
     row_s: float = 0.00015  # for each further one: 16 rows take 4.5 % longer than one
     hop_s: float = 0.002  # between two stages
     layer_s: float = 0.005  # of the draft model's forward
     stage_counts: Sequence[int] = field(default=(1, 2, 4, 6))  # of a further table, at temperature 0 and the first task
     hops: Sequence[float] = field(default=(0.0, 0.01, 0.025, 0.05))  # s, likewise
+    # s of a draft model's forward, of a table of one engine whose forward takes `whole_s`
+    draft_times: Sequence[float] = field(default=(0.01, 0.03, 0.1))
+    whole_s: float = 0.1
     max_prompt: int = 400  # tokens; of a longer one the beginning is used
     processes: ProcessLoad | None = field(default_factory=ProcessLoad)  # None: the virtual clock alone
 
@@ -95,6 +98,7 @@ def run(options: Options, workload: Workload | None = None) -> Report:
             ]
             if not further:
                 further = _further(load, recorded, draft_model, model.vocab_size)
+                further += _on_one_engine(load, recorded, draft_model, model.vocab_size)
     claims = _claims(rows, load)
     if load.processes is not None:
         real, more = measure_processes(load.processes, asked)
@@ -121,11 +125,24 @@ def _further(load: Workload, recorded: Sequence[Recording], draft_model: Engine,
     return found
 
 
+def _on_one_engine(load: Workload, recorded: Sequence[Recording], draft_model: Engine, vocab_size: int) -> list[Row]:
+    """Tokens a second of `lookup_tree` on an engine of its own, with and without a draft model."""
+    ours, plain = STRATEGIES["lookup_tree"], STRATEGIES[PLAIN]
+    found: list[Row] = []
+    for draft_s in load.draft_times:
+        changed = replace(load, stages=0, forward_s=load.whole_s, hop_s=0.0, layer_s=draft_s)
+        row: Row = {"draft_ms": 1000 * draft_s}
+        for name, how, model in ((PLAIN, plain, None), ("tables", ours, None), ("tables and model", ours, draft_model)):
+            row[name] = _measure(changed, how, recorded, model, vocab_size, OnlineStats())["tokens_per_s"]
+        found.append(row)
+    return found
+
+
 def _measure(
     load: Workload,
     how: Strategy,
     recorded: Sequence[Recording],
-    draft_model: Engine,
+    draft_model: Engine | None,
     vocab_size: int,
     learnt: OnlineStats,
 ) -> dict[str, float]:
@@ -149,7 +166,7 @@ def _answered(
     load: Workload,
     how: Strategy,
     recording: Recording,
-    draft_model: Engine,
+    draft_model: Engine | None,
     vocab_size: int,
     learnt: OnlineStats,
 ) -> tuple[float, SimulatedSession]:
@@ -165,13 +182,17 @@ def _answered(
         needs_dists=False,
         stats=learnt,
     )
-    times = StageTimes(load.stages, lambda rows: load.forward_s + load.row_s * (rows - 1), load.hop_s)
+
+    def forward(rows: int) -> float:
+        return load.forward_s + load.row_s * (rows - 1)
+
     request = SimulatedRequest(how, "cloud", config, {"cloud": (Branch(recording.prompt, None),)})
     world = Simulation(
         request,
         {"cloud": RecordedEngine(recording, vocab_size)},
-        stages={"cloud": times},
-        drafts={"cloud": (draft_model, load.layer_s)},
+        forward={"cloud": forward},
+        stages={"cloud": StageTimes(load.stages, forward, load.hop_s)} if load.stages else None,
+        drafts={} if draft_model is None else {"cloud": (draft_model, load.layer_s)},
     )
     began: list[float] = []
 

@@ -420,8 +420,8 @@ class ServerSettings(NodeSettings):
     )
     draft_model: str | None = Field(
         None,
-        description="small model that drafts for the strategy pipeline, in this process: demo-causal, fake, a Hugging "
-        "Face name or a directory, with the vocabulary of model; default: none, drafts come from look-up tables",
+        description="small model that drafts for answers written here alone, in this process: demo-causal, fake, a "
+        "Hugging Face name or a directory, with the vocabulary of model; default: none, look-up tables alone draft",
     )
     tuning: ServerTuning = Field({}, validate_default=True)
 

@@ -61,7 +61,7 @@ def opened_draft(settings: ServerSettings) -> Callable[[ServedModel], Engine] | 
             kv_mib=settings.tuning.draft_kv_mib,
         )
         check_vocabulary(wanted, draft, settings.first_model, model)
-        log.info("drafts for the strategy pipeline come from %s", wanted)
+        log.info("drafts of answers that are written here come from %s", wanted)
         return draft.engine
 
     return load

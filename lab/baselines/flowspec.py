@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol, cast
 
-from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.tree_search import Candidates
 from paceline.strategies.base import Effect, MachineConfig, Strategy
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree, TreeDrafter
-from paceline.strategies.pipeline import MAX_GROWTH, TREE_NODES, ModelDrafter, Pipeline, TreeGrowth, pipeline
+from paceline.strategies.drafting import AnswerDrafter, ModelDrafter
+from paceline.strategies.pipeline import MAX_GROWTH, TREE_NODES, Pipeline, TreeGrowth, pipeline
 
 WHOLE_LAYERS: Final = 7  # forwards of the draft model for a tree that is drafted whole at most: FlowSpec's d0 + 1
 
@@ -34,7 +34,17 @@ class LayeredTree(PrefixTree):
         return sorted(self.waiting, key=lambda node: (node.position, node.number))[:count]
 
 
-class WholeModel(ModelDrafter):
+class ModelAlone(ModelDrafter):
+    """A draft model beside which no tables draft: that of the paper."""
+
+    def _tables(self) -> None:
+        return None
+
+    def compute(self, budget: int, least: float, now: float, *, beside: bool) -> list[Effect]:  # noqa: ARG002
+        return super().compute(budget, 0.0, now, beside=beside)  # trees are drafted whole, whatever that gains
+
+
+class WholeModel(ModelAlone):
     """A draft model that says when it has drafted all that was asked for."""
 
     paths: Sequence[Path] = ()  # in place of a tree: candidates after these are wanted
@@ -49,13 +59,14 @@ class WholeModel(ModelDrafter):
         return not missing or (self._decoder.idle and not self._has_room)
 
     def successors(self, paths: Sequence[Path]) -> list[Candidates]:
-        return [self.children(self._node(path)) for path in paths]
+        return [self.known(self._node(path)) for path in paths]
 
-    def _missing(self, budget: int) -> list[PrefixNode]:
+    def _missing(self, budget: int) -> dict[PrefixNode, float]:
         if not self.paths:
             return super()._missing(budget)
-        rows = [node for path in self.paths for node in self._below_head(self._node(path)) if self._lacks(node)]
-        return list(dict.fromkeys(rows))
+        above = self._tree.head.position
+        rows = [node for path in self.paths for node in self._node(path).path_below(above) if self._lacks(node)]
+        return dict.fromkeys(rows, 1.0)
 
     @property
     def _has_room(self) -> bool:
@@ -76,45 +87,50 @@ class WholeTrees(TreeGrowth):
         config: MachineConfig,
         tree: PrefixTree,
         decoder: BranchDecoder,
-        drafter: TreeDrafter | None,
+        drafter: AnswerDrafter,
         *,
         nodes: int = TREE_NODES,
     ) -> None:
         super().__init__(config, tree, decoder, drafter, nodes=nodes)
-        stats = config.means.stats or OnlineStats()
-        self._model = WholeModel(config, stats.draft_model, rescoring=config.options.rescoring)
         self._forwards = 0  # of the draft model, when the head left the tree, or the last tree was drafted
 
-    def advance(self, token: int, *, drafted: bool) -> None:
-        super().advance(token, drafted=drafted)
+    @property
+    def _model(self) -> WholeModel | None:
+        return cast("WholeModel | None", self._drafter.model)
+
+    def advance(self, *, drafted: bool) -> None:
+        super().advance(drafted=drafted)
         if not drafted:
-            self._forwards = self.draft_forwards
+            self._forwards = self._drafter.forwards
+
+    def prepare(self) -> None:
+        """Tell the draft model what is wanted next."""
 
     def holds(self) -> bool:
         """Nothing is to be sent until the draft model has drafted the whole of a tree or layer."""
         return self.is_new_round and not self._is_whole()
 
     def waits(self, room: int, now: float) -> bool:  # noqa: ARG002  # no segment waits for a better one
-        self.deadline = None
         return False
 
     def expand(self, room: int) -> None:  # noqa: ARG002  # the tree is of one size
         if self._drafts and self.is_new_round:
             self._draft(self._nodes)
 
-    def _budget(self) -> int:
+    @property
+    def wanted(self) -> int:
         return self._nodes
 
     def _draft(self, count: int) -> None:
         super()._draft(count)
-        self._forwards = self.draft_forwards
+        self._forwards = self._drafter.forwards
 
     def _is_whole(self) -> bool:
         """There is no draft model that would add anything to the tree."""
-        model = cast("WholeModel | None", self._model)
+        model = self._model
         if model is None:
             return True
-        return model.forwards - self._forwards >= WHOLE_LAYERS or model.complete(self._budget())
+        return model.forwards - self._forwards >= WHOLE_LAYERS or model.complete(self.wanted)
 
 
 class WholeContexts(WholeTrees):
@@ -128,7 +144,7 @@ class WholeContexts(WholeTrees):
             return
         if self._model is not None:
             if not self._is_sendable():
-                self._draft(self._budget())
+                self._draft(self.wanted)
             return
         waiting = len(self._tree.waiting)
         wanted = self._nodes if waiting or not self._drafted else self._drafted + self._nodes
@@ -136,7 +152,8 @@ class WholeContexts(WholeTrees):
         if self._drafted == 0 or (waiting < room and self._drafted < wanted):
             self._draft(wanted)
 
-    def _budget(self) -> int:
+    @property
+    def wanted(self) -> int:
         return min(self._drafted + self._nodes, MAX_GROWTH * self._nodes)
 
     def _is_sendable(self) -> bool:
@@ -147,13 +164,12 @@ class WholeContexts(WholeTrees):
 class Layers(WholeTrees):
     """One layer of a segment's size is added below the deepest (PipeDec)."""
 
-    def compute(self, now: float) -> list[Effect]:
-        if (model := cast("WholeModel | None", self._model)) is not None:
+    def prepare(self) -> None:
+        if (model := self._model) is not None:
             model.paths = self._deepest()[1]
-        return super().compute(now)
 
     def holds(self) -> bool:
-        model = cast("WholeModel | None", self._model)
+        model = self._model
         waiting = not self._tree.head.cached or bool(self._tree.waiting)
         return model is not None and not waiting and not model.knows(self._deepest()[1])
 
@@ -161,8 +177,9 @@ class Layers(WholeTrees):
         tree = self._tree
         if not self._drafts or not tree.head.cached or tree.waiting:
             return
-        self._feed.catch_up()
-        source = cast("LayerDrafter", self._model or self._feed.drafter)
+        feed = self._drafter.feed
+        feed.catch_up()
+        source = cast("LayerDrafter", self._model or feed.drafter)
         frontier, paths = self._deepest()
         scored = [
             (-node.score * prob, order, node, token)
@@ -174,8 +191,9 @@ class Layers(WholeTrees):
         for negative, _, node, token in scored[: self._rows]:
             tree.add(node, token, -negative)
 
-    def _budget(self) -> int:
-        return TreeGrowth._budget(self)
+    @property
+    def wanted(self) -> int:
+        return min(self._tree.num_sent + 2 * self._rows, MAX_GROWTH * self._nodes)
 
     def _deepest(self) -> tuple[list[PrefixNode], list[Path]]:
         """The deepest nodes, and their paths below the head."""
@@ -198,7 +216,12 @@ class Pruned(Pipeline):
         nodes: int = TREE_NODES,
         least_gain: float = 0.0,
     ) -> None:
-        super().__init__(config, drafter=drafter, tree=tree, growth=growth, nodes=nodes, least_gain=least_gain)
+        drafts = AnswerDrafter(config, drafter, model=WholeModel)
+        super().__init__(config, drafter=drafts, tree=tree, growth=growth, nodes=nodes, least_gain=least_gain)
+
+    def _compute(self) -> list[Effect]:
+        cast("WholeTrees", self._growth).prepare()
+        return super()._compute()
 
     def _next_segment(self) -> list[PrefixNode]:
         return [] if cast("WholeTrees", self._growth).holds() else super()._next_segment()
@@ -212,10 +235,10 @@ class Naive(Pruned):
         self._max_under_way = config.means.depth
 
     def _step(self) -> list[Effect]:
-        return super()._step() if self._decoder.idle else self._growth.compute(self._now)
+        return super()._step() if self._decoder.idle else self._compute()
 
     def _fill(self, *, waits: bool = True) -> list[Effect]:
-        return super()._fill(waits=waits) if self._decoder.idle else self._growth.compute(self._now)
+        return super()._fill(waits=waits) if self._decoder.idle else self._compute()
 
 
 Way = Callable[..., Pipeline]

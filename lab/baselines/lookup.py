@@ -36,7 +36,15 @@ class FixedBudget(AdaptiveBudget):
         return min(len(probs), self._rows)
 
     def record(
-        self, drafted: int, expected: float, accepted: int, step: StepSize, seconds: float, *, others: int = 0
+        self,
+        drafted: int,
+        expected: float,
+        accepted: int,
+        step: StepSize,
+        seconds: float,
+        *,
+        waited: float = 0.0,
+        others: int = 0,
     ) -> None:
         """No effect."""
 

@@ -53,8 +53,9 @@ class Simulation:
         """engines: one a host. network: of every link that `links` does not name by its two hosts, in either order.
         forward, search, watts: times of a host's forward passes and retrievals and its powers, see `SimulatedHost`.
         stages: of hosts whose engine is cut into stages, in place of `forward`. drafts: by host, its draft
-        model and the time of a forward pass of that. accelerators: by host, those that hosts
-        share. airbytes: size on the links of a message in another encoding than the program's; None: the program's."""
+        model and the time of a forward pass of that. accelerators: by host, those that hosts share, draft
+        models included. airbytes: size on the links of a message in another encoding than the program's; None: the
+        program's."""
         self._airbytes = airbytes
         self.requests = (requests,) if isinstance(requests, SimulatedRequest) else tuple(requests)
         self.random = random.Random(seed)
@@ -75,7 +76,13 @@ class Simulation:
             for name, engine in engines.items()
         }
         self._drafts = {
-            name: SimulatedHost(self.clock, f"{name}'s draft model", engine, forward=seconds)
+            name: SimulatedHost(
+                self.clock,
+                f"{name}'s draft model",
+                engine,
+                forward=seconds,
+                accelerator=(accelerators or {}).get(name),
+            )
             for name, (engine, seconds) in (drafts or {}).items()
         }
         given = {frozenset(pair): conditions for pair, conditions in (links or {}).items()}

@@ -4,7 +4,8 @@ base            events, effects and configuration of machines; the record `Strat
                 reads
 registry        strategies by name
 solo            one side, one token a forward (`autoregressive`); what strategies of one side share
-lookup_tree     one side, verifying a draft tree from look-up tables (DIAA)
+drafting        drafts of what one side writes, from tables and from a draft model, and machines that wait for them
+lookup_tree     one side, verifying a draft tree in one forward (DIAA)
 pipeline        one side, whose draft tree flows through an engine of several stages (FlowSpec)
 draft_verify    the device drafts, the cloud's model verifies (GELATO)
 aggregate       both sides, mixing their distributions token by token (DRAGON)

@@ -160,7 +160,6 @@ APART = {
     "paceline.api.passages": "an endpoint: the application is what imports endpoints",
     "paceline.api.status": "an endpoint",
     "paceline.commands.doctor": "the command, which --help shows; the checks behind it import what they check",
-    "paceline.strategies.lookup_tree": "a strategy, as the registry reads it: its parts are shared",
 }
 
 

@@ -57,7 +57,7 @@ def test_another_vocabulary_is_refused_with_a_sentence(tmp_path: Path) -> None:
 
 
 class Noted(FakeEngine):
-    """A draft model whose second forward shows that the answer has the first one's drafts."""
+    """A draft model that says when it has been asked."""
 
     def __init__(self, seed: int, spread: float) -> None:
         super().__init__(seed=seed, spread=spread)
@@ -66,7 +66,7 @@ class Noted(FakeEngine):
 
     def forward(self, batch: Batch) -> Output:
         self.forwards += 1
-        if self.forwards == 2:
+        if self.forwards == 1:
             self.has_drafted.set()
         return super().forward(batch)
 

@@ -8,6 +8,7 @@ which steps requests draft at all. No clock: the caller supplies times.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -286,10 +287,19 @@ class AdaptiveBudget:
         return self._stats.idle > 2 or self._since_draft > RETRY_INTERVAL
 
     def record(
-        self, drafted: int, expected: float, accepted: int, step: StepSize, seconds: float, *, others: int = 0
+        self,
+        drafted: int,
+        expected: float,
+        accepted: int,
+        step: StepSize,
+        seconds: float,
+        *,
+        waited: float = 0.0,
+        others: int = 0,
     ) -> None:
         """Record a step with `drafted` draft tokens. step: of the engine, with the rows of all requests, which report
-        one shared object. seconds: since the previous result. others: accepted ones of those beside."""
+        one shared object. seconds: since the previous result, without those `waited` for drafts. others: accepted ones
+        of those beside."""
         rows, sequences = step
         if seconds <= 0.0:
             return
@@ -297,7 +307,7 @@ class AdaptiveBudget:
         if self._awake:
             self._accepted.add(accepted / (1.0 + others))
         recent = self._accepted.value or 0.0
-        stats.guard.report(step, seconds, drafted=drafted, accepted=recent, awake=self._awake)
+        stats.guard.report(step, seconds + waited, drafted=drafted, accepted=recent, awake=self._awake)
         self._awake = stats.guard.awake
         if drafted == 0:
             self._plain_steps += 1
@@ -317,7 +327,8 @@ class AdaptiveBudget:
         self._calibration.add(expected, accepted)
         stats.calibration.add(expected, accepted)
         # Compared with a step of the same requests without drafts. A stall, which is not caused by drafts, is capped.
-        extra = min(seconds, 1.5 * max(estimate, self._times.at(rows))) / self._cost(0) - 1.0
+        seconds = min(seconds, 1.5 * max(estimate, self._times.at(rows))) + waited
+        extra = seconds / self._cost(0) - 1.0
         # One request's drafts delay all others of the step: the loss of all requests by this request's drafts.
         shared = self._sequences * drafted / max(rows - self._sequences, drafted)
         saved = accepted / (1.0 + others) - shared * extra
@@ -364,6 +375,38 @@ class AdaptiveBudget:
         return max(count, 0)
 
 
+FIRST_DRAFT_S: Final = 0.01  # s of a draft model's forward, before one has been timed
+DRAFT_TIMES: Final = 4  # of its forwards that are remembered
+DRAFT_RETRY: Final = 256  # forwards that were not worth it, before one is timed anew
+
+
+@dataclass(slots=True)
+class DraftModelStats:
+    """What is known of a draft model: which of its drafts are accepted, and s of its forwards, while the target has
+    nothing to compute and beside it. On one machine these take longer, or wait for the target."""
+
+    ranks: AcceptanceByRank = field(default_factory=model_rates)
+    declined: int = 0  # forwards that were not asked for since the last one
+    trials: int = 0  # beginnings and ends of forwards that were asked for to see what one takes, see `is_due`
+    _alone: deque[float] = field(default_factory=lambda: deque(maxlen=DRAFT_TIMES))
+    _beside: deque[float] = field(default_factory=lambda: deque(maxlen=DRAFT_TIMES))
+
+    def add(self, seconds: float, *, beside: bool) -> None:
+        self.trials += self.is_due
+        self.declined = 0
+        (self._beside if beside else self._alone).append(seconds)
+
+    @property
+    def is_due(self) -> bool:
+        """One is to be timed, whatever it takes."""
+        return not self._alone or self.declined >= DRAFT_RETRY
+
+    def seconds(self, *, beside: bool) -> float:
+        """Of the next forward: the shortest of late, since what holds up a single one is not its price."""
+        alone = min(self._alone, default=FIRST_DRAFT_S)
+        return min(self._beside, default=3.0 * alone) if beside else alone
+
+
 # Statistics of a side that the next request reuses: acceptance rates of drafts and times of its engine.
 #
 # They affect which rows are computed and which side aggregates, never a token. Shared by all requests of a kind on one
@@ -380,7 +423,7 @@ class OnlineStats:
     beside_choice: AcceptanceByRank = field(default_factory=beside_choice_rates)
     budget: BudgetStats = field(default_factory=BudgetStats)
     drafter: DrafterStats = field(default_factory=DrafterStats)
-    draft_model: AcceptanceByRank = field(default_factory=model_rates)
+    draft_model: DraftModelStats = field(default_factory=DraftModelStats)
     offload: OffloadStats = field(default_factory=OffloadStats)
 
     def begin(self, timed: Iterable[tuple[int, float]]) -> None:

@@ -239,6 +239,7 @@ STEP_PROBS: Final = 1 << 19  # probabilities read for the lessons of one engine 
 PAUSED_ROWS: Final = 1 / 4  # rows of an engine step that are learnt from, while drafting is paused
 MAX_LEARNT_ROWS: Final = 32  # of one answer's step
 MAX_UNOBSERVED_TOKENS: Final = 4  # of output: the drafter observes more than these even if no draft needs them
+MAX_LATE_TOKENS: Final = 64  # observed before a forward for its drafts; more wait for the next forward
 MAX_BACKLOG: Final = 4096  # tokens that a rest leaves to observe, by all answers together; earlier ones are skipped
 
 Lesson = Callable[[], None]
@@ -335,6 +336,14 @@ class DrafterFeed:
             for token in islice(self._tokens, left):
                 self.drafter.observe(token)
             del self._tokens[:left]
+
+    @property
+    def is_current(self) -> bool:
+        """The drafter has read the whole text; it does so now if little is left."""
+        if self.backlog > MAX_LATE_TOKENS:
+            return False
+        self.catch_up()
+        return True
 
     def finish(self) -> None:
         """Do everything that waits."""

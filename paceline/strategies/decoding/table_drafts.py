@@ -19,11 +19,16 @@ from paceline.core.drafting.ngram_drafter import Context, NgramDrafter
 from paceline.core.drafting.tree_search import Candidates, DraftTree, grow_tree
 from paceline.strategies.base import Branch, Effect, MachineConfig, WakeAt
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
-from paceline.strategies.decoding.prefix_tree import MAX_LEARNT_ROWS, DrafterFeed, PrefixNode, PrefixTree, TreeDrafter
+from paceline.strategies.decoding.prefix_tree import (
+    MAX_LATE_TOKENS,
+    MAX_LEARNT_ROWS,
+    DrafterFeed,
+    PrefixNode,
+    PrefixTree,
+)
 from paceline.wire.messages import DraftLimits
 
 DRAFTS_PER_ROW: Final = 4  # drafts of one step, by the rows that `DraftLimits` allows a forward
-MAX_LATE_TOKENS: Final = 64  # observed before a forward for its drafts; more wait for the next forward
 LEARN_DELAY_S: Final = 0.001  # start of the engine's thread, before lessons compete with it for the interpreter
 
 
@@ -77,16 +82,18 @@ class TableDrafts:
         tree: PrefixTree,
         decoder: BranchDecoder,
         *,
-        drafter: TreeDrafter | None = None,
+        feed: DrafterFeed | None = None,
         budget: AdaptiveBudget | None = None,
     ) -> None:
-        """drafter, budget: in place of its own, for baselines."""
+        """feed: of a drafter that the caller asks. budget: in place of its own, for baselines."""
         stats = (config.means.stats or OnlineStats()).budget
         self.budget = budget or AdaptiveBudget(stats, rows=_max_drafts(config.options.drafting))
         self._config, self._tree, self._decoder = config, tree, decoder
-        self.feed = DrafterFeed(config, drafter)
+        self.feed = feed or DrafterFeed(config)
         self._admits = partial(may_follow, config, decoder)
         self._step_size = stats.guard.last_step
+        self._most: int | None = None  # drafts of the next forward, once that is known
+        self._waited = 0.0  # s, before the forward under way was asked for, for drafts
         self._woken = False  # since the forward under way was asked for
         self._sent, self._expected = 0, 0.0  # drafts of the forward under way; accepted ones by their probabilities
         self._num_drafted = self._num_accepted = 0
@@ -104,20 +111,37 @@ class TableDrafts:
         return [] if self.budget.resting else [WakeAt(now + LEARN_DELAY_S)]
 
     # ---- a step -----------------------------------------------------------------------------------------------------
-    def walked(self, output: Sequence[int], accepted: int, step: StepSize, *, ends: bool, others: int = 0) -> None:
+    def walked(
+        self,
+        output: Sequence[int],
+        accepted: int,
+        step: StepSize,
+        *,
+        ends: bool,
+        others: int = 0,
+        usual: bool = True,
+    ) -> None:
         """These tokens are decided, of which so many were drafted, and the rows that decided them may be learnt from.
-        step: of the engine. ends: they are the answer's last. others: of them, that another source has drafted."""
+        step: of the engine. ends: they are the answer's last. others: of them, that another source has drafted. usual:
+        the step's time tells something of other steps."""
         self._step_size = step
         if not self._woken and self.budget.awake:
             self.feed.slice(step.sequences)  # the forward was too short for it
         timed = self._decoder.timed
-        if timed is not None:
+        if timed is not None and usual:
             self._record_step(accepted, others, *timed)
         self.feed.append(output)
         self._take_lessons(self._tree.head, timed is None)
         if ends and self.feed.backlog <= MAX_LATE_TOKENS:
             self.feed.finish()  # a short answer has had no step to learn in
-        self._woken = False
+        self._woken, self._most = False, None
+
+    @property
+    def most(self) -> int:
+        """Drafts of the next forward at most."""
+        if self._most is None:
+            self._most = self.budget.max_draft_tokens() if self.budget.awake else 0
+        return self._most
 
     def worth(self, chain: Sequence[Guess], nodes: Sequence[PrefixNode]) -> list[PrefixNode]:
         """Those of another source's nodes, the chain's and second guesses, that pay by themselves; parents first."""
@@ -140,13 +164,11 @@ class TableDrafts:
         """
         head = self._tree.head
         self.budget.beside = OtherDrafts(rows, sum(accumulate((guess.prob for guess in chain), mul)))
-        max_drafts = self.budget.max_draft_tokens() if self.budget.awake else 0
-        if max_drafts == 0 or self.feed.backlog > MAX_LATE_TOKENS:
+        max_drafts = self.most
+        if not (max_drafts and self.feed.is_current):
             return []
-        self.feed.catch_up()
         if not chain:
-            drafted = self.feed.drafter.draft(max_drafts, head.position)
-            return self._tree.merge(drafted.first(self.budget.choose(drafted.probs)), self._admits)
+            return self.take(self.feed.drafter.draft(max_drafts, head.position))
         drafter = self.feed.drafter
         assert isinstance(drafter, NgramDrafter), "no other one drafts beside a chain"
         drafted = grow_tree(BesideChain(drafter, chain), (drafter.root(head.position), 0), max_drafts + rows)
@@ -162,19 +184,24 @@ class TableDrafts:
             place[index] = None if above is None else above.children.get(token)
         return [place[index] is not None for index in range(len(drafted))]
 
-    def sent(self, drafts: Sequence[PrefixNode]) -> None:
-        """The next forward has these drafts."""
+    def take(self, drafted: DraftTree) -> list[PrefixNode]:
+        """As `draft`, of a tree that was drafted elsewhere, of `most` nodes."""
+        return self._tree.merge(drafted.first(self.budget.choose(drafted.probs)), self._admits)
+
+    def sent(self, drafts: Sequence[PrefixNode], waited: float = 0.0) -> None:
+        """The next forward has these drafts, for which it has waited so many s."""
         self._sent, self._expected = len(drafts), sum(node.score for node in drafts)
+        self._waited = waited
 
     def _record_step(self, accepted: int, others: int, own_rows: int, seconds: float) -> None:
         """Record the forward that was answered, for the budget and the report."""
         step = self._step_size if self._step_size.rows else StepSize(own_rows, 1)
         if not self._sent:
-            self.budget.record(0, 0.0, 0, step, seconds)
+            self.budget.record(0, 0.0, 0, step, seconds, waited=self._waited)
             return
         self._num_drafted += self._sent
         self._num_accepted += accepted
-        self.budget.record(self._sent, self._expected, accepted, step, seconds, others=others)
+        self.budget.record(self._sent, self._expected, accepted, step, seconds, waited=self._waited, others=others)
 
     # ---- while a forward runs ---------------------------------------------------------------------------------------
     @property

