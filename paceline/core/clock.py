@@ -10,10 +10,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Final
-
-# Running estimates: means and medians of measured values. No clock: the caller supplies the numbers.
 
 
 @dataclass(slots=True)
@@ -34,22 +31,150 @@ class MovingAverage:
         return self._sum / self._share if self._share else None
 
 
+# Seconds of a step by its rows.
+#
+# No line is assumed: on a GPU rows are free until there are many, on a CPU each has its price, and beside both stands
+# what the caller does for a row until its step counts as done. Times of sizes alike are taken together, by their
+# median; these are made to rise with the rows (pool adjacent violators), and joined.
+
+
+RECENT: Final = 9  # steps of a size that are kept
+NEAR: Final = 1.35  # ratio of a number of rows to the nearest size, for its time to count as known
+_EXACT: Final = 15  # rows up to which each is a size of its own
+_FEW: Final = 3  # steps of a size, with which what they take counts as known
+
+
+def row_class(rows: int) -> int:
+    """The smallest number of rows of a class, whose sizes differ by less than an eighth; up to 15 each is one."""
+    shift = max(0, rows.bit_length() - 4)
+    return (rows >> shift) << shift
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSpeed:
+    """A straight line of seconds by rows, as it is sent to the other side."""
+
+    decode_s: float  # of a forward of one row
+    row_s: float = 0.0  # added by each further row
+
+    def forward(self, rows: float) -> float:
+        return self.decode_s + self.row_s * (max(rows, 1.0) - 1.0)
+
+
+# A small model on a laptop; each further row costs a hundredth of the first.
+PRIOR: Final = DecodeSpeed(0.04, 0.0004)
+
+
 @dataclass(slots=True)
-class RecentMedian:
-    """Median of the last few values, robust against stalls."""
+class StepClock:
+    """Seconds of steps, from the last ones of each size."""
 
-    size: int = 9
-    _values: deque[float] = field(default_factory=deque)
+    prior: DecodeSpeed = PRIOR  # before anything is known; its shape, while one size alone is
+    max_rows: int = 1024  # larger steps are prefills, whose rows have another bottleneck: they are ignored
+    keeps: int = RECENT  # steps of a size
+    # Steps after which a size seen often enough is forgotten, the sooner the less it was seen, until it is seen again.
+    remembers: int | None = None
+    _steps: int = 0
+    _seen: dict[int, deque[tuple[int, float]]] = field(default_factory=dict)  # by class: rows and seconds
+    _last: dict[int, int] = field(default_factory=dict)  # by class: the last step of it
+    _median: dict[int, float] = field(default_factory=dict)  # by class: s
+    _curve: list[tuple[float, float]] | None = None  # rows and seconds, neither falls; None: stale
+    _known: dict[int, float] = field(default_factory=dict)  # by rows: seconds that were asked for, of this curve
 
-    def add(self, value: float) -> None:
-        self._values.append(value)
-        if len(self._values) > self.size:
-            self._values.popleft()
+    def add(self, rows: int, seconds: float) -> float:
+        """Record a step. Returns what the last ones of its size took in the median, with this one."""
+        if not 1 <= rows <= self.max_rows or seconds <= 0.0:
+            return seconds
+        self._steps += 1
+        size = row_class(rows)
+        seen = self._seen.get(size)
+        if seen is None:
+            seen = self._seen[size] = deque(maxlen=self.keeps)
+        seen.append((rows, seconds))
+        self._last[size] = self._steps
+        taken = sorted(seconds for _, seconds in seen)[(len(seen) - 1) // 2]
+        if taken != self._median.get(size) or self.remembers is not None or size > _EXACT:
+            self._median[size], self._curve = taken, None
+        return taken
+
+    def __bool__(self) -> bool:
+        """True once anything was recorded."""
+        return bool(self._seen)
 
     @property
-    def value(self) -> float | None:
-        """None before the first value."""
-        return median(self._values) if self._values else None
+    def most_rows(self) -> int:
+        """Rows of the largest steps that are remembered; 0 for none."""
+        curve = self._rising()
+        return int(curve[-1][0]) if curve else 0
+
+    def knows(self, rows: int) -> bool:
+        """True if steps of about so many rows, or fewer, were seen, more than stalls are likely to be."""
+        return any(
+            len(seen) >= _FEW and seen[-1][0] <= 2 * rows
+            for size, seen in self._seen.items()
+            if self._is_remembered(size)
+        )
+
+    def near(self, rows: int) -> float | None:
+        """Median seconds of the size that is nearest to so many rows; None if none is near."""
+        known = filter(self._is_remembered, self._seen)
+        size = min(known, key=lambda each: max(rows / each, each / rows), default=None)
+        return None if size is None or max(rows / size, size / rows) > NEAR else self._median[size]
+
+    def at(self, rows: int) -> float:
+        """Seconds of a step of so many rows, at least 1: above 0, and never less than of fewer."""
+        if self._curve is None:
+            self._rising()
+        found = self._known.get(rows)
+        if found is None:
+            found = self._known[rows] = self._estimate(rows)
+        return found
+
+    def speed(self, rows: int = 1) -> DecodeSpeed:
+        """The straight line from one row to `rows`, or to sixteen if `rows` is 1."""
+        end = rows if rows > 1 else 16
+        one = self.at(1)
+        return DecodeSpeed(one, max(0.0, (self.at(end) - one) / (end - 1)))
+
+    def _estimate(self, rows: int) -> float:
+        curve = self._rising()
+        if not curve:
+            return self.prior.forward(rows)
+        (low, low_s), (high, high_s) = curve[0], curve[-1]
+        if low < rows < high:
+            place = bisect_left(curve, (rows, 0.0))
+            (left, left_s), (right, right_s) = curve[place - 1], curve[place]
+            return left_s + (right_s - left_s) * (rows - left) / (right - left)
+        if low == high:
+            return low_s * self.prior.forward(rows) / self.prior.forward(low)
+        slope = (high_s - low_s) / (high - low)
+        return high_s + slope * (rows - high) if rows >= high else max(low_s + slope * (rows - low), low_s * rows / low)
+
+    def _rising(self) -> list[tuple[float, float]]:
+        """Times of the sizes that are remembered. Neighbours that fall are replaced by their mean, weighted by the
+        steps seen."""
+        if self._curve is not None:
+            return self._curve
+        pools: list[tuple[float, int, list[float]]] = []  # seconds, weight, and the rows that have them
+        for size in sorted(self._seen):
+            if not self._is_remembered(size):
+                continue
+            seen = self._seen[size]
+            seconds, weight = self._median[size], len(seen)
+            rows = [float(size) if size <= _EXACT else sum(rows for rows, _ in seen) / weight]
+            while pools and pools[-1][0] >= seconds:
+                before, others, smaller = pools.pop()
+                seconds = (before * others + seconds * weight) / (others + weight)
+                weight, rows = others + weight, smaller + rows
+            pools.append((seconds, weight, rows))
+        self._curve = [(each, seconds) for seconds, _, rows in pools for each in rows]
+        self._known.clear()
+        return self._curve
+
+    def _is_remembered(self, size: int) -> bool:
+        if self.remembers is None:
+            return True
+        return self._steps - self._last[size] <= self.remembers * len(self._seen[size]) // self.keeps
 
 
 # A link, as its sender knows it: the round trip, and the bandwidth from acknowledged bytes as in TCP congestion
@@ -165,155 +290,6 @@ class PeerRecord:
 
     def did_not(self) -> None:
         self.first_s = AGAIN_S
-
-
-# Seconds of a step by its rows.
-#
-# No line is assumed: on a GPU rows are free until there are many, on a CPU each has its price, and beside both stands
-# what the caller does for a row until its step counts as done. Times of sizes alike are taken together, by their
-# median; these are made to rise with the rows (pool adjacent violators), and joined.
-
-
-RECENT: Final = 9  # steps of a size that are kept
-NEAR: Final = 1.35  # ratio of a number of rows to the nearest size, for its time to count as known
-_FEW: Final = 3  # steps of a size, with which what they take counts as known
-
-
-def row_class(rows: int) -> int:
-    """The smallest number of rows of a class, whose sizes differ by less than an eighth; up to 15 each is one."""
-    shift = max(0, rows.bit_length() - 4)
-    return (rows >> shift) << shift
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeSpeed:
-    """A straight line of seconds by rows, as it is sent to the other side."""
-
-    decode_s: float  # of a forward of one row
-    row_s: float = 0.0  # added by each further row
-
-    def forward(self, rows: float) -> float:
-        return self.decode_s + self.row_s * (max(rows, 1.0) - 1.0)
-
-
-# A small model on a laptop; each further row costs a hundredth of the first.
-PRIOR: Final = DecodeSpeed(0.04, 0.0004)
-
-
-@dataclass(slots=True)
-class StepClock:
-    """Seconds of steps, from the last ones of each size."""
-
-    prior: DecodeSpeed = PRIOR  # before anything is known; its shape, while one size alone is
-    max_rows: int = 1024  # larger steps are prefills, whose rows have another bottleneck: they are ignored
-    keeps: int = RECENT  # steps of a size
-    # Steps after which a size seen often enough is forgotten, the sooner the less it was seen, until it is seen again.
-    remembers: int | None = None
-    _steps: int = 0
-    _seen: dict[int, deque[tuple[int, float]]] = field(default_factory=dict)  # by class: rows and seconds
-    _last: dict[int, int] = field(default_factory=dict)  # by class: the last step of it
-    _median: dict[int, float] = field(default_factory=dict)  # by class: s
-    _curve: list[tuple[float, float]] | None = None  # rows and seconds, neither falls; None: stale
-    _known: dict[int, float] = field(default_factory=dict)  # by rows: seconds that were asked for, of this curve
-
-    def add(self, rows: int, seconds: float) -> float:
-        """Record a step. Returns what the last ones of its size took in the median, with this one."""
-        if not 1 <= rows <= self.max_rows or seconds <= 0.0:
-            return seconds
-        self._steps += 1
-        size = row_class(rows)
-        seen = self._seen.get(size)
-        if seen is None:
-            seen = self._seen[size] = deque(maxlen=self.keeps)
-        seen.append((rows, seconds))
-        self._last[size] = self._steps
-        taken = sorted(seconds for _, seconds in seen)[(len(seen) - 1) // 2]
-        if taken != self._median.get(size) or self.remembers is not None or size > _EXACT:
-            self._median[size], self._curve = taken, None
-        return taken
-
-    def __bool__(self) -> bool:
-        """True once anything was recorded."""
-        return bool(self._seen)
-
-    @property
-    def most_rows(self) -> int:
-        """Rows of the largest steps that are remembered; 0 for none."""
-        curve = self._rising()
-        return int(curve[-1][0]) if curve else 0
-
-    def knows(self, rows: int) -> bool:
-        """True if steps of about so many rows, or fewer, were seen, more than stalls are likely to be."""
-        return any(
-            len(seen) >= _FEW and seen[-1][0] <= 2 * rows
-            for size, seen in self._seen.items()
-            if self._is_remembered(size)
-        )
-
-    def near(self, rows: int) -> float | None:
-        """Median seconds of the size that is nearest to so many rows; None if none is near."""
-        size = min(self._seen, key=lambda each: max(rows / each, each / rows), default=None)
-        if size is None or max(rows / size, size / rows) > NEAR or not self._is_remembered(size):
-            return None
-        return self._median[size]
-
-    def at(self, rows: int) -> float:
-        """Seconds of a step of so many rows, at least 1: above 0, and never less than of fewer."""
-        if self._curve is None:
-            self._rising()
-        found = self._known.get(rows)
-        if found is None:
-            found = self._known[rows] = self._estimate(rows)
-        return found
-
-    def speed(self, rows: int = 1) -> DecodeSpeed:
-        """The straight line from one row to `rows`, or to sixteen if `rows` is 1."""
-        end = rows if rows > 1 else 16
-        one = self.at(1)
-        return DecodeSpeed(one, max(0.0, (self.at(end) - one) / (end - 1)))
-
-    def _estimate(self, rows: int) -> float:
-        curve = self._rising()
-        if not curve:
-            return self.prior.forward(rows)
-        (low, low_s), (high, high_s) = curve[0], curve[-1]
-        if low < rows < high:
-            place = bisect_left(curve, (rows, 0.0))
-            (left, left_s), (right, right_s) = curve[place - 1], curve[place]
-            return left_s + (right_s - left_s) * (rows - left) / (right - left)
-        if low == high:
-            return low_s * self.prior.forward(rows) / self.prior.forward(low)
-        slope = (high_s - low_s) / (high - low)
-        return high_s + slope * (rows - high) if rows >= high else max(low_s + slope * (rows - low), low_s * rows / low)
-
-    def _rising(self) -> list[tuple[float, float]]:
-        """Times of the sizes that are remembered. Neighbours that fall are replaced by their mean, weighted by the
-        steps seen."""
-        if self._curve is not None:
-            return self._curve
-        pools: list[tuple[float, int, list[float]]] = []  # seconds, weight, and the rows that have them
-        for size in sorted(self._seen):
-            if not self._is_remembered(size):
-                continue
-            seen = self._seen[size]
-            seconds, weight = self._median[size], len(seen)
-            rows = [float(size) if size <= _EXACT else sum(rows for rows, _ in seen) / weight]
-            while pools and pools[-1][0] >= seconds:
-                before, others, smaller = pools.pop()
-                seconds = (before * others + seconds * weight) / (others + weight)
-                weight, rows = others + weight, smaller + rows
-            pools.append((seconds, weight, rows))
-        self._curve = [(each, seconds) for seconds, _, rows in pools for each in rows]
-        self._known.clear()
-        return self._curve
-
-    def _is_remembered(self, size: int) -> bool:
-        if self.remembers is None:
-            return True
-        return self._steps - self._last[size] <= self.remembers * len(self._seen[size]) // self.keeps
-
-
-_EXACT: Final = 15  # rows up to which a class has one number of them
 
 
 # How often drafts are accepted, and what came of other things expected.

@@ -5,12 +5,14 @@ Limits rows of long prompts, and of one owner, by measured step times.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Final
 
 from paceline.core.batching.segment import Segment, SeqId
-from paceline.core.clock import DecodeSpeed, RecentMedian, StepClock, row_class
+from paceline.core.clock import DecodeSpeed, StepClock, row_class
 
 # Groups of sequences: which sequences belong together, which hold rows, and which group is served before which.
 #
@@ -323,7 +325,7 @@ class PrefillPace:
 
     times: StepClock  # of steps without prompts
     _since: dict[int, int] = field(default_factory=dict)  # by class of rows: steps with prompts since the last such one
-    _row_s: RecentMedian = field(default_factory=lambda: RecentMedian(5))  # of a prompt's row
+    _row_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # of a prompt's row, in the last steps
     _last: int = FIRST_ROWS
 
     def rows(self, answer_rows: int, share: float = PROMPT_SHARE) -> int | None:
@@ -334,10 +336,9 @@ class PrefillPace:
         alone = self.times.near(answer_rows)
         if alone is None or self._since.get(row_class(answer_rows), 0) >= REFRESH:
             return 0
-        row_s = self._row_s.value
-        if row_s is None:
+        if not self._row_s:
             return FIRST_ROWS
-        return max(1, int(min(share * alone / row_s, _GROWTH * self._last)))
+        return max(1, int(min(share * alone / median(self._row_s), _GROWTH * self._last)))
 
     def record(self, answer_rows: int, prompt_rows: int, seconds: float) -> None:
         """The step took so long. Steps of prompts alone tell nothing: their rows have another price."""
@@ -351,7 +352,7 @@ class PrefillPace:
         self._since[size] = self._since.get(size, 0) + 1
         alone = self.times.near(answer_rows)
         if alone is not None:
-            self._row_s.add(max(seconds - alone, _LEAST * PROMPT_SHARE * alone) / prompt_rows)
+            self._row_s.append(max(seconds - alone, _LEAST * PROMPT_SHARE * alone) / prompt_rows)
             self._last = prompt_rows
 
 
