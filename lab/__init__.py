@@ -2,6 +2,7 @@
 
 simulation     hosts, network and answers in virtual time, driving the machines that serve
 baselines      what papers describe and benches compare with
+published      strategies as papers describe them, for requests to a real server
 scheduling     other policies for the scheduler of workflows
 training       of the demonstration's models
 demo_pair      their answers, side by side and together

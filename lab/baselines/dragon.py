@@ -25,7 +25,7 @@ SHAPES: Final[Mapping[Shape, DraftLimits]] = {
 
 def shaped(shape: Shape, **more: object) -> dict[str, object]:
     """The field `paceline.debug` of a request with drafts of this shape, and more options."""
-    return {"debug": {"drafting": msgspec.to_builtins(SHAPES[shape])} | more}
+    return {"debug": {"drafting": msgspec.structs.asdict(SHAPES[shape])} | more}
 
 
 # ---- the time per token ---------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, TypeVar
 
 from paceline.core.batching.segment import StepSize
@@ -188,6 +189,7 @@ class DrafterOptions:
     blend: bool = True  # rows are means, else overwritten or added to (DIAA)
     scoring: Scoring | None = None  # None: nodes by probability
     shape: TreeShape | None = None  # a static tree of this shape
+    interval: int = 1  # steps from one update of the tables to the next (DIAA's N)
 
 
 AS_PUBLISHED: Final = DrafterOptions(automaton=False, probs="dist", bigrams=False, blend=False)  # and its scores
@@ -213,8 +215,24 @@ class VariedDrafter(NgramDrafter):
             self._bigrams = None
         if not options.automaton:
             self._automaton = SuffixAutomaton(max_tokens=0)
+        self._steps = 0
+        self._held: list[Callable[[], None]] = []  # lessons for the next update
 
     def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
+        if self._options.interval > 1:
+            self._held.append(partial(self._learn, token, dist, before, accepted))
+        else:
+            self._learn(token, dist, before, accepted)
+
+    def _update(self) -> None:
+        """A step is drafted for: learn what has come in the interval, if it is over."""
+        self._steps += 1
+        if self._steps % self._options.interval == 0:
+            held, self._held = self._held, []
+            for lesson in held:
+                lesson()
+
+    def _learn(self, token: int, dist: Dist, before: int | None, accepted: bool) -> None:
         if not self._options.tables:
             return
         if self._options.blend:
@@ -224,6 +242,7 @@ class VariedDrafter(NgramDrafter):
             self._table.record(token, ids, probs, overwrite=accepted)
 
     def draft(self, budget: int, position: int) -> DraftTree:
+        self._update()
         shape, scoring = self._options.shape, self._options.scoring
         if self._last >= 0 and budget > 0:
             if shape is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -35,22 +35,34 @@ def unregister(name: str) -> None:
 _NOT_DEBUG: Final = {"needs_dists", "writer", "search_every", "joules_per_token", "joules_per_step"}  # said elsewhere
 
 
-def debug_options(given: Mapping[str, object]) -> dict[str, object]:
-    """Options that a request names by their fields, whichever strategy reads them, as {"verifier": "truncated"} does.
-    Raises RequestError for an unknown field or a value that it cannot have."""
-    known = {
-        field.encode_name: field.type
-        for strategy in STRATEGIES.values()
-        for field in msgspec.structs.fields(strategy.options)
-        if field.name not in _NOT_DEBUG
-    }
-    found: dict[str, object] = {}
+def debug_options(given: Mapping[str, object], asked: str) -> dict[str, object]:
+    """Options that a request names by their fields, as {"verifier": "truncated"} does: of the strategy that it asks
+    for, or, with "auto", of whichever reads them. Raises RequestError for an unknown field or a value that it cannot
+    have."""
+    strategies = [STRATEGIES[asked]] if asked in STRATEGIES else STRATEGIES.values()
+    known: dict[str, Any] = {}
+    for strategy in strategies:
+        known |= _fields(strategy.options)
+    return _converted(given, {name: kind for name, kind in known.items() if name not in _NOT_DEBUG}, "paceline.debug")
+
+
+def _fields(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+
+
+def _converted(given: Mapping[str, object], known: Mapping[str, Any], within: str) -> dict[str, Any]:
+    """The fields by their types. Parts that are arrays on the link are objects here."""
+    found: dict[str, Any] = {}
     for name, value in given.items():
-        param = f"paceline.debug.{name[:64]}"
+        param = f"{within}.{name[:64]}"
         if name not in known:
             raise RequestError(f"{param} is not known; known: {', '.join(sorted(known))}.", param=param)
+        kind = known[name]
+        if isinstance(value, Mapping) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            found[name] = kind(**_converted(value, _fields(kind), param))
+            continue
         try:
-            found[name] = msgspec.convert(value, known[name])
+            found[name] = msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
             raise RequestError(f"{param}: {error}.", param=param) from None
     return found

@@ -124,7 +124,7 @@ def options_of(extension: Extension, service: Service) -> dict[str, object]:
             "--debug-options and does not accept it.",
             param="paceline.debug",
         )
-    return options | debug_options(extension.debug)
+    return options | debug_options(extension.debug, extension.strategy or "auto")
 
 
 def sampling_of(asked: SamplingFields, model: ModelInfo) -> SamplingParams:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.aggregation.aggregators import make_aggregator
+from paceline.core.aggregation.aggregators import Aggregator, make_aggregator
 from paceline.core.clock import DecodeSpeed
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.side import Side, other
@@ -60,11 +60,13 @@ class Aggregate(PeeredMachine):
     peer is lost or met anew, new ones are made.
     """
 
-    def __init__(self, config: MachineConfig, *, keep_at: Side | None = None) -> None:
-        """keep_at: see `placement_of`."""
+    def __init__(
+        self, config: MachineConfig, *, keep_at: Side | None = None, aggregator: Aggregator | None = None
+    ) -> None:
+        """keep_at: see `placement_of`. aggregator: in place of the one that the options name, for comparisons."""
         self._keep_at = keep_at
         options, output = options_of(config), config.output
-        self._aggregator = make_aggregator(
+        self._aggregator = aggregator or make_aggregator(
             aggregator_of(config), output.sampling, needs_dists=options.needs_dists, vocab_size=output.vocab_size
         )
         tree = PrefixTree(len(config.seat.targets))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import httpx
 import pytest
 
 from lab.baselines.dragon import SHAPES, shaped
+from lab.published import DSSD, GELATO, PUBLISHED, STATIC, register_published
+from paceline.strategies.registry import STRATEGIES, unregister
 from tests.api.generation.test_request import fault, post
 from tests.api.scripted import ScriptedService
-
-GELATO = {"waits": True, "overlap": False, "least": 1, "second_guesses": False, "verifier": "truncated", "mass": 0.9}
 
 
 def test_a_server_that_was_not_started_for_it_refuses_by_name(http: httpx.Client, service: ScriptedService) -> None:
@@ -38,8 +40,9 @@ def test_options_of_strategies_are_chosen_by_their_fields(http: httpx.Client, se
         ("paceline.debug.writer", {"writer": "cloud"}),
         ("paceline.debug.verifier", {"verifier": "none"}),
         ("paceline.debug.most", {"most": 1000}),
-        ("paceline.debug.drafting", {"drafting": {"width": 0}}),
-        ("paceline.debug.drafting", {"drafting": {"depth": 1}}),
+        ("paceline.debug.drafting.width", {"drafting": {"width": 0}}),
+        ("paceline.debug.drafting.depth", {"drafting": {"depth": 1}}),
+        ("paceline.debug.drafting", {"drafting": 4}),
     ],
 )
 def test_what_is_no_option_or_no_value_of_one_is_refused(
@@ -55,3 +58,32 @@ def test_what_is_no_option_or_no_value_of_one_is_refused(
 )
 def test_they_are_no_fields_of_their_own(http: httpx.Client, field: dict[str, object]) -> None:
     assert fault(post(http, paceline=field))["param"] == f"paceline.{next(iter(field))}"
+
+
+@pytest.fixture
+def published() -> Iterator[None]:
+    register_published()
+    yield
+    for strategy in PUBLISHED:
+        unregister(strategy.name)
+
+
+@pytest.mark.usefixtures("published")
+def test_a_request_names_one_with_options_of_its_own(
+    http: httpx.Client, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "strategies", lambda: tuple(STRATEGIES))
+    service.debug_options = True
+    cases: list[tuple[str, dict[str, object]]] = [
+        ("diaa", {"interval": 4, "threshold": 0.01}),
+        ("dragon", {"gamma": 0.25, "keep_at": "cloud", "drafting": {"width": 1, "rows": 1}}),
+        *(("draft_verify", debug) for debug in (GELATO, STATIC, DSSD)),
+        ("flowspec-pipedec", {"drafting": {"rows": 8}}),
+    ]
+    for name, debug in cases:
+        assert post(http, paceline={"strategy": name, "debug": debug}).status_code == 200
+        asked = service.requests[-1].strategy
+        assert asked.name == name and asked.options.keys() >= debug.keys()
+    for name, debug, field in (("diaa", {"gamma": 0.5}, "gamma"), ("dragon", {"gamma": 2}, "gamma")):
+        refused = fault(post(http, paceline={"strategy": name, "debug": debug}))
+        assert refused["param"] == f"paceline.debug.{field}"
