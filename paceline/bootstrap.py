@@ -84,7 +84,6 @@ class OpenedNode:
             strategies=list(STRATEGIES),
             documents=self.node.num_documents,
             num_weights=self.model.engine.info.num_weights,
-            decode_us=round(1e6 * (self.node.decode_s or 0.0)),
             relevance=self.node.relevance,
         )
 

@@ -45,8 +45,8 @@ def changed(request: GenerateRequest, **changes: Any) -> GenerateRequest:
 
 FACTS = {
     **{field.name: ("wish", field.name) for field in fields(Wish)},
-    **{name: ("own", name.removeprefix("own_")) for name in ("own_documents", "num_weights", "decode_s")},
-    **{f"peer_{name}": ("peer", name) for name in ("documents", "decode_s")},
+    **{name: ("own", name.removeprefix("own_")) for name in ("own_documents", "num_weights", "drafts", "costs")},
+    "peer_documents": ("peer", "documents"),
     "peer_weights": ("peer", "num_weights"),
 }
 

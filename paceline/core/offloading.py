@@ -179,7 +179,6 @@ class EntropyGate:
 
 MAX_DRAFTS: Final = 64  # in one step
 LEAST_S: Final = 1e-4  # s, of a step: a clock may tell none
-PACE_LIFE_S: Final = 600.0
 _RECENT: Final = 0.99  # factor on older rounds, per new one
 _LEAST_STEPS: Final = 16  # before a calibration is of use
 _HIGHEST_RATIO: Final = 10.0
@@ -293,24 +292,6 @@ class StepEstimates:
         return Prediction(tokens, seconds, expected * (draft_j + send_j))
 
 
-@dataclass(slots=True)
-class AnswerPace:
-    """Seconds a token of whole answers, for as long as that tells of the present: links and machines change."""
-
-    seconds: MovingAverage = field(default_factory=lambda: MovingAverage(0.3))
-    at: float = -math.inf  # s, when an answer ended last
-
-    def add(self, seconds: float, now: float) -> None:
-        if now > self.at + PACE_LIFE_S:
-            self.seconds = MovingAverage(self.seconds.weight)
-        self.seconds.add(seconds)
-        self.at = now
-
-    def recent(self, now: float) -> float | None:
-        """None where no answer has ended for so long."""
-        return self.seconds.value if now <= self.at + PACE_LIFE_S else None
-
-
 def _calibration(least: float = 0.0) -> Ratio:
     """Measured figures of steps by predicted ones.
 
@@ -356,7 +337,6 @@ class OffloadStats:
     estimates: StepEstimates = field(default_factory=StepEstimates)
     acceptance: AcceptanceByEntropy = field(default_factory=AcceptanceByEntropy)
     seconds: SecondGuesses = field(default_factory=SecondGuesses)
-    pace: AnswerPace = field(default_factory=AnswerPace)
     round_s: MovingAverage = field(default_factory=lambda: MovingAverage(1.0 - _RECENT))  # between two verdicts
     energy: EnergyEstimates = field(default_factory=EnergyEstimates)
     queue: EnergyQueue | None = None  # None: no budget

@@ -194,11 +194,6 @@ class Node(NodeTexts):
         return 0 if store is None else store.count()
 
     @property
-    def decode_s(self) -> float | None:
-        """Seconds of a forward of one row, as measured at the start; None if unknown."""
-        return self._resources.decode_s
-
-    @property
     def num_answers(self) -> int:
         """Answers under way whose client is on this side."""
         return len(self._clients)

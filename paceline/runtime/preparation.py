@@ -37,8 +37,8 @@ from paceline.runtime.sessions.prompts import (
 )
 from paceline.runtime.sessions.remote import RemoteSearch
 from paceline.runtime.sessions.routing import (
+    AUTO,
     PLAIN,
-    VERIFIED,
     StrategyChoice,
     alone_by,
     candidates,
@@ -153,6 +153,8 @@ class Preparation:
 
     def _closed(self, session: ClientSession) -> None:
         if session in self._clients:
+            if session.token_s is not None:
+                self._resources.costs.add(session.prepared.strategy, len(self._clients), session.token_s)
             self._clients.discard(session)
             self._places.give_back(session.prepared.request.account.owner)
 
@@ -239,7 +241,8 @@ class Preparation:
             salt=salt,
             draft_claim=resources.draft_claim(strategy, prompts.branches, share.tokens),
             refusals=resources.info.refusals,
-            nothing_found=_nothing_found(options.alone, side) if strategy.text_of == "both" else "",
+            nothing_found=_nothing_found(begun.context, strategy),
+            writer=begun.context.larger,
         )
 
     async def _mask(self, request: GenerateRequest) -> Mask | None:
@@ -307,7 +310,7 @@ class Preparation:
         resources = self._resources
         link = self._peers.link(prepared.peer_name) if joined else None  # it may have changed meanwhile
         machine = partial(self._machine, removals=removals, written=written, link=link)
-        alone = _alone(prepared, resources.facts())
+        alone = _alone(prepared, resources.facts(answers=1 + len(self._clients)))
         session = ClientSession(
             machine(prepared, joined=joined),
             resources.worker,
@@ -363,24 +366,17 @@ class Preparation:
     ) -> RoutingContext:
         peer = None if link is None else link.peer
         resources = self._resources
-        own = resources.facts(own_documents)
-        decode_s = None if peer is None else self._verified_s(request) or (1e-6 * peer.decode_us or None)
+        own = resources.facts(own_documents, 1 + len(self._clients))
         return RoutingContext(
             resources.side,
             wish_of(request),
             own,
-            SideFacts() if peer is None else SideFacts(peer.documents, peer.num_weights, decode_s),
+            SideFacts() if peer is None else SideFacts(peer.documents, peer.num_weights),
             expected=name is not None or request.joining.on_loss != "continue" or self._peers.expects(request),
             linked=link is not None and link.accepting,
             barred=barred,
             common=() if link is None else tuple(link.strategies),
         )
-
-    def _verified_s(self, request: GenerateRequest) -> float | None:
-        """Seconds a token of recent answers that the cloud has verified for this device; None without any."""
-        strategy = STRATEGIES[VERIFIED]
-        stats = self._resources.stats(strategy, strategy.options(), request.sampling)
-        return stats.offload.pace.recent(asyncio.get_running_loop().time())
 
     async def _prompts(
         self,
@@ -451,20 +447,26 @@ def _check_budget(request: GenerateRequest, choice: StrategyChoice, energy: Side
 
 
 def _alone(prepared: PreparedRequest, own: SideFacts) -> PreparedRequest | None:
-    """The same answer as this side writes it where neither has found anything; None where it does not, has found
-    something, or may still find something later."""
-    side, options = prepared.side, prepared.options
-    if options.alone != side or options.stretch or prepared.prompts.passages:
+    """The same answer as this side writes it where the peer has found nothing; None where the text is not this side's
+    then, or the peer may still find something later."""
+    side, options, passages = prepared.side, prepared.options, prepared.prompts.passages
+    if prepared.request.strategy.name != AUTO or not STRATEGIES[prepared.strategy].needs_peer:
         return None
+    if options.stretch or options.energy_budget is not None or (prepared.writer != side and not passages):
+        return None
+    strategy, compared = alone_by(own)
+    reason = f"the {side} alone has found something" if passages else prepared.nothing_found
     plain = Options(rescoring=options.rescoring, drafting=options.drafting)
-    return replace(
-        prepared, strategy=alone_by(own), reason=prepared.nothing_found, options=plain, peer_name=None, nothing_found=""
-    )
+    reason = "; ".join(filter(None, (reason, compared)))
+    return replace(prepared, strategy=strategy, reason=reason, options=plain, peer_name=None, nothing_found="")
 
 
-def _nothing_found(writer: Side | None, side: Side) -> str:
-    """Who writes where neither side has found anything, and why."""
-    if writer is None:
+def _nothing_found(context: RoutingContext, strategy: Strategy) -> str:
+    """Who writes where neither side has found anything, and why; empty where the strategy's own reason says so."""
+    side, writer = context.side, context.larger
+    if strategy.text_of != "both" and (context.wish.strategy != AUTO or writer != side or not strategy.needs_peer):
+        return ""
+    if context.wish.strategy != AUTO:
         return "neither side has found anything, and both write, as the request asks"
     why = "no other model is known to be larger" if writer == side else "its model is larger"
     return f"neither side has found anything, and the {writer} writes: {why}"

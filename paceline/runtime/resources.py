@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import secrets
 from bisect import bisect_right
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final, cast
@@ -32,6 +32,7 @@ from paceline.runtime.lookup_tables.store import DocumentTables, Lifetime, Table
 from paceline.runtime.parts import NodeParts
 from paceline.runtime.sessions.mask_threads import MaskBesideLoop, MaskThreads
 from paceline.runtime.sessions.prompts import scale_of
+from paceline.runtime.sessions.routing import ALONE, STAGED, Costs
 from paceline.runtime.turnstile import Turnstile
 from paceline.runtime.units import NodeUnits, PlainWork
 from paceline.strategies.base import (
@@ -181,6 +182,7 @@ class Resources:
         self._stats: dict[tuple[str, str, bool], OnlineStats] = {}
         self._times: Sequence[Timed] = ()
         self._cache_secret = secrets.token_bytes(32)
+        self.costs = Costs(self._ways_alone())
         self._run = run
 
     async def start(self) -> None:
@@ -212,17 +214,21 @@ class Resources:
         await asyncio.to_thread(self.energy.save)
 
     @property
-    def decode_s(self) -> float | None:
-        """Seconds of a forward of one row, as measured at the start; None if unknown."""
-        return min((seconds for rows, seconds in self._times if rows == 1), default=None)
-
-    @property
     def max_positions(self) -> int:
         return self.info.max_positions
 
-    def facts(self, documents: int = 0) -> SideFacts:
-        """What this side has to write with."""
-        return SideFacts(documents, self.info.num_weights, self.decode_s, drafts=not self.worker.told)
+    def _ways_alone(self) -> Mapping[str, float]:
+        """Strategies by which this side may be the fastest alone, with ratios of their times. Of a model cut into
+        stages, one forward at a time leaves all stages but one idle: with a draft model to fill them `pipeline` takes
+        about half of `lookup_tree`'s time, without one both take as long."""
+        if self.worker.depth == 1:
+            return {ALONE: 1.0}
+        return {ALONE: 1.0, STAGED: 1.0 if self.drafts is None else 0.5}
+
+    def facts(self, documents: int = 0, answers: int = 1) -> SideFacts:
+        """What this side has to write with, where so many answers are under way."""
+        costs = self.costs.among(answers)
+        return SideFacts(documents, self.info.num_weights, drafts=not self.worker.told, costs=costs)
 
     def peers_table(self) -> LookupTable:
         """N-grams for this side's part in an answer of the peer's: it teaches none that outlives it."""

@@ -319,9 +319,9 @@ class SideFacts:
 
     documents: int = 0
     num_weights: int = 0  # of its model; 0: unknown
-    # A token decoded by this side alone, without drafts; of the peer, a token of an answer that its model writes.
-    decode_s: float | None = None  # None: unknown
     drafts: bool = True  # False where a server writes a plain answer at once, faster than it verifies drafts
+    # Of this side's answers: s a token by strategy without a peer, of those that may be the fastest.
+    costs: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,6 @@ class Introduction(SentPart, frozen=True):
     # Of a device: names of the cloud's keys whose clients may have it read its documents; null: all. It checks them.
     asked_by: Annotated[list[Name], msgspec.Meta(max_length=MAX_NAMES)] | None = msgspec.field(default_factory=list)
     num_weights: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0  # of the model; 0: unknown
-    decode_us: Count = 0  # microseconds of a forward of one row, as measured at the start; 0: unknown
     relevance: RelevanceScale | None = None  # None: it keeps no documents
 
 

@@ -134,7 +134,7 @@ async def nodes(
         )
         for side in SIDES
     )
-    async with asyncio.timeout(30), cloud, device, asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(120), cloud, device, asyncio.TaskGroup() as tasks:
         bench = Bench(cloud, device, engines, may_ask=may_ask, introduction=introduction)
         if linked:
             await bench.link(tasks)

@@ -9,6 +9,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,10 @@ from paceline.engine.fake import EOS
 from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
+from paceline.runtime import peers
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.sessions.client import ClientSession
+from paceline.runtime.sessions.prompts import PromptSet
 from tests.requests import changed
 from tests.runtime import test_node
 from tests.runtime.test_node import REQUEST, Bench, collect, nodes
@@ -107,14 +111,16 @@ async def test_the_larger_models_side_writes_alone_and_the_report_says_so(
 
 
 @pytest.mark.parametrize(("front", "side"), [*product(SIDES, SIDES)])
-async def test_what_one_side_has_found_is_written_as_ever(
+async def test_what_one_side_alone_has_found_is_written_by_the_fastest_way_to_its_text(
     front: Side, side: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = changed(HELLO, messages=({"role": "user", "content": FOUND[side]},))
     async with pair(tmp_path, Sizes(10, 10), monkeypatch) as (bench, _):
         text, done = await collect(await of(bench, front).prepare(request))
-        assert (done.strategy, done.degraded) == ("aggregate", None)
+        ways = {("device", "cloud"): "draft_verify", ("cloud", "device"): "aggregate"}
+        assert (done.strategy, done.degraded) == (ways.get((front, side), "lookup_tree"), None)
         assert "neither side" not in done.strategy_reason
+        assert ("alone has found something" in done.strategy_reason) == (front == side)
         assert {citation.side for citation in done.citations} == {side}
         assert text == await alone(bench, side, request)
 
@@ -206,3 +212,31 @@ async def test_a_peer_lost_before_it_has_searched_is_missed(
         link.on_open = lambda _: [end.abort() for end in bench.pipes_in_use]  # type: ignore[union-attr]
         text, done = await collect(await of(bench, front).prepare(HELLO))
         assert done.degraded == f"{other(front)}_lost" and text == await alone(bench, front, HELLO)
+
+
+@pytest.mark.parametrize(("front", "found"), [*product(SIDES, (False, True))])
+async def test_what_is_its_own_if_the_peer_finds_nothing_is_written_while_that_searches(
+    front: Side, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And told to nobody before, whether it is needed or not."""
+    searched, build = asyncio.Event(), peers.build_prompts
+
+    async def searching(*arguments: Any, **more: Any) -> PromptSet:
+        await searched.wait()
+        return await build(*arguments, **more)
+
+    monkeypatch.setattr(peers, "build_prompts", searching)
+    asked = FOUND[other(front)] if found else "hello"
+    request = changed(HELLO, messages=({"role": "user", "content": asked},))
+    async with pair(tmp_path, LARGER_CLOUD if front == "cloud" else LARGER_DEVICE, monkeypatch) as (bench, _):
+        expected = await alone(bench, other(front) if found else front, request)
+        session = await of(bench, front).prepare(request)
+        assert isinstance(session, ClientSession)
+        events = asyncio.create_task(collect(session))
+        while session._ahead is None or session._ahead._finished is None:
+            await asyncio.sleep(0)
+        assert not events.done() and not session.written.tokens
+        searched.set()
+        text, done = await events
+        assert (text, done.degraded, done.completion_tokens) == (expected, None, 24)
+        assert (done.strategy == "lookup_tree") == (not found)

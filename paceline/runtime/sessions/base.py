@@ -128,8 +128,12 @@ class Session(ABC):
             self._deliver(event)
 
     def _deliver(self, event: Event) -> None:
+        self.guarded(self._driver, event)
+
+    def guarded(self, driver: Driver, event: Event) -> None:
+        """Deliver an event to a driver of this session's."""
         try:
-            self._driver.deliver(event)
+            driver.deliver(event)
         except Exception as error:
             log.exception("a session failed")
             self.fail(PacelineError(f"the answer cannot go on: {error}"))
@@ -150,7 +154,10 @@ class Session(ABC):
         return self._worker.allocate()
 
     def forward(self, forward: Forward) -> None:
-        driver = self._driver
+        self.compute(forward, self._driver, self.deliver, self._group)
+
+    def compute(self, forward: Forward, driver: Driver, deliver: Callable[[Event], None], group: Group | None) -> None:
+        """Have a forward of this driver's machine computed."""
 
         def answer(result: Rows | EngineError) -> None:
             first, *others = submitted
@@ -163,12 +170,12 @@ class Session(ABC):
             if isinstance(result, EngineError):
                 self.fail(result)
             else:
-                self.deliver(answered(forward, result, self._loop.time(), self._worker.answered, spent, first.scored))
+                deliver(answered(forward, result, self._loop.time(), self._worker.answered, spent, first.scored))
 
         submitted = requests(forward, answer)
         for each in submitted:
             each.prefix = next((prefix for prefix in self._prefixes if prefix.begins(each.segment)), None)
-            each.group, each.salt, each.certainty = self._group, self.salt, self._certainty
+            each.group, each.salt, each.certainty = group, self.salt, self._certainty
             self._worker.submit(each)
 
     def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:

@@ -8,9 +8,10 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, cast
 
 from paceline.core.batching.pending import Group
+from paceline.core.batching.segment import SeqId
 from paceline.core.printable import printable
 from paceline.core.sampling.sampler import Mask, Thinking
 from paceline.engine.base import TextModel
@@ -20,7 +21,7 @@ from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.link.dialer import Link
 from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, GenerationResult, Logprobs, TextDelta
 from paceline.runtime.sessions.base import Session
-from paceline.runtime.sessions.driver import Driver
+from paceline.runtime.sessions.driver import ClientPorts, Driver, Ports
 from paceline.runtime.sessions.output_text import AnswerText, Written, logprobs_of
 from paceline.runtime.sessions.prompts import PromptSet
 from paceline.strategies.base import (
@@ -29,13 +30,17 @@ from paceline.strategies.base import (
     Event,
     Finish,
     FinishReason,
+    Forward,
     LinkBack,
     LinkLost,
     Machine,
     Received,
     Retrieved,
+    Sampled,
+    Scored,
     Side,
     Started,
+    TimerFired,
     other,
 )
 from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
@@ -55,6 +60,7 @@ from paceline.wire.messages import (
 log = logging.getLogger("paceline.session")
 
 MAX_REFUSAL: Final = 300  # characters of it that are told
+MIN_TIMED: Final = 16  # tokens of an answer that tells how long one takes
 PAUSE_S: Final = 60.0  # longest wait for a lost peer, for a request with on_loss "pause"
 
 
@@ -80,7 +86,8 @@ class PreparedRequest:
     salt: str | None = None  # of its KV; None: shared with no other answer
     draft_claim: int | None = None  # likewise of the draft model's KV; None: its machine is told of no such model
     refusals: tuple[str, ...] = ()  # as in `ModelInfo`
-    nothing_found: str = ""  # who writes where neither side has found anything, as the end of the reason
+    nothing_found: str = ""  # who writes where the peer has not found anything either, as the end of the reason
+    writer: Side | None = None  # that side: of the larger model
 
     def opening(self, session: int, targets: Sequence[int], epoch: int) -> OpenSession:
         """Of the peer's session, from these output tokens on."""
@@ -106,6 +113,72 @@ class PreparedRequest:
         )
 
 
+class Ahead:
+    """The text that is this side's alone if the peer finds nothing, written while that searches, and told to nobody
+    before it has said so. Has those of `driver.Ports` and `driver.ClientPorts` that a machine without a peer uses."""
+
+    def __init__(self, session: ClientSession, machine: Machine, group: Group) -> None:
+        self._session, self._group = session, group
+        self._emitted: list[Emit] = []
+        self._finished: Finish | None = None
+        self._told = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self.driver = Driver(machine, cast("Ports", self), cast("ClientPorts", self))
+
+    def deliver(self, event: Event) -> None:
+        self._session.guarded(self.driver, event)
+
+    def tell(self) -> None:
+        """Give the session what has been written so far, and from now on at once."""
+        self._told, finished = True, self._finished
+        for token in self._emitted:
+            self._session.emit(token)
+        if finished is not None:
+            self._session.finish(finished)
+
+    def drop(self) -> None:
+        self.driver.abandon()
+        self._cancel_timer()
+
+    # ---- ports ------------------------------------------------------------------------------------------------------
+    def allocate(self) -> SeqId:
+        return self._session.allocate()
+
+    def forward(self, forward: Forward) -> None:
+        self._session.compute(forward, self.driver, self.deliver, self._group)
+
+    def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:
+        self._session.prune(seq, keep, live)
+
+    def release(self, seq: SeqId) -> None:
+        self._session.release(seq)
+
+    def retrieve(self) -> None:
+        prepared = self._session.prepared
+        self.deliver(Retrieved(prepared.prompts.branches, prepared.max_new_tokens))
+
+    def wake_at(self, time: float) -> None:
+        self._cancel_timer()
+        self._timer = self._loop.call_at(time, lambda: self.deliver(TimerFired(self._loop.time())))
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def emit(self, token: Emit) -> None:
+        if self._told:
+            self._session.emit(token)
+        else:
+            self._emitted.append(token)
+
+    def finish(self, finish: Finish) -> None:
+        self._cancel_timer()
+        self._finished = finish
+        if self._told:
+            self._session.finish(finish)
+
+
 class ClientSession(Session):
     """Writes one answer for a client. `run` yields its text; closing that iterator cancels it.
 
@@ -125,7 +198,7 @@ class ClientSession(Session):
         alone: tuple[PreparedRequest, Callable[[], Machine]] | None = None,
     ) -> None:
         """drafts: of the draft model, where the machine is told of one. written: in earlier stretches of the answer.
-        alone: how this side writes where neither has found anything; None: as it does with the peer."""
+        alone: how this side writes where the peer has found nothing; None: as it does with the peer."""
         super().__init__(machine, worker, prepared.salt, drafts, client=self, masked=prepared.mask is not None)
         if self._drafts is not None:
             self._drafts.claim(prepared.draft_claim or 0)
@@ -157,7 +230,10 @@ class ClientSession(Session):
         self._pause: asyncio.TimerHandle | None = None  # set while waiting for a lost peer
         self._peer_citations: tuple[Citation, ...] = ()
         self._alone = alone
-        self._found_nothing = False  # on either side, as the peer says
+        self._ahead: Ahead | None = None  # of `_alone`
+        self._peer_found_nothing = False  # as it says
+        self._began: float | None = None  # s, when the first token came
+        self.token_s: float | None = None  # of an answer long enough to tell
         self._peer_approximate = False
 
     @property
@@ -226,7 +302,9 @@ class ClientSession(Session):
         match message:
             case RetrievedPassages(_, passages):
                 self._peer_citations = _peer_citations(other(self.prepared.side), passages)
-                self._found_nothing = not (passages or self.prepared.prompts.passages)
+                self._peer_found_nothing = not passages
+                if passages:
+                    self._drop_ahead()
                 self._go_on_alone()
             case Approximate():
                 self._peer_approximate = True
@@ -244,21 +322,49 @@ class ClientSession(Session):
     def _deliver(self, event: Event) -> None:
         super()._deliver(event)
         self._go_on_alone()
+        if isinstance(event, Scored | Sampled):
+            self._write_ahead()
 
     def _go_on_alone(self) -> None:
-        """Leave the peer where neither side has found anything and this one writes, before the first token and between
+        """Leave the peer where that has found nothing and the text is this side's, before the first token and between
         two events of the machine."""
         driver = self._driver
-        if self._alone is None or not self._found_nothing or driver.running or driver.finished or self.written.tokens:
+        if (
+            self._alone is None
+            or not self._peer_found_nothing
+            or driver.running
+            or driver.finished
+            or self.written.tokens
+        ):
             return
         (self.prepared, machine), self._alone = self._alone, None
         driver.abandon()
-        self._leave_session("neither side has found anything")
+        self._leave_session("the answer is written without it")
         self.link = None
         self._cancel_pause()
         self._degraded = self.prepared.missing  # nothing was lost by a peer that came late
-        self._driver = Driver(machine(), self, self)
-        self.deliver(Started(self._loop.time()))
+        if (ahead := self._ahead) is not None:
+            self._ahead, self._driver = None, ahead.driver
+            ahead.tell()
+        else:
+            self._driver = Driver(machine(), self, self)
+            self.deliver(Started(self._loop.time()))
+
+    def _write_ahead(self) -> None:
+        """Begin to write what is this side's if the peer finds nothing, once the prompts are computed, from whose KV it
+        begins. Not with a mask, which follows one machine."""
+        if self._alone is None or self._ahead is not None or self._masked or self._driver.finished:
+            return
+        asked, claim = self.prepared.request.account, self.prepared.claim
+        group = self._worker.group(claim, asked.priority, owner=asked.owner, criticality=asked.criticality)
+        self._ahead = Ahead(self, self._alone[1](), group)
+        self._ahead.deliver(Started(self._loop.time()))
+
+    def _drop_ahead(self) -> None:
+        self._alone = None
+        if self._ahead is not None:
+            self._ahead.drop()
+            self._ahead = None
 
     def link_lost(self, *, returns: bool = True, refusal: str = "") -> None:
         """The peer is lost: continue alone, pause, or fail, as the request's `on_loss` says.
@@ -267,6 +373,7 @@ class ClientSession(Session):
         """
         self._leave_session()
         self.link = None
+        self._drop_ahead()
         on_loss, peer = self.prepared.request.joining.on_loss, other(self.prepared.side)
         if on_loss == "fail" or (on_loss == "pause" and not returns):
             how = f"refuses to take part ({refusal})" if refusal else "was lost"
@@ -301,6 +408,7 @@ class ClientSession(Session):
     def _end(self, reason: str) -> None:
         super()._end(reason)
         self._cancel_pause()
+        self._drop_ahead()
 
     def _listen(self, link: Link) -> float:
         return link.listen()
@@ -318,6 +426,7 @@ class ClientSession(Session):
             self._put_text(self.written.text.flush()[0], last=True)
             self.deliver(Cancelled("stop"))
             return
+        self._began = self._began or self._loop.time()
         self.written.tokens.append(token.token)
         if token.lane is not None:
             self._lane = token.lane
@@ -362,7 +471,9 @@ class ClientSession(Session):
         end = self._stop_token if self._stopped else finish.end
         if finish.stats.get("alone") and self._degraded is None:
             self._degraded = f"{other(prepared.side)}_lost"
-        nothing = prepared.nothing_found if self._found_nothing else ""
+        if self._began is not None and not self._peer_found_nothing and len(written.tokens) - self._before >= MIN_TIMED:
+            self.token_s = (self._loop.time() - self._began) / (len(written.tokens) - self._before - 1)
+        nothing = prepared.nothing_found if self._peer_found_nothing and not prepared.prompts.passages else ""
         refused = f"it refuses: {written.refusal}" if written.refusal else ""
         approximate = f"approximate: {self._doubt}" if self._certainty.approximate else ""
         theirs = f"approximate at the {other(prepared.side)}" if self._peer_approximate else ""

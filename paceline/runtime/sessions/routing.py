@@ -1,14 +1,22 @@
 """Choice of the strategy that writes an answer, with its reason. Pure.
 
+An answer is owed one of three texts: this side's own, the other side's, or that of both. `AUTO_RULES` says which, by
+what each side can have found: what one side alone has found is answered by that side, what both have found by both, and
+where nothing was found the larger model writes. Never do two models average what neither has read. Every way to the
+same text writes the same tokens for a seed, so among those the fastest is taken (`alone_by`).
+
 Two steps: `candidates` before retrieval, from request and peer; `choose` after it, when each candidate in turn may
-decline because of the number of retrieved passages. `AUTO_RULES` is the order in which `auto` decides.
+decline because of the number of retrieved passages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
+from paceline.core.estimation import MovingAverage
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest
 from paceline.strategies.base import JOINT_LEVELS, RoutingContext, Side, SideFacts, Wish, other
@@ -18,7 +26,10 @@ from paceline.wire.messages import DEFAULT_OPTIONS, Options
 AUTO = "auto"
 ALONE = "lookup_tree"  # without a second side
 PLAIN = "autoregressive"  # likewise, where drafts are of no use
+STAGED = "pipeline"  # likewise, where the model is cut into stages
 VERIFIED = "draft_verify"  # the cloud's text, where nothing private is in the context
+NEARLY: Final = 1.5  # times the fastest
+EXPLORED: Final = 128  # answers by one side alone, of which one is for measuring
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,29 +38,74 @@ class StrategyChoice:
     reason: str  # a sentence
     missing: bool = False  # a wanted peer is not linked
     options: Options = field(default=DEFAULT_OPTIONS)  # of the strategy's own type, once it is chosen
+    takes: Callable[[RoutingContext], bool] | None = field(default=None, compare=False)  # see `Rule`
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Makes a strategy a candidate where `applies`, with a reason."""
+    """Makes a strategy a candidate where `applies`, with a reason; after retrieval it declines unless `takes`."""
 
     applies: Callable[[RoutingContext], bool]
     strategy: str
     reason: str  # a format string with {peer}, {documents} and {barred}
     missing: Callable[[RoutingContext], bool] = lambda _: False
+    takes: Callable[[RoutingContext], bool] | None = None  # None: it always does
 
     def choice(self, context: RoutingContext) -> StrategyChoice:
         documents = context.own.documents + context.peer.documents
         reason = self.reason.format(peer=other(context.side), documents=documents, barred=context.barred)
         strategy = self.strategy
         if strategy == ALONE != context.wish.strategy:
-            strategy = alone_by(context.own)
-        return StrategyChoice(strategy, reason, self.missing(context))
+            strategy, compared = alone_by(context.own)
+            reason = "; ".join(filter(None, (reason, compared)))
+        return StrategyChoice(strategy, reason, self.missing(context), takes=self.takes)
 
 
-def alone_by(own: SideFacts) -> str:
-    """The strategy of a side that writes alone."""
-    return ALONE if own.drafts else PLAIN
+def alone_by(own: SideFacts) -> tuple[str, str]:
+    """The fastest strategy of a side that writes alone, and what it was compared with, if it was with anything."""
+    if not own.drafts:
+        return PLAIN, ""
+    if len(own.costs) < 2:
+        return next(iter(own.costs), ALONE), ""
+    best = min(own.costs, key=lambda name: own.costs[name])
+    if not own.costs[best]:
+        return best, f"'{best}' is to be measured"
+    compared = ", ".join(f"'{name}' {1e3 * seconds:.3g}" for name, seconds in own.costs.items())
+    return best, f"ms a token: {compared}"
+
+
+class Costs:
+    """Seconds a token of the answers that one side writes alone, by strategy and by how many it writes at once.
+
+    What has not been measured among so many answers is taken to cost its first ratio of what has been. It is tried at
+    once where it seems nearly as fast, and one answer in `EXPLORED` is written by the strategy measured least recently.
+    """
+
+    def __init__(self, ratios: Mapping[str, float]) -> None:
+        """ratios: of each strategy's seconds to each other's, before any is measured."""
+        self._ratios = ratios
+        self._measured: defaultdict[int, dict[str, MovingAverage]] = defaultdict(dict)  # the least recent first
+        self._answers: Counter[int] = Counter()
+
+    def add(self, strategy: str, answers: int, seconds: float) -> None:
+        """Record an answer. answers: under way with it. seconds: a token."""
+        if strategy in self._ratios:
+            size = answers.bit_length()
+            self._answers[size] += 1
+            measured = self._measured[size]
+            average = measured[strategy] = measured.pop(strategy, MovingAverage(0.3))
+            average.add(seconds)
+
+    def among(self, answers: int) -> dict[str, float]:
+        """Of every strategy, for a new answer with which so many are under way; 0 of the one to be measured."""
+        size, ratios = answers.bit_length(), self._ratios
+        known = {name: each.value or 0.0 for name, each in self._measured[size].items()}
+        scale = min((seconds / ratios[name] for name, seconds in known.items()), default=1.0)
+        costs = {name: known.get(name, scale * ratio) for name, ratio in ratios.items()}
+        unknown = [name for name in ratios if name not in known and costs[name] <= NEARLY * min(costs.values())]
+        if self._answers[size] % EXPLORED == EXPLORED - 1:
+            unknown = [min(ratios, key=lambda name: [*known].index(name) if name in known else -1)]
+        return costs | dict.fromkeys(unknown if known else (), 0.0)
 
 
 def _always(context: RoutingContext) -> bool:  # noqa: ARG001  # a predicate's signature
@@ -62,22 +118,29 @@ def _search_missing(context: RoutingContext) -> bool:
     return searches and context.expected and not context.linked
 
 
-def _verifying_gains(context: RoutingContext) -> bool:
-    """A device's cloud has a larger model, and is no slower with it than the device is alone. It is asked after
-    retrieval whether something private was found. At a cloud the text would be the same: there drafting on a device
-    saves forwards only where the cloud waits for drafts, and then costs time."""
-    if context.side == "cloud" or VERIFIED not in context.common:
+def _cloud_may_write(context: RoutingContext) -> bool:
+    """At a device: where it finds nothing, the text is the cloud's, if that finds something or its model is larger, and
+    `draft_verify` is the fastest way to it. At a cloud the same text would be its own anyway, and a device's drafts
+    would cost that device energy and a question of its owner's. Where answers search again, the device may find
+    something later."""
+    if context.side != "device" or VERIFIED not in context.common or context.wish.options.get("search_every"):
         return False
-    if context.own.decode_s is None or context.peer.decode_s is None:
-        return False
-    return context.larger == "cloud" and context.peer.decode_s <= context.own.decode_s
+    return context.larger == "cloud" or _may_find(context.wish, context.peer)
 
 
-def _cloud_writes(context: RoutingContext) -> bool:
-    """Where the device finds nothing, the text is the cloud's, whether that does or not: `draft_verify` is the fastest
-    way to it. Where answers search again, the device may find something later."""
-    verifies = context.side == "device" and VERIFIED in context.common and not context.wish.options.get("search_every")
-    return verifies and context.larger == "cloud"
+def _may_find(wish: Wish, facts: SideFacts) -> bool:
+    return wish.documents > 0 and facts.documents > 0
+
+
+def _nothing_found(context: RoutingContext) -> bool:
+    return not context.passages
+
+
+def _own_alone(context: RoutingContext) -> bool:
+    """The other side cannot find anything, and this one has found something, or may write without."""
+    if _may_find(context.wish, context.peer):
+        return False
+    return bool(context.passages) or context.larger == context.side or not _may_find(context.wish, context.own)
 
 
 def _budget_asked(context: RoutingContext) -> bool:
@@ -104,12 +167,26 @@ AUTO_RULES: tuple[Rule, ...] = (
     Rule(lambda c: not c.linked, ALONE, "no {peer} takes part"),
     Rule(_budget_asked, VERIFIED, "the request has an energy budget, and nothing private is in the context"),
     Rule(
-        _verifying_gains, VERIFIED, "nothing private is in the context, and the {peer}'s model is larger and no slower"
+        lambda c: _cloud_may_write(c) and c.larger == "cloud",
+        VERIFIED,
+        "nothing private is in the context, and the {peer}'s model is larger",
+        takes=_nothing_found,
+    ),
+    Rule(
+        _cloud_may_write,
+        VERIFIED,
+        "nothing private is in the context, and the {peer} may find something",
+        takes=_nothing_found,
     ),
     Rule(lambda c: "aggregate" not in c.common, ALONE, "the {peer} does not know 'aggregate'", _always),
     Rule(lambda c: c.wish.documents == 0, ALONE, "the request wants no documents"),
     Rule(lambda c: c.own.documents + c.peer.documents == 0, ALONE, "neither side has documents"),
-    Rule(_cloud_writes, VERIFIED, "nothing private is in the context, and the {peer}'s model is larger"),
+    Rule(
+        lambda c: not (_may_find(c.wish, c.peer) or c.wish.options.get("search_every")),
+        ALONE,
+        "the {peer} has no documents",
+        takes=_own_alone,
+    ),
     Rule(_always, "aggregate", "the {peer} is linked and the two sides hold {documents} documents"),
     Rule(_always, ALONE, "no strategy of both sides takes what was retrieved"),
 )
@@ -152,8 +229,8 @@ def candidates(context: RoutingContext) -> tuple[StrategyChoice, ...]:
     for rule in AUTO_RULES if asked == AUTO else asked_rules(asked):
         if rule.applies(context):
             found.append(rule.choice(context))
-            if not STRATEGIES[rule.strategy].needs_peer:
-                break  # a strategy without a peer never declines
+            if not STRATEGIES[rule.strategy].needs_peer and rule.takes is None:
+                break  # it never declines
     for name in [each.strategy for each in found] if asked == AUTO else [asked]:
         if (check := STRATEGIES[name].check) is not None:
             check(context)
@@ -163,6 +240,8 @@ def candidates(context: RoutingContext) -> tuple[StrategyChoice, ...]:
 def choose(found: Sequence[StrategyChoice], context: RoutingContext) -> StrategyChoice:
     """The first candidate that does not decline after retrieval, with its options."""
     for candidate in found:
+        if candidate.takes is not None and not candidate.takes(context):
+            continue
         options = STRATEGIES[candidate.strategy].options_for(context)
         if options is not None:
             return StrategyChoice(candidate.strategy, candidate.reason, candidate.missing, options)

@@ -7,7 +7,6 @@ Without the cloud the front continues with its own model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.dist import Dist
@@ -75,9 +74,6 @@ def _size(verdict: Verdict) -> int:
     return len(verdict.tokens) + sum(len(dist.ids) + len(dist.probs) for dist in dists)
 
 
-MIN_PACED: Final = 16  # tokens of an answer that tells how fast answers are
-
-
 class Drafter(PeeredMachine):
     """The device, which faces the client or not."""
 
@@ -98,8 +94,6 @@ class Drafter(PeeredMachine):
         )
         tree = PrefixTree(len(config.seat.targets))
         super().__init__(config, tree, decoder, ngrams, stats.timing, list(config.seat.targets))
-        self._answers = stats.offload.pace
-        self._first: tuple[int, float] | None = None  # targets when the cloud's first came, and when
         self._pace = Pace(options, stats.offload, config.means.energy)
         self._ended = False
         self._synced, self._next_sync = len(self._targets), 0.0  # targets when last looked at, and when next
@@ -177,7 +171,6 @@ class Drafter(PeeredMachine):
                 effects += self._append(token, lane, plain)
                 given.append((token, plain))
             if given:
-                self._first = self._first or (len(self._targets), self._now)
                 self._drafting.verdict_came(self._now, self._rtt)
         return effects
 
@@ -234,10 +227,6 @@ class Drafter(PeeredMachine):
         return effects
 
     def _report(self) -> dict[str, float]:
-        if self._first is not None and self._linked and not self._alone:
-            tokens = len(self._targets) - self._first[0]
-            if tokens >= MIN_PACED:
-                self._answers.add((self._now - self._first[1]) / tokens, self._now)
         self._pace.finish()
         decoder, counts = self._decoder, self._counts
         return {

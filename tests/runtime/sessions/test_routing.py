@@ -7,7 +7,7 @@ from msgspec.structs import replace as replace_struct
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
-from paceline.runtime.sessions.routing import ALONE, AUTO_RULES, StrategyChoice, candidates, choose
+from paceline.runtime.sessions.routing import ALONE, AUTO_RULES, EXPLORED, Costs, StrategyChoice, candidates, choose
 from paceline.strategies.base import RoutingContext, Wish
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import AggregateOptions, DraftLimits
@@ -31,43 +31,100 @@ def test_auto_uses_both_sides_where_there_are_documents() -> None:
     assert choice.reason == "the cloud is linked and the two sides hold 5 documents"
 
 
-LARGER = routed(
-    LINKED, common=(*COMMON, "draft_verify"), num_weights=5, peer_weights=70, decode_s=0.03, peer_decode_s=0.03
-)
+LARGER = routed(LINKED, common=(*COMMON, "draft_verify"), num_weights=5, peer_weights=70)
 
 
 @pytest.mark.parametrize("changes", [{}, {"documents": 0}, {"own_documents": 0}, {"logprobs": True}])
-def test_auto_has_a_larger_cloud_verify_where_nothing_private_was_found(changes: dict[str, object]) -> None:
+def test_a_larger_cloud_writes_where_nothing_private_was_found(changes: dict[str, object]) -> None:
     context = routed(LARGER, **changes)
     choice = choose(candidates(context), routed(context, passages=0))
     assert choice.strategy == "draft_verify"
-    assert choice.reason == "nothing private is in the context, and the cloud's model is larger and no slower"
+    assert choice.reason == "nothing private is in the context, and the cloud's model is larger"
 
 
 def test_auto_takes_what_keeps_a_budget_where_nothing_private_was_found() -> None:
-    slow = routed(LARGER, peer_decode_s=1.0, options={"joules_per_token": 0.5})
+    asked = routed(LARGER, options={"joules_per_token": 0.5})
     for side in ("device", "cloud"):
-        context = routed(slow, side=side)
+        context = routed(asked, side=side)
         assert choose(candidates(context), routed(context, passages=0)).strategy == "draft_verify"
-    assert chosen(slow).strategy == "aggregate", "which has the request refused, with the reason"
-    assert chosen(slow, common=COMMON).strategy == "aggregate"
+    assert chosen(asked).strategy == "aggregate", "which has the request refused, with the reason"
+    assert chosen(asked, common=COMMON).strategy == "aggregate"
 
 
-def test_auto_keeps_what_is_private_and_what_verifying_would_not_gain() -> None:
-    assert chosen(LARGER).strategy == "aggregate", "a passage of its own was found"
-    for change in (
-        {"peer_weights": 5},
-        {"num_weights": 0},
-        {"peer_decode_s": 0.031},
-        {"peer_decode_s": None},
-        {"decode_s": None},
-        {"common": COMMON},
-    ):
-        context = routed(LARGER, documents=0, **change)
-        assert choose(candidates(context), routed(context, passages=0)).strategy == "lookup_tree"
-    assert chosen(LARGER, side="cloud").strategy == "aggregate"
-    for privacy in ("answer-private", "local-only"):
-        assert chosen(LARGER, documents=0, privacy=privacy).strategy == "lookup_tree"
+def found(context: RoutingContext, passages: int) -> tuple[str, str]:
+    choice = choose(candidates(context), routed(context, passages=passages))
+    return choice.strategy, choice.reason
+
+
+BOTH = ("aggregate", "the cloud is linked and the two sides hold 5 documents")
+PRIVATE = ("lookup_tree", "the request's privacy level has this side alone write")
+CLOUD = ("draft_verify", "nothing private is in the context, and the cloud may find something")
+
+
+@pytest.mark.parametrize(
+    ("changes", "nothing", "something"),
+    [
+        ({"peer_weights": 5}, CLOUD, BOTH),
+        ({"num_weights": 0}, CLOUD, BOTH),
+        ({"peer_weights": 5, "options": {"search_every": 16}}, BOTH, BOTH),
+        ({"peer_weights": 5, "common": COMMON}, BOTH, BOTH),
+        ({"peer_weights": 5, "documents": 0}, ("lookup_tree", "the request wants no documents"), None),
+        ({"peer_weights": 5, "peer_documents": 0}, *2 * (("lookup_tree", "the cloud has no documents"),)),
+        ({"peer_documents": 0}, None, ("lookup_tree", "the cloud has no documents")),
+        ({"privacy": "answer-private"}, *2 * (PRIVATE,)),
+    ],
+)
+def test_a_device_has_each_text_written_by_the_fastest_way_to_it(
+    changes: dict[str, object], nothing: tuple[str, str] | None, something: tuple[str, str] | None
+) -> None:
+    """By what it has found itself; what the other side finds is known once that is asked."""
+    for passages, expected in ((0, nothing), (1, something)):
+        if expected is not None:
+            assert found(routed(LARGER, **changes), passages) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "nothing", "something"),
+    [
+        ({}, "aggregate", "aggregate"),
+        ({"peer_documents": 0}, "aggregate", "lookup_tree"),
+        ({"peer_documents": 0, "peer_weights": 5}, "lookup_tree", "lookup_tree"),
+        ({"peer_documents": 0, "own_documents": 0}, "lookup_tree", "lookup_tree"),
+    ],
+)
+def test_a_cloud_asks_a_device_for_what_that_may_find_or_its_model_writes(
+    changes: dict[str, object], nothing: str, something: str
+) -> None:
+    """Never for drafts of a text that is the cloud's own."""
+    context = routed(LARGER, side="cloud", **changes)
+    assert (found(context, 0)[0], found(context, 1)[0]) == (nothing, something)
+
+
+def test_the_fastest_of_the_ways_to_its_own_text_is_taken_and_the_reason_says_what_was_compared() -> None:
+    costs = Costs({"lookup_tree": 1.0, "pipeline": 0.8})
+    context = routed(ALONE_CLOUD, costs=costs.among(1))
+    assert chosen(context).strategy == "pipeline", "before any is measured"
+    costs.add("pipeline", 1, 0.04)
+    assert chosen(routed(context, costs=costs.among(1))).strategy == "lookup_tree", "to be measured as well"
+    costs.add("lookup_tree", 1, 0.02)
+    choice = chosen(routed(context, costs=costs.among(1)))
+    assert choice.strategy == "lookup_tree"
+    assert choice.reason == "no device takes part; ms a token: 'lookup_tree' 20, 'pipeline' 40"
+    assert chosen(routed(context, costs=costs.among(8))).strategy == "pipeline", "not measured among so many"
+    assert chosen(routed(context, drafts=False)).strategy == "autoregressive"
+    named = chosen(routed(context, strategy="pipeline", costs=costs.among(1)))
+    assert (named.strategy, named.reason) == ("pipeline", "the request asks for it")
+
+
+def test_one_answer_in_many_measures_what_seems_slower() -> None:
+    costs, taken = Costs({"lookup_tree": 1.0, "pipeline": 0.5}), []
+    truth = {"lookup_tree": 0.02, "pipeline": 0.04}
+    for _ in range(2 * EXPLORED + 2):
+        among = costs.among(1)
+        taken.append(min(among, key=lambda name: among[name]))
+        costs.add(taken[-1], 1, truth[taken[-1]])
+    assert taken[: EXPLORED - 1] == ["pipeline"] * (EXPLORED - 1), "the other is thought to be much slower"
+    assert taken[EXPLORED - 1 :].count("pipeline") == 1, "at the next time"
 
 
 @pytest.mark.parametrize(
@@ -158,19 +215,6 @@ def test_options_reach_their_strategy_and_aggregate_sets_the_rest() -> None:
 def test_where_neither_side_finds_anything_the_larger_model_writes(own: int, peer: int, writer: str) -> None:
     options = chosen(LINKED, num_weights=own, peer_weights=peer).options
     assert isinstance(options, AggregateOptions) and options.writer == options.alone == writer
-
-
-def test_auto_has_a_larger_cloud_verify_however_slow_where_the_device_has_found_nothing_of_its_own() -> None:
-    """The text is the cloud's, whether that finds something or not."""
-    slow = routed(LARGER, peer_decode_s=3.0)
-    for context in (slow, routed(slow, decode_s=None)):
-        choice = choose(candidates(context), routed(context, passages=0))
-        assert choice.strategy == "draft_verify"
-        assert choice.reason == "nothing private is in the context, and the cloud's model is larger"
-    assert chosen(slow).strategy == "aggregate", "a passage of its own was found"
-    for change in ({"peer_weights": 5}, {"options": {"search_every": 16}}, {"side": "cloud"}):
-        context = routed(slow, **change)
-        assert choose(candidates(context), routed(context, passages=0)).strategy == "aggregate"
 
 
 def test_the_next_candidate_is_chosen_when_a_strategy_declines_after_retrieval(
