@@ -23,7 +23,7 @@ from paceline.runtime.link.transport import dial, unreachable
 from paceline.secret_files import STDIN
 from paceline.settings import AgentSettings, NodeSettings
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.identity import CODE, normalised
+from paceline.wire.identity import CODE, UNLIKE, normalised
 from paceline.wire.messages import VERSION, Introduction
 
 from .cloud import http_url, link_url
@@ -86,9 +86,11 @@ async def _shake_hands(settings: AgentSettings, cloud: str, credential: Credenti
         return "warn", f"{str(error) or f'{cloud} does not answer'}. Until then this device answers alone"
     known = f"{cloud} proves its key and knows {credential.device}; protocol version {VERSION}"
     if link.close_code == CloseCode.NO_COMMON_STRATEGY:
-        return "ok", f"{known}, and a model with the same tokenizer"
-    if link.close_code == CloseCode.TOKENIZER_MISMATCH and tokenizer == UNKNOWN:
-        return "ok", f"{known}; its tokenizer is compared once the model is here"
+        if UNLIKE not in (link.close_reason or ""):
+            return "ok", f"{known}, and a model with the same tokenizer"
+        if tokenizer == UNKNOWN:
+            return "ok", f"{known}; its tokenizer is compared once the model is here"
+        return "ok", f"{known}; its model has another vocabulary: this device reads its passages and writes by itself"
     return "fail", f"{cloud}: {link.close_reason}"
 
 

@@ -175,7 +175,7 @@ class Peers:
         ask: Ask | None = None
         taken = False
         try:
-            strategy, options = self._accept(opening)
+            strategy, options = self._accept(link, opening)
             if not self._shares.take(peer):
                 raise PacelineError("it is busy")
             taken = True
@@ -196,10 +196,10 @@ class Peers:
         self._sessions[session] = link
         session.begin()
 
-    def _accept(self, opening: OpenSession) -> tuple[Strategy, Options]:
+    def _accept(self, link: Link, opening: OpenSession) -> tuple[Strategy, Options]:
         """Strategy and options of an opening. Raises PacelineError with the reason for a refusal."""
         strategy = STRATEGIES.get(opening.strategy)
-        if strategy is None or not strategy.needs_peer:
+        if strategy is None or not strategy.needs_peer or strategy.name not in link.strategies:
             raise PacelineError(f"it does not know '{opening.strategy}'")
         if opening.privacy not in strategy.privacy_levels:
             raise PacelineError(f"the privacy level '{opening.privacy}' takes no second side")

@@ -49,6 +49,7 @@ from paceline.runtime.sessions.routing import (
     wish_of,
 )
 from paceline.strategies.base import (
+    JOINT_LEVELS,
     Machine,
     MachineConfig,
     PeerTerms,
@@ -192,11 +193,14 @@ class Preparation:
         prompts = await self._prompts(request)
         # The query is sent only for a request whose options, constraint and conversation have been accepted here.
         peer_passages: Sequence[Passage] | None = request.sources.other_passages
-        if request.sources.passages is None and request.joining.privacy == "answer-private":
-            link = None if begun.barred else begun.peer[1]
+        link = None if begun.barred else begun.peer[1]
+        level, side = request.joining.privacy, self._resources.side
+        # A device whose model has another vocabulary than the cloud's writes by itself at every level that lets it ask.
+        apart = side == "device" and link is not None and not link.strategies and level in JOINT_LEVELS
+        if request.sources.passages is None and (apart or level == "answer-private"):
             peer_passages = await self._search.for_answer(request, link, egress, expected=self._peers.expects(request))
         if peer_passages is None and request.joining.on_loss != "continue":
-            raise peer_missing(other(self._resources.side))
+            raise peer_missing(other(side))
         if peer_passages:
             prompts = await self._prompts(request, peer_passages)
         return prompts, peer_passages

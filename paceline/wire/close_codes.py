@@ -22,7 +22,6 @@ class CloseCode(IntEnum):
     TOO_SLOW = 4004
     INTERNAL_ERROR = 4005
     VERSION_MISMATCH = 4100
-    TOKENIZER_MISMATCH = 4101
     NO_COMMON_STRATEGY = 4102
     BAD_CREDENTIAL = 4103
     REVOKED = 4104
@@ -51,8 +50,6 @@ ADVICE: dict[int, str] = {
     CloseCode.INTERNAL_ERROR: "A fault in Paceline on the side that closed; its log says more.",
     CloseCode.VERSION_MISMATCH: "The two sides speak different versions of the link; install the same Paceline "
     "release on both.",
-    CloseCode.TOKENIZER_MISMATCH: "The two models give token ids different meanings; start both sides with models "
-    "that share a tokenizer.",
     CloseCode.NO_COMMON_STRATEGY: "The two sides know no strategy in common; install the same Paceline "
     "release on both.",
     CloseCode.BAD_CREDENTIAL: "The server does not know this device's key; enrol the device again with a code from "
@@ -97,7 +94,6 @@ FATAL = frozenset(
     {
         CloseCode.DUPLICATE_DEVICE,
         CloseCode.VERSION_MISMATCH,
-        CloseCode.TOKENIZER_MISMATCH,
         CloseCode.NO_COMMON_STRATEGY,
         CloseCode.BAD_CREDENTIAL,
         CloseCode.REVOKED,

@@ -125,6 +125,7 @@ def answer_mac(mac_key: bytes, answer: bytes) -> bytes:
 # the binding; between device and cloud he reads and changes what follows: there that is what TLS is for.
 
 
+UNLIKE = "different vocabularies"
 CHALLENGE, PROOF, WELCOME = "listener challenge", "dialler proof", "listener welcome"  # purposes
 
 
@@ -139,7 +140,8 @@ class _End:
         """introduction: None between processes of one model, which know each other. nonce: new for each object."""
         self.device = device  # the dialler's name; a listener hears it in `greeted`
         self.verify = verify
-        self.strategies: tuple[str, ...] = ()  # of both sides, once the handshake is done
+        self.strategies: tuple[str, ...] = ()  # of answers of both, once the handshake is done
+        self._known: list[str] = []  # that both sides know
         self._introduction = introduction
         self._nonce = nonce
         self._parts = [binding]
@@ -167,13 +169,13 @@ class _End:
         if own is None:
             return None
         peer = decode_introduction(introduction)
-        if peer.tokenizer != own.tokenizer:
-            sides = (own, peer) if isinstance(self, DiallerHandshake) else (peer, own)
-            what = " and ".join(side.model_name for side in sides)
-            raise RemoteProtocolError(what, close_code=CloseCode.TOKENIZER_MISMATCH)
-        self.strategies = tuple(name for name in own.strategies if name in peer.strategies)
-        if not self.strategies:
+        self._known = [name for name in own.strategies if name in peer.strategies]
+        alike = own.tokenizer == peer.tokenizer
+        if not self._known:
+            missing = missing if alike else f"{own.model_name} and {peer.model_name} have {UNLIKE}"
             raise RemoteProtocolError(missing, close_code=CloseCode.NO_COMMON_STRATEGY)
+        # Where token ids mean different things, the sides search for each other and write texts, but no answer together.
+        self.strategies = tuple(self._known) if alike else ()
         return peer
 
 
@@ -272,7 +274,7 @@ class ListenerHandshake(_End):
         peer, own = self._meet(self._proof.introduction), self._introduction
         introduction = b""
         if own is not None:
-            introduction = encode_introduction(msgspec.structs.replace(own, strategies=list(self.strategies)))
+            introduction = encode_introduction(msgspec.structs.replace(own, strategies=self._known))
         signature = self.key.sign(self._signed(WELCOME, introduction, key))
         return self._add(encode(Welcome(introduction, key, signature))), peer
 

@@ -1,4 +1,4 @@
-"""R13: peers of another version, vocabulary, model family or key. Closed with a named code and a sentence, and nothing
+"""R13: peers of another version, family of strategies or key. Closed with a named code and a sentence, and nothing
 of an answer is sent."""
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from tests.wire.identities import DEVICE, frame_of
 pytestmark = pytest.mark.anyio
 
 SKEWED: dict[str, tuple[Introduction, CloseCode]] = {
-    "tokenizer": (replace(DEVICE, tokenizer="other"), CloseCode.TOKENIZER_MISMATCH),
     "strategies": (replace(DEVICE, strategies=["telepathy"]), CloseCode.NO_COMMON_STRATEGY),
     "key": (DEVICE, CloseCode.BAD_CREDENTIAL),
 }

@@ -80,12 +80,14 @@ class Bench:
     pipes_in_use: tuple[Pipe, Pipe] | None = None
     links: tuple[Link, Link] | None = None
     may_ask: MayAsk = EVERYBODY  # as the device tells its cloud
-    introduction: Introduction = CLOUD  # the cloud's, but for its tokenizer and strategies
+    introduction: Introduction = CLOUD  # the cloud's, but for its strategies
 
     async def link(self, tasks: asyncio.TaskGroup) -> None:
         self.pipes_in_use = left, right = pipes()
         vocab = ByteTokenizer().vocab_size
         ours, theirs = (known_as(each, ByteTokenizer().fingerprint, STRATEGIES) for each in (DEVICE, self.introduction))
+        if self.introduction.tokenizer != CLOUD.tokenizer:
+            theirs = msgspec.structs.replace(theirs, tokenizer=self.introduction.tokenizer)
         ours = msgspec.structs.replace(ours, asked_by=None if self.may_ask.names is None else [*self.may_ask.names])
         device = Link(left, device_end(ours), vocab_size=vocab, on_up=lambda link: self.device.on_link(link, "cloud"))
         cloud = Link(

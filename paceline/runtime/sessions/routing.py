@@ -148,6 +148,7 @@ def _budget_asked(context: RoutingContext) -> bool:
     return asked and VERIFIED in context.common
 
 
+UNLIKE = "the two models have different vocabularies"
 BARRED = Rule(lambda c: bool(c.barred), ALONE, "the {peer} is not asked: {barred}", lambda c: c.expected)
 AUTO_RULES: tuple[Rule, ...] = (
     Rule(lambda c: c.wish.raw_prompt, ALONE, "raw tokens are continued by one side alone"),
@@ -165,6 +166,12 @@ AUTO_RULES: tuple[Rule, ...] = (
     BARRED,
     Rule(lambda c: not c.linked and c.expected, ALONE, "the {peer} is not linked", _always),
     Rule(lambda c: not c.linked, ALONE, "no {peer} takes part"),
+    Rule(
+        lambda c: not c.common and c.side == "device",
+        ALONE,
+        f"{UNLIKE}, so this one writes, with what both sides have found",
+    ),
+    Rule(lambda c: not c.common, ALONE, f"{UNLIKE}, and the {{peer}}'s documents stay there", _always),
     Rule(_budget_asked, VERIFIED, "the request has an energy budget, and nothing private is in the context"),
     Rule(
         lambda c: _cloud_may_write(c) and c.larger == "cloud",
@@ -199,6 +206,7 @@ def asked_rules(name: str) -> tuple[Rule, ...]:
     return (
         replace(BARRED, missing=_always),
         Rule(lambda c: not c.linked, ALONE, "the {peer} is not linked", _always),
+        Rule(lambda c: not c.common, ALONE, UNLIKE, _always),
         Rule(lambda c: name not in c.common, ALONE, f"the {{peer}} does not know '{name}'", _always),
         Rule(_always, name, "the request asks for it"),
         Rule(_always, ALONE, f"'{name}' does not take what was retrieved"),
