@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from paceline.core.estimation import MovingAverage
+from paceline.core.clock import MovingAverage
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateRequest
 from paceline.strategies.base import JOINT_LEVELS, RoutingContext, Side, SideFacts, Wish, other
