@@ -174,7 +174,7 @@ class _End:
         if not self._known:
             missing = missing if alike else f"{own.model_name} and {peer.model_name} have {UNLIKE}"
             raise RemoteProtocolError(missing, close_code=CloseCode.NO_COMMON_STRATEGY)
-        # Where token ids mean different things, the sides search for each other and write texts, but no answer together.
+        # Where token ids mean different things, the sides search for each other, but write no answer together.
         self.strategies = tuple(self._known) if alike else ()
         return peer
 

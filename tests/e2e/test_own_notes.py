@@ -61,7 +61,8 @@ def test_each_side_adds_what_its_documents_say(
     assert all(fact in text for fact in facts), text
     cited = report["citations"]
     assert isinstance(cited, list) and sides <= {each["side"] for each in cited}
-    assert report["strategy"] == "aggregate"
+    assert report["degraded"] is None
+    assert report["strategy"] == "aggregate" or len(sides) == 1, "else by the fastest way to the text of one side"
 
 
 @pytest.mark.parametrize("side", ["device", "cloud"])
