@@ -280,7 +280,7 @@ class Peers:
             return
         salt = await _salt(resources, peer, opening)  # before the search
         try:
-            prompts = await _prompts(resources, opening, options, self.scales.temperature)
+            prompts = await _prompts(resources, peer, opening, options, self.scales.temperature)
         except Exception as error:
             log.exception("a peer's request could not be prepared")
             session.fail(PacelineError(f"no documents could be read: {error}"))
@@ -323,7 +323,9 @@ def _conversation(opening: OpenSession) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.content} for message in opening.messages]
 
 
-async def _prompts(resources: Resources, opening: OpenSession, options: Options, temperature: float) -> PromptSet:
+async def _prompts(
+    resources: Resources, peer: str, opening: OpenSession, options: Options, temperature: float
+) -> PromptSet:
     length, positions = len(opening.targets), resources.max_positions
     end = stretch_of(length, options.stretch, opening.max_tokens)[1] if options.stretch else length + 1
     reads = resources.side in STRATEGIES[opening.strategy].joins_with_documents
@@ -332,6 +334,7 @@ async def _prompts(resources: Resources, opening: OpenSession, options: Options,
         resources.store,
         resources.tokenizer,
         resources.work,
+        owner=f"peer:{peer}",
         k=min(opening.top_k_documents, MAX_PASSAGES) if reads else 0,
         max_prompt=positions - max(end, min(opening.max_tokens, positions // 2)),
         query=_query(resources, opening, options),

@@ -400,6 +400,7 @@ class Preparation:
             resources.store,
             resources.tokenizer,
             resources.work,
+            owner=request.account.owner,
             k=request.sources.documents,
             max_prompt=positions - max(length, min(request.output.max_tokens or default, positions // 2)),
             query=query,

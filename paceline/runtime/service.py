@@ -262,8 +262,8 @@ class Service(Protocol):
     def library(self) -> Library | None:
         """Files and vector stores of this side; None where it keeps no documents."""
 
-    async def find(self, work: Callable[[], T]) -> T:
-        """Call `work`, a search of this side's documents, on its units and off the event loop."""
+    async def find(self, work: Callable[[], T], owner: str) -> T:
+        """Call `work`, a search of this side's documents, on its units and off the event loop, in its owner's turn."""
 
     def models(self) -> Sequence[ModelInfo]:
         """Models by the name they are served under; the first is the default. Of one that is not loaded, number format,

@@ -43,7 +43,7 @@ class TextEmbedder:
         for start in range(0, len(texts), PART_TEXTS):
             async with self._turns.turn(owner):
                 part = texts[start : start + PART_TEXTS]
-                parts.append(await self._work.embed(partial(self._embedder.embed, part)))
+                parts.append(await self._work.embed(partial(self._embedder.embed, part), owner))
         return Embeddings(np.concatenate(parts), sum(tokens))
 
     def _count_tokens(self, texts: Sequence[str], first: int) -> list[int]:
@@ -81,7 +81,7 @@ class PassageReranker:
         for start in range(0, len(passages), PART_PASSAGES):
             part = passages[start : start + PART_PASSAGES]
             async with self._turns.turn(owner):
-                found = await self._work.rerank(partial(self._reranker.score, query, part))
+                found = await self._work.rerank(partial(self._reranker.score, query, part), owner)
             scores += map(float, found)
         if isinstance(self._reranker, CrossEncoder):  # logits; clients compare with thresholds from 0 to 1
             scores = [_probability(score) for score in scores]

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from paceline.core.side import Zone
 from paceline.rag.embedder import compute_here
+from paceline.runtime.turnstile import Turnstile
 from paceline.settings import TASKS, Task
 from paceline.system import cores
 from paceline.workflow.flows import ANSWER, EMBED, FETCH, SCORE, SEARCH, SEARCH_FAR, WRITE
@@ -159,7 +160,7 @@ def _thread(host: HostUnit) -> ThreadPoolExecutor:
 # Work of requests without a workflow, on the units of a node: searches, embeddings, uploaded files.
 #
 # It never waits for a launch of a workflow: a host unit has further threads for it, on the same cores. It is done on
-# the unit with least under way of those that do such work.
+# the unit with least under way of those that do such work, and where there is more than threads, in turns of owners.
 
 
 THREADS: Final = min(32, (os.cpu_count() or 1) + 4)  # of a host unit, as asyncio's own; on two cores 8 cost 5 % more
@@ -174,19 +175,20 @@ class PlainWork:
             host.name: ThreadPoolExecutor(THREADS, f"requests {host.name}", initializer=settle, initargs=(host.cores,))
             for host in registry.hosts
         }
+        self._turns = Turnstile(THREADS, most=THREADS)
         self._busy: list[str] = []  # units, once for each work under way; appended to and removed from in any thread
 
-    async def search(self, work: Callable[[], T]) -> T:
+    async def search(self, work: Callable[[], T], owner: str) -> T:
         """Call `work`, which embeds a question, searches for it and makes prompts of what it finds."""
-        return await self._run("search", work)
+        return await self._run("search", work, owner)
 
-    async def embed(self, work: Callable[[], T]) -> T:
+    async def embed(self, work: Callable[[], T], owner: str) -> T:
         """Call `work`, which embeds texts."""
-        return await self._run("embed", work)
+        return await self._run("embed", work, owner)
 
-    async def rerank(self, work: Callable[[], T]) -> T:
+    async def rerank(self, work: Callable[[], T], owner: str) -> T:
         """Call `work`, which scores passages."""
-        return await self._run("rerank", work)
+        return await self._run("rerank", work, owner)
 
     def indexing(self) -> AbstractContextManager[None]:
         """Around the embedding of files, in any thread but the loop's, which stays on the unit's cores."""
@@ -210,12 +212,13 @@ class PlainWork:
         for pool in self._threads.values():
             pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, task: Task, work: Callable[[], T]) -> T:
+    async def _run(self, task: Task, work: Callable[[], T], owner: str) -> T:
         """Cancelled, it runs to its end and its result is dropped."""
-        busy = Counter(self._busy) + self._registry.under_way
-        unit = min((host.name for host in self._registry.hosts if task in host.does), key=lambda name: busy[name])
-        with self._counted(unit):
-            return await asyncio.get_running_loop().run_in_executor(self._threads[unit], work)
+        async with self._turns.turn(owner):
+            busy = Counter(self._busy) + self._registry.under_way
+            unit = min((host.name for host in self._registry.hosts if task in host.does), key=lambda name: busy[name])
+            with self._counted(unit):
+                return await asyncio.get_running_loop().run_in_executor(self._threads[unit], work)
 
     @contextmanager
     def _counted(self, unit: str) -> Iterator[None]:

@@ -164,7 +164,7 @@ class ScriptedService:
     async def tokenize_chat(self, messages: Sequence[Mapping[str, str]], model: str) -> tuple[int, ...]:  # noqa: ARG002
         return tuple(byte for message in messages for byte in message["content"].encode())
 
-    async def find(self, work: Callable[[], T]) -> T:
+    async def find(self, work: Callable[[], T], owner: str) -> T:  # noqa: ARG002
         return await asyncio.to_thread(work)
 
     async def prepare(self, request: GenerateRequest) -> Generation:

@@ -285,7 +285,7 @@ async def search_store(
         condition=filter_of(asked.filters),
         min_score=min_score_of(asked.ranking_options),
     )
-    hits = await service.find(search)
+    hits = await service.find(search, caller.key)
     return answer(
         {
             "object": "vector_store.search_results.page",

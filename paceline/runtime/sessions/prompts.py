@@ -112,6 +112,7 @@ async def build_prompts(
     *,
     k: int,
     max_prompt: int,
+    owner: str = "",
     query: str | None = None,
     kv: DocumentPrefiller | None = None,
     selection: Selection = MANAGED,
@@ -121,7 +122,8 @@ async def build_prompts(
     temperature: float = RELEVANCE_TEMPERATURE,
     template: Mapping[str, object] = NO_FIELDS,
 ) -> PromptSet:
-    """Search and tokenize, off the event loop. A passage that does not fit within `max_prompt` tokens is left out.
+    """Search and tokenize, off the event loop, in the owner's turn. A passage that does not fit within `max_prompt`
+    tokens is left out.
 
     query: for the search; by default derived from the conversation. selection: the documents to search. found: passages
     to be read instead of what a search finds. others: passages of the other side, each a branch as well. The
@@ -144,7 +146,8 @@ async def build_prompts(
             others,
             temperature,
             template,
-        )
+        ),
+        owner,
     )
 
 

@@ -218,7 +218,8 @@ class SearchServer:
         elif store is not None:
             query, count = opening.query[:MAX_QUERY], min(opening.top_k_documents, max_passages)
             try:
-                found = RetrievedPassages(session, to_wire(await work.search(partial(store.search, query, count))))
+                passages = await work.search(partial(store.search, query, count), f"peer:{peer}")
+                found = RetrievedPassages(session, to_wire(passages))
             except Exception:  # the device must receive a reply in any case
                 log.exception("a device's search failed")
                 reason = f"{REFUSED}its documents cannot be searched"
