@@ -10,7 +10,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import device_handshake
-from paceline.runtime.link.dialer import Dialer, Link, back_off
+from paceline.runtime.link.connection import Link
+from paceline.runtime.link.dialer import Dialer, back_off
 from paceline.runtime.link.emulation import Emulation
 from paceline.wire.identity import DiallerHandshake
 from paceline.wire.messages import Introduction

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from paceline.core.aggregation.weights import SCORE_STEPS
+from paceline.core.batching.segment import Segment
 from paceline.runtime.link.transport import CODE_BYTES, END, LENGTH_BYTES
 from paceline.wire import messages
 from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
@@ -85,7 +86,7 @@ STAGES: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Bulk messages": stage_link.BULK,
     "Parts of these messages": (
         stage_messages.StageCost,
-        stage_messages.SegmentRows,
+        Segment,
         stage_sampling.SparseDist,
         stage_sampling.WantedRow,
         stage_sampling.HeadRow,
@@ -200,7 +201,8 @@ def _stages() -> Iterator[str]:
         messages that nobody has taken. A batch has at most {stage_messages.MAX_ROWS} rows.
 
         `Bytes` of ids are int32, of probabilities and scores float64, little-endian. Hidden rows have the format that
-        `assign` names, little-endian; keys and values the model's; scores float32.
+        `assign` names, little-endian; keys and values the model's; scores float32. A segment is a map by the names of
+        its fields.
     """)
     for title, structs in STAGES.items():
         yield ""
@@ -232,7 +234,7 @@ def _type(kind: inspect.Type) -> str:
     match kind:
         case inspect.StructType(cls=cls):
             return f"[{cls.__name__}](#{cls.__name__.lower()})"  # GitHub's anchor of a heading is lower case
-        case inspect.ListType(item_type=item):
+        case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
             bounds = _bounds(kind)
             return f"list{f', {bounds},' if bounds else ''} of ({_type(item)})"
         case inspect.LiteralType(values=values):

@@ -22,7 +22,7 @@ from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpServer, listen, url_of
 from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import PrivateKey, device_handshake, verify
-from paceline.runtime.link.dialer import Link
+from paceline.runtime.link.connection import Link
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode
 from paceline.wire.identity import Claim

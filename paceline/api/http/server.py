@@ -31,9 +31,8 @@ from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.doors import GRACE_S, Doors, Visitor
 from paceline.api.http.logs import quieten
 from paceline.errors import ConfigError
-from paceline.runtime.link.transport import CONNECTION, MAX_QUEUED_FRAMES
+from paceline.runtime.link.transport import CONNECTION, UVICORN_LINK_OPTIONS
 from paceline.system import raise_open_files, trim_heap, user_id
-from paceline.wire.messages import MAX_FRAME_BYTES
 
 # The user behind a connection from this machine, as the kernel knows it.
 #
@@ -277,11 +276,7 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                ws_max_size=MAX_FRAME_BYTES,
-                ws_max_queue=MAX_QUEUED_FRAMES,
-                ws_ping_interval=None,  # the link has its own heartbeat
-                ws_ping_timeout=None,
-                ws_per_message_deflate=False,  # against zip bombs, and lengths that reveal secrets
+                **UVICORN_LINK_OPTIONS,
                 h11_max_incomplete_event_size=MAX_HEADERS,
                 limit_concurrency=max_connections,
                 backlog=BACKLOG,

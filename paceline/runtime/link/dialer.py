@@ -15,33 +15,21 @@ from ssl import SSLContext
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from paceline.errors import LinkClosed
-from paceline.runtime.link.connection import Authenticator, KeyKeeper, KeyStore, Link, SessionHandler
+from paceline.runtime.link.connection import Authenticator, KeyKeeper, KeyStore, Link
 from paceline.runtime.link.emulation import Emulation, emulated
-from paceline.runtime.link.transport import UVICORN_LINK_OPTIONS, ServerTransport, Transport, dial, is_secret
+from paceline.runtime.link.transport import ServerTransport, Transport, dial, is_secret
 from paceline.wire.close_codes import FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
 from paceline.wire.identity import DiallerHandshake, ListenerHandshake
 from paceline.wire.messages import SUBPROTOCOL
 
-__all__ = [
-    "UVICORN_LINK_OPTIONS",
-    "Authenticator",
-    "Dialer",
-    "KeyKeeper",
-    "KeyStore",
-    "Link",
-    "SessionHandler",
-    "back_off",
-    "serve_websocket",
-]
-
 log = logging.getLogger("paceline.link")
 
 
-def back_off(attempt: int, uniform: float) -> float:
+def back_off(attempt: int, uniform: float, longest: float = MAX_DELAY_S) -> float:
     """Delay in s before the next attempt after `attempt` failures in a row. Full jitter, so that devices do not
     reconnect all at once when a server restarts. uniform: in [0, 1).
     """
-    return uniform * min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(attempt, 16))
+    return uniform * min(longest, FIRST_DELAY_S * 2.0 ** min(attempt, 16))
 
 
 class Dialer:

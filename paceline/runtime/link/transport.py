@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from ssl import SSLCertVerificationError, SSLContext
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -266,13 +266,12 @@ def _is_loopback(url: str) -> bool:
     return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
 
 
-# For `uvicorn.Config` of any server with a link: options that cannot be set within a route.
-UVICORN_LINK_OPTIONS: dict[str, int | float | bool | None] = {
+UVICORN_LINK_OPTIONS: dict[str, Any] = {  # of `uvicorn.Config`: they cannot be set within a route
     "ws_max_size": MAX_FRAME_BYTES,
     "ws_max_queue": MAX_QUEUED_FRAMES,
-    "ws_ping_interval": None,
+    "ws_ping_interval": None,  # the link has its own heartbeat
     "ws_ping_timeout": None,
-    "ws_per_message_deflate": False,
+    "ws_per_message_deflate": False,  # against zip bombs, and lengths that reveal secrets
 }
 
 

@@ -17,7 +17,7 @@ from paceline.core.energy import Energy
 from paceline.errors import EngineError, LinkClosed, PacelineError
 from paceline.runtime.engine_loop.requests import Rows, SequenceOp, StoredPrefix
 from paceline.runtime.engine_loop.worker import Worker
-from paceline.runtime.link.dialer import Link
+from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.driver import ClientPorts, Driver, Egress, answered, requests
 from paceline.runtime.sessions.mask_threads import run_apart
 from paceline.runtime.tracing import Fields, Tracer

@@ -18,7 +18,7 @@ from paceline.engine.base import TextModel
 from paceline.engine.thinking import Piece
 from paceline.errors import LinkClosed, LinkError, PacelineError, RequestError
 from paceline.runtime.engine_loop.worker import Worker
-from paceline.runtime.link.dialer import Link
+from paceline.runtime.link.connection import Link
 from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, GenerationResult, Logprobs, TextDelta
 from paceline.runtime.sessions.base import Session
 from paceline.runtime.sessions.driver import ClientPorts, Driver, Ports

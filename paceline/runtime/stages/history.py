@@ -119,7 +119,7 @@ class History:
         parents = tuple(anchor if parent == ROOT else parent for parent in tree.parent_ids)
         rows = Segment(seq, len(tokens) - 1, (tokens[-1], *tree.tokens), (ROOT, *parents), "none", (anchor, *tree.ids))
         yield RanBatch(Batch((rows,)))
-        yield PruneRows(seq, [anchor], list(tree.ids), max(anchor, self._table.last_id(seq)))
+        yield PruneRows(seq, (anchor,), tree.ids, max(anchor, self._table.last_id(seq)))
 
     def _apply(self, entry: Entry) -> None:
         """To the base. What a stage would refuse loses its sequence, as there."""

@@ -99,17 +99,16 @@ def far_output(under: BatchUnderWay, handle: BatchHandle, fetch: Fetch) -> Outpu
     done = under.done
     assert done is not None
     parts: list[Logits] = []
-    kept = [None if rows is None else tuple(rows) for rows in done.kept]
     for number, size in enumerate(done.sizes):
         rows = under.ahead[number] if number < len(under.ahead) else None
         tokens = done.sampled[number]
         if rows is None or tokens is None:
             parts.append(FarLogits(handle, number, size, fetch))
             continue
-        scored = kept[number]
+        scored = done.kept[number]
         rows = rows if scored is None else tuple(rows[row] for row in scored)
         parts.append(FarLogits(handle, number, size, fetch, rows, tuple(map(sampled_from_wire, tokens))))
-    return Output(tuple(parts), tuple(kept))
+    return Output(tuple(parts), done.kept)
 
 
 def sampled_already(request: SampleRequest) -> tuple[SampledRow, ...] | None:
@@ -321,7 +320,7 @@ class RemotePipeline:
             sent = self._sent.table.last_id(seq)
             self._sent.table.prune(seq, keep, live, horizon)
             last = None if horizon is None else max(horizon, sent)
-            self._head.record(PruneRows(seq, list(keep), list(live), last))
+            self._head.record(PruneRows(seq, tuple(keep), tuple(live), last))
 
     def truncate(self, seq: SeqId, length: int) -> None:
         with self._changed:
@@ -363,7 +362,7 @@ class RemotePipeline:
                 span = slice(first, first + layers)
                 part = KvPrefix(rows.model, rows.dtype, rows.tokens, rows.keys[span], rows.values[span])
                 number = self._head.number()
-                message = ImportRows(number, seq, list(rows.tokens))
+                message = ImportRows(number, seq, rows.tokens)
                 requests.append(StageRequest(place, message, kv_to_wire(number, part)))
                 first += layers
             self._head.ask_all(requests, Imported(seq, rows.tokens))
@@ -375,7 +374,7 @@ class RemotePipeline:
         """Waits for everything under way."""
         with self._changed:
             self._sent.table.export(seq, len(tokens))
-        found = self._ask_each(lambda request: ExportRows(request, seq, list(tokens)))
+        found = self._ask_each(lambda request: ExportRows(request, seq, tuple(tokens)))
         try:
             parts = [_kv_of(each, self._info.fingerprint, tokens) for each in found]
         except RemoteProtocolError as error:

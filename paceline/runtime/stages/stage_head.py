@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.sampler import RowSampling
 from paceline.engine.base import Ticket
 from paceline.errors import ConfigError, EngineError, LinkClosed, LocalProtocolError
+from paceline.runtime.link.dialer import back_off
 from paceline.runtime.stages.history import Entry, History, Imported, RanBatch, SentRows
 from paceline.runtime.stages.members import Member, Members
 from paceline.wire.effects import Bulk
@@ -27,9 +30,9 @@ from paceline.wire.stages.messages import (
     NeighbourLost,
     RequestDone,
     RequestFailed,
+    RunBatch,
     ScoreRows,
     StageHave,
-    batch_to_wire,
 )
 from paceline.wire.stages.sampling import BatchDone, SampledRows
 
@@ -38,7 +41,7 @@ log = logging.getLogger("paceline.stages")
 PATIENCE_S = 4.0  # since a lost stage was heard, before answers fail
 NOTICE_S = 1.0  # at least, of those since the loss was noticed
 START_PATIENCE_S = 90.0  # for a process of this machine to be started again, or a spare to load its layers
-PAUSE_S = 0.25  # between attempts
+PAUSE_S = 0.5  # between attempts, at most
 
 
 AheadRows = tuple[RowSampling, ...] | None
@@ -118,9 +121,11 @@ class Recovery:
             await self._broken.wait()
             watch = asyncio.create_task(self._watch())
             try:
-                await asyncio.sleep(PAUSE_S / 5)  # its neighbours may have noticed before this end has
-                while not await self._attempt():
-                    await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(PAUSE_S / 10)  # its neighbours may have noticed before this end has
+                for failures in count(1):
+                    if await self._attempt():
+                        break
+                    await asyncio.sleep(back_off(failures, random.random(), PAUSE_S))
             finally:
                 watch.cancel()
                 await asyncio.gather(watch, return_exceptions=True)
@@ -156,7 +161,7 @@ class Recovery:
             if waited >= patience and told != self._why:
                 told = self._why
                 self._give_up(told)
-            await asyncio.sleep(PAUSE_S / 2)
+            await asyncio.sleep(PAUSE_S / 4)
 
 
 AGAIN = 1 << 52  # tickets of batches that are computed again and whose results nobody needs
@@ -224,7 +229,7 @@ class StageHead:
             case RanBatch(batch=batch, ticket=own):
                 number = own if own is not None else ticket
                 assert number is not None
-                message = batch_to_wire(number, batch)
+                message = RunBatch(number, batch.segments)
             case Imported():
                 raise AssertionError("rows are imported by a request")
             case _:
@@ -253,7 +258,7 @@ class StageHead:
         for ticket in tickets:
             self.history.settle(ticket)
         if tickets and self.up:
-            self.send(-1, Forget(tickets))
+            self.send(-1, Forget(tuple(tickets)))
 
     def number(self) -> int:
         with self.changed:

@@ -191,9 +191,9 @@ class StageServer:
             case Bulk(header=KvRows()):
                 self.worker.put_kv(found, link.taken)
             case Describe():
-                self.worker.call(lambda: self._describe(found))
+                self.worker.answer(found.request, lambda: self._describe(found))
             case LoadSpan():
-                self.worker.call(lambda: self._load(found))
+                self.worker.answer(found.request, lambda: self._load(found))
             case Assign():
                 self._assigned(found)
             case Bulk():
@@ -203,27 +203,17 @@ class StageServer:
                     raise RemoteProtocolError("a command before a place", close_code=CloseCode.UNEXPECTED_MESSAGE)
                 self.worker.put(found)
 
-    def _describe(self, message: Describe) -> None:
+    def _describe(self, message: Describe) -> About:
         """On the worker's thread."""
         if message.measured and self._measure is not None and self._cost is None:
-            try:
-                self._cost = self._measure()
-            except Exception as error:  # of whatever the model's files hold
-                log.warning("what layers cost could not be measured: %s", error)
-                self.to_head(RequestFailed(message.request, str(error)[:MAX_SENTENCE]))
-                return
-        self.to_head(self._about(message.request))
+            self._cost = self._measure()
+        return self._about(message.request)
 
-    def _load(self, message: LoadSpan) -> None:
+    def _load(self, message: LoadSpan) -> About:
         """On the worker's thread."""
-        try:
-            stage = self.worker.load(message.first, message.stop)
-        except Exception as error:
-            log.warning("layers %d:%d could not be loaded: %s", message.first, message.stop, error)
-            self.to_head(RequestFailed(message.request, str(error)[:MAX_SENTENCE]))
-            return
+        stage = self.worker.load(message.first, message.stop)
         log.info("layers %d:%d, %d MiB resident", stage.first, stage.stop, resident_bytes() >> 20)
-        self.to_head(self._about(message.request))
+        return self._about(message.request)
 
     def _about(self, request: int) -> About:
         stage, (fingerprint, layers) = self.worker.stage, self._model
@@ -317,7 +307,7 @@ class StageServer:
 def failure_of(message: Frame, reason: str) -> Frame:
     """What the head is told in place of a result that is too large: it would wait for ever."""
     if isinstance(message, BatchDone):
-        return BatchDone(message.epoch, message.ticket, [], [], [], reason[:MAX_SENTENCE])
+        return BatchDone(message.epoch, message.ticket, (), (), [], reason[:MAX_SENTENCE])
     return RequestFailed(message.request, reason[:MAX_SENTENCE])  # type: ignore[attr-defined]  # of all others
 
 

@@ -44,7 +44,6 @@ from paceline.wire.stages.messages import (
     ScoreRows,
     StageHave,
     TruncateRows,
-    batch_from_wire,
     kept_of,
     kv_from_wire,
     kv_to_wire,
@@ -134,8 +133,8 @@ class LastRows:
                 self._forgotten.discard(ticket)
             else:
                 self._rows[ticket] = [logits for logits, _ in parts]
-        kept = [None if rows is None else list(rows) for _, rows in parts]
-        sizes = [0 if logits is None else len(logits) for logits, _ in parts]
+        kept = tuple(rows for _, rows in parts)
+        sizes = tuple(0 if logits is None else len(logits) for logits, _ in parts)
         sampled: list[list[SampledToken] | None] = [None] * len(parts)
         if ahead is not None and len(ahead.rows) == len(parts):
             try:
@@ -223,6 +222,10 @@ class StageWorker(threading.Thread):
         with self._changed:
             self._calls.append(act)
             self._changed.notify()
+
+    def answer(self, request: int, act: Callable[[], Answer]) -> None:
+        """Likewise, and send what it returns, or a failure of this request."""
+        self.call(self._answered(request, act))
 
     def assign(self, epoch: int, format: RowFormat, width: int, *, is_first: bool, is_last: bool) -> None:
         """Drop everything, and begin anew as this stage of a pipeline. What is being computed is dropped too."""
@@ -345,8 +348,7 @@ class StageWorker(threading.Thread):
             except EngineLost:
                 raise
             except Exception as error:
-                if not isinstance(error, PacelineError):
-                    log.exception("a request could not be answered")
+                log.warning("a request could not be answered: %s", error, exc_info=not isinstance(error, PacelineError))
                 answer = RequestFailed(request, str(error)[:MAX_SENTENCE] or type(error).__name__)
             self._outlet.to_head(*(answer if isinstance(answer, tuple) else (answer,)))
 
@@ -421,7 +423,7 @@ class StageWorker(threading.Thread):
             stage.check()
         except AssertionError as error:
             raise EngineError(f"the invariants do not hold: {error}") from error
-        lengths = [(int(seq), stage.length(seq)) for seq in sorted(self._known) if stage.length(seq)]
+        lengths = tuple((int(seq), stage.length(seq)) for seq in sorted(self._known) if stage.length(seq))
         return StageHave(asked.request, lengths)
 
     # ---- batches ----------------------------------------------------------------------------------------------------
@@ -431,7 +433,7 @@ class StageWorker(threading.Thread):
         done: Parts | None = None
         left = asked = Batch(())
         try:
-            left = asked = batch_from_wire(message)
+            left = asked = Batch(message.segments)
             hidden = None
             if given is not None:
                 bulk, _ = given
@@ -464,11 +466,11 @@ class StageWorker(threading.Thread):
         if epoch != self._epoch:
             return  # nobody waits for it any more
         if not self._is_last:
-            kept = [[] for _ in asked.segments] if error else kept_of(asked, left)
+            kept = ((),) * len(asked.segments) if error else kept_of(asked, left)
             self._outlet.to_next(HiddenRows(epoch, message.ticket, kept, error), b"" if error else payload)
         elif done is None:
             self._last.failed(message.ticket)
-            self._outlet.to_head(BatchDone(epoch, message.ticket, [], [], [], error))
+            self._outlet.to_head(BatchDone(epoch, message.ticket, (), (), [], error))
         else:
             self._outlet.to_head(self._last.done(epoch, message.ticket, done))
 

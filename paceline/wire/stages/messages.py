@@ -2,7 +2,8 @@
 
 On the control link the head commands, and every stage gets all commands in one order; a batch names its rows by token,
 parent and id, never by a mask. On the link between two stages go hidden rows alone, as bulk messages with the header
-`HiddenRows`. Every field has a limit. A change of a tag or field raises the link's version.
+`HiddenRows`. Every field has a limit; those of a segment, which is sent as it is, are checked by it and bounded by its
+frame. A change of a tag or field raises the link's version.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.batching.block_manager import CARRIERS, KvPrefix
-from paceline.core.batching.segment import ROOT, Batch, LogitsMode, Segment, SeqId
+from paceline.core.batching.segment import ROOT, Batch, Segment
 from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.messages import Count, Frame, Hash, Name, PublicKey, SentPart, Token
@@ -68,14 +69,12 @@ Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # of a ticket, a request 
 SequenceNumber = Annotated[int, msgspec.Meta(ge=-(2**53), lt=2**53)]
 NodeId = Annotated[int, msgspec.Meta(ge=ROOT, lt=2**53)]
 Sentence = Annotated[str, msgspec.Meta(max_length=MAX_SENTENCE)]
-Tokens = Annotated[list[Token], msgspec.Meta(max_length=MAX_ROWS)]
-NodeIds = Annotated[list[NodeId], msgspec.Meta(max_length=MAX_ROWS)]
-RowIndices = Annotated[list[Count], msgspec.Meta(max_length=MAX_ROWS)]
-Kept: TypeAlias = Annotated[list[RowIndices | None], msgspec.Meta(max_length=MAX_ROWS)]  # by segment; None: all
+Tokens = Annotated[tuple[Token, ...], msgspec.Meta(max_length=MAX_ROWS)]
+NodeIds = Annotated[tuple[NodeId, ...], msgspec.Meta(max_length=MAX_ROWS)]
+RowIndices = Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_ROWS)]
+Kept: TypeAlias = Annotated[tuple[RowIndices | None, ...], msgspec.Meta(max_length=MAX_ROWS)]  # by segment; None: all
 Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-
-_ALL = -1  # `SegmentRows.logits`: of all rows
 
 
 class StageFrame(Frame, frozen=True):
@@ -150,22 +149,11 @@ class Assign(StageFrame, frozen=True, tag="assign"):
 
 
 # ---- commands, in order ---------------------------------------------------------------------------------------------
-class SegmentRows(SentPart, frozen=True):
-    """`core.batching.segment.Segment`."""
-
-    seq: SequenceNumber
-    start: Number
-    tokens: Annotated[list[Token], msgspec.Meta(min_length=1, max_length=MAX_ROWS)]
-    parents: NodeIds | None
-    logits: Annotated[int, msgspec.Meta(ge=_ALL, le=MAX_ROWS)]
-    ids: NodeIds | None
-
-
 class RunBatch(StageFrame, frozen=True, tag="batch"):
     """Run these segments: the first stage at once, the others on the hidden rows of this ticket."""
 
     ticket: Number
-    segments: Annotated[list[SegmentRows], msgspec.Meta(max_length=MAX_ROWS)]
+    segments: Annotated[tuple[Segment, ...], msgspec.Meta(max_length=MAX_ROWS)]
 
 
 class PruneRows(StageFrame, frozen=True, tag="prune"):
@@ -231,7 +219,7 @@ class StageHave(StageFrame, frozen=True, tag="have"):
     """What a stage holds: the rows of each sequence."""
 
     request: Number
-    lengths: Annotated[list[tuple[SequenceNumber, Number]], msgspec.Meta(max_length=MAX_ROWS)]
+    lengths: Annotated[tuple[tuple[SequenceNumber, Number], ...], msgspec.Meta(max_length=MAX_ROWS)]
 
 
 class NeighbourLost(StageFrame, frozen=True, tag="lost"):
@@ -244,7 +232,7 @@ class NeighbourLost(StageFrame, frozen=True, tag="lost"):
 class Forget(StageFrame, frozen=True, tag="forget"):
     """The logits of these batches are not needed any more."""
 
-    tickets: Annotated[list[Number], msgspec.Meta(max_length=MAX_ROWS)]
+    tickets: Annotated[tuple[Number, ...], msgspec.Meta(max_length=MAX_ROWS)]
 
 
 class FetchScores(StageFrame, frozen=True, tag="fetch"):
@@ -290,21 +278,6 @@ class ScoreRows(BulkHeader, frozen=True, tag="scores"):
     vocab_size: Count
 
 
-def batch_to_wire(ticket: int, batch: Batch) -> RunBatch:
-    return RunBatch(ticket, [_segment_to_wire(segment) for segment in batch.segments])
-
-
-def batch_from_wire(message: RunBatch) -> Batch:
-    """Raises RemoteProtocolError for segments that contradict themselves."""
-    try:
-        batch = Batch(tuple(_segment_from_wire(segment) for segment in message.segments))
-    except ValueError as error:
-        raise bad_frame(str(error)) from error
-    if batch.num_rows > MAX_ROWS:
-        raise bad_frame(f"a batch of {batch.num_rows} rows")
-    return batch
-
-
 def kv_to_wire(request: int, rows: KvPrefix) -> tuple[KvRows, bytes]:
     """Header and payload of the bulk message."""
     shapes = [tuple(map(int, array.shape)) for array in (rows.keys, rows.values)]
@@ -326,21 +299,21 @@ def kv_from_wire(header: KvRows, payload: bytes | bytearray, model: str, tokens:
         raise bad_frame(str(error)) from error
 
 
-def kept_of(asked: Batch, left: Batch) -> list[list[int] | None]:
+def kept_of(asked: Batch, left: Batch) -> Kept:
     """Which rows of each segment of `asked` are in `left`, which lacks rows that a prune has dropped."""
     found = {segment.seq: segment for segment in left.segments}
-    kept: list[list[int] | None] = []
+    kept: list[RowIndices | None] = []
     for segment in asked.segments:
         other = found.get(segment.seq)
         if other is not None and len(other.tokens) == len(segment.tokens):
             kept.append(None)
             continue
         names = set() if other is None else set(other.node_ids)
-        kept.append([row for row, name in enumerate(segment.node_ids) if name in names])
-    return kept
+        kept.append(tuple(row for row, name in enumerate(segment.node_ids) if name in names))
+    return tuple(kept)
 
 
-def without_others(asked: Batch, kept: list[list[int] | None]) -> Batch:
+def without_others(asked: Batch, kept: Kept) -> Batch:
     """`asked` with these rows of each segment alone. Raises RemoteProtocolError for rows that it has not."""
     if len(kept) != len(asked.segments):
         raise bad_frame(f"rows of {len(kept)} segments for {len(asked.segments)}")
@@ -348,7 +321,7 @@ def without_others(asked: Batch, kept: list[list[int] | None]) -> Batch:
     return Batch(tuple(segment for segment in left if segment is not None))
 
 
-def _only(segment: Segment, rows: list[int] | None) -> Segment | None:
+def _only(segment: Segment, rows: RowIndices | None) -> Segment | None:
     if rows is None:
         return segment
     if not rows:
@@ -365,29 +338,6 @@ def _only(segment: Segment, rows: list[int] | None) -> Segment | None:
         tuple(parents[row] for row in rows),
         sum(row in wanted for row in rows),  # they are last
         tuple(ids[row] for row in rows),
-    )
-
-
-def _segment_to_wire(segment: Segment) -> SegmentRows:
-    modes: dict[LogitsMode, int] = {"all": _ALL, "last": 1, "none": 0}
-    return SegmentRows(
-        segment.seq,
-        segment.start,
-        list(segment.tokens),
-        None if segment.parents is None else list(segment.parents),
-        segment.logits if isinstance(segment.logits, int) else modes[segment.logits],
-        None if segment.ids is None else list(segment.ids),
-    )
-
-
-def _segment_from_wire(rows: SegmentRows) -> Segment:
-    return Segment(
-        SeqId(rows.seq),
-        rows.start,
-        tuple(rows.tokens),
-        None if rows.parents is None else tuple(rows.parents),
-        "all" if rows.logits == _ALL else rows.logits,
-        None if rows.ids is None else tuple(rows.ids),
     )
 
 

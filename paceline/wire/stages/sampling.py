@@ -12,7 +12,7 @@ from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.sampler import RowHead, RowSampling, SampledRow
 from paceline.wire.codec import sampling_from_wire, sampling_to_wire
 from paceline.wire.messages import Count, Sampling, SentPart, Token
-from paceline.wire.stages.messages import MAX_ROWS, Number, RowIndices, Sentence, StageFrame, bad_frame
+from paceline.wire.stages.messages import MAX_ROWS, Kept, Number, RowIndices, Sentence, StageFrame, bad_frame
 
 MAX_BRANCHES = 256
 Bytes = Annotated[bytes, msgspec.Meta(max_length=1 << 23)]
@@ -55,20 +55,20 @@ class SampledToken(SentPart, frozen=True):
 
     token: Token
     top: SparseDist | None
-    branch_probs: Annotated[list[float], msgspec.Meta(max_length=MAX_BRANCHES)]
+    branch_probs: Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_BRANCHES)]
     head: HeadRow | None
-    branch_heads: Annotated[list[SparseDist], msgspec.Meta(max_length=MAX_BRANCHES)]
+    branch_heads: Annotated[tuple[SparseDist, ...], msgspec.Meta(max_length=MAX_BRANCHES)]
 
 
 class MixtureRows(SentPart, frozen=True):
     """`BranchMixture`."""
 
-    log_weights: Annotated[list[float], msgspec.Meta(max_length=MAX_BRANCHES)]
-    evidence: Annotated[list[list[float]], msgspec.Meta(max_length=MAX_ROWS)]
+    log_weights: Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_BRANCHES)]
+    evidence: Annotated[tuple[tuple[float, ...], ...], msgspec.Meta(max_length=MAX_ROWS)]
     rescoring: bool
-    parents: Annotated[list[int], msgspec.Meta(max_length=MAX_ROWS)]
-    tokens: Annotated[list[Token], msgspec.Meta(max_length=MAX_ROWS)]
-    prompts: Annotated[list[Bytes | None], msgspec.Meta(max_length=MAX_BRANCHES)]
+    parents: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_ROWS)]
+    tokens: Annotated[tuple[Token, ...], msgspec.Meta(max_length=MAX_ROWS)]
+    prompts: Annotated[tuple[Bytes | None, ...], msgspec.Meta(max_length=MAX_BRANCHES)]
     heads: bool
 
 
@@ -110,7 +110,7 @@ class BatchDone(StageFrame, frozen=True, tag="done"):
 
     epoch: Number
     ticket: Number
-    kept: Annotated[list[RowIndices | None], msgspec.Meta(max_length=MAX_ROWS)]
+    kept: Kept
     sizes: RowIndices  # by segment: rows scored
     sampled: Annotated[list[list[SampledToken] | None], msgspec.Meta(max_length=MAX_ROWS)]  # by `SampleAhead`
     error: Sentence | None
@@ -149,9 +149,9 @@ def sampled_to_wire(row: SampledRow) -> SampledToken:
     return SampledToken(
         row.token,
         None if row.top is None else _dist_to_wire(row.top),
-        list(row.branch_probs),
+        row.branch_probs,
         None if row.head is None else _head_to_wire(row.head),
-        [_dist_to_wire(dist) for dist in row.branch_heads],
+        tuple(map(_dist_to_wire, row.branch_heads)),
     )
 
 
@@ -160,34 +160,22 @@ def sampled_from_wire(row: SampledToken) -> SampledRow:
     return SampledRow(
         row.token,
         None if row.top is None else _dist_from_wire(row.top),
-        tuple(row.branch_probs),
+        row.branch_probs,
         None if row.head is None else _head_from_wire(row.head),
         tuple(map(_dist_from_wire, row.branch_heads)),
     )
 
 
 def mixture_to_wire(mixture: BranchMixture) -> MixtureRows:
-    return MixtureRows(
-        list(mixture.log_weights),
-        [list(each) for each in mixture.evidence],
-        mixture.rescoring,
-        list(mixture.parents),
-        list(mixture.tokens),
-        [None if prompt is None else _ids_to_bytes(prompt) for prompt in mixture.prompts],
-        mixture.heads,
-    )
+    prompts = tuple(None if prompt is None else _ids_to_bytes(prompt) for prompt in mixture.prompts)
+    scores = mixture.log_weights, mixture.evidence, mixture.rescoring
+    return MixtureRows(*scores, mixture.parents, mixture.tokens, prompts, mixture.heads)
 
 
 def mixture_from_wire(mixture: MixtureRows) -> BranchMixture:
-    return BranchMixture(
-        tuple(mixture.log_weights),
-        tuple(tuple(each) for each in mixture.evidence),
-        mixture.rescoring,
-        tuple(mixture.parents),
-        tuple(mixture.tokens),
-        tuple(None if prompt is None else _ids_from_bytes(prompt) for prompt in mixture.prompts),
-        mixture.heads,
-    )
+    prompts = tuple(None if prompt is None else _ids_from_bytes(prompt) for prompt in mixture.prompts)
+    scores = mixture.log_weights, mixture.evidence, mixture.rescoring
+    return BranchMixture(*scores, mixture.parents, mixture.tokens, prompts, mixture.heads)
 
 
 def _head_to_wire(head: RowHead) -> HeadRow:

@@ -20,9 +20,10 @@ from websockets.typing import Subprotocol
 
 from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import PrivateKey
-from paceline.runtime.link.dialer import UVICORN_LINK_OPTIONS, Dialer, Link, serve_websocket
+from paceline.runtime.link.connection import Link
+from paceline.runtime.link.dialer import Dialer, serve_websocket
 from paceline.runtime.link.emulation import Emulation
-from paceline.runtime.link.transport import dial
+from paceline.runtime.link.transport import UVICORN_LINK_OPTIONS, dial
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
 from paceline.wire.link import LinkMachine
@@ -56,7 +57,7 @@ class Cloud:
 async def cloud() -> AsyncIterator[Cloud]:
     served = Cloud()
     app = Starlette(routes=[WebSocketRoute("/link", served.route)])
-    config = uvicorn.Config(app, log_level="error", lifespan="off", **UVICORN_LINK_OPTIONS)  # type: ignore[arg-type]  # each option has its own type
+    config = uvicorn.Config(app, log_level="error", lifespan="off", **UVICORN_LINK_OPTIONS)
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     served.url = f"ws://127.0.0.1:{listener.getsockname()[1]}/link"

@@ -11,7 +11,7 @@ from paceline.core.fair import Shares
 from paceline.errors import LinkError, RequestError
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.link.dialer import Link
+from paceline.runtime.link.connection import Link
 from paceline.runtime.service import GenerationResult
 from paceline.runtime.sessions import remote as search_module
 from paceline.runtime.sessions.driver import Egress

@@ -79,7 +79,7 @@ def test_after_any_course_of_segments_and_prunes_stages_can_be_built_up_again(se
         else:
             keep, live, horizon = sender.prune()
             last = None if horizon is None else max(horizon, *sender.nodes)
-            run(PruneRows(sender.seq, list(keep), list(live), last))
+            run(PruneRows(sender.seq, tuple(keep), tuple(live), last))
         while needed and random.random() < 0.5:
             told.settle(needed.popleft())
         told.check()
@@ -125,7 +125,7 @@ def test_a_step_that_failed_costs_its_sequence_only_until_it_is_released() -> No
     told = history()
     told.sent(RanBatch(Batch((Segment(SeqId(1), 5, (1,)), Segment(SeqId(2), 0, (1, 2))))))
     told.sent(TruncateRows(SeqId(1), 2))
-    told.sent(PruneRows(SeqId(1), [0], [], None))
+    told.sent(PruneRows(SeqId(1), (0,), (), None))
     engine = fresh()
     for entry in told.replay():
         do(engine, entry)

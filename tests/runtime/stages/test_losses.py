@@ -304,8 +304,8 @@ async def test_a_process_that_ends_at_once_has_failed() -> None:
 
 def test_what_is_too_large_to_be_sent_is_answered_by_a_failure() -> None:
     assert failure_of(RequestDone(3), "too large") == RequestFailed(3, "too large")
-    done = failure_of(BatchDone(1, 2, [None], [1], [None], None), "too large")
-    assert done == BatchDone(1, 2, [], [], [], "too large")
+    done = failure_of(BatchDone(1, 2, (None,), (1,), [None], None), "too large")
+    assert done == BatchDone(1, 2, (), (), [], "too large")
 
 
 def test_a_stage_answers_a_request_that_it_cannot_carry_out(monkeypatch: pytest.MonkeyPatch) -> None:

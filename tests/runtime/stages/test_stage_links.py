@@ -72,7 +72,7 @@ async def ends() -> AsyncIterator[tuple[End, End]]:
 async def test_who_fills_a_pipe_waits_while_messages_go_past_and_the_link_stays() -> None:
     async with ends() as (sender, receiver):
         for ticket in (1, 2):
-            sender.link.send_bulk(HiddenRows(1, ticket, [None], None), ROWS)
+            sender.link.send_bulk(HiddenRows(1, ticket, (None,), None), ROWS)
         waiting = asyncio.create_task(asyncio.to_thread(sender.link.wait_room, 0))
         await receiver.until(1)  # nobody takes it, so the second one stops after one window
         for number in range(50):
@@ -91,7 +91,7 @@ async def test_who_fills_a_pipe_waits_while_messages_go_past_and_the_link_stays(
 async def test_who_waits_for_room_does_not_wait_for_a_broken_link() -> None:
     async with ends() as (sender, receiver):
         for ticket in (1, 2):
-            sender.link.send_bulk(HiddenRows(1, ticket, [None], None), ROWS)
+            sender.link.send_bulk(HiddenRows(1, ticket, (None,), None), ROWS)
         waiting = asyncio.create_task(asyncio.to_thread(sender.link.wait_room, 0))
         await receiver.until(1)
         receiver.link.break_off()

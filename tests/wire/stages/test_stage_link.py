@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -26,11 +25,10 @@ from paceline.wire.stages.messages import (
     Credit,
     Forget,
     HiddenRows,
+    Kept,
     PruneRows,
     RowFormat,
     RunBatch,
-    batch_from_wire,
-    batch_to_wire,
     kept_of,
     pack_rows,
     unpack_rows,
@@ -162,24 +160,19 @@ def batches(draw: st.DrawFn) -> Batch:
 
 @given(batches(), st.data())
 def test_a_batch_and_what_is_left_of_it_come_back(batch: Batch, data: st.DataObject) -> None:
-    message = msgspec.msgpack.decode(encode(batch_to_wire(7, batch)), type=RunBatch)
-    assert isinstance(message, RunBatch) and message.ticket == 7
-    found = batch_from_wire(message)
-    assert [(s.seq, s.start, s.tokens, s.parents, s.ids) for s in found.segments] == [
-        (s.seq, s.start, s.tokens, s.parents, s.ids) for s in batch.segments
-    ]
-    assert [s.logits_rows() for s in found.segments] == [s.logits_rows() for s in batch.segments]
-    kept = [
+    found = Batch(msgspec.msgpack.decode(encode(RunBatch(7, batch.segments)), type=RunBatch).segments)
+    assert found == batch
+    kept = tuple(
         None
         if segment.parents is None or data.draw(st.booleans())
-        else sorted(data.draw(st.sets(st.sampled_from(range(len(segment.tokens))))))
+        else tuple(sorted(data.draw(st.sets(st.sampled_from(range(len(segment.tokens)))))))
         for segment in batch.segments
-    ]
+    )
     left = without_others(found, kept)
-    whole = [
+    whole = tuple(
         None if rows is not None and len(rows) == len(segment.tokens) else rows
         for rows, segment in zip(kept, batch.segments, strict=True)
-    ]
+    )
     assert kept_of(found, left) == whole
     for segment in left.segments:
         asked = next(each for each in batch.segments if each.seq == segment.seq)
@@ -189,8 +182,8 @@ def test_a_batch_and_what_is_left_of_it_come_back(batch: Batch, data: st.DataObj
             assert wanted == [name for name in segment.node_ids if name in names]
 
 
-@pytest.mark.parametrize("kept", [[], [[0, 0]], [[1, 0]], [[9]], [None, None]])
-def test_rows_that_a_batch_has_not_are_refused(kept: list[list[int] | None]) -> None:
+@pytest.mark.parametrize("kept", [(), ((0, 0),), ((1, 0),), ((9,),), (None, None)])
+def test_rows_that_a_batch_has_not_are_refused(kept: Kept) -> None:
     batch = Batch((Segment(SeqId(1), 0, (1, 2), (-1, 0)),))
     with pytest.raises(RemoteProtocolError):
         without_others(batch, kept)
@@ -212,11 +205,11 @@ def test_everything_comes_in_order(sent: list[int | bytes]) -> None:
     bulks: list[tuple[int, bytes]] = []
     for number, each in enumerate(sent):
         if isinstance(each, int):
-            messages.append(Forget([each]))
+            messages.append(Forget((each,)))
             a.send(messages[-1])
         else:
             bulks.append((number, each))
-            a.send_bulk(HiddenRows(1, number, [], None), each)
+            a.send_bulk(HiddenRows(1, number, (), None), each)
     while frames := a.flow():
         b.hear(*frames)
         while b.untaken:
@@ -224,14 +217,14 @@ def test_everything_comes_in_order(sent: list[int | bytes]) -> None:
         a.hear(*b.flow())
     assert b.messages == messages
     found = [(bulk.header, bytes(bulk.payload)) for bulk in b.bulks]
-    assert found == [(HiddenRows(1, number, [], None, num_bytes=len(each)), each) for number, each in bulks]
+    assert found == [(HiddenRows(1, number, (), None, num_bytes=len(each)), each) for number, each in bulks]
     assert a.unsent == 0 and a.end is b.end is None
 
 
 def test_a_full_link_holds_rows_back_but_no_message() -> None:
     a, b = linked()
     for ticket in range(4):
-        a.send_bulk(HiddenRows(1, ticket, [], None), bytes(50))
+        a.send_bulk(HiddenRows(1, ticket, (), None), bytes(50))
     b.hear(*a.flow())
     assert len(b.bulks) == 1, "one message, and what of the next fits into a window"
     a.hear(*b.flow())
@@ -239,7 +232,7 @@ def test_a_full_link_holds_rows_back_but_no_message() -> None:
     assert not b.flow() or len(b.bulks) <= 2
     held = a.unsent
     assert held > 0
-    a.send(PruneRows(1, [0], [], 3))
+    a.send(PruneRows(1, (0,), (), 3))
     b.hear(*a.flow())
     assert [type(found) for found in b.messages] == [PruneRows], "it overtakes rows that have no credit"
     assert a.unsent == held
@@ -253,7 +246,7 @@ def test_a_full_link_holds_rows_back_but_no_message() -> None:
 
 def test_a_message_larger_than_the_window_passes_while_it_is_waited_for() -> None:
     a, b = linked()
-    a.send_bulk(HiddenRows(1, 1, [], None), bytes(range(250)) * 3)
+    a.send_bulk(HiddenRows(1, 1, (), None), bytes(range(250)) * 3)
     while frames := a.flow():
         b.hear(*frames)
         a.hear(*b.flow())
@@ -263,7 +256,7 @@ def test_a_message_larger_than_the_window_passes_while_it_is_waited_for() -> Non
 def test_what_is_not_taken_is_bounded() -> None:
     a, b = linked()
     for ticket in range(50):
-        a.send_bulk(HiddenRows(1, ticket, [], None), bytes(100))
+        a.send_bulk(HiddenRows(1, ticket, (), None), bytes(100))
     for _ in range(200):
         b.hear(*a.flow())
         a.hear(*b.flow())
@@ -278,20 +271,17 @@ def test_hostile_bytes_close_the_link_and_raise_nothing(data: bytes) -> None:
 
 
 @given(st.data())
-def test_changed_bytes_of_honest_frames_raise_the_protocol_error_only(data: st.DataObject) -> None:
+def test_changed_bytes_of_honest_frames_raise_nothing(data: st.DataObject) -> None:
     a, b = linked()
-    a.send(batch_to_wire(1, Batch((Segment(SeqId(1), 0, (1, 2, 3), (-1, 0, 1)),))))
-    a.send_bulk(HiddenRows(1, 1, [[0, 2]], None), bytes(40))
-    a.send(PruneRows(1, [0, 1], [2], 5))
+    a.send(RunBatch(1, (Segment(SeqId(1), 0, (1, 2, 3), (-1, 0, 1)),)))
+    a.send_bulk(HiddenRows(1, 1, ((0, 2),), None), bytes(40))
+    a.send(PruneRows(1, (0, 1), (2,), 5))
     frames = [bytearray(frame) for frame in a.flow()]
     for _ in range(data.draw(st.integers(1, 4))):
         frame = data.draw(st.sampled_from(frames))
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
     b.hear(*map(bytes, frames))
-    for found in b.messages:
-        if isinstance(found, RunBatch):
-            with suppress(RemoteProtocolError):
-                batch_from_wire(found)
+    assert all(isinstance(found, Frame) for found in b.messages)
 
 
 @pytest.mark.parametrize(
@@ -320,6 +310,6 @@ def test_what_breaks_the_protocol_closes_the_link(what: str, frames: list[bytes]
 
 def test_what_the_other_end_would_refuse_is_not_sent() -> None:
     with pytest.raises(LocalProtocolError):
-        encode(PruneRows(1, [2**52] * (MAX_ROWS * 16), [2**52] * (MAX_ROWS * 16), None))
+        encode(PruneRows(1, (2**52,) * (MAX_ROWS * 16), (2**52,) * (MAX_ROWS * 16), None))
     with pytest.raises(LocalProtocolError):
-        bulk_header(HiddenRows(1, 1, [], None), memoryview(np.broadcast_to(np.uint8(0), MAX_BULK_BYTES + 1)))
+        bulk_header(HiddenRows(1, 1, (), None), memoryview(np.broadcast_to(np.uint8(0), MAX_BULK_BYTES + 1)))
