@@ -21,7 +21,7 @@ from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.strategies.base import Machine, MachineConfig
 
 from .bootstrap import Estimate, share_of, worst_of
-from .drafting import adversarial, large_shape
+from .drafting import adversarial, agent_loop, large_shape
 from .drafting.drafters import OURS, PLAIN, DraftMemory, Way, sized, ways
 from .drafting.large_shape import Replayed
 from .drafting.single_session import Answer, together
@@ -79,7 +79,13 @@ def run(options: Options) -> Report:
     return Report(
         NAME,
         _conditions(options, size, models, identical.rounds),
-        [*rows, *trees, *(row for each in half for row in each.rows), *(row for row, _ in settings)],
+        [
+            *rows,
+            *trees,
+            *agent_loop.rows(2 * size.prompts),
+            *(row for each in half for row in each.rows),
+            *(row for row, _ in settings),
+        ],
         [
             *_claims(rows, tasks),
             claimed("lookup_tree.dynamic_vs_static", worst_of(ratios, "higher"), 1.0, "higher", "+18 % (DIAA)"),

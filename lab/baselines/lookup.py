@@ -11,7 +11,8 @@ from typing import Final, Literal, TypeVar
 from paceline.core.batching.segment import StepSize
 from paceline.core.drafting.budget import AdaptiveBudget, BudgetStats
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable
-from paceline.core.drafting.ngram_drafter import DrafterStats, NgramDrafter, SuffixAutomaton, TokenProbs
+from paceline.core.drafting.ngram_drafter import DrafterStats, NgramDrafter, TokenProbs
+from paceline.core.drafting.suffix_automaton import SuffixAutomaton
 from paceline.core.drafting.tree_search import DraftSource, DraftTree, grow_tree
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
@@ -215,6 +216,8 @@ class VariedDrafter(NgramDrafter):
             self._bigrams = None
         if not options.automaton:
             self._automaton = SuffixAutomaton(max_tokens=0)
+        if not (options.automaton and options.tables):
+            self._memories = []
         self._steps = 0
         self._held: list[Callable[[], None]] = []  # lessons for the next update
 

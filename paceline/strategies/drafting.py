@@ -27,6 +27,9 @@ from paceline.strategies.base import (
     Branch,
     DraftModelLost,
     Effect,
+    Emit,
+    Finish,
+    FinishReason,
     Forward,
     FromDraftModel,
     MachineConfig,
@@ -373,6 +376,10 @@ class DraftingSolo(Solo):
 
     def _advanced(self, token: int, *, drafted: bool) -> None:  # noqa: ARG002
         self._drafter.advance(token)
+
+    def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
+        self._drafter.feed.remember()
+        return super()._finish(reason, end)
 
     @property
     def _wanted(self) -> int:

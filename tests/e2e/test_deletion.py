@@ -142,5 +142,6 @@ def test_no_table_on_disk_knows_what_followed_in_a_removed_secret(tmp_path: Path
         likely = zip(rows["tokens"].tolist(), rows["ids"][:, :2].tolist(), strict=True)
         known = {(token, successor) for token, successors in likely for successor in successors}
         assert not pairs & known, path
+        assert not pairs & set(pairwise(rows["texts"].tolist() if "texts" in rows else [])), path
     (tmp_path / "device.md").unlink()
     assert holding(tmp_path, secret.encode()) == set()

@@ -15,12 +15,15 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.drafting.suffix_automaton import TextMemory
+
 NUM_SUCCESSORS: Final = 8  # per row
 BIGRAM_KEYS: Final = 1 << 17  # values of the hash of two tokens
 BIGRAM_ROWS: Final = 1 << 14  # with their keys 1.6 MiB
 _FIRST_ROWS: Final = 256  # initial allocation
 _MIN_PROB: Final = float(np.finfo(np.float32).tiny)  # a smaller one may be stored as 0 and is dropped
 _BIGRAM_PREFIX: Final = "pair_"  # of array names in saved tables
+_TEXTS: Final = "texts"  # name of the array of remembered texts
 
 Ids = NDArray[np.int32]
 Probs = NDArray[np.float32]
@@ -93,7 +96,9 @@ class LookupTable:
         self._hand = 0  # next row to consider for eviction
         self._rows = _Rows.empty(self.keys)
         self.bigrams: LookupTable | None = None  # keys: `bigram_key`
+        self.texts: TextMemory | None = None  # of answers
         if bigram_rows:
+            self.texts = TextMemory()
             below = None if base is None else base.bigrams
             self.bigrams = LookupTable(vocab_size, base=below, capacity=bigram_rows, keys=BIGRAM_KEYS, bigram_rows=0)
 
@@ -104,6 +109,14 @@ class LookupTable:
         self._version += 2
         if self.bigrams is not None:
             self.bigrams.erase()
+        if self.texts is not None:
+            self.texts.erase()
+
+    @property
+    def memories(self) -> list[TextMemory]:
+        """Of this table and of those below it, as far as they remember anything."""
+        below = [] if self._base is None else self._base.memories
+        return below if not self.texts else [self.texts, *below]
 
     def __len__(self) -> int:
         """Number of own rows, without the base's."""
@@ -191,18 +204,21 @@ class LookupTable:
 
     def arrays(self) -> Arrays:
         """A copy of the own rows, by rising token: "tokens" (n,), "ids" and "probs" (n, NUM_SUCCESSORS); and of those
-        of `bigrams` ("pair_tokens" and so on). Not while writing."""
+        of `bigrams` ("pair_tokens" and so on), and the remembered texts. Not while writing."""
         rows = self._rows
         order = np.argsort(rows.tokens[: self._count], kind="stable")
         arrays: Arrays = {"tokens": rows.tokens[order], "ids": rows.ids[order], "probs": rows.probs[order]}
         if self.bigrams is not None:
             arrays |= {f"{_BIGRAM_PREFIX}{name}": array for name, array in self.bigrams.arrays().items()}
+        if self.texts:
+            arrays[_TEXTS] = self.texts.array()
         return arrays
 
     def load(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         """Add the rows of `arrays` over the existing ones. Raises ValueError for arrays that are not of such a table,
         and then changes nothing."""
         rows = _checked(arrays, self.keys, self.vocab_size)
+        texts = TextMemory.checked(arrays[_TEXTS], self.vocab_size) if _TEXTS in arrays else None
         bigrams = {
             name.removeprefix(_BIGRAM_PREFIX): array
             for name, array in arrays.items()
@@ -210,6 +226,8 @@ class LookupTable:
         }
         if self.bigrams is not None and bigrams:
             self.bigrams.load(bigrams)
+        if self.texts is not None and texts is not None:
+            self.texts.load(texts)
         if len(rows[0]):
             self.harvest(*rows)
 

@@ -10,193 +10,23 @@ receives the target's distributions.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Final, NamedTuple
 
 from paceline.core.clock import AcceptanceByRank
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, bigram_key
+from paceline.core.drafting.suffix_automaton import NOTHING, Match, SuffixAutomaton, TextMemory
 from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree, grow_tree, margin_class
 from paceline.core.sampling.dist import Dist, gumbel_of
 from paceline.core.sampling.sampler import SamplingParams
 
-# Online suffix automaton: the longest suffix of a text that occurred in it before, and its continuations.
-#
-# Blumer et al. 1985, built token by token in amortised constant time; used for drafting as in SAM decoding (Hu et al.
-# 2025), but with the most recent occurrence instead of the first, and all continuations instead of one. Several texts
-# (documents, a prompt) are appended with `separate` between them, and matches do not cross the boundary.
-# Most states have one transition, stored in two arrays; only branching states have a dict.
-
-
-MAX_TOKENS: Final = 1 << 17  # of all texts together; about 100 bytes each
-_MAX_UPDATED: Final = 32  # suffixes, longest first, whose latest occurrence is updated with every token
-_MAX_BRANCHES: Final = 8  # a state with more transitions predicts little: only its latest continuation is returned
-
-ROOT: Final = 0
-
-
-class Match(NamedTuple):
-    """A suffix that occurred before: its state in the automaton, and its length in tokens."""
-
-    state: int
-    length: int
-
-
-NOTHING: Final = Match(ROOT, 0)
-
-
-class SuffixAutomaton:
-    """States are numbered from 0, the empty text. A full automaton adds no more text, and continues to match."""
-
-    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
-        self.match = NOTHING  # the longest suffix of the text so far that occurred before
-        self.num_tokens = 0
-        self._max_tokens = max_tokens
-        self._separators = 0
-        self._text = array("i")
-        self._last = ROOT  # the state of the whole text
-        self._length = array("i", [0])  # of the longest text of a state
-        self._link = array("i", [-1])  # suffix link: state of the longest suffix that is in another state
-        self._latest = array("i", [0])  # end position of the latest occurrence before the present one
-        self._count = array("i", [0])  # occurrences; too low for short suffixes of repetitive text
-        self._token = array("i", [-1])  # first transition: its token, -1: none,
-        self._next = array("i", [-1])  # and its target state
-        self._branches: dict[int, dict[int, int]] = {}  # further transitions
-
-    def extend(self, tokens: Iterable[int]) -> None:
-        """Append to the text. Tokens are 0 or more."""
-        for token in tokens:
-            self.append(token)
-
-    def append(self, token: int) -> None:
-        if self.num_tokens >= self._max_tokens:
-            self.match = self.advance(self.match, token)
-            return
-        self._append(token)
-        state = self._link[self._last]  # the longest suffix in another state than the whole text occurred before
-        self.match = Match(state, self._length[state])
-
-    def separate(self) -> None:
-        """Begin another text: append a separator token that never matches."""
-        self.match = NOTHING
-        if self.num_tokens < self._max_tokens:
-            self._separators += 1
-            self._append(-1 - self._separators)
-
-    def advance(self, match: Match, token: int) -> Match:
-        """The match after a further `token`, without appending it."""
-        state, length = match
-        while True:
-            after = self._transition(state, token)
-            if after >= 0:
-                return Match(after, length + 1)
-            state = self._link[state]
-            if state < 0:
-                return NOTHING
-            length = self._length[state]
-
-    def continuations(self, match: Match) -> list[tuple[int, int]]:
-        """(token, occurrences) of the tokens that followed earlier occurrences of the match.
-
-        The latest one first, then by falling frequency. Empty for a match of length 0.
-        """
-        state = match.state
-        if state == ROOT or self._token[state] == -1:
-            return []
-        further = self._branches.get(state)
-        end = self._latest[state]
-        latest = self._text[end] if end < len(self._text) else -1
-        if further is None or len(further) >= _MAX_BRANCHES:
-            branches = [(self._token[state], self._next[state])] if further is None else []
-        else:
-            branches = [(self._token[state], self._next[state]), *further.items()]
-        found = [(token, max(self._count[after], 1)) for token, after in branches if token >= 0 and token != latest]
-        if len(found) > 1:
-            found.sort(key=lambda each: -each[1])
-        if latest >= 0:
-            found.insert(0, (latest, max(self._count[self._transition(state, latest)], 1)))
-        return found
-
-    def chain(self, match: Match, limit: int) -> list[int]:
-        """At most `limit` tokens that followed the latest earlier occurrence of the match."""
-        tokens: list[int] = []
-        while len(tokens) < limit and (found := self.continuations(match)):
-            tokens.append(found[0][0])
-            match = self.advance(match, found[0][0])
-        return tokens
-
-    @property
-    def num_states(self) -> int:
-        return len(self._length)
-
-    @property
-    def num_bytes(self) -> int:
-        """Approximate memory: a branching state's dict counts as 232 bytes per five transitions."""
-        dicts = sum(232 * (1 + len(branches) // 5) for branches in self._branches.values())
-        return 24 * self.num_states + 4 * self.num_tokens + dicts
-
-    def _transition(self, state: int, token: int) -> int:
-        """The state that `token` leads to; -1: none."""
-        if self._token[state] == token:
-            return self._next[state]
-        further = self._branches.get(state)
-        return -1 if further is None else further.get(token, -1)
-
-    def _set_transition(self, state: int, token: int, after: int) -> None:
-        first = self._token[state]
-        if first == -1 or first == token:
-            self._token[state], self._next[state] = token, after
-        else:
-            self._branches.setdefault(state, {})[token] = after
-
-    def _add_state(self, length: int, link: int, latest: int, count: int) -> int:
-        self._length.append(length)
-        self._link.append(link)
-        self._latest.append(latest)
-        self._count.append(count)
-        self._token.append(-1)
-        self._next.append(-1)
-        return len(self._length) - 1
-
-    def _append(self, token: int) -> None:
-        self._update_suffixes()
-        self.num_tokens += 1
-        self._text.append(token)
-        whole = self._add_state(self._length[self._last] + 1, ROOT, self.num_tokens, 0)
-        state, self._last = self._last, whole
-        while state >= 0 and self._transition(state, token) < 0:
-            self._set_transition(state, token, whole)
-            state = self._link[state]
-        if state < 0:
-            return
-        after = self._transition(state, token)
-        if self._length[state] + 1 == self._length[after]:
-            self._link[whole] = after
-            return
-        clone = self._add_state(self._length[state] + 1, self._link[after], self._latest[after], self._count[after])
-        self._token[clone], self._next[clone] = self._token[after], self._next[after]
-        if after in self._branches:
-            self._branches[clone] = dict(self._branches[after])
-        while state >= 0 and self._transition(state, token) == after:
-            self._set_transition(state, token, clone)
-            state = self._link[state]
-        self._link[after] = self._link[whole] = clone
-
-    def _update_suffixes(self) -> None:
-        """Update the latest occurrence and the count of the `_MAX_UPDATED` longest suffixes of the text so far."""
-        state = self._last
-        for _ in range(_MAX_UPDATED):
-            if state <= ROOT:
-                return
-            self._latest[state] = self.num_tokens
-            self._count[state] += 1
-            state = self._link[state]
-
-
 TokenProbs = list[tuple[int, float]]  # tokens with probabilities, falling
 
 _LENGTHS: Final = (2, 3, 5, 9, 17)  # lower bounds of the classes of match lengths
+_MATCH_CLASSES: Final = 18  # of matches in the text itself; as many follow of those in earlier ones
+_MIN_REMEMBERED: Final = 4  # tokens of a match in an earlier text: shorter ones are everywhere
 _MATCH_FIRSTS: Final = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # prior acceptance rate of the latest continuation, by class
 _DISAGREE, _UNKNOWN, _AGREE = range(3)  # the tables' first token is another, there is none, it is the same
 _TOKEN, _SHORT, _BIGRAM, _LONG = range(4)  # source of the first draft: last token, short match, bigram, long match
@@ -217,7 +47,7 @@ class DrafterStats:
     """Acceptance rates of drafts, shared by requests with alike sampling and kept beyond them."""
 
     matches: AcceptanceByRank = field(
-        default_factory=lambda: AcceptanceByRank(tuple(f for f in _MATCH_FIRSTS for _ in range(3)), _MEMORY)
+        default_factory=lambda: AcceptanceByRank(tuple(f for f in 2 * _MATCH_FIRSTS for _ in range(3)), _MEMORY)
     )
     drafts: AcceptanceByRank = field(default_factory=lambda: AcceptanceByRank(_DRAFT_FIRSTS, _MEMORY))
 
@@ -234,6 +64,9 @@ class _Candidates(NamedTuple):
 _NO_CANDIDATES: Final = _Candidates([], 0, (), 0)
 
 
+_Remembered = tuple[SuffixAutomaton, Match]
+
+
 @dataclass(slots=True, eq=False)
 class Context:
     """A node of the tree that is being drafted, or its root."""
@@ -242,6 +75,7 @@ class Context:
     token: int
     match: Match
     position: int  # of the next token
+    remembered: _Remembered | None = None  # a longer match in an earlier text
     candidates: _Candidates = _NO_CANDIDATES
     after: dict[int, Context] = field(default_factory=dict)
 
@@ -269,6 +103,8 @@ class NgramDrafter:
         self._stats = DrafterStats() if stats is None else stats
         self._automaton = SuffixAutomaton()
         self._bigrams = table.bigrams
+        self._memories = table.memories
+        self._cursors: list[_Remembered] = []  # into them, once something has been observed
         self._last = self._before = -1  # the last observed token, and the one before
         self._at: Context | None = None  # its context in the last tree
         self._noisy = sampling.temperature > 0.0
@@ -277,7 +113,7 @@ class NgramDrafter:
     # ---- input ------------------------------------------------------------------------------------------------------
     def read(self, tokens: Iterable[int]) -> None:
         """Add a separate text, such as a document; empty: what is observed next does not continue what was before."""
-        self._at = None
+        self._at, self._cursors = None, []
         self._automaton.extend(tokens)
         self._automaton.separate()
 
@@ -287,6 +123,8 @@ class NgramDrafter:
             self._record_outcome(self._at.candidates, token)
             self._at = self._at.after.get(token)
         self._automaton.append(token)
+        if self._memories:
+            self._cursors = [self._advanced(*each, token) for each in zip_longest(self._memories, self._cursors)]
         self._before, self._last = self._last, token
 
     def learn(self, token: int, dist: Dist, *, before: int | None = None, accepted: bool = True) -> None:
@@ -313,7 +151,9 @@ class NgramDrafter:
     def root(self, position: int) -> Context:
         """The context after the last observed token, for callers that grow the tree themselves. position: as in
         `draft`."""
-        self._at = Context(self._before, self._last, self._automaton.match, position)
+        best = max(self._cursors, key=lambda each: each[1].length, default=None)
+        remembered = None if best is None or best[1].length < _MIN_REMEMBERED else best
+        self._at = Context(self._before, self._last, self._automaton.match, position, remembered)
         return self._at
 
     # ---- the `DraftSource` ------------------------------------------------------------------------------------------
@@ -323,10 +163,22 @@ class NgramDrafter:
 
     def child(self, context: Context, token: int) -> Context:
         match = self._automaton.advance(context.match, token)
-        after = context.after[token] = Context(context.token, token, match, context.position + 1)
+        remembered = None
+        if context.remembered is not None:
+            automaton, at = context.remembered
+            at = automaton.advance(at, token)
+            remembered = (automaton, at) if at.length >= _MIN_REMEMBERED else None
+        after = context.after[token] = Context(context.token, token, match, context.position + 1, remembered)
         return after
 
     # ---- internals --------------------------------------------------------------------------------------------------
+    @staticmethod
+    def _advanced(memory: TextMemory, cursor: _Remembered | None, token: int) -> _Remembered:
+        """The cursor behind a further token; from nothing where the memory has begun anew."""
+        automaton = memory.automaton
+        match = NOTHING if cursor is None or cursor[0] is not automaton else cursor[1]
+        return automaton, automaton.advance(match, token)
+
     def _candidates(self, context: Context) -> _Candidates:
         """Mix the tables' and the automaton's distributions, rank them with the noise, assign acceptance rates."""
         source = _TOKEN
@@ -338,16 +190,19 @@ class NgramDrafter:
                 dist, source = _mixed(ids, probs, dist)[:NUM_SUCCESSORS], _BIGRAM
         continuations: list[int] = []
         match_group = 0
-        if context.match.length >= (_MIN_MATCH if source == _BIGRAM else 1):
-            continuations = [token for token, _ in self._automaton.continuations(context.match)]
+        automaton, match, first_class = self._automaton, context.match, 0
+        if context.remembered is not None and context.remembered[1].length > match.length:
+            (automaton, match), first_class = context.remembered, _MATCH_CLASSES
+        if match.length >= (_MIN_MATCH if source == _BIGRAM else 1):
+            continuations = [token for token, _ in automaton.continuations(match)]
         if continuations:
-            match_group = _match_group(context.match.length, continuations[0], dist)
+            match_group = first_class + _match_group(match.length, continuations[0], dist)
             dist = _mixed(continuations, self._stats.matches.probs(match_group), dist)
         if not dist:
             return _NO_CANDIDATES
         dist, margin = self._ranked(dist, context.position)
         if continuations and dist[0][0] == continuations[0]:
-            source = max(source, _LONG if context.match.length >= _LONG_MATCH else _SHORT)
+            source = max(source, _LONG if match.length >= _LONG_MATCH else _SHORT)
         group = margin_class(margin) * _SOURCES + source
         return _Candidates(self._rated(dist, group), group, tuple(continuations), match_group)
 

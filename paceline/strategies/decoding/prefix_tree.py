@@ -240,6 +240,7 @@ PAUSED_ROWS: Final = 1 / 4  # rows of an engine step that are learnt from, while
 MAX_LEARNT_ROWS: Final = 32  # of one answer's step
 MAX_UNOBSERVED_TOKENS: Final = 4  # of output: the drafter observes more than these even if no draft needs them
 MAX_LATE_TOKENS: Final = 64  # observed before a forward for its drafts; more wait for the next forward
+PROMPT_END: Final = 4  # tokens of a prompt that are remembered with the answer, which begins behind them
 MAX_BACKLOG: Final = 4096  # tokens that a rest leaves to observe, by all answers together; earlier ones are skipped
 
 Lesson = Callable[[], None]
@@ -275,6 +276,8 @@ class DrafterFeed:
         self.drafter: TreeDrafter = drafter or NgramDrafter(
             table, output.sampling, eos_ids=output.eos_ids, stats=stats.drafter
         )
+        self._table, self._memories = table, table.memories
+        self._written: list[int] = []  # the prompt's last tokens, and the output
         self.rows_per_step = MAX_LEARNT_ROWS if samples else STEP_PROBS / output.vocab_size  # of all answers together
         self._rows_per_slice = MAX_LEARNT_ROWS if samples else max(1, SLICE_PROBS // output.vocab_size)
         self._others: list[tuple[int, ...]] = []  # texts to read before the one that the answer continues
@@ -291,7 +294,7 @@ class DrafterFeed:
     @property
     def is_due(self) -> bool:
         """There is something to do while the next forward runs."""
-        return bool(self._lessons) or self.backlog >= MAX_UNOBSERVED_TOKENS
+        return bool(self._lessons) or self.backlog >= MAX_UNOBSERVED_TOKENS or self._is_behind
 
     # ---- input ------------------------------------------------------------------------------------------------------
     def begin(self, texts: Sequence[Sequence[int]]) -> None:
@@ -299,11 +302,20 @@ class DrafterFeed:
         self._others = [tuple(text) for text in texts[:-1]]
         text = texts[-1]
         self._tokens = list(text)
+        self._written = list(text[-PROMPT_END:])
         self._last_two = text[-2] if len(text) > 1 else None, text[-1] if text else 0
 
     def append(self, tokens: Iterable[int]) -> None:
         """Tokens of the output."""
-        self._tokens += tokens
+        known = list(tokens)
+        self._tokens += known
+        self._written += known
+
+    def remember(self) -> None:
+        """Keep the text for later answers of its owner. The answer is over."""
+        if self._table.texts is not None and len(self._written) > PROMPT_END:
+            self._table.texts.add(self._written)
+        self._written = []
 
     def teach(self, lessons: Sequence[Lesson]) -> None:
         """Add lessons; of many that wait the latest are kept."""
@@ -324,7 +336,13 @@ class DrafterFeed:
         self.catch_up(max(1, SLICE_TOKENS // max(1, sequences)))
         if not self.backlog:
             self._learn(self._rows_per_slice)
-        return bool(self._lessons) or self.backlog > 0
+            for memory in self._memories:
+                memory.catch_up(SLICE_TOKENS // max(1, sequences))
+        return bool(self._lessons) or self.backlog > 0 or self._is_behind
+
+    @property
+    def _is_behind(self) -> bool:
+        return any(memory.is_behind for memory in self._memories)
 
     def catch_up(self, max_tokens: int | None = None) -> None:
         """Let the drafter observe the tokens that wait, or the first of them."""
