@@ -14,9 +14,9 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES
 from paceline.strategies.base import Branch
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.messages import SessionFrame
-from paceline.wire.payloads import decode_places, decode_tokens
-from paceline.wire.verify_messages import DraftChain, Verdict
+from paceline.wire.messages import SessionFrame, Targets
+from paceline.wire.payloads import decode_places
+from paceline.wire.verify_messages import DraftChain
 
 from .paired_engines import ENTRY_BITS, VOCAB, PairedEngine, Payload, nats_of
 from .ways import Way
@@ -136,8 +136,8 @@ def airbytes(message: SessionFrame, way: Way, payload: Payload) -> float | None:
             top_p = float(way.payload.removeprefix("top-p "))
             ids = sum(payload.ids(nats_of(token), top_p) for token, _ in decode_places(message.places))
             return ids * ENTRY_BITS / 8.0
-        case Verdict() if way.down_bits:
+        case Targets() if way.down_bits:
             verified = getattr(way.options, "most", 0)
-            return way.down_bits / 8.0 if len(decode_tokens(message.tokens)) <= verified else None
+            return way.down_bits / 8.0 if len(message.tokens) <= verified else None
         case _:
             return None

@@ -7,6 +7,7 @@ solo            one side, one token a forward (`autoregressive`); what strategie
 drafting        drafts of what one side writes, from tables and from a draft model, and machines that wait for them
 lookup_tree     one side, verifying a draft tree in one forward (DIAA)
 pipeline        one side, whose draft tree flows through an engine of several stages (FlowSpec)
+joint           both sides; what their machines do at each event, whatever they decide by and draft
 draft_verify    the device drafts, the cloud's model verifies (GELATO)
 aggregate       both sides, mixing their distributions token by token (DRAGON)
 decoding        sequences on the engine and the tree of prefixes, shared by all strategies

@@ -360,7 +360,7 @@ class Targets(SessionMessage, frozen=True, tag="t"):
 
     kind = "targets"
     max_bytes = MAX_FRAME_BYTES
-    compact_code = 3
+    compact_code: ClassVar[int | None] = 3
     compact_numbers = 1
 
     start: Count
@@ -369,6 +369,8 @@ class Targets(SessionMessage, frozen=True, tag="t"):
     # One per token, 0 that token, 1 or 2 in place of it (0) the choice that the receiver or the sender has sent after
     # its prefix; or empty. Not with lanes.
     sources: Annotated[bytes, msgspec.Meta(max_length=131_072)] = b""
+    # The distribution that each came from, for logprobs at the receiver; or none.
+    dists: Annotated[list[DistPayload], msgspec.Meta(max_length=131_072)] = []  # msgspec copies it
 
     def fault(self, vocab_size: int | None) -> str | None:
         if self.lanes and len(self.lanes) != len(self.tokens):
@@ -377,12 +379,14 @@ class Targets(SessionMessage, frozen=True, tag="t"):
             return "a lane is neither 0, 1 nor 2 - at `$.lanes`"
         if self.sources and not are_sources(self.sources, self.tokens, self.lanes):
             return "sources are not those of the tokens - at `$.sources`"
+        if self.dists and len(self.dists) != len(self.tokens):
+            return f"{len(self.dists)} distributions for {len(self.tokens)} tokens - at `$.dists`"
         return bad_tokens("tokens", self.tokens, self.start, vocab_size)
 
     def to_compact(self) -> tuple[list[int], bytes] | None:
         wrong_lanes = self.lanes and (len(self.lanes) != len(self.tokens) or self.lanes.strip(LANES))
-        if wrong_lanes or (self.sources and not are_sources(self.sources, self.tokens, self.lanes)):
-            return None  # a fault, see above
+        if self.dists or wrong_lanes or (self.sources and not are_sources(self.sources, self.tokens, self.lanes)):
+            return None  # distributions, or a fault, see above
         return [self.start], pack_targets(self.tokens, self.lanes, self.sources)
 
     @classmethod
@@ -418,7 +422,7 @@ class SyncState(SessionMessage, frozen=True, tag="have"):
 
     turn: Count
     targets: Count  # decided output tokens that the sender has received, without a gap
-    waits: bool  # the sender decides and lacks a distribution of the receiver
+    waits: bool  # the sender lacks what the receiver computes: as the side that decides a distribution, else targets
 
 
 class RetrievedPassage(SentPart, frozen=True):

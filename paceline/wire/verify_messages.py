@@ -9,8 +9,17 @@ import msgspec
 
 from paceline.core.offloading import Unit
 from paceline.core.verification import VerifierName
-from paceline.wire.messages import MAX_FRAME_BYTES, Count, DistPayload, Options, SessionMessage, Token, bad_tokens
-from paceline.wire.payloads import MAX_PLACE_BYTES, PROB_BYTES, decode_places, decode_tokens
+from paceline.wire.messages import (
+    MAX_FRAME_BYTES,
+    Count,
+    DistPayload,
+    Options,
+    SessionMessage,
+    Targets,
+    Token,
+    bad_tokens,
+)
+from paceline.wire.payloads import MAX_PLACE_BYTES, PROB_BYTES, decode_places
 
 Joules = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
 MAX_CHAIN = 256  # drafted tokens below one prefix of targets
@@ -100,39 +109,16 @@ class DraftsWithDists(DraftChain, frozen=True, tag="cl"):
         return super().fault(vocab_size)
 
 
-class Verdict(SessionMessage, frozen=True, tag="v"):
-    """Targets of `draft_verify` from `start` on: accepted drafts, and the recovered or bonus token."""
-
-    kind = "targets"
-    max_bytes = MAX_FRAME_BYTES
-
-    start: Count
-    tokens: Annotated[bytes, msgspec.Meta(max_length=655_360)]  # varints, see `wire.payloads.encode_tokens`
-    documents: bool  # the sender's prompts hold documents
-    dists: Annotated[list[DistPayload], msgspec.Meta(max_length=131_072)] = []  # noqa: RUF012  # msgspec copies it
-
-    def fault(self, vocab_size: int | None) -> str | None:
-        tokens = decode_tokens(self.tokens)
-        if self.dists and len(self.dists) != len(tokens):
-            return f"{len(self.dists)} distributions for {len(tokens)} tokens - at `$.dists`"
-        return bad_tokens("tokens", tokens, self.start, vocab_size)
-
-
-class Rejected(Verdict, frozen=True, tag="vr"):
-    """A verdict that ends at a rejected draft: the receiver draws the target in its place, and says so with the drafts
+class Rejected(Targets, frozen=True, tag="vr"):
+    """Targets that end at a rejected draft: the receiver draws the next one in its place, and says so with the drafts
     below it."""
+
+    compact_code = None
 
     head: DistPayload | None = None  # of the target distribution there; `wire.dist_codec`
     plain: DistPayload | None = None  # likewise, before any processing: for logprobs
+    lane: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0  # of that target, as in `lanes`
 
 
-class VerdictRequest(SessionMessage, frozen=True, tag="from"):
-    """Request for all targets from `start` on: the sender has seen no progress for a while. Where there are none, the
-    receiver answers with an empty verdict."""
-
-    kind = "have"
-
-    start: Count
-
-
-VERIFY_MESSAGES: tuple[type[SessionMessage], ...] = (DraftChain, DraftsWithDists, Verdict, Rejected, VerdictRequest)
+# Beside `Targets` and `SyncState`.
+VERIFY_MESSAGES: tuple[type[SessionMessage], ...] = (DraftChain, DraftsWithDists, Rejected)

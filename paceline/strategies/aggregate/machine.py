@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from paceline.core.aggregation.aggregators import Aggregator, make_aggregator
 from paceline.core.clock import DecodeSpeed
 from paceline.core.drafting.budget import OnlineStats
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import filter_top
 from paceline.core.side import Side, other
 from paceline.strategies.aggregate.options import (
     accepts,
@@ -33,12 +35,12 @@ from paceline.strategies.aggregate.options import (
     options_of,
 )
 from paceline.strategies.aggregate.roles import Decider, DraftSender, Follower, Resync, SideWeights
-from paceline.strategies.aggregate.state import AggregateStats, DraftExchange, JointAnswer, PeerState, placement_of
+from paceline.strategies.aggregate.state import AggregateStats, DraftExchange, MixedAnswer, PeerState, placement_of
 from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
 from paceline.strategies.base import JOINT_LEVELS, Effect, MachineConfig, Sampled, Scored, Strategy
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
-from paceline.strategies.decoding.peer_watch import PeeredMachine
 from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixNode, PrefixTree
+from paceline.strategies.joint import Joint
 from paceline.wire.messages import (
     STRATEGY_MESSAGES,
     AggregateOptions,
@@ -53,7 +55,7 @@ from paceline.wire.messages import (
 )
 
 
-class Aggregate(PeeredMachine):
+class Aggregate(Joint):
     """One side. It decides, follows (the other with a peer), or is alone.
 
     Dispatches events to the roles and asks for the next forward. The roles live as long as their `PeerState`: when the
@@ -88,13 +90,13 @@ class Aggregate(PeeredMachine):
             ngram_drafts=ngrams,
         )
         self._stats = AggregateStats()
-        self._answer = JointAnswer(config, tree, self._planner, ngrams, self._stats)
-        super().__init__(config, tree, decoder, ngrams, online_stats.timing, self._answer.targets)
+        self._mixed = MixedAnswer(config, tree, self._planner, ngrams, self._stats)
+        super().__init__(config, tree, decoder, self._mixed, online_stats.timing, ngrams)
         self._meet_peer()
 
     def _meet_peer(self) -> None:
         """Begin every role afresh."""
-        config, answer, tree = self._config, self._answer, self._tree
+        config, answer, tree = self._config, self._mixed, self._tree
         tree.forget_peer_ids()
         self._weights.reset_peer()
         planner, shows_choices = self._planner, announces(config)
@@ -111,7 +113,7 @@ class Aggregate(PeeredMachine):
         )
         placement = placement_of(config, self._keep_at)
         peer = PeerState(config.seat.side, self._epoch, self._linked, len(answer.targets), exchange, placement)
-        self._peer = peer
+        self._peer = answer.peer = peer
         self._decider = Decider(config, answer, peer, tree, self._aggregator, self._weights, self._timing, self._stats)
         self._follower = Follower(config, answer, peer)
         self._sender = DraftSender(config, peer, self._decoder, self._timing)
@@ -162,9 +164,7 @@ class Aggregate(PeeredMachine):
         config, answer = self._config, self._answer
         if self._ngrams is not None and len(answer.targets) > len(config.seat.targets):
             self._ngrams.read()  # not sooner: the first token would wait for it
-        effects: list[Effect] = []
-        while not answer.ended and (decided := self._decider.decide()) is not None:
-            effects += decided
+        effects = self._decider.decide() if self._linked else self._decide_alone()
         effects += self._decider.send_targets()
         if answer.ended:
             return [*effects, *self._end()]
@@ -199,16 +199,12 @@ class Aggregate(PeeredMachine):
             transfer = rows * node_bytes / self._bandwidth
         return self._timing.at(rows) + transfer
 
-    def _end(self) -> list[Effect]:
-        """All targets are known. The side that faces the client finishes; the other waits to be closed."""
-        if not self._config.seat.faces_client:
-            return []
-        targets = self._answer.targets
-        stopped = bool(targets) and targets[-1] in self._config.output.eos_ids
-        return [self._finish("stop" if stopped else "length")]
+    def _alone_dist(self, node: PrefixNode) -> Dist | None:
+        own = node.own_dist
+        return None if own is None or own.head is not None else filter_top(own.whole, self._config.output.sampling)
 
     def _report(self) -> dict[str, float]:
-        return self._stats.report(self._decoder)
+        return {**self._stats.report(self._decoder), "alone": float(self._alone)}
 
 
 aggregate = Strategy(

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from paceline.core.aggregation.aggregators import LAST_LEVEL, Aggregator
 from paceline.core.aggregation.weights import side_weights
 from paceline.core.clock import DecodeSpeed, StepClock
-from paceline.core.sampling.sampler import filter_top
 from paceline.core.side import Side, other
 from paceline.strategies.aggregate.options import announces, pinned_side, sends_both_ways
-from paceline.strategies.aggregate.state import LANES, AggregateStats, JointAnswer, PeerState
+from paceline.strategies.aggregate.state import AggregateStats, MixedAnswer, PeerState
 from paceline.strategies.base import Effect, MachineConfig, Send
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.peer_watch import SYNC_INTERVAL_S
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
+from paceline.strategies.joint import LANES, EarlyTargets
 from paceline.wire.messages import DetailRequest, EvidenceWeight, Handover, SpeedReport, SyncState, Targets
 from paceline.wire.payloads import NAMED
 
@@ -50,10 +50,6 @@ class SideWeights:
         """Either side reads documents."""
         return self._peer_log_h is not None or self._decoder.log_evidence is not None
 
-    @property
-    def has_own_documents(self) -> bool:
-        return self._decoder.log_evidence is not None
-
     def at(self, node: PrefixNode) -> Mapping[Side, float] | None:
         """eta of both sides after this prefix, summing to 1; None while it is not known."""
         if not (self.peer_known and self._decoder.started):
@@ -81,7 +77,7 @@ class Decider:
     def __init__(
         self,
         config: MachineConfig,
-        answer: JointAnswer,
+        answer: MixedAnswer,
         peer: PeerState,
         tree: PrefixTree,
         aggregator: Aggregator,
@@ -100,22 +96,17 @@ class Decider:
         self._requested: set[tuple[int, int]] = set()  # node ids and levels
         self._undecided: tuple[PrefixNode, bool, int] | None = None  # known when the aggregator last had no answer
 
-    def decide(self) -> list[Effect] | None:
-        """Append the next target; None where it is not determined, or not for this side to decide."""
-        if self._peer.linked:
-            return self._decide_together() if self._peer.decides and not self._peer.broken else None
-        return None if self._config.peer.awaited else self._decide_alone()
+    def decide(self) -> list[Effect]:
+        """Append the targets that are determined, where they are this side's to decide."""
+        effects: list[Effect] = []
+        while self._peer.decides and not (self._answer.ended or self._peer.broken):
+            decided = self._decide_next()
+            if decided is None:
+                break
+            effects += decided
+        return effects
 
-    def _decide_alone(self) -> list[Effect] | None:
-        own, position = self._tree.head.own_dist, len(self._answer.targets)
-        if own is None:
-            return None
-        self._stats.alone += 1
-        lane = LANES.index(self._config.seat.side) if self._weights.has_own_documents else 0
-        final = None if own.head is not None else filter_top(own.whole, self._config.output.sampling)
-        return self._answer.append(own.token(self._config.output.sampling, position), lane, final, self._peer)
-
-    def _decide_together(self) -> list[Effect] | None:
+    def _decide_next(self) -> list[Effect] | None:
         """One target from both sides' distributions, once those that count are here."""
         head = self._tree.head
         weights = self._weights.at(head)
@@ -129,9 +120,8 @@ class Decider:
             self._undecided = known
             return None
         if not self._answer.permits(target.token):  # this side's own distribution is masked, the peer's is as it came
-            return self._answer.give_up(self._peer)
-        lane = LANES.index(target.lane) if self._weights.has_documents else 0
-        return self._answer.append(target.token, lane, target.dist, self._peer)
+            return self._answer.give_up()
+        return self._answer.append(target.token, target.lane if self._weights.has_documents else None, target.dist)
 
     def send_targets(self) -> list[Effect]:
         """Send the targets that the peer has not got yet."""
@@ -151,7 +141,7 @@ class Decider:
         tokens = self._answer.targets[start:]
         if sources:
             tokens = [token if source == NAMED else 0 for token, source in zip(tokens, sources, strict=True)]
-        lanes = b"" if self._config.seat.faces_client else bytes(self._answer.lanes[start:])
+        lanes = b"" if self._config.seat.faces_client else bytes(map(LANES.index, self._answer.lanes[start:]))
         return Targets(0, self._peer.epoch, start, tokens, lanes, sources)
 
     def request_detail(self) -> list[Effect]:
@@ -196,20 +186,18 @@ class Decider:
 # The side that follows: append the targets it receives, take over the decision, and send its drafts.
 
 
-MAX_EARLY_MESSAGES = 64  # messages of targets that wait for earlier ones; the rest is asked for again
-MAX_EARLY_TOKENS = 64  # in each of them
 SPEED_CHANGE_RATIO = 0.1  # relative change of the own speed that is worth a message
 
 
 class Follower:
     """Appends the peer's targets in order, from whichever messages hold them."""
 
-    def __init__(self, config: MachineConfig, answer: JointAnswer, peer: PeerState) -> None:
+    def __init__(self, config: MachineConfig, answer: MixedAnswer, peer: PeerState) -> None:
         self._config = config
         self._answer = answer
         self._peer = peer
         self._may_decide = pinned_side(config) in (None, config.seat.side)
-        self._early: dict[int, Targets] = {}  # by their start: messages that came before the targets they follow
+        self._early = EarlyTargets()
 
     def receive(self, message: Targets) -> list[Effect] | None:
         """Append the targets that are new; those that come too early wait. None for a message that cannot be valid."""
@@ -219,17 +207,13 @@ class Follower:
             or message.start + len(message.tokens) > self._config.output.max_tokens
         ):
             return None
-        targets = self._answer.targets
-        too_many = len(self._early) >= MAX_EARLY_MESSAGES or len(message.tokens) > MAX_EARLY_TOKENS
-        if message.start <= len(targets) or not too_many:
-            kept = self._early.get(message.start)
-            if kept is None or len(kept.tokens) <= len(message.tokens):
-                self._early[message.start] = message
+        answer = self._answer
+        self._early.add(message, len(answer.targets))
         effects: list[Effect] = []
-        while not (self._answer.ended or self._peer.broken):
-            if (ready := min(self._early, default=len(targets) + 1)) > len(targets):
+        while not (answer.ended or self._peer.broken):
+            if (ready := self._early.pop(len(answer.targets))) is None:
                 break
-            effects += self._append(self._early.pop(ready))
+            effects += self._append(ready)
         return effects
 
     def _append(self, message: Targets) -> list[Effect]:
@@ -245,8 +229,8 @@ class Follower:
             if token is None:
                 break  # it will be told again
             if not answer.permits(token):
-                return [*effects, *answer.give_up(peer)]
-            effects += answer.append(token, lane if lane < len(LANES) else 0, None, peer)
+                return [*effects, *answer.give_up()]
+            effects += answer.append(token, LANES[lane] if lane < len(LANES) else None, None)
             peer.num_sent = max(peer.num_sent, len(answer.targets))
         return effects
 
@@ -320,7 +304,7 @@ class DraftSender:
         return [*self._report_speed(), *(Send(message) for message in messages)]
 
     def refine(self, node_id: int, level: int) -> list[Effect]:
-        """JointAnswer a request for more detail."""
+        """Answer a request for more detail."""
         return [Send(message) for message in self._peer.exchange.refine(node_id, level, self._peer.epoch)]
 
     def _send(self, nodes: Sequence[PrefixNode]) -> list[Effect]:
@@ -350,7 +334,7 @@ class Resync:
 
     def __init__(
         self,
-        answer: JointAnswer,
+        answer: MixedAnswer,
         peer: PeerState,
         tree: PrefixTree,
         weights: SideWeights,

@@ -4,7 +4,7 @@ Everything else a role remembers is its own. Writers:
 
 | state | written by |
 |---|---|
-| `JointAnswer` | `append`, called by `Decider` and `Follower`; `Resync.wake` clears `progressed` |
+| `MixedAnswer` | `append`, called by `Decider`, `Follower` and the machine alone; `Resync.wake` clears `progressed` |
 | `PeerState.turn`, `start`, `holder`, `decides` | `move`, called by `Decider.hand_over` and `Follower.take_over` |
 | `PeerState.num_sent` | `Decider.send_targets`, `Follower` |
 | `PeerState.linked` | the machine |
@@ -23,10 +23,10 @@ from paceline.core.side import SIDES, Side, other
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.aggregate.options import pinned_side, sends_both_ways
 from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
-from paceline.strategies.base import ClosePeer, Effect, Emit, MachineConfig
+from paceline.strategies.base import ClosePeer, Effect, MachineConfig
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
-from paceline.strategies.decoding.peer_watch import BROKEN_FORM, permits
 from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, NgramDrafts, PrefixNode, PrefixTree
+from paceline.strategies.joint import BROKEN_FORM, JointAnswer
 from paceline.wire.dist_codec import decode_head, encode_head
 from paceline.wire.messages import Drafts
 from paceline.wire.payloads import FOLLOWS, NAMED, RECEIVERS, SENDERS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
@@ -359,7 +359,6 @@ class AggregateStats:
     """Drafts and how many were accepted, hand-overs, and what was computed."""
 
     def __init__(self) -> None:
-        self.alone = 0  # targets that this side decided alone
         self.handovers = 0  # by this side
         self._drafted = dict.fromkeys(SIDES, 0)  # first drafts of each side, where its distribution was known here
         self._accepted = dict.fromkeys(SIDES, 0)
@@ -381,14 +380,13 @@ class AggregateStats:
         counts: dict[str, int] = {"drafted": self._follower_drafted, "accepted": self._follower_accepted}
         for side in SIDES:
             counts |= {f"drafted_{side}": self._drafted[side], f"accepted_{side}": self._accepted[side]}
-        counts |= {"alone": self.alone, "handovers": self.handovers}
+        counts["handovers"] = self.handovers
         counts |= {"forwards": decoder.forwards, "rows": decoder.rows}
         return {name: float(count) for name, count in counts.items()}
 
 
 FIRST_HOLDER: Side = "device"
 CLEANUP_TARGETS = 8  # targets between two removals of node ids that are no longer needed
-LANES: tuple[Side | None, ...] = (None, "cloud", "device")  # by their number on the wire
 
 
 @dataclass(slots=True)
@@ -427,27 +425,24 @@ def placement_of(config: MachineConfig, keep_at: Side | None = None) -> DeciderP
     return DeciderPlacement(keep_at or FIRST_HOLDER, fixed=pinned_side(config) or keep_at or alike)
 
 
-class JointAnswer:
-    """The targets so far, on this side. `append` is called by whichever role has the next one."""
+class MixedAnswer(JointAnswer):
+    """The targets so far, and how each can be told to the peer. `append` is called by whichever role has the next
+    one."""
+
+    peer: PeerState  # the present one; set by the machine
 
     def __init__(
         self,
         config: MachineConfig,
         tree: PrefixTree,
         planner: DraftTreePlanner,
-        ngram_drafts: NgramDrafts | None,
+        ngrams: NgramDrafts | None,
         stats: AggregateStats,
     ) -> None:
-        self.targets = list(config.seat.targets)
-        self.lanes = [0] * len(config.seat.targets)
-        self.sources = [NAMED] * len(config.seat.targets)  # how each can be told to the peer (`wire.messages.Targets`)
-        self.ended = False  # all targets are known
-        self.progressed = False  # since the last wake-up
-        self._config = config
+        super().__init__(config, tree, ngrams)
+        self.sources = [NAMED] * len(self.targets)  # see `wire.messages.Targets`
         self._drafts_ahead = config.options.drafting.ahead > 0
-        self._tree = tree
         self._planner = planner
-        self._ngram_drafts = ngram_drafts
         self._stats = stats
 
     def named_by(self, source: int) -> int | None:
@@ -455,18 +450,15 @@ class JointAnswer:
         head = self._tree.head
         return head.sent_choice if source == RECEIVERS else head.peer_choice
 
-    def permits(self, token: int) -> bool:
-        """See `decoding.peer_watch.permits`."""
-        return permits(self._config, self.targets, token)
-
-    def give_up(self, peer: PeerState) -> list[Effect]:
+    def give_up(self) -> list[Effect]:
         """Close the session of a peer that has led to a token which the constraint forbids."""
-        peer.broken = True
+        self.peer.broken = True
         return [ClosePeer(BROKEN_FORM)]
 
-    def append(self, token: int, lane: int, dist: Dist | None, peer: PeerState) -> list[Effect]:
-        """Add the next target, and emit it if this side faces the client."""
-        head = self._tree.head
+    def append(
+        self, token: int, lane: Side | None, dist: Dist | None, branches: frozenset[int] | None = None
+    ) -> list[Effect]:
+        head, peer = self._tree.head, self.peer
         theirs, ours = token == head.peer_choice, token == head.sent_choice
         self.sources.append(RECEIVERS if theirs else SENDERS if ours else NAMED)
         if peer.linked:
@@ -474,15 +466,7 @@ class JointAnswer:
             if self._drafts_ahead:  # else nothing is ever drafted, and both places are alike
                 peer.placement.observe_target(self._planner.was_drafted(head, token))
         self._planner.observe_target(head, token)
-        if self._ngram_drafts is not None:
-            self._ngram_drafts.observe_target(head, token)
-        self._tree.advance(token)
-        self.targets.append(token)
-        self.lanes.append(lane)
-        self.progressed = True
+        effects = super().append(token, lane, dist, branches or (head.decided_by if head.sampled == token else None))
         if len(self.targets) % CLEANUP_TARGETS == 0:
             peer.exchange.forget_dead()
-        stops = token in self._config.output.eos_ids
-        self.ended = stops or len(self.targets) >= self._config.output.max_tokens
-        branches = head.decided_by if head.sampled == token else None
-        return [Emit(token, dist, LANES[lane], branches)] if self._config.seat.faces_client and not stops else []
+        return effects

@@ -172,11 +172,10 @@ class Drafting:
         self._counts = counts
         self._came = 0  # targets of the present verdict
 
-    def target(self, token: int) -> None:
-        """The next target: the tree's head moves, and the chain with it, or ends."""
+    def moved(self, head: PrefixNode) -> None:
+        """The tree's head has moved to the next target, and the chain does with it, or ends."""
         self._came += 1
-        self._compare(token)
-        examined = self._chain.advance(self._tree.advance(token))
+        examined = self._chain.advance(head)
         self._paused = False
         if examined is None:
             self._late = False
@@ -191,8 +190,8 @@ class Drafting:
             self._late = False
             self._pace.cancel()
 
-    def _compare(self, token: int) -> None:
-        """Learn whether a draft in the place of this target would have been accepted, where it was looked at."""
+    def compare(self, token: int) -> None:
+        """Learn whether a draft in the place of the next target would have been accepted, where it was looked at."""
         head, looked_at, self._looked_at = self._tree.head, self._looked_at, None
         if looked_at is head and head.own_dist is not None:
             would_draft = head.own_dist.token(self._config.output.sampling, head.position)

@@ -12,6 +12,7 @@ from paceline.strategies.base import JOINT_LEVELS, Machine, MachineConfig, Strat
 from paceline.strategies.draft_verify.drafter import Drafter
 from paceline.strategies.draft_verify.options import accepts, check, choose
 from paceline.strategies.draft_verify.target_writer import TargetWriter
+from paceline.wire.messages import SyncState, Targets
 from paceline.wire.verify_messages import VERIFY_MESSAGES, VerifyOptions
 
 
@@ -26,7 +27,7 @@ draft_verify = Strategy(
     text_of="cloud",
     joins_with_documents=("cloud",),  # a device would draft from private ones
     options=VerifyOptions,
-    messages=VERIFY_MESSAGES,
+    messages=(*VERIFY_MESSAGES, Targets, SyncState),
     privacy_levels=JOINT_LEVELS,
     check=check,
     choose=choose,

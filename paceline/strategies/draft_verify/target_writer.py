@@ -20,39 +20,16 @@ from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.sampler import head as head_of
 from paceline.errors import RemoteProtocolError
-from paceline.strategies.base import (
-    Branch,
-    Cancelled,
-    DraftModelLost,
-    Effect,
-    Emit,
-    Event,
-    Finish,
-    FinishReason,
-    FromDraftModel,
-    LinkBack,
-    LinkLost,
-    MachineConfig,
-    OpenPeer,
-    Received,
-    Retrieve,
-    Retrieved,
-    Sampled,
-    Scored,
-    Send,
-    Started,
-    TimerFired,
-    WakeAt,
-)
+from paceline.strategies.base import Branch, Effect, Emit, MachineConfig, Sampled, Scored, Send, Side, WakeAt
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.strategies.decoding.table_drafts import LEARN_DELAY_S, Guess, TableDrafts
 from paceline.strategies.draft_verify.options import options_of
 from paceline.strategies.draft_verify.verifiers import Draft, LeftToDrafter, Outcome, Row, verifier_of
+from paceline.strategies.joint import LANES, Joint, JointAnswer
 from paceline.wire.dist_codec import encode_head
-from paceline.wire.messages import DistPayload
-from paceline.wire.payloads import encode_tokens
-from paceline.wire.verify_messages import DraftChain, DraftsWithDists, Rejected, Verdict, VerdictRequest
+from paceline.wire.messages import DistPayload, SessionMessage, SyncState, Targets
+from paceline.wire.verify_messages import DraftChain, DraftsWithDists, Rejected
 
 # The verifier's copy of the drafter's chain, put together from its messages. Knows no tree and no engine.
 
@@ -98,40 +75,40 @@ MAX_VERDICT: Final = 1024  # targets of one message; a device that lacks more as
 TOP_IDS: Final = 32  # of a target's distribution, for logprobs at the device
 
 
-class TargetWriter:
+class TargetWriter(Joint):
     """The cloud, which faces the client or not."""
 
+    watches = False  # it writes by itself
+
     def __init__(self, config: MachineConfig) -> None:
-        self._config = config
         self._options = options_of(config)
         self._verifier = verifier_of(config)
         self._sends_dists = self._options.needs_dists and not config.seat.faces_client
-        self._tree = PrefixTree(len(config.seat.targets))
-        self._decoder = BranchDecoder(
+        stats, tree = config.means.stats or OnlineStats(), PrefixTree(len(config.seat.targets))
+        decoder = BranchDecoder(
             config.output,
             rescoring=self._options.rescoring,
             lazy=True,
             keep_plain=config.output.needs_dists or self._options.needs_dists,
             samples=config.takes_tokens and not (self._options.needs_dists or self._verifier.reads_dists),
         )
-        self._targets = list(config.seat.targets)
+        super().__init__(config, tree, decoder, JointAnswer(config, tree), stats.timing)
         self._dists: list[DistPayload] = []  # of the targets since `config.seat.targets`, where verdicts carry them
-        self._chain = PeerChain()
-        self._epoch, self._linked = config.seat.epoch, config.peer.joined
-        self._now = 0.0
-        self._started = self._finished = self._ended = False
         self._waiting = False  # for drafts, until the next wake-up at most
         self._left: Dist | None = None  # head of the distribution of the next target, which the device draws
         self._left_plain: DistPayload | None = None  # the model's own there, for logprobs
-        self._opened_at = len(config.seat.targets)  # targets when the device was asked to take part
         self._drafter_silent = False  # they did not come in that time; not waited for until the next ones do
-        self._progressed = False  # since the last wake-up
-        self._resent = False  # verdicts, since then: a few bytes that ask for all of them are answered once
+        self._resent = False  # verdicts, since the last wake-up: a few bytes that ask for all of them are answered once
         self._verified = self._accepted = 0
         self._tables = self._table_drafts()
         self._looked_up: set[PrefixNode] = set()  # drafts from tables in the forward under way
-        self._rates = (config.means.stats or OnlineStats()).peer_ranks  # of the device's drafts, by `_rate_class`
-        self._next_look = 0.0  # when to see to the device next
+        self._rates = stats.peer_ranks  # of the device's drafts, by `_rate_class`
+        self._next_look, self._learns = 0.0, False  # when to see to the device next; there is more to learn at once
+        self._meet_peer()
+
+    def _meet_peer(self) -> None:
+        self._chain = PeerChain()
+        self._opened_at = len(self._answer.targets)  # when the device was asked to take part
 
     def _table_drafts(self) -> TableDrafts | None:
         """Drafts from this side's own tables. The other verifiers judge drafts by what they were drawn from."""
@@ -142,42 +119,28 @@ class TargetWriter:
             config = replace(config, output=replace(config.output, needs_dists=True))
         return TableDrafts(config, self._tree, self._decoder)
 
-    def on(self, event: Event) -> Sequence[Effect]:
-        if self._finished:
-            return []
-        match event:
-            case Started(now):
-                self._started, self._now = True, now
-                opens = self._config.seat.faces_client and self._linked
-                opening = [OpenPeer(tuple(self._targets), self._epoch)] if opens else []
-                return [Retrieve(), *opening, self._look_later()]
-            case Retrieved(branches, max_new_tokens):
-                return self._begin(branches, max_new_tokens)
-            case Scored(now=now, step=step) | Sampled(now=now, step=step):
-                self._now = now
-                return self._verify(step) if self._decoder.take(event) else []
-            case Received(message, now):
-                self._now = max(self._now, now)
-                return self._received(message) if self._linked and message.epoch == self._epoch else []
-            case TimerFired(now):
-                self._now = max(self._now, now)
-                return self._woken()
-            case LinkLost():
-                return self._lost()
-            case LinkBack():
-                return self._back()
-            case Cancelled(reason):
-                return [self._finish(reason)]
-            case FromDraftModel() | DraftModelLost():
-                return []  # it asks none
+    # ---- events -----------------------------------------------------------------------------------------------------
+    def _begin(self, branches: tuple[Branch, ...], max_new_tokens: int | None) -> list[Effect]:
+        tables = self._tables
+        if tables is None:
+            return super()._begin(branches, max_new_tokens)
+        targets, head, rows = self._answer.targets, self._tree.head, tables.begin(branches)
+        effects = self._decoder.start(branches, targets, head, max_new_tokens, num_prompt_dists=rows)
+        return [*effects, *tables.first_wake(self._now)]
 
-    def _received(self, message: object) -> list[Effect]:
+    def _computed(self, event: Scored | Sampled, nodes: Sequence[PrefixNode]) -> list[Effect]:
+        return self._verify(event.step) if nodes else []
+
+    def _brings_on(self, message: SessionMessage) -> bool:
+        return isinstance(message, DraftChain)
+
+    def _received(self, message: SessionMessage) -> list[Effect]:
         match message:
             case DraftChain():
                 return self._take_drafts(message)
-            case VerdictRequest(start=start) if start <= len(self._targets) and not self._resent:
+            case SyncState(targets=known) if known <= len(self._answer.targets) and not self._resent:
                 self._resent = True
-                return [self._verdict(max(start, len(self._config.seat.targets)))]
+                return [self._verdict(max(known, len(self._config.seat.targets)))]
             case _:
                 return []
 
@@ -191,72 +154,44 @@ class TargetWriter:
         recovered = message.recovered if isinstance(message, DraftsWithDists) else None
         if self._left is None or recovered is None:
             return self._verify() if self._waiting else []
-        if message.base != len(self._targets) + 1 or not self._left.prob(recovered) > 0.0:
+        if message.base != len(self._answer.targets) + 1 or not self._left.prob(recovered) > 0.0:
             return []
-        self._append(recovered, self._left_plain)
-        self._left, self._progressed = None, True
-        self._ended = recovered in self._config.output.eos_ids
-        return self._compute()
+        effects = self._write(recovered, self._left_plain, None)
+        self._left = None
+        return [*effects, *self._compute()]
 
-    def _begin(self, branches: Sequence[Branch], max_new_tokens: int | None) -> list[Effect]:
-        tables, head = self._tables, self._tree.head
-        if tables is None:
-            return self._decoder.start(branches, self._targets, head, max_new_tokens)
-        rows = tables.begin(branches)
-        effects = self._decoder.start(branches, self._targets, head, max_new_tokens, num_prompt_dists=rows)
-        return [*effects, *tables.first_wake(self._now)]
-
-    def _look_later(self) -> WakeAt:
-        self._next_look = self._now + WAKE_INTERVAL_S
-        return WakeAt(self._next_look)
-
-    def _woken(self) -> list[Effect]:
+    def _wake(self, silence: float) -> list[Effect]:
         """Time to learn, to see to the device, or both."""
-        more = self._tables is not None and self._tables.learn()
-        effects: list[Effect] = []
-        if self._now >= self._next_look:
-            effects = self._wake()
-            if self._finished:
-                return effects
-            self._next_look = self._now + WAKE_INTERVAL_S
-        return [*effects, WakeAt(self._now if more else self._next_look)]
+        self._learns = self._tables is not None and self._tables.learn()
+        return super()._wake(silence) if self._now >= self._next_look else []
 
-    def _wake(self) -> list[Effect]:
+    def _next_wake(self) -> WakeAt:
+        if self._now >= self._next_look:
+            self._next_look = self._now + WAKE_INTERVAL_S
+        return WakeAt(self._now if self._learns else self._next_look)
+
+    def _synchronise(self) -> list[Effect]:
         """Go on without drafts that were waited for. A sign of life for a device that has seen no target since the last
         wake-up; it closes the session if it has finished, and its word of that was lost."""
-        progressed, self._progressed = self._progressed, False
+        progressed, self._answer.progressed = self._answer.progressed, False
         self._resent = False
         self._drafter_silent = self._drafter_silent or self._waiting
         effects = self._verify() if self._waiting else []
         alive = self._linked and not progressed and not self._config.seat.faces_client
-        return [*effects, self._verdict(len(self._targets))] if alive else effects
-
-    def _lost(self) -> list[Effect]:
-        if not self._config.seat.faces_client:
-            return [self._finish("cancelled")]
-        self._linked = False
-        return self._verify() if self._waiting else []
-
-    def _back(self) -> list[Effect]:
-        """Open a session with the device again: it drafts from the last target on."""
-        if self._linked or not self._config.seat.faces_client:
-            return []
-        self._linked = True
-        if not self._started:
-            return []  # `Started` will open the session
-        self._epoch += 1
-        self._chain, self._opened_at = PeerChain(), len(self._targets)
-        return [OpenPeer(tuple(self._targets), self._epoch)]
+        return [*effects, self._verdict(len(self._answer.targets))] if alive else effects
 
     # ---- a step -----------------------------------------------------------------------------------------------------
+    def _advance(self) -> list[Effect]:
+        return self._verify()
+
     def _verify(self, step: StepSize | None = None) -> list[Effect]:
         """Take the accepted drafts and one token more, tell the device, and ask for the next forward. step: of the
         engine, where a forward was answered."""
         self._waiting = False
         accepted = self._accepted
         config, head = self._config, self._tree.head
-        first = len(self._targets)
-        lane = None if self._decoder.log_evidence is None else config.seat.side
+        targets = self._answer.targets
+        first = len(targets)
         effects: list[Effect] = []
         end: Emit | None = None
         looked_up = 0
@@ -265,36 +200,33 @@ class TargetWriter:
                 self._left = outcome.head
                 self._left_plain = self._payload(head, outcome.head.ids)
                 break
-            emit = Emit(outcome, head.plain, lane, self._decoder.mixer.decided_by)
             payload = self._payload(head, np.array([outcome], dtype=np.int32))
+            branches = self._decoder.mixer.decided_by
             if outcome in config.output.eos_ids:
-                self._append(outcome, payload)
-                self._ended, end = True, emit
-                break
-            if config.seat.faces_client:
-                effects.append(emit)
-            self._rate(outcome)
-            head = self._append(outcome, payload)  # a draft is accepted here: its row is cached
+                end = Emit(outcome, head.plain, self._lane, branches)
+            else:
+                self._rate(outcome)
+            effects += self._write(outcome, payload, head.plain, branches)
+            head = self._tree.head  # a draft is accepted here: its row is cached
             self._accepted += head.cached and head not in self._looked_up
             looked_up += head in self._looked_up
         if self._tables is not None and step is not None:
-            fresh, over = self._targets[first : len(self._targets) - self._ended], self._is_over(head)
-            self._tables.walked(fresh, looked_up, step, ends=over, others=self._accepted - accepted)
+            fresh, others = targets[first : len(targets) - (end is not None)], self._accepted - accepted
+            self._tables.walked(fresh, looked_up, step, ends=self._is_over(head), others=others)
             self._looked_up.clear()
         elif not any(child.cached for child in head.children.values()):  # else rows that drafts to come may lead to
             self._decoder.pop_branch_dists()
-        self._progressed = self._progressed or len(self._targets) > first
-        if self._linked and (len(self._targets) > first or self._left is not None):
+        if self._linked and (len(targets) > first or self._left is not None):
             effects.append(self._verdict(first))
         if self._is_over(head):
-            return [*effects, *self._end(end)]
+            return [*effects, *self._over(end)]
         effects += self._compute()
         due = step is not None and self._tables is not None and self._tables.is_due
         return [*effects, WakeAt(self._now + LEARN_DELAY_S)] if due else effects
 
     def _rate(self, target: int) -> None:
         """Count what the device's draft in the place of the next target was worth."""
-        drafts = self._chain.below(self._targets) if self._linked and self._tables is not None else None
+        drafts = self._chain.below(self._answer.targets) if self._linked and self._tables is not None else None
         if drafts:
             rank = 0 if drafts[0].token == target else 1 if drafts[0].second == target else None
             self._rates.add(_rate_class(drafts[0]), rank)
@@ -304,7 +236,7 @@ class TargetWriter:
         row = Row(self._decoder, head, self._config.output.sampling)
         if not self._verifier.needs_drafts:
             return self._verifier.decide(row, None)
-        drafts = self._chain.below(self._targets) if self._linked else None
+        drafts = self._chain.below(self._answer.targets) if self._linked else None
         if not drafts and self._awaits(drafts):
             row.final()  # kept, until they come
             return None
@@ -314,7 +246,7 @@ class TargetWriter:
         """More drafts are on their way. drafts: that are there, none; None: none that follow the targets."""
         if not (self._options.waits and self._linked) or self._drafter_silent or self._chain.idle:
             return False
-        if self._verifier.needs_drafts and (not self._options.most or len(self._targets) == self._opened_at):
+        if self._verifier.needs_drafts and (not self._options.most or len(self._answer.targets) == self._opened_at):
             return False  # the first one does not wait for the device to have read the prompt
         return not (drafts == [] and self._chain.ended)
 
@@ -327,21 +259,27 @@ class TargetWriter:
         places = np.flatnonzero(np.isin(plain.ids, np.union1d(head_of(plain, TOP_IDS).ids, ids)))
         return encode_head(Dist(plain.ids[places], plain.probs[places] / plain.probs.sum()), precise=True)
 
-    def _append(self, token: int, plain: DistPayload | None) -> PrefixNode:
-        """The next target. The end of the text has no row and moves no head."""
-        self._targets.append(token)
-        if plain is not None:
-            self._dists.append(plain)
-        return self._tree.head if token in self._config.output.eos_ids else self._tree.advance(token)
+    @property
+    def _lane(self) -> Side | None:
+        return None if self._decoder.log_evidence is None else self._config.seat.side
+
+    def _write(
+        self, token: int, payload: DistPayload | None, plain: Dist | None, branches: frozenset[int] | None = None
+    ) -> list[Effect]:
+        """The next target. payload: what verdicts carry of its distribution."""
+        if payload is not None:
+            self._dists.append(payload)
+        return self._answer.append(token, self._lane, plain, branches)
 
     def _is_over(self, head: PrefixNode) -> bool:
-        return self._ended or head.position >= self._config.output.max_tokens or not self._decoder.fits(head.position)
+        ended = self._answer.ended or head.position >= self._config.output.max_tokens
+        return ended or not self._decoder.fits(head.position)
 
-    def _end(self, end: Emit | None) -> list[Effect]:
+    def _over(self, end: Emit | None) -> list[Effect]:
         """No more targets. The front finishes; a device that faces the client closes the session."""
         if self._config.seat.faces_client:
-            return [self._finish("stop" if self._ended else "length", end)]
-        is_whole = self._ended or len(self._targets) >= self._config.output.max_tokens
+            return [self._finish("stop" if self._answer.stopped else "length", end)]
+        is_whole = self._answer.ended or len(self._answer.targets) >= self._config.output.max_tokens
         return [] if is_whole else [self._finish("length")]  # its context has ended, the answer has not
 
     def _verdict(self, start: int) -> Send:
@@ -349,19 +287,21 @@ class TargetWriter:
         end = start + MAX_VERDICT
         first = len(self._config.seat.targets)
         dists = self._dists[start - first : end - first]
-        documents = self._decoder.log_evidence is not None
-        tokens = encode_tokens(self._targets[start:end])
-        if self._left is None or end < len(self._targets):
-            return Send(Verdict(0, self._epoch, start, tokens, documents, dists))
+        tokens = self._answer.targets[start:end]
+        lanes = b"" if self._config.seat.faces_client else bytes(map(LANES.index, self._answer.lanes[start:end]))
+        if self._left is None or end < len(self._answer.targets):
+            return Send(Targets(0, self._epoch, start, tokens, lanes, b"", dists))
         head = encode_head(self._left, precise=self._options.needs_dists)
-        return Send(Rejected(0, self._epoch, start, tokens, documents, dists, head, self._left_plain))
+        return Send(
+            Rejected(0, self._epoch, start, tokens, lanes, b"", dists, head, self._left_plain, LANES.index(self._lane))
+        )
 
     def _compute(self) -> list[Effect]:
         """A forward of the rows that are missing and of the drafts below them, or a wait for drafts."""
         decoder, head = self._decoder, self._tree.head
         if not decoder.idle or self._is_over(head) or self._left is not None:
             return []
-        drafts = self._chain.below(self._targets) if self._linked else []
+        drafts = self._chain.below(self._answer.targets) if self._linked else []
         if not drafts and self._awaits(drafts):
             self._waiting = True
             return []
@@ -413,8 +353,7 @@ class TargetWriter:
         first, second = self._rates.probs(_rate_class(draft))[:2]
         return Guess(draft.token, first, draft.second, second)
 
-    def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
-        self._finished = True
+    def _report(self) -> dict[str, float]:
         stats = {
             "forwards": float(self._decoder.forwards),
             "rows": float(self._decoder.rows),
@@ -423,7 +362,7 @@ class TargetWriter:
         }
         if self._tables is not None:
             stats |= {f"tables_{name}": value for name, value in self._tables.stats().items()}
-        return Finish(reason, stats, end)
+        return stats
 
 
 def _rate_class(draft: Draft) -> int:

@@ -15,8 +15,8 @@ from paceline.core.aggregation.aggregators import AggregatorName
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.dist import Dist
 from paceline.strategies.aggregate.machine import Aggregate
-from paceline.strategies.aggregate.roles import MAX_EARLY_MESSAGES
 from paceline.strategies.base import SIDES, Branch, Event, Received, Retrieved, Side, Started
+from paceline.strategies.joint import MAX_EARLY, MAX_EARLY_BYTES, TOKEN_BYTES
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.dist_codec import encode_head
 from paceline.wire.messages import (
@@ -143,11 +143,11 @@ def test_no_weight_is_too_large_to_decide_with(log_weight: float) -> None:
 def test_what_waits_for_earlier_targets_is_bounded() -> None:
     many = cloud(max_tokens=100_000, drafting=CHAIN)
     many.begin()
-    many.on(*(decided(start, 65) for start in range(1, 10 * MAX_EARLY_MESSAGES)), decided(0, 65))
-    assert 1 < known_until(many) <= MAX_EARLY_MESSAGES + 1
+    many.on(*(decided(start, 65) for start in range(1, 10 * MAX_EARLY)), decided(0, 65))
+    assert 1 < known_until(many) <= MAX_EARLY + 1
     long = cloud(max_tokens=100_000, drafting=CHAIN)
     long.begin()
-    long.on(decided(1, *[65] * 3_000), decided(0, 65))
+    long.on(decided(1, *[65] * (MAX_EARLY_BYTES // TOKEN_BYTES + 1)), decided(0, 65))
     assert known_until(long) == 1  # kept nothing, will ask again
 
 

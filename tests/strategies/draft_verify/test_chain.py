@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.decoding.prefix_tree import PrefixTree
-from paceline.strategies.draft_verify.drafter import MAX_EARLY, MAX_EARLY_BYTES, EarlyVerdicts
 from paceline.strategies.draft_verify.drafting import Chain
 from paceline.strategies.draft_verify.target_writer import PeerChain
 from paceline.strategies.draft_verify.verifiers import Agreement, Draft
+from paceline.strategies.joint import MAX_EARLY, MAX_EARLY_BYTES, TOKEN_BYTES, EarlyTargets
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode, encode
-from paceline.wire.messages import DistPayload
-from paceline.wire.payloads import encode_places, encode_tokens
-from paceline.wire.verify_messages import MAX_CHAIN, DraftChain, Verdict
+from paceline.wire.messages import DistPayload, Targets
+from paceline.wire.payloads import encode_places
+from paceline.wire.verify_messages import MAX_CHAIN, DraftChain
 
 AGREEMENT = Agreement(SamplingParams())
 
@@ -73,36 +73,32 @@ def test_the_verifiers_copy_holds_a_beginning_of_what_follows_its_targets(seed: 
             path.append(token)
 
 
-def test_verdicts_wait_for_those_before_them_and_of_two_the_longer_counts() -> None:
-    early = EarlyVerdicts()
-    early.add(Verdict(0, 0, 2, encode_tokens([7]), False), 0)
+def test_targets_wait_for_those_before_them_and_of_two_the_longer_counts() -> None:
+    early = EarlyTargets()
+    early.add(Targets(0, 0, 2, [7], b""), 0)
     assert early.pop(0) is None
-    early.add(Verdict(0, 0, 0, encode_tokens([5, 6]), False), 0)
-    early.add(Verdict(0, 0, 0, encode_tokens([5]), False), 0)
+    early.add(Targets(0, 0, 0, [5, 6], b""), 0)
+    early.add(Targets(0, 0, 0, [5], b""), 0)
     first = early.pop(0)
-    assert first is not None and first.tokens == encode_tokens([5, 6])
+    assert first is not None and first.tokens == [5, 6]
     second = early.pop(2)
     assert second is not None and second.start == 2
     for start in range(MAX_EARLY + 10):
-        early.add(Verdict(0, 0, 100 + start, b"", False), 0)
+        early.add(Targets(0, 0, 100 + start, [], b""), 0)
     assert early.pop(0) is None and len([1 for _ in iter(lambda: early.pop(10_000), None)]) == MAX_EARLY
 
 
-def test_verdicts_that_wait_have_a_limit_of_bytes_which_counts_their_distributions() -> None:
-    half = MAX_EARLY_BYTES // 2
-    early = EarlyVerdicts()
-    early.add(Verdict(0, 0, 10, bytes(half), False), 0)
-    early.add(Verdict(0, 0, 20, b"1", False, [DistPayload(bytes(half), b"")]), 0)
+def test_targets_that_wait_have_a_limit_of_bytes_which_counts_their_distributions() -> None:
+    half, most = MAX_EARLY_BYTES // 2, MAX_EARLY_BYTES // TOKEN_BYTES
+    early = EarlyTargets()
+    early.add(Targets(0, 0, 10, [1] * (most // 2), b""), 0)
+    early.add(Targets(0, 0, 20, [1], b"", b"", [DistPayload(bytes(half), b"")]), 0)
     assert early.pop(20) is not None and early.pop(20) is None, "together they would be too many"
-    early.add(Verdict(0, 0, 20, b"1", False, [DistPayload(bytes(half), bytes(half - 1))]), 0)
-    early.add(Verdict(0, 0, 20, bytes(MAX_EARLY_BYTES), False), 0)  # replaces the other, so that its room counts
-    early.add(Verdict(0, 0, 0, bytes(2 * MAX_EARLY_BYTES), False), 0)  # it need not wait
+    early.add(Targets(0, 0, 20, [1], b"", b"", [DistPayload(bytes(half), bytes(half - TOKEN_BYTES))]), 0)
+    early.add(Targets(0, 0, 20, [1] * most, b""), 0)  # replaces the other, so that its room counts
+    early.add(Targets(0, 0, 0, [1] * 2 * most, b""), 0)  # it need not wait
     taken = [early.pop(0), early.pop(20), early.pop(20)]
-    assert [None if each is None else len(each.tokens) for each in taken] == [
-        2 * MAX_EARLY_BYTES,
-        MAX_EARLY_BYTES,
-        None,
-    ]
+    assert [None if each is None else len(each.tokens) for each in taken] == [2 * most, most, None]
 
 
 @pytest.mark.parametrize(
@@ -110,11 +106,12 @@ def test_verdicts_that_wait_have_a_limit_of_bytes_which_counts_their_distributio
     [
         (chain(0, 0, 300), "outside the vocabulary"),
         (chain(0, MAX_CHAIN - 1, 1, 2), f"more than {MAX_CHAIN} tokens"),
-        (Verdict(0, 0, 0, encode_tokens([300]), False), "outside the vocabulary"),
-        (Verdict(0, 0, 2**31 - 1, encode_tokens([1, 1]), False), "positions beyond"),
+        (Targets(0, 0, 0, [300], b""), "outside the vocabulary"),
+        (Targets(0, 0, 2**31 - 1, [1, 1], b""), "positions beyond"),
+        (Targets(0, 0, 0, [1, 1], b"", b"", [DistPayload(b"", b"")]), "1 distributions for 2 tokens"),
     ],
 )
-def test_faults_of_fields_are_told(message: DraftChain | Verdict, fault: str) -> None:
+def test_faults_of_fields_are_told(message: DraftChain | Targets, fault: str) -> None:
     assert fault in (message.fault(257) or "")
 
 

@@ -25,8 +25,9 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.draft_verify.drafter import Drafter
 from paceline.strategies.draft_verify.target_writer import MAX_ROWS, TargetWriter
-from paceline.wire.payloads import decode_tokens, encode_places, encode_tokens
-from paceline.wire.verify_messages import MAX_CHAIN, DraftChain, Verdict, VerifyOptions
+from paceline.wire.messages import Targets
+from paceline.wire.payloads import encode_places
+from paceline.wire.verify_messages import MAX_CHAIN, DraftChain, VerifyOptions
 from tests.strategies.cases import EOS, PROMPT, VOCAB, point
 
 FOUND = Retrieved((Branch(PROMPT, None),), None)
@@ -47,7 +48,7 @@ def config(side: str, **fields: object) -> MachineConfig:
 
 
 def verdict(start: int, *tokens: int) -> Received:
-    return Received(Verdict(0, 0, start, encode_tokens(tokens), False))
+    return Received(Targets(0, 0, start, list(tokens), b""))
 
 
 def emitted(effects: Sequence[Effect]) -> list[int]:
@@ -107,7 +108,7 @@ def test_a_second_guess_is_verified_beside_its_draft_and_brings_the_token_behind
     assert (step.segment.tokens, step.segment.parents) == ((65, 66, 68, 67), (-1, 0, 1, 0)), "an end is no row"
     effects = cloud.on(Scored(step.ticket, (point(67), point(68), point(70), point(71)), 0.2))
     (verdict,) = (effect.message for effect in effects if isinstance(effect, Send))
-    assert isinstance(verdict, Verdict) and decode_tokens(verdict.tokens) == [67, 71]
+    assert isinstance(verdict, Targets) and verdict.tokens == [67, 71]
 
 
 def forwards(effects: Sequence[Effect]) -> list[Forward]:

@@ -20,9 +20,9 @@ from paceline.strategies.draft_verify.options import check, options_of
 from paceline.strategies.draft_verify.verifiers import Agreement, Rejection, Truncation, Verifier, verifier_of
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import encode
-from paceline.wire.messages import DistPayload, SessionMessage
-from paceline.wire.payloads import encode_places, encode_tokens
-from paceline.wire.verify_messages import DraftChain, DraftsWithDists, Rejected, Verdict, VerdictRequest, VerifyOptions
+from paceline.wire.messages import DistPayload, SessionMessage, SyncState, Targets
+from paceline.wire.payloads import encode_places
+from paceline.wire.verify_messages import DraftChain, DraftsWithDists, Rejected, VerifyOptions
 from tests.requests import routed
 from tests.strategies.cases import Manner, engines, job
 
@@ -70,10 +70,10 @@ def hostile(chance: random.Random, epoch: int, near: int) -> SessionMessage:
             return DraftsWithDists(0, epoch, start, 0, places, True, None, b"", [dist] * count)
         case 3:
             heads = (None, DistPayload(b"", b""), DistPayload(b"\x41", b"\x00\x00"), DistPayload(b"\x41", b"\x00\xf0"))
-            return Rejected(0, epoch, start, encode_tokens([65] * count), False, [], chance.choice(heads))
+            return Rejected(0, epoch, start, [65] * count, b"", b"", [], chance.choice(heads))
         case _:
             return chance.choice(
-                (Verdict(0, epoch, start, encode_tokens([65, 101][:count]), False), VerdictRequest(0, epoch, start))
+                (Targets(0, epoch, start, [65, 101][:count], b""), SyncState(0, epoch, 0, start, waits=True))
             )
 
 

@@ -1,0 +1,317 @@
+"""`Joint`: both sides write an answer; what its machine does at each event, on either side.
+
+A strategy is built on it by three things: a *rule* by which a side that decides makes the next target, a *planner* that
+says which rows are computed next, and what it tells its peer. The rest is here, once: the session is opened and opened
+again, a silent or stuck peer is passed over (`decoding.peer_watch`) and taken in again from the last target on, a front
+without its peer writes on alone, and every target is kept, emitted and moves the tree's head (`JointAnswer`). The side
+that does not face the client ends with its link.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+from paceline.core.clock import StepClock
+from paceline.core.sampling.dist import Dist
+from paceline.strategies.base import (
+    Branch,
+    Cancelled,
+    ClosePeer,
+    DraftModelLost,
+    Effect,
+    Emit,
+    Event,
+    Finish,
+    FinishReason,
+    FromDraftModel,
+    LinkBack,
+    LinkLost,
+    MachineConfig,
+    OpenPeer,
+    PassOver,
+    Received,
+    Retrieve,
+    Retrieved,
+    Sampled,
+    Scored,
+    Side,
+    Started,
+    TimerFired,
+    WakeAt,
+)
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.peer_watch import PeerWatch
+from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixNode, PrefixTree
+from paceline.wire.messages import SessionMessage, Targets
+
+LANES: Final[tuple[Side | None, ...]] = (None, "cloud", "device")  # by their number on the wire
+MAX_EARLY: Final = 64  # messages of targets that wait for earlier ones
+MAX_EARLY_BYTES: Final = 1 << 18  # of all of them, with their distributions
+TOKEN_BYTES: Final = 4
+BROKEN_FORM: Final = "it breaks the form that the request asks for"  # the end of a sentence about the peer
+
+
+class JointAnswer:
+    """The targets so far, as one side knows them, from whichever side they come."""
+
+    def __init__(self, config: MachineConfig, tree: PrefixTree, ngrams: NgramDrafts | None = None) -> None:
+        """ngrams: observe every target."""
+        self.targets = list(config.seat.targets)
+        self.lanes: list[Side | None] = [None] * len(self.targets)  # side whose documents each came from
+        self.ended = False  # all targets are known
+        self.progressed = False  # since this was last set to False
+        self._config, self._tree, self._ngrams = config, tree, ngrams
+
+    @property
+    def stopped(self) -> bool:
+        """The last target is the end of the text."""
+        return bool(self.targets) and self.targets[-1] in self._config.output.eos_ids
+
+    def permits(self, token: int) -> bool:
+        """The request's constraint lets this token follow. Where it lets none follow, the answer ends.
+
+        Of a token that depends on what the peer sent. For the front alone: the peer answers for nothing.
+        """
+        mask = self._config.output.mask if self._config.seat.faces_client else None
+        allowed = None if mask is None else mask.allowed(self.targets)
+        if allowed is None:
+            return True
+        if not allowed.any():
+            return token in self._config.output.eos_ids
+        return token < len(allowed) and bool(allowed[token])
+
+    def append(
+        self, token: int, lane: Side | None, dist: Dist | None, branches: frozenset[int] | None = None
+    ) -> list[Effect]:
+        """Add the next target, and emit it if this side faces the client. lane, dist, branches: as of `Emit`."""
+        if self._ngrams is not None:
+            self._ngrams.observe_target(self._tree.head, token)
+        self._tree.advance(token)
+        self.targets.append(token)
+        self.lanes.append(lane)
+        self.progressed = True
+        stops = token in self._config.output.eos_ids
+        self.ended = stops or len(self.targets) >= self._config.output.max_tokens
+        if stops or not self._config.seat.faces_client:
+            return []
+        return [Emit(token, dist, lane, branches, 0.0 if dist is None else dist.tail)]
+
+
+class EarlyTargets:
+    """Messages of targets that came before those they follow. Bounded, since a peer may send any it likes; of an honest
+    one few wait, as links keep the order. What is dropped is asked for again."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Targets] = {}  # by their start
+        self._bytes = 0
+
+    def add(self, message: Targets, num_targets: int) -> None:
+        """Keep a message; of two with one start the one that says more. num_targets: known so far."""
+        kept = self._waiting.get(message.start)
+        if kept is not None and _says(kept) > _says(message):
+            return
+        freed = 0 if kept is None else _size(kept)
+        if message.start > num_targets:
+            full = kept is None and len(self._waiting) >= MAX_EARLY
+            if full or self._bytes - freed + _size(message) > MAX_EARLY_BYTES:
+                return
+        self._waiting[message.start] = message
+        self._bytes += _size(message) - freed
+
+    def pop(self, num_targets: int) -> Targets | None:
+        """A message that begins at or before the next target; None without one."""
+        first = min(self._waiting, default=None)
+        if first is None or first > num_targets:
+            return None
+        message = self._waiting.pop(first)
+        self._bytes -= _size(message)
+        return message
+
+
+def _says(message: Targets) -> tuple[int, bool]:
+    return len(message.tokens), type(message) is not Targets  # one that says more of the target after them
+
+
+def _size(message: Targets) -> int:
+    """Bytes of its tokens and distributions, about."""
+    return TOKEN_BYTES * len(message.tokens) + sum(len(dist.ids) + len(dist.probs) for dist in message.dists)
+
+
+class Joint(ABC):
+    """One side of an answer of two."""
+
+    watches: ClassVar[bool] = True  # the front waits for its peer, and passes it over; else it only listens to it
+
+    def __init__(
+        self,
+        config: MachineConfig,
+        tree: PrefixTree,
+        decoder: BranchDecoder,
+        answer: JointAnswer,
+        timing: StepClock,
+        ngrams: NgramDrafts | None = None,
+    ) -> None:
+        """A strategy calls `_meet_peer` when it is ready to."""
+        self._config, self._tree, self._decoder, self._ngrams = config, tree, decoder, ngrams
+        self._answer, self._timing = answer, timing
+        self._epoch, self._linked = config.seat.epoch, config.peer.joined
+        self._now = 0.0
+        self._rtt, self._bandwidth = config.peer.rtt, config.peer.bandwidth
+        self._watch = PeerWatch(config, decoder)
+        self._started = self._finished = False
+        self._alone = 0  # targets that this side has decided without its peer
+
+    # ---- what a strategy adds ---------------------------------------------------------------------------------------
+    @abstractmethod
+    def _meet_peer(self) -> None:
+        """Forget everything about the peer: `_epoch` and `_linked` are new."""
+
+    @abstractmethod
+    def _advance(self) -> list[Effect]:
+        """Do everything that has become possible."""
+
+    @abstractmethod
+    def _computed(self, event: Scored | Sampled, nodes: Sequence[PrefixNode]) -> list[Effect]:
+        """A forward is answered, which is known to the end: the rows after these nodes."""
+
+    @abstractmethod
+    def _brings_on(self, message: SessionMessage) -> bool:
+        """The message brings the answer on, and is no mere sign of life."""
+
+    @abstractmethod
+    def _received(self, message: SessionMessage) -> list[Effect]:
+        """A message of the peer's present session."""
+
+    @abstractmethod
+    def _synchronise(self) -> list[Effect]:
+        """Time has passed: send, or ask for, what may have been lost."""
+
+    @abstractmethod
+    def _report(self) -> dict[str, float]:
+        """Figures of the answer, which ends."""
+
+    def _begin(self, branches: tuple[Branch, ...], max_new_tokens: int | None) -> list[Effect]:
+        """The prompts are known: prefill them."""
+        if self._ngrams is not None:
+            self._ngrams.start(branches, self._answer.targets)
+        return self._decoder.start(branches, self._answer.targets, self._tree.head, max_new_tokens)
+
+    def _alone_dist(self, node: PrefixNode) -> Dist | None:
+        """What is told of the distribution after a node, where this side decides alone."""
+        return node.plain
+
+    def _greet(self, *, again: bool) -> list[Effect]:  # noqa: ARG002  # a hook
+        """What the peer is told once the prompts are known, or when its session is opened again."""
+        return []
+
+    # ---- events -----------------------------------------------------------------------------------------------------
+    def on(self, event: Event) -> Sequence[Effect]:
+        if self._finished:
+            return []
+        effects = self._on(event)
+        self._watch.observe(len(self._answer.targets), self._now, linked=self._linked)
+        if self._watch.returns and not self._finished:
+            return [*effects, *self._open_again()]
+        return effects
+
+    def _on(self, event: Event) -> list[Effect]:
+        match event:
+            case Started(now):
+                self._started, self._now = True, now
+                opens = self._config.seat.faces_client and self._linked
+                opening = [OpenPeer(tuple(self._answer.targets), self._epoch)] if opens else []
+                return [Retrieve(), *opening, self._next_wake()]
+            case Retrieved(branches, max_new_tokens):
+                return [*self._begin(branches, max_new_tokens), *self._greet(again=False), *self._advance()]
+            case Scored() | Sampled():
+                self._now = max(self._now, event.now)
+                nodes = self._decoder.take(event)
+                if nodes and self._decoder.timed is not None:
+                    self._timing.add(*self._decoder.timed)
+                return self._computed(event, nodes)
+            case Received(message, now):
+                self._now = max(self._now, now)
+                if message.epoch != self._epoch:
+                    return []
+                if self._watch.passed_over:
+                    self._watch.heard(works=self._brings_on(message))
+                return self._received(message) if self._linked else []
+            case TimerFired(now, rtt, bandwidth, silence):
+                self._now, self._rtt, self._bandwidth = now, self._rtt if rtt is None else rtt, bandwidth
+                effects = self._wake(silence)
+                return effects if self._finished else [*effects, self._next_wake()]
+            case LinkLost():
+                if not self._config.seat.faces_client:
+                    return [self._finish("cancelled")]
+                self._watch.lost()
+                self._meet(self._epoch, linked=False)
+                return self._advance()
+            case LinkBack():
+                return self._back()
+            case Cancelled(reason):
+                return [self._finish(reason)]
+            case FromDraftModel() | DraftModelLost():
+                return []  # it asks none
+
+    def _meet(self, epoch: int, *, linked: bool) -> None:
+        self._epoch, self._linked = epoch, linked
+        self._meet_peer()
+
+    def _back(self) -> list[Effect]:
+        """The link is back, and the peer with it."""
+        if self._linked or not self._config.seat.faces_client:
+            return []
+        if self._started:
+            return self._open_again()
+        self._meet(self._epoch, linked=True)
+        return []  # `Started` will open the session
+
+    def _open_again(self) -> list[Effect]:
+        """Open a session with the peer again, from the last target on."""
+        self._watch.opened()
+        self._meet(self._epoch + 1, linked=True)
+        return [OpenPeer(tuple(self._answer.targets), self._epoch), *self._greet(again=True), *self._advance()]
+
+    def _wake(self, silence: float) -> list[Effect]:
+        """Time has passed: go on without a peer that is silent or stuck, or see to what may have been lost."""
+        if self._config.seat.faces_client and self.watches:
+            if self._watch.wake(self._now, silence, self._rtt, linked=self._linked):
+                reason = self._watch.pass_over()
+                self._meet(self._epoch, linked=False)
+                return [PassOver(reason), *self._advance()]
+            if self._watch.too_long and self._linked:
+                return [ClosePeer()]
+        return self._synchronise()
+
+    def _next_wake(self) -> WakeAt:
+        listens = self._config.seat.faces_client and self._linked
+        return WakeAt(self._watch.next_look(self._now, linked=listens))
+
+    # ---- targets ----------------------------------------------------------------------------------------------------
+    def _append(self, token: int, lane: Side | None, dist: Dist | None) -> list[Effect]:
+        """The next target."""
+        return self._answer.append(token, lane, dist)
+
+    def _decide_alone(self) -> list[Effect]:
+        """Every target that this side's own rows decide, while it has no peer."""
+        effects: list[Effect] = []
+        config, answer = self._config, self._answer
+        while not (answer.ended or config.peer.awaited) and (own := self._tree.head.own_dist) is not None:
+            self._alone += 1
+            lane = None if self._decoder.log_evidence is None else config.seat.side
+            token = own.token(config.output.sampling, len(answer.targets))
+            effects += self._append(token, lane, self._alone_dist(self._tree.head))
+        return effects
+
+    def _end(self) -> list[Effect]:
+        """All targets are known. The side that faces the client finishes; the other waits to be closed."""
+        if not self._config.seat.faces_client:
+            return []
+        return [self._finish("stop" if self._answer.stopped else "length")]
+
+    def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
+        """end: as of `Finish`."""
+        self._finished = True
+        return Finish(reason, self._report(), end)
