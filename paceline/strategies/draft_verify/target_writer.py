@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from paceline.core.batching.segment import StepSize
+from paceline.core.clock import StepClock
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.sampler import head as head_of
@@ -92,7 +93,7 @@ class TargetWriter(Joint):
             keep_plain=config.output.needs_dists or self._options.needs_dists,
             samples=config.takes_tokens and not (self._options.needs_dists or self._verifier.reads_dists),
         )
-        super().__init__(config, tree, decoder, JointAnswer(config, tree), stats.timing)
+        super().__init__(config, tree, decoder, JointAnswer(config, tree), StepClock())
         self._dists: list[DistPayload] = []  # of the targets since `config.seat.targets`, where verdicts carry them
         self._waiting = False  # for drafts, until the next wake-up at most
         self._left: Dist | None = None  # head of the distribution of the next target, which the device draws
