@@ -49,7 +49,6 @@ from paceline.wire.messages import SessionMessage, Targets
 LANES: Final[tuple[Side | None, ...]] = (None, "cloud", "device")  # by their number on the wire
 MAX_EARLY: Final = 64  # messages of targets that wait for earlier ones
 MAX_EARLY_BYTES: Final = 1 << 18  # of all of them, with their distributions
-TOKEN_BYTES: Final = 4
 BROKEN_FORM: Final = "it breaks the form that the request asks for"  # the end of a sentence about the peer
 
 
@@ -112,13 +111,13 @@ class EarlyTargets:
         kept = self._waiting.get(message.start)
         if kept is not None and _says(kept) > _says(message):
             return
-        freed = 0 if kept is None else _size(kept)
+        freed = 0 if kept is None else kept.num_bytes
         if message.start > num_targets:
             full = kept is None and len(self._waiting) >= MAX_EARLY
-            if full or self._bytes - freed + _size(message) > MAX_EARLY_BYTES:
+            if full or self._bytes - freed + message.num_bytes > MAX_EARLY_BYTES:
                 return
         self._waiting[message.start] = message
-        self._bytes += _size(message) - freed
+        self._bytes += message.num_bytes - freed
 
     def pop(self, num_targets: int) -> Targets | None:
         """A message that begins at or before the next target; None without one."""
@@ -126,17 +125,12 @@ class EarlyTargets:
         if first is None or first > num_targets:
             return None
         message = self._waiting.pop(first)
-        self._bytes -= _size(message)
+        self._bytes -= message.num_bytes
         return message
 
 
 def _says(message: Targets) -> tuple[int, bool]:
     return len(message.tokens), type(message) is not Targets  # one that says more of the target after them
-
-
-def _size(message: Targets) -> int:
-    """Bytes of its tokens and distributions, about."""
-    return TOKEN_BYTES * len(message.tokens) + sum(len(dist.ids) + len(dist.probs) for dist in message.dists)
 
 
 class Joint(ABC):

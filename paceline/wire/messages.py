@@ -355,6 +355,9 @@ class DetailRequest(SessionMessage, frozen=True, tag="more"):
     level: Annotated[int, msgspec.Meta(ge=1, le=2)]  # core.aggregation.registry.LAST_LEVEL
 
 
+TOKEN_BYTES = 4  # of a token that is kept
+
+
 class Targets(SessionMessage, frozen=True, tag="t"):
     """Decided output tokens from `start` on."""
 
@@ -382,6 +385,11 @@ class Targets(SessionMessage, frozen=True, tag="t"):
         if self.dists and len(self.dists) != len(self.tokens):
             return f"{len(self.dists)} distributions for {len(self.tokens)} tokens - at `$.dists`"
         return bad_tokens("tokens", self.tokens, self.start, vocab_size)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its tokens and distributions, about."""
+        return TOKEN_BYTES * len(self.tokens) + sum(len(dist.ids) + len(dist.probs) for dist in self.dists)
 
     def to_compact(self) -> tuple[list[int], bytes] | None:
         wrong_lanes = self.lanes and (len(self.lanes) != len(self.tokens) or self.lanes.strip(LANES))

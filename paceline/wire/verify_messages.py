@@ -119,6 +119,11 @@ class Rejected(Targets, frozen=True, tag="vr"):
     plain: DistPayload | None = None  # likewise, before any processing: for logprobs
     lane: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0  # of that target, as in `lanes`
 
+    @property
+    def num_bytes(self) -> int:
+        more = [dist for dist in (self.head, self.plain) if dist is not None]
+        return super().num_bytes + sum(len(dist.ids) + len(dist.probs) for dist in more)
+
 
 # Beside `Targets` and `SyncState`.
 VERIFY_MESSAGES: tuple[type[SessionMessage], ...] = (DraftChain, DraftsWithDists, Rejected)

@@ -16,10 +16,11 @@ from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.dist import Dist
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import SIDES, Branch, Event, Received, Retrieved, Side, Started
-from paceline.strategies.joint import MAX_EARLY, MAX_EARLY_BYTES, TOKEN_BYTES
+from paceline.strategies.joint import MAX_EARLY, MAX_EARLY_BYTES
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.dist_codec import encode_head
 from paceline.wire.messages import (
+    TOKEN_BYTES,
     DetailRequest,
     DistPayload,
     Drafts,

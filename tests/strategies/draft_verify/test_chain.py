@@ -14,12 +14,12 @@ from paceline.strategies.decoding.prefix_tree import PrefixTree
 from paceline.strategies.draft_verify.drafting import Chain
 from paceline.strategies.draft_verify.target_writer import PeerChain
 from paceline.strategies.draft_verify.verifiers import Agreement, Draft
-from paceline.strategies.joint import MAX_EARLY, MAX_EARLY_BYTES, TOKEN_BYTES, EarlyTargets
+from paceline.strategies.joint import MAX_EARLY, MAX_EARLY_BYTES, EarlyTargets
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode, encode
-from paceline.wire.messages import DistPayload, Targets
+from paceline.wire.messages import TOKEN_BYTES, DistPayload, Targets
 from paceline.wire.payloads import encode_places
-from paceline.wire.verify_messages import MAX_CHAIN, DraftChain
+from paceline.wire.verify_messages import MAX_CHAIN, DraftChain, Rejected
 
 AGREEMENT = Agreement(SamplingParams())
 
@@ -97,7 +97,8 @@ def test_targets_that_wait_have_a_limit_of_bytes_which_counts_their_distribution
     early.add(Targets(0, 0, 20, [1], b"", b"", [DistPayload(bytes(half), bytes(half - TOKEN_BYTES))]), 0)
     early.add(Targets(0, 0, 20, [1] * most, b""), 0)  # replaces the other, so that its room counts
     early.add(Targets(0, 0, 0, [1] * 2 * most, b""), 0)  # it need not wait
-    taken = [early.pop(0), early.pop(20), early.pop(20)]
+    early.add(Rejected(0, 0, 30, [], b"", b"", [], DistPayload(bytes(half), bytes(half + 1))), 0)
+    taken = [early.pop(0), early.pop(20), early.pop(30)]
     assert [None if each is None else len(each.tokens) for each in taken] == [2 * most, most, None]
 
 
