@@ -74,10 +74,11 @@ class Trigger(Enum):
 
 # Of both roles: once the handshake is done, and the end at any time.
 _BOTH: dict[tuple[LinkState, Trigger], LinkState] = {
-    (state, trigger): state
-    for state in (LinkState.READY, LinkState.DRAINING)
-    for trigger in (Trigger.TRAFFIC, Trigger.HEARTBEAT, Trigger.RENEWAL)
-} | {
+    **{
+        (state, trigger): state
+        for state in (LinkState.READY, LinkState.DRAINING)
+        for trigger in (Trigger.TRAFFIC, Trigger.HEARTBEAT, Trigger.RENEWAL)
+    },
     (LinkState.READY, Trigger.DRAIN): LinkState.DRAINING,
     (LinkState.DRAINING, Trigger.DRAIN): LinkState.DRAINING,
     (LinkState.DRAINING, Trigger.IDLE): LinkState.CLOSED,
