@@ -299,6 +299,20 @@ class Joint(ABC):
             effects += self._append(token, lane, self._alone_dist(self._tree.head))
         return effects
 
+    def _write_alone(self) -> list[Effect]:
+        """Everything that this side can do without its peer: targets of its own rows, and the next forward."""
+        effects = self._decide_alone()
+        decoder, head, length = self._decoder, self._tree.head, len(self._answer.targets)
+        if self._answer.ended:
+            return [*effects, *self._end()]
+        if decoder.started and not decoder.fits(length):
+            return [*effects, self._finish("length")]
+        if self._config.peer.awaited or not decoder.idle:
+            return effects
+        effects += decoder.commit_to(head)
+        rows = decoder.missing_rows(head)
+        return [*effects, *decoder.append_rows(rows, head, self._now)] if rows else effects
+
     def _end(self) -> list[Effect]:
         """All targets are known. The side that faces the client finishes; the other waits to be closed."""
         if not self._config.seat.faces_client:

@@ -16,7 +16,7 @@ from paceline.strategies.base import ClosePeer, Effect, MachineConfig, Sampled, 
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.peer_watch import SYNC_INTERVAL_S
 from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixNode, PrefixTree
-from paceline.strategies.draft_verify.drafting import DraftCounts, Drafting, forward_to
+from paceline.strategies.draft_verify.drafting import DraftCounts, Drafting
 from paceline.strategies.draft_verify.options import options_of
 from paceline.strategies.draft_verify.pace import Pace
 from paceline.strategies.draft_verify.verifiers import verifier_of
@@ -143,18 +143,11 @@ class Drafter(Joint):
         num_targets = len(self._answer.targets)
         if self._ngrams is not None and num_targets > len(self._config.seat.targets):
             self._ngrams.read()  # not sooner: the first token would wait for it
-        effects = [] if self._linked else self._decide_alone()
-        if self._answer.ended:
-            return [*effects, *self._end()]
-        if not self._decoder.started:
-            return effects
         if not self._linked:
-            if not self._decoder.fits(len(self._answer.targets)):
-                return [*effects, self._finish("length")]
-            head = self._tree.head
-            waits = self._config.peer.awaited
-            return effects if waits else [*effects, *forward_to(head, self._decoder, head, self._now)]
-        return [*effects, *self._drafting.draft(self._now, self._bandwidth, self._rtt)]
+            return self._write_alone()
+        if self._answer.ended:
+            return self._end()
+        return self._drafting.draft(self._now, self._bandwidth, self._rtt) if self._decoder.started else []
 
     def _report(self) -> dict[str, float]:
         self._pace.finish()

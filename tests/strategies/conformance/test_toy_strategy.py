@@ -14,33 +14,30 @@ import pytest
 
 from lab.configs import changed as configured
 from lab.simulation import Simulation
+from paceline.core.clock import StepClock
+from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RemoteProtocolError, RequestError
 from paceline.runtime.sessions.routing import candidates, choose, wish_of
 from paceline.strategies.base import (
     JOINT_LEVELS,
     SIDES,
-    Cancelled,
+    Branch,
     Effect,
-    Emit,
-    Event,
-    Finish,
-    LinkBack,
-    LinkLost,
-    Machine,
     MachineConfig,
-    OpenPeer,
-    Received,
     RoutingContext,
+    Sampled,
+    Scored,
     Send,
     Side,
-    Started,
     Strategy,
     asked_options,
     other,
 )
+from paceline.strategies.decoding.branch_decoder import BranchDecoder
+from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
+from paceline.strategies.joint import Joint, JointAnswer
 from paceline.strategies.registry import register, unregister
-from paceline.strategies.solo import Solo
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import Count, OpenSession, Options, SessionMessage
 from tests.requests import changed, routed
@@ -80,87 +77,54 @@ class Salt(SessionMessage, frozen=True, tag="toy-salt"):
         return None if self.salt else "an empty salt - at `$.salt`"
 
 
-class SaltedFront:
-    """Autoregressive decoding that also counts the echoes of its salts."""
+class Salted(Joint):
+    """The front writes its own text and counts the echoes of its salts; its peer echoes them."""
+
+    watches = False
 
     def __init__(self, config: MachineConfig) -> None:
         assert isinstance(config.options, SaltOptions)
-        self._options = config.options
-        self._inner = Solo(config)
-        self._tokens = list(config.seat.targets)
-        self._linked, self._epoch = config.peer.joined, config.seat.epoch
-        self._started = self._finished = False
-        self._expected: dict[int, bytes] = {}
+        self._period = config.options.period
+        tree = PrefixTree(len(config.seat.targets))
+        decoder = BranchDecoder(config.output, rescoring=config.options.rescoring)
+        super().__init__(config, tree, decoder, JointAnswer(config, tree), StepClock())
         self._echoes = 0
+        self._meet_peer()
 
-    def on(self, event: Event) -> Sequence[Effect]:
-        if self._finished:
-            return []
-        match event:
-            case Received(Salt(epoch=self._epoch, position=position, salt=salt)):
-                self._echoes += self._expected.pop(position, None) == salt
-            case Received():
-                pass
-            case LinkLost():
-                self._linked = False
-                self._expected.clear()
-            case LinkBack():
-                return self._open_again()
-            case Started():
-                self._started = True
-                opening = [OpenPeer((), self._epoch)] if self._linked else []
-                return [*self._inner.on(event), *opening]
-            case _:
-                return [after for effect in self._inner.on(event) for after in self._salted(effect)]
+    def _meet_peer(self) -> None:
+        self._expected: dict[int, bytes] = {}
+
+    def _begin(self, branches: tuple[Branch, ...], max_new_tokens: int | None) -> list[Effect]:
+        return super()._begin(branches, max_new_tokens) if self._config.seat.faces_client else []
+
+    def _brings_on(self, message: SessionMessage) -> bool:
+        return isinstance(message, Salt)
+
+    def _received(self, message: SessionMessage) -> list[Effect]:
+        assert isinstance(message, Salt)
+        if not self._config.seat.faces_client:
+            return [Send(message)]
+        self._echoes += self._expected.pop(message.position, None) == message.salt
         return []
 
-    def _open_again(self) -> list[Effect]:
-        if self._linked:
-            return []
-        self._linked = True
-        if not self._started:
-            return []
-        self._epoch += 1
-        return [OpenPeer(tuple(self._tokens), self._epoch)]
+    def _computed(self, event: Scored | Sampled, nodes: Sequence[PrefixNode]) -> list[Effect]:  # noqa: ARG002
+        return self._advance() if nodes else []
 
-    def _salted(self, effect: Effect) -> Iterator[Effect]:
-        match effect:
-            case Emit(token):
-                self._tokens.append(token)
-                position = len(self._tokens)
-                yield effect
-                if self._linked and position % self._options.period == 0:
-                    self._expected[position] = bytes((position % 256, token % 256))
-                    yield Send(Salt(0, self._epoch, position, self._expected[position]))
-            case Finish():
-                self._finished = True
-                yield msgspec.structs.replace(effect, stats={**effect.stats, "echoes": float(self._echoes)})
-            case _:
-                yield effect
+    def _append(self, token: int, lane: Side | None, dist: Dist | None) -> list[Effect]:
+        effects, position = super()._append(token, lane, dist), len(self._answer.targets)
+        if self._linked and effects and position % self._period == 0:
+            self._expected[position] = bytes((position % 256, token % 256))
+            effects.append(Send(Salt(0, self._epoch, position, self._expected[position])))
+        return effects
 
+    def _advance(self) -> list[Effect]:
+        return self._write_alone()
 
-class SaltedPeer:
-    """Echoes salts of its own opening."""
+    def _synchronise(self) -> list[Effect]:
+        return []
 
-    def __init__(self, config: MachineConfig) -> None:
-        self._epoch = config.seat.epoch
-        self._finished = False
-
-    def on(self, event: Event) -> Sequence[Effect]:
-        match event:
-            case _ if self._finished:
-                return []
-            case Received(Salt(epoch=self._epoch) as salt):
-                return [Send(salt)]
-            case Cancelled() | LinkLost():
-                self._finished = True
-                return [Finish("cancelled")]
-            case _:
-                return []
-
-
-def machine(config: MachineConfig) -> Machine:
-    return SaltedFront(config) if config.seat.faces_client else SaltedPeer(config)
+    def _report(self) -> dict[str, float]:
+        return {"echoes": float(self._echoes)}
 
 
 def choose_options(context: RoutingContext) -> SaltOptions | None:
@@ -180,7 +144,7 @@ def accepts(opening: OpenSession, options: Options) -> str | None:  # noqa: ARG0
 
 SALTED = Strategy(
     name="salted",
-    machine=machine,
+    machine=Salted,
     participants="both sides",
     text_of="front",
     options=SaltOptions,
