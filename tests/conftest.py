@@ -29,6 +29,7 @@ if "TEST_DEVICE" not in os.environ:
     os.environ["TRITON_INTERPRET"] = "1"  # its kernels run on the CPU, where triton is installed
 # Processes that tests start compile the package once, not each for itself: a quarter of what a start costs.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["TEST_DEPTH"] = os.environ.get("PACELINE_TEST_DEPTH") or os.environ.get("TEST_DEPTH", "1")  # for workers too
 for key in [key for key in os.environ if key.startswith("PACELINE_")]:
     del os.environ[key]
 

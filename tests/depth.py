@@ -4,4 +4,5 @@ from __future__ import annotations
 
 import os
 
-DEPTH = int(os.environ.get("PACELINE_TEST_DEPTH", "1"))  # times as many seeds, and as many steps at which one is lost
+# Times as many seeds, and as many steps at which one is lost. Workers are told by the second name (`tests/conftest.py`).
+DEPTH = int(os.environ.get("PACELINE_TEST_DEPTH") or os.environ.get("TEST_DEPTH", "1"))
