@@ -4,5 +4,5 @@ from __future__ import annotations
 
 import os
 
-# Times as many seeds, and as many steps at which one is lost. Workers are told by the second name (`tests/conftest.py`).
+# Times as many seeds, and as many steps at which one is lost. Workers know it by the second name (`conftest`).
 DEPTH = int(os.environ.get("PACELINE_TEST_DEPTH") or os.environ.get("TEST_DEPTH", "1"))
