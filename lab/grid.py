@@ -54,8 +54,8 @@ class Situation:
     at_once: int = 1  # answers of this kind
     row: float = 0.0  # share of a forward that each further row costs
     tokens: int = 96
-    answers: int = 5  # one after another, with what was learnt before
-    warm: int = 2  # of them, before the measured ones
+    answers: int = 9  # one after another, with what was learnt before
+    warm: int = 6  # of them, before the measured ones
 
     @property
     def text(self) -> str:
@@ -110,11 +110,11 @@ SITUATIONS: Final = (
     Situation("found on both", found=SIDES),
     Situation("a busy cloud", 0.03, 0.1, others=8, row=0.02),
     Situation("a throttled device", 0.3, 0.03),
-    Situation("16 answers at once", 0.03, 0.1, at_once=16, row=0.02, answers=3),
-    Situation("temperature 0, tables warm", temperature=0.0, answers=8, larger="device"),
+    Situation("16 answers at once", 0.03, 0.1, at_once=16, row=0.02, answers=3, warm=1),
+    Situation("temperature 0, tables warm", temperature=0.0, larger="device"),
 )
 QUICK: Final = tuple(
-    replace(each, tokens=48, answers=3)
+    replace(each, tokens=48, answers=8)
     for each in SITUATIONS
     if each.name
     in (
@@ -158,9 +158,9 @@ def ways(situation: Situation) -> list[Way]:
 
 @dataclass
 class Learnt:
-    """What a way keeps from answer to answer."""
+    """What is kept from answer to answer: statistics of each strategy, and one look-up table, as of one owner."""
 
-    stats: OnlineStats = field(default_factory=OnlineStats)
+    stats: defaultdict[tuple[str, Side], OnlineStats] = field(default_factory=lambda: defaultdict(OnlineStats))
     table: LookupTable = field(default_factory=lambda: LookupTable(VOCAB))
 
 
@@ -184,7 +184,7 @@ def taken_by_auto(situation: Situation, costs: Costs) -> Way:
 
 def measure(situation: Situation, choose_way: Callable[[], Way], costs: Costs | None = None) -> float:
     """Mean seconds a token, the first token's wait included. costs: told what each answer took."""
-    learnt: defaultdict[tuple[str, Side], Learnt] = defaultdict(Learnt)
+    learnt = Learnt()
     engines: dict[str, Engine] = {side: FakeEngine(seed=1, spread=situation.spread) for side in SIDES}
     seconds = []
     for number in range(situation.answers):
@@ -198,17 +198,17 @@ def measure(situation: Situation, choose_way: Callable[[], Way], costs: Costs | 
 def _answer(
     situation: Situation,
     way: Way,
-    learnt: Mapping[tuple[str, Side], Learnt],
+    learnt: Learnt,
     engines: Mapping[str, Engine],
     number: int,
 ) -> float:
     """Seconds of an answer; of several at once those of the last."""
     speeds = {"device": situation.device, "cloud": situation.cloud}
     count, rtt, draft, after = situation.at_once, situation.rtt, situation.draft, way.after
-    requests = [_request(situation, way, learnt[way.strategy, way.host], 100 * number + i) for i in range(count)]
+    requests = [_request(situation, way, learnt, 100 * number + i) for i in range(count)]
     if after is not None:  # from the KV of the prompts, once that is there
-        kept, begins = learnt[after.strategy, after.host], situation.device
-        requests += [replace(_request(situation, after, kept, 100 * number + i), start=begins) for i in range(count)]
+        begins = situation.device
+        requests += [replace(_request(situation, after, learnt, 100 * number + i), start=begins) for i in range(count)]
     busy = Way("autoregressive", host="cloud")
     requests += [_request(situation, busy, Learnt(), 9_000 + i) for i in range(situation.others)]
     world = Simulation(
@@ -235,11 +235,11 @@ def _answer(
     return max(ended[0], rtt if after is not None else 0.0) + way.before
 
 
-def _request(situation: Situation, way: Way, kept: Learnt, seed: int) -> SimulatedRequest:
+def _request(situation: Situation, way: Way, learnt: Learnt, seed: int) -> SimulatedRequest:
     sampling = SamplingParams(situation.temperature, seed=seed, logit_bias={EOS: -100.0})
     options = way.options or Options(rescoring=False)
     config = a_config(way.host, True, sampling, situation.tokens, frozenset({EOS}), VOCAB, options)
-    config = changed(config, needs_dists=False, stats=kept.stats, table=kept.table)
+    config = changed(config, needs_dists=False, stats=learnt.stats[way.strategy, way.host], table=learnt.table)
     prompts = {
         side: (Branch(tuple(PASSAGE + ASKED), SCORE) if side in situation.found else Branch(tuple(ASKED), None),)
         for side in SIDES
@@ -275,7 +275,7 @@ def cell(situation: Situation) -> Cell:
     for way in ways(situation):
         name = way.name if not isinstance(way.options, AggregateOptions) else f"{way.name} ({way.options.aggregator})"
         others[name] = measure(situation, lambda way=way: way)  # type: ignore[misc]
-    costs = Costs({ALONE: 1.0} if situation.stages == 1 else {ALONE: 1.0, STAGED: 0.5 if situation.draft else 1.0})
+    costs = Costs({ALONE: 1.0} if situation.stages == 1 else {ALONE: 1.0, STAGED: 0.9 if situation.draft else 1.0})
     auto = measure(situation, lambda: taken_by_auto(situation, costs), costs)
     took = taken_by_auto(situation, costs).name
     return Cell(situation.name, situation.text, took, auto, min(others, key=lambda name: others[name]), others)

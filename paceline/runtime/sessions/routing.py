@@ -29,6 +29,7 @@ PLAIN = "autoregressive"  # likewise, where drafts are of no use
 STAGED = "pipeline"  # likewise, where the model is cut into stages
 VERIFIED = "draft_verify"  # the cloud's text, where nothing private is in the context
 NEARLY: Final = 1.5  # times the fastest
+MEASURED: Final = 3  # answers by which a strategy that is nearly as fast is judged
 EXPLORED: Final = 128  # answers by one side alone, of which one is for measuring
 
 
@@ -77,21 +78,22 @@ def alone_by(own: SideFacts) -> tuple[str, str]:
 class Costs:
     """Seconds a token of the answers that one side writes alone, by strategy and by how many it writes at once.
 
-    What has not been measured among so many answers is taken to cost its first ratio of what has been. It is tried at
-    once where it seems nearly as fast, and one answer in `EXPLORED` is written by the strategy measured least recently.
+    What has not been measured among so many answers is taken to cost its first ratio of what has been. Of strategies
+    that seem nearly as fast as the fastest each is measured a few times, and one answer in `EXPLORED` is written by the
+    one measured least recently.
     """
 
     def __init__(self, ratios: Mapping[str, float]) -> None:
         """ratios: of each strategy's seconds to each other's, before any is measured."""
         self._ratios = ratios
         self._measured: defaultdict[int, dict[str, MovingAverage]] = defaultdict(dict)  # the least recent first
-        self._answers: Counter[int] = Counter()
+        self._answers: Counter[tuple[int, str]] = Counter()
 
     def add(self, strategy: str, answers: int, seconds: float) -> None:
         """Record an answer. answers: under way with it. seconds: a token."""
         if strategy in self._ratios:
             size = answers.bit_length()
-            self._answers[size] += 1
+            self._answers[size, strategy] += 1
             measured = self._measured[size]
             average = measured[strategy] = measured.pop(strategy, MovingAverage(0.3))
             average.add(seconds)
@@ -102,10 +104,13 @@ class Costs:
         known = {name: each.value or 0.0 for name, each in self._measured[size].items()}
         scale = min((seconds / ratios[name] for name, seconds in known.items()), default=1.0)
         costs = {name: known.get(name, scale * ratio) for name, ratio in ratios.items()}
-        unknown = [name for name in ratios if name not in known and costs[name] <= NEARLY * min(costs.values())]
-        if self._answers[size] % EXPLORED == EXPLORED - 1:
-            unknown = [min(ratios, key=lambda name: [*known].index(name) if name in known else -1)]
-        return costs | dict.fromkeys(unknown if known else (), 0.0)
+        if not known:
+            return costs
+        counts, order = Counter({name: self._answers[size, name] for name in ratios}), [*known]
+        due = [name for name in ratios if counts[name] < MEASURED and costs[name] <= NEARLY * min(costs.values())]
+        if len(due) < len(ratios) and counts.total() % EXPLORED == EXPLORED - 1:
+            due = [min(ratios, key=lambda name: order.index(name) if name in known else -1)]
+        return costs | ({min(due, key=lambda name: counts[name]): 0.0} if due else {})
 
 
 def _always(context: RoutingContext) -> bool:  # noqa: ARG001  # a predicate's signature

@@ -7,7 +7,16 @@ from msgspec.structs import replace as replace_struct
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
-from paceline.runtime.sessions.routing import ALONE, AUTO_RULES, EXPLORED, Costs, StrategyChoice, candidates, choose
+from paceline.runtime.sessions.routing import (
+    ALONE,
+    AUTO_RULES,
+    EXPLORED,
+    MEASURED,
+    Costs,
+    StrategyChoice,
+    candidates,
+    choose,
+)
 from paceline.strategies.base import RoutingContext, Wish
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import AggregateOptions, DraftLimits
@@ -106,7 +115,8 @@ def test_the_fastest_of_the_ways_to_its_own_text_is_taken_and_the_reason_says_wh
     assert chosen(context).strategy == "pipeline", "before any is measured"
     costs.add("pipeline", 1, 0.04)
     assert chosen(routed(context, costs=costs.among(1))).strategy == "lookup_tree", "to be measured as well"
-    costs.add("lookup_tree", 1, 0.02)
+    for _ in range(MEASURED):
+        costs.add("lookup_tree", 1, 0.02)
     choice = chosen(routed(context, costs=costs.among(1)))
     assert choice.strategy == "lookup_tree"
     assert choice.reason == "no device takes part; ms a token: 'lookup_tree' 20, 'pipeline' 40"
