@@ -114,7 +114,7 @@ SITUATIONS: Final = (
     Situation("temperature 0, tables warm", temperature=0.0, larger="device"),
 )
 QUICK: Final = tuple(
-    replace(each, tokens=48, answers=8)
+    replace(each, answers=8, warm=4)
     for each in SITUATIONS
     if each.name
     in (
@@ -158,10 +158,10 @@ def ways(situation: Situation) -> list[Way]:
 
 @dataclass
 class Learnt:
-    """What is kept from answer to answer: statistics of each strategy, and one look-up table, as of one owner."""
+    """What each side keeps from answer to answer: statistics of each strategy, and one look-up table, as of one owner."""
 
     stats: defaultdict[tuple[str, Side], OnlineStats] = field(default_factory=lambda: defaultdict(OnlineStats))
-    table: LookupTable = field(default_factory=lambda: LookupTable(VOCAB))
+    tables: Mapping[Side, LookupTable] = field(default_factory=lambda: {side: LookupTable(VOCAB) for side in SIDES})
 
 
 def taken_by_auto(situation: Situation, costs: Costs) -> Way:
@@ -220,6 +220,10 @@ def _answer(
         stages={"device": _stages(situation)} if situation.stages > 1 else None,
         drafts=None if draft is None else {"device": (FakeEngine(seed=1, spread=situation.spread), draft)},
     )
+    for index in range(count if STRATEGIES[way.strategy].needs_peer else 0):
+        session = world.session("cloud", index)
+        own = changed(session.request.config, stats=learnt.stats[way.strategy, "cloud"], table=learnt.tables["cloud"])
+        session.request = replace(session.request, config=own)
     ended: list[float] = []
 
     def watch(world: Simulation) -> None:
@@ -239,7 +243,9 @@ def _request(situation: Situation, way: Way, learnt: Learnt, seed: int) -> Simul
     sampling = SamplingParams(situation.temperature, seed=seed, logit_bias={EOS: -100.0})
     options = way.options or Options(rescoring=False)
     config = a_config(way.host, True, sampling, situation.tokens, frozenset({EOS}), VOCAB, options)
-    config = changed(config, needs_dists=False, stats=learnt.stats[way.strategy, way.host], table=learnt.table)
+    config = changed(
+        config, needs_dists=False, stats=learnt.stats[way.strategy, way.host], table=learnt.tables[way.host]
+    )
     prompts = {
         side: (Branch(tuple(PASSAGE + ASKED), SCORE) if side in situation.found else Branch(tuple(ASKED), None),)
         for side in SIDES
