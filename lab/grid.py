@@ -24,7 +24,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side
 from paceline.engine.base import Engine
 from paceline.engine.fake import EOS, VOCAB, FakeEngine
-from paceline.runtime.sessions.routing import ALONE, AUTO, STAGED, VERIFIED, Costs, candidates, choose
+from paceline.runtime.sessions.routing import ALONE, AUTO, JOINT, STAGED, VERIFIED, Costs, candidates, choose
 from paceline.strategies.base import Branch, Cancelled, RoutingContext, SideFacts, Wish
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import AggregateOptions, Options
@@ -34,7 +34,6 @@ ASKED: Final = b"user: write a long story about a harbour.\nassistant: "
 PASSAGE: Final = b"The harbour library opens at eight. "
 SCORE: Final = 4.0  # of a passage that was found
 SMALL, LARGE = 1_000, 2_000  # weights of the two models
-JOINT: Final = "aggregate"
 MIXTURE: Final = ("coin", "mixture")
 
 
@@ -114,7 +113,7 @@ SITUATIONS: Final = (
     Situation("temperature 0, tables warm", temperature=0.0, larger="device"),
 )
 QUICK: Final = tuple(
-    replace(each, answers=8, warm=4)
+    replace(each, answers=8)
     for each in SITUATIONS
     if each.name
     in (
@@ -158,20 +157,20 @@ def ways(situation: Situation) -> list[Way]:
 
 @dataclass
 class Learnt:
-    """What each side keeps from answer to answer: statistics of each strategy, and one look-up table, as of one owner."""
+    """What each side keeps from answer to answer: statistics of each strategy, and one owner's look-up table."""
 
     stats: defaultdict[tuple[str, Side], OnlineStats] = field(default_factory=lambda: defaultdict(OnlineStats))
     tables: Mapping[Side, LookupTable] = field(default_factory=lambda: {side: LookupTable(VOCAB) for side in SIDES})
 
 
-def taken_by_auto(situation: Situation, costs: Costs) -> Way:
+def taken_by_auto(situation: Situation, alone: Costs, of_cloud: Costs) -> Way:
     """The way that routing chooses at the device."""
     weights = {side: LARGE if side == situation.larger else SMALL for side in SIDES}
     context = RoutingContext(
         "device",
         Wish(AUTO, SamplingParams(), seeded=False),
-        SideFacts(1, weights["device"], costs=costs.among(situation.at_once)),
-        SideFacts(1, weights["cloud"]),
+        SideFacts(1, weights["device"], costs=alone.among(situation.at_once)),
+        SideFacts(1, weights["cloud"], costs=of_cloud.among(situation.at_once)),
         expected=True,
         linked=situation.stages == 1,  # a model in stages is asked for by itself here
         common=tuple(STRATEGIES),
@@ -182,7 +181,7 @@ def taken_by_auto(situation: Situation, costs: Costs) -> Way:
     return Way(choice.strategy, choice.options, after=after)
 
 
-def measure(situation: Situation, choose_way: Callable[[], Way], costs: Costs | None = None) -> float:
+def measure(situation: Situation, choose_way: Callable[[], Way], costs: Sequence[Costs] = ()) -> float:
     """Mean seconds a token, the first token's wait included. costs: told what each answer took."""
     learnt = Learnt()
     engines: dict[str, Engine] = {side: FakeEngine(seed=1, spread=situation.spread) for side in SIDES}
@@ -190,8 +189,8 @@ def measure(situation: Situation, choose_way: Callable[[], Way], costs: Costs | 
     for number in range(situation.answers):
         way = choose_way()
         seconds.append(_answer(situation, way, learnt, engines, number) / situation.tokens)
-        if costs is not None:
-            costs.add(way.strategy, situation.at_once, seconds[-1])
+        for each in costs if way.after is None else ():
+            each.add(way.strategy, situation.at_once, seconds[-1])
     return statistics.fmean(seconds[situation.warm :])
 
 
@@ -281,9 +280,10 @@ def cell(situation: Situation) -> Cell:
     for way in ways(situation):
         name = way.name if not isinstance(way.options, AggregateOptions) else f"{way.name} ({way.options.aggregator})"
         others[name] = measure(situation, lambda way=way: way)  # type: ignore[misc]
-    costs = Costs({ALONE: 1.0} if situation.stages == 1 else {ALONE: 1.0, STAGED: 0.9 if situation.draft else 1.0})
-    auto = measure(situation, lambda: taken_by_auto(situation, costs), costs)
-    took = taken_by_auto(situation, costs).name
+    alone = Costs({ALONE: 1.0} if situation.stages == 1 else {ALONE: 1.0, STAGED: 0.9 if situation.draft else 1.0})
+    of_cloud = Costs({VERIFIED: 1.0, JOINT: 1.2})
+    auto = measure(situation, lambda: taken_by_auto(situation, alone, of_cloud), (alone, of_cloud))
+    took = taken_by_auto(situation, alone, of_cloud).name
     return Cell(situation.name, situation.text, took, auto, min(others, key=lambda name: others[name]), others)
 
 

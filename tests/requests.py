@@ -47,6 +47,7 @@ FACTS = {
     **{field.name: ("wish", field.name) for field in fields(Wish)},
     **{name: ("own", name.removeprefix("own_")) for name in ("own_documents", "num_weights", "drafts", "costs")},
     "peer_documents": ("peer", "documents"),
+    "peer_costs": ("peer", "costs"),
     "peer_weights": ("peer", "num_weights"),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,7 +39,10 @@ from paceline.runtime.sessions.prompts import (
 from paceline.runtime.sessions.remote import RemoteSearch
 from paceline.runtime.sessions.routing import (
     AUTO,
+    JOINT,
     PLAIN,
+    VERIFIED,
+    Costs,
     StrategyChoice,
     alone_by,
     candidates,
@@ -104,6 +108,8 @@ class Preparation:
         self._max_tokens_default = resources.parts.offer.max_tokens
         self._alone = alone or str  # without words
         self._search = RemoteSearch()
+        # By peer: of a device's ways to the cloud's text.
+        self._costs: defaultdict[str, Costs] = defaultdict(lambda: Costs({VERIFIED: 1.0, JOINT: 1.2}))
 
     async def check(self, request: GenerateRequest, *, room: int) -> None:
         """Raises RequestError for a raw-token request that `prepare` would refuse. room: positions the prompt must
@@ -154,8 +160,8 @@ class Preparation:
 
     def _closed(self, session: ClientSession) -> None:
         if session in self._clients:
-            if session.token_s is not None:
-                self._resources.costs.add(session.prepared.strategy, len(self._clients), session.token_s)
+            if session.token_s is not None and (costs := session.prepared.costs) is not None:
+                costs.add(session.prepared.strategy, len(self._clients), session.token_s)
             self._clients.discard(session)
             self._places.give_back(session.prepared.request.account.owner)
 
@@ -247,6 +253,7 @@ class Preparation:
             refusals=resources.info.refusals,
             nothing_found=_nothing_found(begun.context, strategy),
             writer=begun.context.larger,
+            costs=resources.costs if not strategy.needs_peer else None if prompts.passages else self._costs[name or ""],
         )
 
     async def _mask(self, request: GenerateRequest) -> Mask | None:
@@ -370,12 +377,13 @@ class Preparation:
     ) -> RoutingContext:
         peer = None if link is None else link.peer
         resources = self._resources
-        own = resources.facts(own_documents, 1 + len(self._clients))
+        answers, costs = 1 + len(self._clients), self._costs[name or ""]
+        own = resources.facts(own_documents, answers)
         return RoutingContext(
             resources.side,
             wish_of(request),
             own,
-            SideFacts() if peer is None else SideFacts(peer.documents, peer.num_weights),
+            SideFacts() if peer is None else SideFacts(peer.documents, peer.num_weights, costs=costs.among(answers)),
             expected=name is not None or request.joining.on_loss != "continue" or self._peers.expects(request),
             linked=link is not None and link.accepting,
             barred=barred,

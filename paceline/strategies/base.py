@@ -320,7 +320,7 @@ class SideFacts:
     documents: int = 0
     num_weights: int = 0  # of its model; 0: unknown
     drafts: bool = True  # False where a server writes a plain answer at once, faster than it verifies drafts
-    # Of this side's answers: s a token by strategy without a peer, of those that may be the fastest.
+    # s a token by strategy, of those that may be the fastest way to the text that is this side's alone.
     costs: Mapping[str, float] = field(default_factory=dict)
 
 

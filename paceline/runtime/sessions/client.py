@@ -24,6 +24,7 @@ from paceline.runtime.sessions.base import Session
 from paceline.runtime.sessions.driver import ClientPorts, Driver, Ports
 from paceline.runtime.sessions.output_text import AnswerText, Written, logprobs_of
 from paceline.runtime.sessions.prompts import PromptSet
+from paceline.runtime.sessions.routing import Costs
 from paceline.strategies.base import (
     Cancelled,
     Emit,
@@ -88,6 +89,7 @@ class PreparedRequest:
     refusals: tuple[str, ...] = ()  # as in `ModelInfo`
     nothing_found: str = ""  # who writes where the peer has not found anything either, as the end of the reason
     writer: Side | None = None  # that side: of the larger model
+    costs: Costs | None = None  # told how long the answer took
 
     def opening(self, session: int, targets: Sequence[int], epoch: int) -> OpenSession:
         """Of the peer's session, from these output tokens on."""

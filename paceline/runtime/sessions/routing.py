@@ -28,6 +28,7 @@ ALONE = "lookup_tree"  # without a second side
 PLAIN = "autoregressive"  # likewise, where drafts are of no use
 STAGED = "pipeline"  # likewise, where the model is cut into stages
 VERIFIED = "draft_verify"  # the cloud's text, where nothing private is in the context
+JOINT = "aggregate"  # both sides' text, or that of the one that has found something
 NEARLY: Final = 1.5  # times the fastest
 MEASURED: Final = 3  # answers by which a strategy that is nearly as fast is judged
 EXPLORED: Final = 128  # answers by one side alone, of which one is for measuring
@@ -55,28 +56,34 @@ class Rule:
     def choice(self, context: RoutingContext) -> StrategyChoice:
         documents = context.own.documents + context.peer.documents
         reason = self.reason.format(peer=other(context.side), documents=documents, barred=context.barred)
-        strategy = self.strategy
+        strategy, compared = self.strategy, ""
         if strategy == ALONE != context.wish.strategy:
             strategy, compared = alone_by(context.own)
-            reason = "; ".join(filter(None, (reason, compared)))
+        elif strategy == VERIFIED and self.takes is not None:  # no energy budget asks for it
+            known = {name: seconds for name, seconds in context.peer.costs.items() if name in context.common}
+            strategy, compared = fastest(known, strategy)
+        reason = "; ".join(filter(None, (reason, compared)))
         return StrategyChoice(strategy, reason, self.missing(context), takes=self.takes)
 
 
 def alone_by(own: SideFacts) -> tuple[str, str]:
     """The fastest strategy of a side that writes alone, and what it was compared with, if it was with anything."""
-    if not own.drafts:
-        return PLAIN, ""
-    if len(own.costs) < 2:
-        return next(iter(own.costs), ALONE), ""
-    best = min(own.costs, key=lambda name: own.costs[name])
-    if not own.costs[best]:
+    return fastest(own.costs, ALONE) if own.drafts else (PLAIN, "")
+
+
+def fastest(costs: Mapping[str, float], otherwise: str) -> tuple[str, str]:
+    """The strategy that costs least, and what it was compared with, if it was. otherwise: where none has a cost."""
+    if len(costs) < 2:
+        return next(iter(costs), otherwise), ""
+    best = min(costs, key=lambda name: costs[name])
+    if not costs[best]:
         return best, f"'{best}' is to be measured"
-    compared = ", ".join(f"'{name}' {1e3 * seconds:.3g}" for name, seconds in own.costs.items())
+    compared = ", ".join(f"'{name}' {1e3 * seconds:.3g}" for name, seconds in costs.items())
     return best, f"ms a token: {compared}"
 
 
 class Costs:
-    """Seconds a token of the answers that one side writes alone, by strategy and by how many it writes at once.
+    """Seconds a token of the answers with one side's text, by strategy and by how many are written at once.
 
     What has not been measured among so many answers is taken to cost its first ratio of what has been. Of strategies
     that seem nearly as fast as the fastest each is measured a few times, and one answer in `EXPLORED` is written by the
@@ -99,13 +106,14 @@ class Costs:
             average.add(seconds)
 
     def among(self, answers: int) -> dict[str, float]:
-        """Of every strategy, for a new answer with which so many are under way; 0 of the one to be measured."""
+        """Of every strategy, for a new answer with which so many are under way; 0 of the one to be measured. Before any
+        was, of the first alone."""
         size, ratios = answers.bit_length(), self._ratios
         known = {name: each.value or 0.0 for name, each in self._measured[size].items()}
-        scale = min((seconds / ratios[name] for name, seconds in known.items()), default=1.0)
-        costs = {name: known.get(name, scale * ratio) for name, ratio in ratios.items()}
         if not known:
-            return costs
+            return {min(ratios, key=lambda name: ratios[name]): 1.0}
+        scale = min(seconds / ratios[name] for name, seconds in known.items())
+        costs = {name: known.get(name, scale * ratio) for name, ratio in ratios.items()}
         counts, order = Counter({name: self._answers[size, name] for name in ratios}), [*known]
         due = [name for name in ratios if counts[name] < MEASURED and costs[name] <= NEARLY * min(costs.values())]
         if len(due) < len(ratios) and counts.total() % EXPLORED == EXPLORED - 1:
@@ -190,7 +198,7 @@ AUTO_RULES: tuple[Rule, ...] = (
         "nothing private is in the context, and the {peer} may find something",
         takes=_nothing_found,
     ),
-    Rule(lambda c: "aggregate" not in c.common, ALONE, "the {peer} does not know 'aggregate'", _always),
+    Rule(lambda c: JOINT not in c.common, ALONE, "the {peer} does not know 'aggregate'", _always),
     Rule(lambda c: c.wish.documents == 0, ALONE, "the request wants no documents"),
     Rule(lambda c: c.own.documents + c.peer.documents == 0, ALONE, "neither side has documents"),
     Rule(
@@ -199,7 +207,7 @@ AUTO_RULES: tuple[Rule, ...] = (
         "the {peer} has no documents",
         takes=_own_alone,
     ),
-    Rule(_always, "aggregate", "the {peer} is linked and the two sides hold {documents} documents"),
+    Rule(_always, JOINT, "the {peer} is linked and the two sides hold {documents} documents"),
     Rule(_always, ALONE, "no strategy of both sides takes what was retrieved"),
 )
 

@@ -126,6 +126,19 @@ def test_the_fastest_of_the_ways_to_its_own_text_is_taken_and_the_reason_says_wh
     assert (named.strategy, named.reason) == ("pipeline", "the request asks for it")
 
 
+def test_a_device_has_the_cloud_write_by_the_faster_of_two_ways() -> None:
+    costs = {"draft_verify": 0.02, "aggregate": 0.01}
+    context = routed(LARGER, peer_costs=costs)
+    assert found(context, 0) == (
+        "aggregate",
+        "nothing private is in the context, and the cloud's model is larger; "
+        "ms a token: 'draft_verify' 20, 'aggregate' 10",
+    )
+    assert found(context, 1) == BOTH
+    assert found(routed(context, common=("draft_verify",)), 0)[0] == "draft_verify"
+    assert found(routed(context, options={"joules_per_token": 1.0}), 0)[0] == "draft_verify"
+
+
 def test_one_answer_in_many_measures_what_seems_slower() -> None:
     costs, taken = Costs({"lookup_tree": 1.0, "pipeline": 0.5}), []
     truth = {"lookup_tree": 0.02, "pipeline": 0.04}
