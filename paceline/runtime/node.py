@@ -190,8 +190,7 @@ class Node(NodeTexts):
 
     @property
     def num_documents(self) -> int:
-        store = self._resources.store
-        return 0 if store is None else store.count()
+        return self._resources.num_documents
 
     @property
     def num_answers(self) -> int:

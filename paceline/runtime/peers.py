@@ -134,6 +134,7 @@ class Peers:
         if (older := self.links.get(peer)) is not None:
             self._on_down(older, peer)
         self.links[peer] = link
+        link.tell_documents(lambda: self._resources.num_documents)
         self._may_ask = MayAsk.of(link.peer.asked_by)
         link.on_open = lambda opening: self._on_open(link, peer, opening)
         link.on_down = lambda: self._on_down(link, peer)

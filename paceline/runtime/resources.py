@@ -243,6 +243,10 @@ class Resources:
             return table
         return over(table) if lifetime == "answer" else self._document_tables.table(owner, table, removals)
 
+    @property
+    def num_documents(self) -> int:
+        return 0 if self.store is None else self.store.count()
+
     def documents(self, selection: Selection) -> tuple[int, int]:
         """The number of selected documents, and of removals so far. Reads the disk: on any thread."""
         return (0, 0) if self.store is None else (self.store.count(selection), self.store.removals())

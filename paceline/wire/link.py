@@ -12,7 +12,10 @@ effect `Authenticate` and receives the result through `authenticated`; until the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import Enum
+
+import msgspec
 
 from paceline.core.clock import LinkClock
 from paceline.errors import LinkClosed, LinkError, LocalProtocolError, RemoteProtocolError
@@ -229,6 +232,7 @@ class PeerMachine:
         self.state = LinkState.OPENING
         self.handshake = handshake
         self.peer: Introduction | None = None
+        self.documents: Callable[[], int | None] = lambda: None  # of this side now, told with each heartbeat
         self.clock = LinkClock()  # towards the peer
         self.heard_at = -math.inf  # the last frame
         self._deadline = 0.0
@@ -321,7 +325,9 @@ class PeerMachine:
         match message:
             case Hello() | Challenge() | Proof() | Welcome():
                 return self._on_handshake(message, data, now)
-            case Ping(sent_at=sent_at):
+            case Ping(sent_at=sent_at, documents=documents):
+                if self.peer is not None and documents is not None:
+                    self.peer = msgspec.structs.replace(self.peer, documents=documents)
                 return [Transmit(encode(Pong(sent_at=sent_at, held_s=0.0)))]  # answered within the same input
             case Pong():
                 self.clock.answered(message.sent_at, now, message.held_s)
@@ -367,11 +373,11 @@ class PeerMachine:
         """Send the heartbeat and set the deadline of the next."""
         self._received_any = False
         self._deadline = now + self.heartbeat_s
-        return [self._probe(now), TickAt(self._deadline)]
+        return [self._probe(now, self.documents()), TickAt(self._deadline)]
 
-    def _probe(self, now: float) -> Transmit:
+    def _probe(self, now: float, documents: int | None = None) -> Transmit:
         self.clock.pinged(now)
-        return Transmit(encode(Ping(sent_at=now)))
+        return Transmit(encode(Ping(now, documents)))
 
     def _disconnect(self, code: int, detail: str, *, by_peer: bool) -> list[Effect]:
         if self.state is LinkState.CLOSED:
@@ -470,9 +476,9 @@ class LinkMachine(PeerMachine):
         self.renewal = renewal_of(self.handshake, key)
         return super()._connected(peer, key, now)
 
-    def _probe(self, now: float) -> Transmit:
+    def _probe(self, now: float, documents: int | None = None) -> Transmit:
         self._unprobed = 0
-        return super()._probe(now)
+        return super()._probe(now, documents)
 
     def _count(self, data: bytes, now: float | None) -> list[Effect]:
         self.clock.sent(len(data), now)

@@ -187,6 +187,7 @@ class SessionMessage(SessionFrame, frozen=True):
 # ---- connection -----------------------------------------------------------------------------------------------------
 class Ping(Frame, frozen=True, tag="ping"):
     sent_at: float  # s, the sender's clock; returned in Pong
+    documents: Count | None = None  # number that the sender can search now; None: as it said last
 
 
 class Pong(Frame, frozen=True, tag="pong"):

@@ -169,6 +169,19 @@ def test_a_silent_peer_is_taken_for_dead_after_two_heartbeats() -> None:
     assert down(machine.tick(6.0)).code == CloseCode.HEARTBEAT_LOST  # two
 
 
+def test_a_heartbeat_tells_how_many_documents_there_are_now() -> None:
+    near, far, held = LinkMachine(device_end()), LinkMachine(cloud_end()), [7]
+    shake_hands(near, far)
+    near.documents = lambda: held[0]
+    near.received(encode(sent(far.received(encode(sent(near.tick(3.0))[0]), 3.0))[0]), 3.0)
+    assert far.peer is not None and far.peer.documents == 7
+    held[0] = 0
+    far.received(encode(sent(near.tick(6.0))[0]), 6.0)
+    assert far.peer.documents == 0
+    far.received(encode(Ping(sent_at=7.0)), 7.0)
+    assert far.peer.documents == 0, "as it said last"
+
+
 @pytest.mark.parametrize("message", [Pong(sent_at=0.0, held_s=0.0), Ping(sent_at=1.0), have(1)])
 def test_any_frame_counts_as_a_heartbeat(message: Message) -> None:
     machine = ready(now=0.0)

@@ -258,6 +258,10 @@ class Link(PeerLink):
             raise LinkClosed("the handshake is not done")
         return self._machine.peer
 
+    def tell_documents(self, count: Callable[[], int]) -> None:
+        """Tell the peer with each heartbeat how many documents this side can search."""
+        self._machine.documents = count
+
     @property
     def strategies(self) -> tuple[str, ...]:
         """Strategies that both sides support; none before the handshake is done."""
