@@ -117,7 +117,8 @@ def _play(way: Way, setting: Setting, engines: Mapping[str, PairedEngine], stats
     device = world.session("device").finished
     assert device is not None, "both machines have ended"
     taken.drafted, taken.accepted = device.stats["drafted"], device.stats["accepted"]
-    taken.rounds = sum(isinstance(sent.message, DraftChain) and not sent.message.places for sent in world.messages)
+    sent = [each.message for each in world.messages]
+    taken.rounds = sum(isinstance(each, DraftChain) and (each.last or not each.places) for each in sent)
     taken.draft_bytes = world.session("device").egress.kinds().get("drafts", 0)
     if way.spends:
         (link,) = world.links.values()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -54,10 +54,12 @@ class VerifyOptions(Options, frozen=True):
 
 
 class DraftChain(SessionMessage, frozen=True, tag="c"):
-    """Drafted tokens of `draft_verify`: the next ones of a chain that hangs below the first `base` targets."""
+    """Drafted tokens of `draft_verify`: the next ones of a chain that hangs below the first `base` targets. With what
+    each was drawn from, for the verifiers `rejection` and `truncated`."""
 
     kind = "drafts"
-    compact_code: ClassVar[int | None] = 1
+    max_bytes = MAX_FRAME_BYTES
+    compact_code = 1
     compact_numbers = 2
 
     base: Count
@@ -65,31 +67,6 @@ class DraftChain(SessionMessage, frozen=True, tag="c"):
     places: Annotated[
         bytes, msgspec.Meta(max_length=MAX_PLACE_BYTES * MAX_CHAIN)
     ]  # a draft each, some with a second guess: `wire.payloads.encode_places`; none: no more drafts
-
-    def fault(self, vocab_size: int | None) -> str | None:
-        places = decode_places(self.places)
-        if self.offset + len(places) > MAX_CHAIN:
-            return f"a chain of more than {MAX_CHAIN} tokens - at `$.places`"
-        seconds = [second for _, second in places if second is not None]
-        start = self.base + self.offset
-        return bad_tokens("places", [token for token, _ in places], start, vocab_size) or (
-            bad_tokens("places", seconds, start, vocab_size)
-        )
-
-    def to_compact(self) -> tuple[list[int], bytes] | None:
-        return [self.base, self.offset], self.places
-
-    @classmethod
-    def from_compact(cls, numbers: list[int], rest: bytes) -> Sequence[object]:
-        return [*numbers, rest]
-
-
-class DraftsWithDists(DraftChain, frozen=True, tag="cl"):
-    """Likewise, with what each token was drawn from, for the verifiers `rejection` and `truncated`."""
-
-    max_bytes = MAX_FRAME_BYTES
-    compact_code = None
-
     last: bool = False  # no more drafts follow these, until the next verdict
     recovered: Token | None = None  # the target before `base`, which the sender has drawn in place of a rejected draft
     # One of the two: each token's probability, or its distribution; see `wire.payloads.encode_prob`.
@@ -99,14 +76,28 @@ class DraftsWithDists(DraftChain, frozen=True, tag="cl"):
     ] = []  # noqa: RUF012  # msgspec copies it
 
     def fault(self, vocab_size: int | None) -> str | None:
-        count = len(decode_places(self.places))
-        if len(self.probs) not in (0, PROB_BYTES * count):
-            return f"{len(self.probs)} bytes of probabilities for {count} tokens - at `$.probs`"
-        if len(self.dists) not in (0, count):
-            return f"{len(self.dists)} distributions for {count} tokens - at `$.dists`"
+        places = decode_places(self.places)
+        if len(self.probs) not in (0, PROB_BYTES * len(places)):
+            return f"{len(self.probs)} bytes of probabilities for {len(places)} tokens - at `$.probs`"
+        if len(self.dists) not in (0, len(places)):
+            return f"{len(self.dists)} distributions for {len(places)} tokens - at `$.dists`"
         if self.recovered is not None and vocab_size is not None and self.recovered >= vocab_size:
             return f"a token id outside the vocabulary of {vocab_size} - at `$.recovered`"
-        return super().fault(vocab_size)
+        if self.offset + len(places) > MAX_CHAIN:
+            return f"a chain of more than {MAX_CHAIN} tokens - at `$.places`"
+        seconds = [second for _, second in places if second is not None]
+        start = self.base + self.offset
+        return bad_tokens("places", [token for token, _ in places], start, vocab_size) or (
+            bad_tokens("places", seconds, start, vocab_size)
+        )
+
+    def to_compact(self) -> tuple[list[int], bytes] | None:
+        more = self.last or self.recovered is not None or self.probs or self.dists
+        return None if more else ([self.base, self.offset], self.places)
+
+    @classmethod
+    def from_compact(cls, numbers: list[int], rest: bytes) -> Sequence[object]:
+        return [*numbers, rest]
 
 
 class Rejected(Targets, frozen=True, tag="vr"):
@@ -126,4 +117,4 @@ class Rejected(Targets, frozen=True, tag="vr"):
 
 
 # Beside `Targets` and `SyncState`.
-VERIFY_MESSAGES: tuple[type[SessionMessage], ...] = (DraftChain, DraftsWithDists, Rejected)
+VERIFY_MESSAGES: tuple[type[SessionMessage], ...] = (DraftChain, Rejected)

@@ -24,7 +24,7 @@ from paceline.wire.payloads import (
     pack_nodes,
     unpack_nodes,
 )
-from paceline.wire.verify_messages import MAX_CHAIN, DraftsWithDists
+from paceline.wire.verify_messages import MAX_CHAIN, DraftChain
 
 
 @dataclass(slots=True)
@@ -131,9 +131,7 @@ class DraftValues:
     def fit_drafts(self, message: list[Any]) -> None:
         """Chances for as many drafts as a message has, or distributions, none of which has a second guess."""
         drafts = self.tokens()[:MAX_CHAIN]
-        places, probs, dists = (
-            DraftsWithDists.__struct_fields__.index(name) + 1 for name in ("places", "probs", "dists")
-        )
+        places, probs, dists = (DraftChain.__struct_fields__.index(name) + 1 for name in ("places", "probs", "dists"))
         message[places], message[probs], message[dists] = encode_places([(token, None) for token in drafts]), b"", []
         if self._rng.random() < 0.5:
             message[probs] = self._rng.randbytes(PROB_BYTES * len(drafts))

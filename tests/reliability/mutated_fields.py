@@ -29,7 +29,7 @@ from paceline.wire.messages import (
     Targets,
 )
 from paceline.wire.payloads import encode_places, encode_tokens
-from paceline.wire.verify_messages import MAX_CHAIN, DraftsWithDists
+from paceline.wire.verify_messages import MAX_CHAIN, DraftChain
 from tests.reliability.mutated_drafts import Aim, DraftValues
 
 JOINT: Final = tuple(name for name, strategy in STRATEGIES.items() if strategy.needs_peer)
@@ -103,7 +103,7 @@ class FieldValues:
             message[3:] = [message[3], [self._drafts.dist() for _ in range(self._drafts.num_dists(message[3]))]]
         elif kind is Targets and self._rng.random() < 0.7:
             self._drafts.fit_targets(message)
-        elif kind is DraftsWithDists and self._rng.random() < 0.6:  # as many of either as drafts
+        elif kind is DraftChain and self._rng.random() < 0.6:  # as many of either as drafts
             self._drafts.fit_drafts(message)
         elif kind is OpenSession and self._strategy in ANSWERED_BY and self._rng.random() < 0.6:
             self._ask_plainly(message)

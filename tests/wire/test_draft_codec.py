@@ -11,7 +11,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.verification import POINTS, draft_dist
 from paceline.errors import RemoteProtocolError
 from paceline.wire.payloads import decode_draft_dist, decode_probs, encode_draft_dist, encode_places, encode_prob
-from paceline.wire.verify_messages import MAX_DIST_BYTES, DraftsWithDists
+from paceline.wire.verify_messages import MAX_DIST_BYTES, DraftChain
 
 VOCAB = 152_000
 
@@ -45,10 +45,10 @@ def test_faults_are_told() -> None:
     with pytest.raises(RemoteProtocolError, match="outside the vocabulary"):
         decode_draft_dist(dist, 300)
     two = encode_places([(1, None), (2, None)])
-    assert "probabilities for 2 tokens" in (DraftsWithDists(0, 0, 0, 0, two, probs=b"a").fault(10) or "")
-    assert "1 distributions for 2 tokens" in (DraftsWithDists(0, 0, 0, 0, two, dists=[dist]).fault(10) or "")
-    assert "$.recovered" in (DraftsWithDists(0, 0, 1, 0, two, recovered=10).fault(10) or "")
-    assert DraftsWithDists(0, 0, 1, 0, two, recovered=9, probs=b"abcd").fault(10) is None
+    assert "probabilities for 2 tokens" in (DraftChain(0, 0, 0, 0, two, probs=b"a").fault(10) or "")
+    assert "1 distributions for 2 tokens" in (DraftChain(0, 0, 0, 0, two, dists=[dist]).fault(10) or "")
+    assert "$.recovered" in (DraftChain(0, 0, 1, 0, two, recovered=10).fault(10) or "")
+    assert DraftChain(0, 0, 1, 0, two, recovered=9, probs=b"abcd").fault(10) is None
 
 
 def test_the_longest_law_fits_its_field() -> None:

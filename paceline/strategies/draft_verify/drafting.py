@@ -18,7 +18,7 @@ from paceline.strategies.draft_verify.options import options_of
 from paceline.strategies.draft_verify.pace import Pace
 from paceline.strategies.draft_verify.verifiers import Draft, verifier_of
 from paceline.wire.payloads import encode_places
-from paceline.wire.verify_messages import MAX_CHAIN, DraftsWithDists
+from paceline.wire.verify_messages import MAX_CHAIN
 
 # The drafter's chain: nodes below the head that it has drafted, and how many of them the verifier has been sent.
 
@@ -327,7 +327,7 @@ class Drafting:
             message = self._verifier.message(self._epoch, chain.base, chain.sent, part, last=ends, recovered=recovered)
             effects.append(Send(message))
             chain.sent += len(part)
-            last = last and not (ends and (isinstance(message, DraftsWithDists) or not part))
+            last = last and not ends
         return effects
 
     @property

@@ -30,7 +30,7 @@ from paceline.strategies.draft_verify.verifiers import Draft, LeftToDrafter, Out
 from paceline.strategies.joint import LANES, Joint, JointAnswer
 from paceline.wire.dist_codec import encode_head
 from paceline.wire.messages import DistPayload, SessionMessage, SyncState, Targets
-from paceline.wire.verify_messages import DraftChain, DraftsWithDists, Rejected
+from paceline.wire.verify_messages import DraftChain, Rejected
 
 # The verifier's copy of the drafter's chain, put together from its messages. Knows no tree and no engine.
 
@@ -57,7 +57,7 @@ class PeerChain:
         if message.offset <= len(self._drafts) < end:
             self._drafts[message.offset :] = drafts
             self.ended = self.idle = False
-        says_so = message.last if isinstance(message, DraftsWithDists) else not drafts
+        says_so = message.last or not drafts
         self.ended = self.ended or (says_so and end == len(self._drafts))
         self.idle = self.idle or (self.ended and not self._drafts)
 
@@ -152,7 +152,7 @@ class TargetWriter(Joint):
             return []
         self._drafter_silent = False
         self._chain.receive(message, drafts)
-        recovered = message.recovered if isinstance(message, DraftsWithDists) else None
+        recovered = message.recovered
         if self._left is None or recovered is None:
             return self._verify() if self._waiting else []
         if message.base != len(self._answer.targets) + 1 or not self._left.prob(recovered) > 0.0:

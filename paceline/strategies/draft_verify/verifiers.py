@@ -23,7 +23,7 @@ from paceline.wire.payloads import (
     encode_places,
     encode_prob,
 )
-from paceline.wire.verify_messages import DraftChain, DraftsWithDists
+from paceline.wire.verify_messages import DraftChain
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Verifier(Protocol):
     def message(
         self, epoch: int, base: int, offset: int, drafts: Sequence[Draft], *, last: bool, recovered: int | None
     ) -> DraftChain:
-        """What is sent of these drafts. The other arguments are fields of `DraftChain` and `DraftsWithDists`."""
+        """What is sent of these drafts. The other arguments are fields of `DraftChain`."""
 
     def recover(self, own: OwnDist | None, head: Dist, position: int) -> int:
         """The target that the cloud has left to the drafter. own: as of `draft`, if it is known; head: as of
@@ -143,10 +143,11 @@ class Agreement:
         offset: int,
         drafts: Sequence[Draft],
         *,
-        last: bool,  # noqa: ARG002  # an empty message says so
+        last: bool,
         recovered: int | None,  # noqa: ARG002  # nothing is left to the drafter
     ) -> DraftChain:
-        return DraftChain(0, epoch, base, offset, encode_places([(draft.token, draft.second) for draft in drafts]))
+        places = encode_places([(draft.token, draft.second) for draft in drafts])
+        return DraftChain(0, epoch, base, offset, places, last and bool(drafts))  # a message without drafts says so
 
     def recover(self, own: OwnDist | None, head: Dist, position: int) -> int:  # noqa: ARG002  # nothing is left to it
         """Of a cloud that breaks the rules."""
@@ -182,11 +183,9 @@ class Rejection(AcceptOrReject):
     ) -> DraftChain:
         places = encode_places([(draft.token, None) for draft in drafts])
         probs = b"".join(draft.drawn_from for draft in drafts)
-        return DraftsWithDists(0, epoch, base, offset, places, last, recovered, probs)
+        return DraftChain(0, epoch, base, offset, places, last, recovered, probs)
 
     def received(self, message: DraftChain) -> list[Draft]:
-        if not isinstance(message, DraftsWithDists):
-            return []
         probs = [message.probs[at : at + PROB_BYTES] for at in range(0, len(message.probs), PROB_BYTES)]
         return [Draft(token, prob) for (token, _), prob in zip(decode_places(message.places), probs, strict=False)]
 
@@ -228,11 +227,9 @@ class Truncation(AcceptOrReject):
     ) -> DraftChain:
         places = encode_places([(draft.token, None) for draft in drafts])
         dists = [draft.drawn_from for draft in drafts]
-        return DraftsWithDists(0, epoch, base, offset, places, last, recovered, b"", dists)
+        return DraftChain(0, epoch, base, offset, places, last, recovered, b"", dists)
 
     def received(self, message: DraftChain) -> list[Draft]:
-        if not isinstance(message, DraftsWithDists):
-            return []
         for dist in message.dists:
             decode_draft_dist(dist, self._vocab_size)
         places = decode_places(message.places)

@@ -22,7 +22,7 @@ from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import encode
 from paceline.wire.messages import DistPayload, SessionMessage, SyncState, Targets
 from paceline.wire.payloads import encode_places
-from paceline.wire.verify_messages import DraftChain, DraftsWithDists, Rejected, VerifyOptions
+from paceline.wire.verify_messages import DraftChain, Rejected, VerifyOptions
 from tests.requests import routed
 from tests.strategies.cases import Manner, engines, job
 
@@ -62,12 +62,10 @@ def hostile(chance: random.Random, epoch: int, near: int) -> SessionMessage:
         case 1:
             probs = chance.choice((b"", bytes(chance.randrange(256) for _ in range(2 * count))))
             recovered = chance.choice((None, 65, 101, 256))
-            return DraftsWithDists(
-                0, epoch, start, chance.randrange(2), places, chance.random() < 0.5, recovered, probs
-            )
+            return DraftChain(0, epoch, start, chance.randrange(2), places, chance.random() < 0.5, recovered, probs)
         case 2:
             dist = chance.choice((b"\x41\xff\xff\x03", b"\x01", b"\x00\x00\xfe\xff\x03\x00"))
-            return DraftsWithDists(0, epoch, start, 0, places, True, None, b"", [dist] * count)
+            return DraftChain(0, epoch, start, 0, places, True, None, b"", [dist] * count)
         case 3:
             heads = (None, DistPayload(b"", b""), DistPayload(b"\x41", b"\x00\x00"), DistPayload(b"\x41", b"\x00\xf0"))
             return Rejected(0, epoch, start, [65] * count, b"", b"", [], chance.choice(heads))
@@ -115,7 +113,7 @@ def test_a_probability_costs_two_bytes_and_a_truncated_distribution_about_two_an
                     300,
                     0,
                     [verifier.draft(own, 300 + place, second=False) for place in range(15)],
-                    last=True,
+                    last=False,
                     recovered=None,
                 )
             )
