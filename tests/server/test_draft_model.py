@@ -20,13 +20,6 @@ from paceline.settings import ServerSettings
 from server.program import opened_draft
 from tests.requests import a_request
 
-REQUEST = a_request(
-    messages=({"role": "user", "content": "Where is the key?"},),
-    sampling=SamplingParams(temperature=1.0, seed=5),
-    max_tokens=30,
-    strategy="pipeline",
-)
-
 
 def test_none_is_loaded_unless_it_is_named(tmp_path: Path) -> None:
     assert opened_draft(ServerSettings(state_dir=tmp_path)) is None
@@ -84,13 +77,14 @@ class Behind(FakeEngine):
 
 
 @pytest.mark.anyio
-async def test_an_answer_is_the_same_with_a_draft_model_which_is_released() -> None:
+@pytest.mark.parametrize("strategy", ["pipeline", "lookup_tree"])
+async def test_an_answer_is_the_same_with_a_draft_model_which_is_released(strategy: str) -> None:
     texts: list[str] = []
     for draft in (None, Noted(seed=1, spread=0.3), FakeEngine(capacity_rows=8)):
         target = Behind(draft) if isinstance(draft, Noted) else FakeEngine(seed=1, spread=0.3)
         model = LoadedModel(target, ByteTokenizer())
         async with Node("cloud", model, None, NodeParts(computing=Computing(draft_engine=draft))) as node:
-            text, result = await answer(node)
+            text, result = await answer(node, strategy)
         texts.append(text)
         is_asked = isinstance(draft, Noted)
         assert (result.stats["draft_forwards"] > 0) == is_asked, "one without memory for the answer is not asked"
@@ -100,8 +94,15 @@ async def test_an_answer_is_the_same_with_a_draft_model_which_is_released() -> N
     assert len(set(texts)) == 1
 
 
-async def answer(node: Node) -> tuple[str, GenerationResult]:
-    session = await node.prepare(REQUEST)
+async def answer(node: Node, strategy: str) -> tuple[str, GenerationResult]:
+    session = await node.prepare(
+        a_request(
+            messages=({"role": "user", "content": "Where is the key?"},),
+            sampling=SamplingParams(temperature=1.0, seed=5),
+            max_tokens=30,
+            strategy=strategy,
+        )
+    )
     text = ""
     async with aclosing(session.run()) as events:  # type: ignore[type-var]  # it is a generator
         async for event in events:
