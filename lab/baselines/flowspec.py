@@ -65,8 +65,8 @@ class WholeModel(ModelAlone):
         if not self.paths:
             return super()._missing(budget)
         above = self._tree.head.position
-        rows = [node for path in self.paths for node in self._node(path).path_below(above) if self._lacks(node)]
-        return dict.fromkeys(rows, 1.0)
+        nodes = [self._tree.head, *(node for path in self.paths for node in self._node(path).path_below(above))]
+        return dict.fromkeys(filter(self._lacks, nodes), 1.0)
 
     @property
     def _has_room(self) -> bool:

@@ -57,7 +57,8 @@ from paceline.strategies.solo import Solo
 FRONTIER: Final = 8  # nodes computed at once at most: k of FlowSpec's beam is 10
 SHARE: Final = 0.75  # of a node's probability that its best child has, about: below that of the tree's last it is left
 MIN_PROB: Final = 0.005  # nodes that are less likely are not computed
-LEAST_HELP: Final = 0.05  # accepted tokens that a forward is asked for
+MENDED: Final = 0.5  # of what the tables would get wrong, that a model gets right, about
+LEAST_HELP: Final = 0.01  # accepted tokens that a forward is asked for
 
 
 class DraftPlace(NamedTuple):
@@ -200,7 +201,7 @@ class ModelDrafter:
         the best draft after it."""
         head, drafted = self._tree.head, self.draft(budget)
         best = dict(zip(reversed(drafted.parents), reversed(drafted.probs), strict=True))  # child of each node
-        missing = {head: max(0.0, SHARE - best.get(-1, 0.0))} if self._lacks(head) else {}
+        missing = {head: _gain(best.get(-1, 0.0))} if self._lacks(head) else {}
         least = drafted.probs[-1] if len(drafted) == budget else 0.0
         nodes: list[PrefixNode] = []
         for index, (token, parent, prob) in enumerate(zip(drafted.tokens, drafted.parents, drafted.probs, strict=True)):
@@ -210,7 +211,7 @@ class ModelDrafter:
             node.score = prob
             nodes.append(node)
             if self._lacks(node):
-                missing[node] = max(0.0, SHARE - best.get(index, 0.0) / prob)
+                missing[node] = _gain(best.get(index, 0.0) / prob)
         return missing
 
     def _lacks(self, node: PrefixNode) -> bool:
@@ -232,6 +233,11 @@ class ModelDrafter:
         places = top_by_score(dist, sampling, node.position, MAX_RANKS)
         tokens = tuple(int(dist.ids[place]) for place in places if dist.probs[place] > 0.0)
         return DraftTokens(tokens, model_margin_class(best_margin(dist, sampling, node.position, tokens)))
+
+
+def _gain(prob: float) -> float:
+    """Expected accepted tokens of a row more, where the best draft of the tables after it has this probability."""
+    return max(SHARE - prob, MENDED * (1.0 - prob))
 
 
 def _wrapped(effects: Sequence[Effect]) -> list[Effect]:
