@@ -13,6 +13,7 @@ import importlib
 import json
 import sys
 import zlib
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -80,6 +81,9 @@ class Decoder:
             case "a":
                 kind, shape, data = given
                 return np.frombuffer(zlib.decompress(base64.b64decode(data)), kind).reshape(shape).copy()
+            case "w":
+                kind, data = given
+                return array(kind, zlib.decompress(base64.b64decode(data)))
             case "c":
                 return named(given)
             case "lost":

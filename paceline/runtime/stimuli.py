@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import math
 import zlib
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,6 +93,8 @@ class Encoder:
             return {"q": [value.maxlen, [self.encode(each) for each in value]]}
         if kind is defaultdict:
             return {"z": [self.encode(value.default_factory), self._pairs(value)]}
+        if kind is array:
+            return {"w": [value.typecode, base64.b64encode(zlib.compress(value.tobytes(), 1)).decode()]}
         if kind is bytes:
             return {"b": base64.b64encode(value).decode()}
         if isinstance(value, np.ndarray):
