@@ -29,7 +29,7 @@ PLAIN = "autoregressive"  # likewise, where drafts are of no use
 STAGED = "pipeline"  # likewise, where the model is cut into stages
 VERIFIED = "draft_verify"  # the cloud's text, where nothing private is in the context
 JOINT = "aggregate"  # both sides' text, or that of the one that has found something
-NEARLY: Final = 1.5  # times the fastest
+NEARLY: Final = 1.25  # times the fastest
 MEASURED: Final = 3  # answers by which a strategy that is nearly as fast is judged
 EXPLORED: Final = 128  # answers by one side alone, of which one is for measuring
 
