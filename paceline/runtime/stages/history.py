@@ -10,23 +10,17 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 from paceline.core.batching.block_manager import OutOfBlocks
 from paceline.core.batching.segment import ROOT, Batch, PlacedSegment, Segment, SeqId
 from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError
-from paceline.wire.stages.messages import Change, ForkRows, PruneRows, ReleaseRows, TruncateRows
+from paceline.wire.stages.messages import Change, ForkRows, PruneRows, ReleaseRows, RunBatch, TruncateRows
 
 MAX_LOG = 512  # entries; beyond, results that are there and still needed are not computed again
 CHUNK_ROWS = 512  # of a prompt that is computed again
-
-
-@dataclass(frozen=True, slots=True)
-class RanBatch:
-    """A batch. Its result is not needed if the ticket is None."""
-
-    batch: Batch
-    ticket: int | None = None
+AGAIN = 1 << 52  # first ticket of batches that are computed again and whose results nobody needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +31,7 @@ class Imported:
     tokens: tuple[int, ...]
 
 
-Entry = RanBatch | Imported | Change
+Entry = RunBatch | Imported | Change
 
 
 @dataclass(slots=True)
@@ -49,6 +43,7 @@ class History:
     _open: set[int] = field(default_factory=set)  # those of them whose results have not come
     _tokens: dict[SeqId, list[int]] = field(default_factory=dict)  # of the committed rows of the base
     _lost: set[SeqId] = field(default_factory=set)  # with a step that failed
+    _again: Iterator[int] = field(default_factory=lambda: count(AGAIN))
     _table: SequenceTable = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,12 +51,12 @@ class History:
 
     def sent(self, entry: Entry) -> None:
         self._log.append(entry)
-        if isinstance(entry, RanBatch) and entry.ticket is not None:
+        if isinstance(entry, RunBatch):
             self._needed.add(entry.ticket)
             self._open.add(entry.ticket)
         while len(self._log) > MAX_LOG:
             first = self._log[0]
-            if isinstance(first, RanBatch) and first.ticket is not None:
+            if isinstance(first, RunBatch):
                 if first.ticket in self._open:
                     break  # somebody waits for it; what may be under way bounds the log
                 self._needed.discard(first.ticket)
@@ -87,44 +82,52 @@ class History:
         self._lost.clear()
         self.__post_init__()
 
-    def replay(self) -> Iterator[Entry]:
-        """Entries that build the sequences up in empty stages."""
+    def replay(self) -> Iterator[RunBatch | Change]:
+        """What builds the sequences up in empty stages. Batches whose results nobody needs have tickets of their own,
+        from `AGAIN` on."""
         for seq in self._tokens:
             yield from self._rows_of(seq)
         for entry in self._log:
             if isinstance(entry, Imported):
-                yield from _chain(entry.seq, 0, entry.tokens)
-            elif isinstance(entry, RanBatch) and entry.ticket not in self._needed:
-                yield RanBatch(entry.batch)
+                yield from self._chain(entry.seq, entry.tokens)
+            elif isinstance(entry, RunBatch) and entry.ticket not in self._needed:
+                yield self._anew(*entry.segments)
             else:
                 yield entry
 
     def _advance(self) -> None:
         while self._log:
             first = self._log[0]
-            if isinstance(first, RanBatch) and first.ticket in self._needed:
+            if isinstance(first, RunBatch) and first.ticket in self._needed:
                 return
             self._apply(self._log.popleft())
 
-    def _rows_of(self, seq: SeqId) -> Iterator[Entry]:
+    def _anew(self, *segments: Segment) -> RunBatch:
+        return RunBatch(next(self._again), segments)
+
+    def _chain(self, seq: SeqId, tokens: tuple[int, ...]) -> Iterator[RunBatch]:
+        for first in range(0, len(tokens), CHUNK_ROWS):
+            yield self._anew(Segment(seq, first, tokens[first : first + CHUNK_ROWS], None, "none"))
+
+    def _rows_of(self, seq: SeqId) -> Iterator[RunBatch | Change]:
         """The committed rows as a chain, then the open tree. Below a committed row that has an id, later segments may
         name it, so it is committed once more by a prune."""
         tokens, tree, anchor = tuple(self._tokens[seq]), self._table.tree(seq), self._table.anchor(seq)
         if anchor == ROOT or not tokens:
-            yield from _chain(seq, 0, tokens)
+            yield from self._chain(seq, tokens)
             if tree.tokens:
-                yield RanBatch(Batch((Segment(seq, len(tokens), tree.tokens, tree.parent_ids, "none", tree.ids),)))
+                yield self._anew(Segment(seq, len(tokens), tree.tokens, tree.parent_ids, "none", tree.ids))
             return
-        yield from _chain(seq, 0, tokens[:-1])
+        yield from self._chain(seq, tokens[:-1])
         parents = tuple(anchor if parent == ROOT else parent for parent in tree.parent_ids)
         rows = Segment(seq, len(tokens) - 1, (tokens[-1], *tree.tokens), (ROOT, *parents), "none", (anchor, *tree.ids))
-        yield RanBatch(Batch((rows,)))
+        yield self._anew(rows)
         yield PruneRows(seq, (anchor,), tree.ids, max(anchor, self._table.last_id(seq)))
 
     def _apply(self, entry: Entry) -> None:
         """To the base. What a stage would refuse loses its sequence, as there."""
-        if isinstance(entry, RanBatch):
-            for segment in entry.batch.segments:
+        if isinstance(entry, RunBatch):
+            for segment in entry.segments:
                 self._apply_segment(segment)
             return
         seq = SeqId(entry.seq)
@@ -172,11 +175,6 @@ class History:
         """Assert the invariants."""
         for seq, length in self._table.lengths().items():
             assert len(self._tokens[seq]) + self._table.num_open_rows(seq) == length, (seq, length)
-
-
-def _chain(seq: SeqId, start: int, tokens: tuple[int, ...]) -> Iterator[RanBatch]:
-    for first in range(0, len(tokens), CHUNK_ROWS):
-        yield RanBatch(Batch((Segment(seq, start + first, tokens[first : first + CHUNK_ROWS], None, "none"),)))
 
 
 class SentRows:

@@ -22,7 +22,7 @@ from paceline.core.sampling.sampler import RowSampling, SampledRow, SamplingDefa
 from paceline.engine.base import Logits, ModelInfo, Output, SampleRequest, Ticket
 from paceline.engine.sampling.host_rows import HostLogits
 from paceline.errors import EngineError, LocalProtocolError, RemoteProtocolError
-from paceline.runtime.stages.history import Imported, RanBatch
+from paceline.runtime.stages.history import Imported
 from paceline.runtime.stages.members import Members
 from paceline.runtime.stages.stage_head import AheadRows, BatchUnderWay, StageHead, StageRequest
 from paceline.wire.effects import Bulk
@@ -37,6 +37,7 @@ from paceline.wire.stages.messages import (
     KvRows,
     PruneRows,
     ReleaseRows,
+    RunBatch,
     ScoreRows,
     StageHave,
     TruncateRows,
@@ -234,7 +235,7 @@ class RemotePipeline:
             self._last_ticket += 1
             ticket = Ticket(self._last_ticket)
             self._head.batches.append(BatchUnderWay(ticket, batch))
-            self._head.record(RanBatch(batch, ticket))
+            self._head.record(RunBatch(ticket, batch.segments))
         return ticket
 
     def sample_ahead(self, ticket: Ticket, rows: Sequence[AheadRows]) -> None:

@@ -19,11 +19,12 @@ from paceline.core.sampling.sampler import RowSampling
 from paceline.engine.base import Ticket
 from paceline.errors import ConfigError, EngineError, LinkClosed, LocalProtocolError
 from paceline.runtime.link.dialer import back_off
-from paceline.runtime.stages.history import Entry, History, Imported, RanBatch, SentRows
+from paceline.runtime.stages.history import History, Imported, SentRows
 from paceline.runtime.stages.members import Member, Members
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import (
+    Change,
     Forget,
     ImportRows,
     KvRows,
@@ -164,9 +165,6 @@ class Recovery:
             await asyncio.sleep(PAUSE_S / 4)
 
 
-AGAIN = 1 << 52  # tickets of batches that are computed again and whose results nobody needs
-
-
 class StageHead:
     """`changed` guards `up`, `gone`, `batches`, `requests`, `history` and `sent`."""
 
@@ -217,23 +215,13 @@ class StageHead:
         return next((each for each in self.batches if each.ticket == ticket), None)
 
     # ---- to the stages ----------------------------------------------------------------------------------------------
-    def record(self, entry: Entry) -> None:
+    def record(self, entry: RunBatch | Change) -> None:
         """With the condition held."""
         self.history.sent(entry)
         if self.up:
-            self._send_entry(entry)
+            self._send_all(entry)
 
-    def _send_entry(self, entry: Entry, ticket: int | None = None) -> None:
-        message: Frame
-        match entry:
-            case RanBatch(batch=batch, ticket=own):
-                number = own if own is not None else ticket
-                assert number is not None
-                message = RunBatch(number, batch.segments)
-            case Imported():
-                raise AssertionError("rows are imported by a request")
-            case _:
-                message = entry
+    def _send_all(self, message: RunBatch | Change) -> None:
         for place in range(len(self.members.order)):
             self.send(place, message)
 
@@ -268,7 +256,7 @@ class StageHead:
     def ask(self, request: StageRequest) -> Frame | Bulk:
         return self.ask_all([request])[0]
 
-    def ask_all(self, requests: Sequence[StageRequest], done: Entry | None = None) -> list[Frame | Bulk]:
+    def ask_all(self, requests: Sequence[StageRequest], done: Imported | None = None) -> list[Frame | Bulk]:
         """Answers of stages, asked again after a loss. Raises EngineError for a stage that failed to answer.
 
         done: what is to be remembered as done once all have answered, and no loss can come between.
@@ -401,12 +389,10 @@ class StageHead:
         """Send what the stages must hold, what was under way, and what was asked. With the condition held."""
         self.sent.capacity = self._capacity()
         self.flush()
-        again = AGAIN
         rows = 0
-        for entry in self.history.replay():
-            again += 1
-            rows += entry.batch.num_rows if isinstance(entry, RanBatch) else 0
-            self._send_entry(entry, again)
+        for message in self.history.replay():
+            rows += sum(len(each.tokens) for each in message.segments) if isinstance(message, RunBatch) else 0
+            self._send_all(message)
         for request in self.requests.values():
             if request.is_again:
                 request.answer = None

@@ -11,8 +11,8 @@ import pytest
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
-from paceline.runtime.stages.history import MAX_LOG, Entry, History, Imported, RanBatch
-from paceline.wire.stages.messages import ForkRows, PruneRows, ReleaseRows, TruncateRows
+from paceline.runtime.stages.history import AGAIN, MAX_LOG, Entry, History, Imported
+from paceline.wire.stages.messages import ForkRows, PruneRows, ReleaseRows, RunBatch, TruncateRows
 from tests.engine.late_segments import Sender
 
 POSITIONS = 4096
@@ -26,10 +26,16 @@ def history() -> History:
     return History(257, POSITIONS)
 
 
+def unneeded(told: History, *segments: Segment) -> None:
+    """A batch whose result is not needed any more."""
+    told.sent(RunBatch(77, segments))
+    told.settle(77)
+
+
 def do(engine: Engine, entry: Entry) -> Output | None:
     match entry:
-        case RanBatch(batch=batch):
-            return engine.forward(batch)
+        case RunBatch(segments=segments):
+            return engine.forward(Batch(segments))
         case PruneRows(seq=seq, keep=keep, live=live, horizon=horizon):
             engine.prune(SeqId(seq), keep, live, horizon)
         case TruncateRows(seq=seq, length=length):
@@ -58,9 +64,9 @@ def test_after_any_course_of_segments_and_prunes_stages_can_be_built_up_again(se
 
     def run(entry: Entry) -> None:
         nonlocal ticket
-        if isinstance(entry, RanBatch):
+        if isinstance(entry, RunBatch):
             ticket += 1
-            entry = RanBatch(entry.batch, ticket)
+            entry = RunBatch(ticket, entry.segments)
             needed.append(ticket)
         told.sent(entry)
         if (output := do(engine, entry)) is not None:
@@ -70,12 +76,12 @@ def test_after_any_course_of_segments_and_prunes_stages_can_be_built_up_again(se
         Sender(SeqId(i), random, tuple(random.randrange(90) for _ in range(random.randint(1, 5)))) for i in (1, 2)
     ]
     for sender in senders:
-        run(RanBatch(Batch((Segment(sender.seq, 0, sender.prompt),))))
+        run(RunBatch(0, (Segment(sender.seq, 0, sender.prompt),)))
     for _ in range(random.randint(0, 20)):
         sender = random.choice(senders)
         if random.random() < 0.6 or not sender.live:
             sender.grow()
-            run(RanBatch(Batch((sender.lagging.popleft(),))))
+            run(RunBatch(0, (sender.lagging.popleft(),)))
         else:
             keep, live, horizon = sender.prune()
             last = None if horizon is None else max(horizon, *sender.nodes)
@@ -87,7 +93,7 @@ def test_after_any_course_of_segments_and_prunes_stages_can_be_built_up_again(se
     again = fresh()
     for entry in told.replay():
         output = do(again, entry)
-        if isinstance(entry, RanBatch) and entry.ticket is not None:
+        if isinstance(entry, RunBatch) and entry.ticket < AGAIN:
             assert output is not None
             assert_equal(output, results[entry.ticket])
             assert entry.ticket in told._needed
@@ -103,11 +109,11 @@ def test_after_any_course_of_segments_and_prunes_stages_can_be_built_up_again(se
 def test_forks_truncations_releases_and_imports_are_kept() -> None:
     told = history()
     for entry in (
-        RanBatch(Batch((Segment(SeqId(1), 0, (1, 2, 3)),)), 1),
+        RunBatch(1, (Segment(SeqId(1), 0, (1, 2, 3)),)),
         ForkRows(SeqId(1), SeqId(2)),
         TruncateRows(SeqId(2), 1),
         Imported(SeqId(3), (7, 8)),
-        RanBatch(Batch((Segment(SeqId(4), 0, (9,)),)), 2),
+        RunBatch(2, (Segment(SeqId(4), 0, (9,)),)),
         ReleaseRows(SeqId(4)),
     ):
         told.sent(entry)
@@ -123,7 +129,7 @@ def test_forks_truncations_releases_and_imports_are_kept() -> None:
 
 def test_a_step_that_failed_costs_its_sequence_only_until_it_is_released() -> None:
     told = history()
-    told.sent(RanBatch(Batch((Segment(SeqId(1), 5, (1,)), Segment(SeqId(2), 0, (1, 2))))))
+    unneeded(told, Segment(SeqId(1), 5, (1,)), Segment(SeqId(2), 0, (1, 2)))
     told.sent(TruncateRows(SeqId(1), 2))
     told.sent(PruneRows(SeqId(1), (0,), (), None))
     engine = fresh()
@@ -131,7 +137,7 @@ def test_a_step_that_failed_costs_its_sequence_only_until_it_is_released() -> No
         do(engine, entry)
     assert engine.length(SeqId(1)) == 0 and engine.length(SeqId(2)) == 2
     told.sent(ReleaseRows(SeqId(1)))
-    told.sent(RanBatch(Batch((Segment(SeqId(1), 0, (4, 5)),))))
+    unneeded(told, Segment(SeqId(1), 0, (4, 5)))
     engine = fresh()
     for entry in told.replay():
         do(engine, entry)
@@ -140,12 +146,12 @@ def test_a_step_that_failed_costs_its_sequence_only_until_it_is_released() -> No
 
 def test_a_result_that_is_kept_for_ever_does_not_keep_the_log() -> None:
     told = history()
-    told.sent(RanBatch(Batch((Segment(SeqId(1), 0, (1,)),)), 1))
+    told.sent(RunBatch(1, (Segment(SeqId(1), 0, (1,)),)))
     for row in range(1, MAX_LOG + 5):
-        told.sent(RanBatch(Batch((Segment(SeqId(1), row, (row % 7,)),))))
+        unneeded(told, Segment(SeqId(1), row, (row % 7,)))
         assert 1 in told._needed, "somebody waits for it"
     told.came(1)
-    told.sent(RanBatch(Batch((Segment(SeqId(1), MAX_LOG + 5, (3,)),))))
+    unneeded(told, Segment(SeqId(1), MAX_LOG + 5, (3,)))
     assert 1 not in told._needed
     engine = fresh()
     for entry in told.replay():
@@ -155,6 +161,6 @@ def test_a_result_that_is_kept_for_ever_does_not_keep_the_log() -> None:
 
 def test_without_stages_nothing_is_left() -> None:
     told = history()
-    told.sent(RanBatch(Batch((Segment(SeqId(1), 0, (1,)),)), 1))
+    told.sent(RunBatch(1, (Segment(SeqId(1), 0, (1,)),)))
     told.clear()
     assert not list(told.replay()) and 1 not in told._needed
