@@ -192,13 +192,14 @@ def _stages() -> Iterator[str]:
 
         A frame is its length in {LENGTH_BYTES} bytes, big-endian, and its content, of at most
         {stage_messages.MAX_MESSAGE_BYTES} bytes, {MAX_CONTROL_BYTES} before the handshake is done. A first byte of
-        {stage_link.BULK_BEGINS[0]} begins a bulk message: the length of its header in {stage_link.SIZE_BYTES} bytes,
-        big-endian, the header, which is encoded as a message and holds the number of bytes of them all, and a first
-        chunk; one of {stage_link.CHUNK[0]} a further chunk. One of {END[0]} begins the last frame: a close code in
-        {CODE_BYTES} bytes, big-endian, and its detail. Any other frame is a message. Senders make chunks of
-        {stage_link.CHUNK_BYTES} bytes, and messages go between them. A sender has {stage_link.WINDOW_BYTES} bytes of
-        credit at first, which chunks use up and `credit` grants. A receiver holds at most {stage_link.MAX_WAITING} bulk
-        messages that nobody has taken. A batch has at most {stage_messages.MAX_ROWS} rows.
+        {stage_link.BULK_BEGINS[0]} begins a bulk message, of at most {stage_messages.MAX_BULK_BYTES} bytes: the
+        lengths of its header and of all that follows, in {stage_link.SIZE_BYTES} bytes each, big-endian, the header,
+        encoded as a message, and a first chunk; one of {stage_link.CHUNK[0]} a further chunk. One of {END[0]} begins
+        the last frame: a close code in {CODE_BYTES} bytes, big-endian, and its detail. Any other frame is a message.
+        Senders make chunks of {stage_link.CHUNK_BYTES} bytes, and messages go between them. A sender has
+        {stage_link.WINDOW_BYTES} bytes of credit at first, which chunks use up and `credit` grants. A receiver holds at
+        most {stage_link.MAX_WAITING} bulk messages that nobody has taken. A batch has at most
+        {stage_messages.MAX_ROWS} segments.
 
         `Bytes` of ids are int32, of probabilities and scores float64, little-endian. Hidden rows have the format that
         `assign` names, little-endian; keys and values the model's; scores float32. A segment is a map by the names of

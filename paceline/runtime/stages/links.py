@@ -11,8 +11,10 @@ import logging
 import ssl
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -70,18 +72,20 @@ class StageLink(PeerLink):
         self._loop = asyncio.get_running_loop()
         self._room = threading.Condition()
         self._unsent = 0  # bytes of bulk messages
+        self._acts: deque[Callable[[], None]] = deque()  # to be done on the loop
+        self._is_woken = False
 
     # ---- on any thread ----------------------------------------------------------------------------------------------
     def send(self, message: Frame) -> None:
         """Without effect on a closed link. Raises LocalProtocolError for a message that is too large."""
-        self._soon(self._queue, encode(message))
+        self._soon(partial(self._queue, encode(message)))
 
     def send_bulk(self, header: BulkHeader, payload: bytes | bytearray | memoryview) -> None:
         """payload: must not be changed any more. Raises as `send` does."""
         frame = bulk_header(header, payload)
         with self._room:
             self._unsent += len(payload)
-        self._soon(self._queue_bulk, frame, payload)
+        self._soon(partial(self._queue_bulk, frame, payload))
 
     def wait_room(self, limit: int) -> None:
         """Wait until no more than `limit` bytes of bulk messages are unsent, or the link is closed. Not on the loop."""
@@ -97,13 +101,22 @@ class StageLink(PeerLink):
     def is_open(self) -> bool:
         return not self.closed.is_set()
 
-    def _soon(self, act: Callable[..., None], *given: bytes | bytearray | memoryview) -> None:
-        try:
-            self._loop.call_soon_threadsafe(act, *given)
-        except RuntimeError:  # the loop has ended
-            self.closed.set()
+    def _soon(self, act: Callable[[], None]) -> None:
+        """On the loop, in order; it is woken once for all that waits."""
+        self._acts.append(act)
+        if not self._is_woken:
+            self._is_woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._act)
+            except RuntimeError:  # the loop has ended
+                self.closed.set()
 
     # ---- on the loop ------------------------------------------------------------------------------------------------
+    def _act(self) -> None:
+        self._is_woken = False  # before the last look, so that nothing is left
+        while self._acts:
+            self._acts.popleft()()
+
     @property
     def silence_s(self) -> float:
         """Seconds since the other end was heard."""

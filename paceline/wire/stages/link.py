@@ -29,7 +29,7 @@ from paceline.wire.stages.messages import MAX_BULK_BYTES, BulkHeader, Credit, ba
 WINDOW_BYTES = 1 << 22
 CHUNK_BYTES = 1 << 16
 CHUNK, BULK_BEGINS = b"\0", b"\2"  # how frames of bulk messages begin; no message does
-SIZE_BYTES = 4  # of the header's length
+SIZE_BYTES = 4  # of the header's length, then of the payload's
 HEARTBEAT_S = 1.0
 MAX_MISSED = 4
 MAX_WAITING = 1 << 12  # bulk messages that have come and nobody has taken, whatever their size
@@ -68,12 +68,9 @@ _decoder = cast("msgspec.msgpack.Decoder[Frame]", msgspec.msgpack.Decoder(_kinds
 @dataclass(slots=True, eq=False)
 class _Incoming:
     header: BulkHeader
+    missing: int  # bytes
     payload: bytearray = field(default_factory=bytearray)
     owed: int = 0  # bytes that have come and are not granted again yet
-
-    @property
-    def missing(self) -> int:
-        return self.header.num_bytes - len(self.payload)
 
 
 class StageMachine(PeerMachine):
@@ -136,6 +133,7 @@ class StageMachine(PeerMachine):
         if count > self._granted:
             raise bad_frame("a bulk message beyond its credit")
         self._granted -= count
+        message.missing -= count
         message.payload += memoryview(data)[start:]
         whole: list[Effect] = [] if message.missing else [Deliver(Bulk(message.header, message.payload))]
         if message is self._incoming[0]:  # it is waited for
@@ -145,16 +143,19 @@ class StageMachine(PeerMachine):
 
     def _begin(self, data: bytes) -> int:
         """A bulk message, of which nothing has come before; where its first chunk begins."""
-        begin = len(BULK_BEGINS) + SIZE_BYTES
-        stop = begin + int.from_bytes(data[len(BULK_BEGINS) : begin], "big")
+        begin = len(BULK_BEGINS) + 2 * SIZE_BYTES
+        stop = begin + int.from_bytes(data[len(BULK_BEGINS) : begin - SIZE_BYTES], "big")
+        size = int.from_bytes(data[begin - SIZE_BYTES : begin], "big")
         header = self._decode(data[begin:stop])
         if not isinstance(header, BulkHeader) or stop > len(data):
             raise bad_frame("no header of a bulk message")
+        if size > MAX_BULK_BYTES:
+            raise bad_frame(f"a bulk message of {size} bytes", CloseCode.TOO_LARGE)
         if self._incoming and self._incoming[-1].missing:
             raise bad_frame("a bulk message within another")
         if len(self._incoming) >= MAX_WAITING:
             raise bad_frame("too many bulk messages that nobody has taken", CloseCode.TOO_LARGE)
-        self._incoming.append(_Incoming(header))
+        self._incoming.append(_Incoming(header, size))
         return stop
 
     def _decode(self, data: bytes) -> Frame:
@@ -184,5 +185,6 @@ def bulk_header(header: BulkHeader, payload: bytes | bytearray | memoryview) -> 
     """How a bulk message begins, before its first chunk. Raises LocalProtocolError for one that is too large."""
     if len(payload) > MAX_BULK_BYTES:
         raise LocalProtocolError(f"a bulk message of {len(payload)} bytes")
-    data = encode(msgspec.structs.replace(header, num_bytes=len(payload)))
-    return b"".join((BULK_BEGINS, len(data).to_bytes(SIZE_BYTES, "big"), data))
+    data = encode(header)
+    sizes = (len(each).to_bytes(SIZE_BYTES, "big") for each in (data, payload))
+    return b"".join((BULK_BEGINS, *sizes, data))

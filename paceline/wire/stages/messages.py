@@ -83,10 +83,8 @@ class StageFrame(Frame, frozen=True):
     max_bytes = MAX_MESSAGE_BYTES
 
 
-class BulkHeader(StageFrame, frozen=True, kw_only=True):
-    """Base of the headers of bulk messages, which are followed by so many bytes in chunks."""
-
-    num_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_BULK_BYTES)] = 0  # set when it is sent
+class BulkHeader(StageFrame, frozen=True):
+    """Base of the headers of bulk messages."""
 
 
 # ---- the stage describes itself -------------------------------------------------------------------------------------
