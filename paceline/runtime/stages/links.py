@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -106,10 +107,8 @@ class StageLink(PeerLink):
         self._acts.append(act)
         if not self._is_woken:
             self._is_woken = True
-            try:
+            with suppress(RuntimeError):  # the loop has ended, and the link with it
                 self._loop.call_soon_threadsafe(self._act)
-            except RuntimeError:  # the loop has ended
-                self.closed.set()
 
     # ---- on the loop ------------------------------------------------------------------------------------------------
     def _act(self) -> None:
