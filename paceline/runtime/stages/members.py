@@ -445,8 +445,7 @@ class Members:
                     link.break_off(code=refusal)
 
     async def close(self) -> None:
-        for member in self.members:
-            self.close_one(member)
+        await asyncio.gather(*(member.link.close() for member in self.members if member.link is not None))
         await asyncio.gather(*(member.place.stop() for member in self.members))
 
 
