@@ -211,6 +211,9 @@ class Node(NodeTexts):
         lost = {} if self.lost is None else {"engine": str(self.lost)}
         return Readiness(self.lost is None, {**detail, **lost})
 
+    async def forget_answers(self, owner: str) -> None:
+        await asyncio.to_thread(self._resources.forget_answers, owner)
+
     def load(self) -> Load:
         return replace(self.worker.load(), answers=len(self._clients), **self._peers.load())
 

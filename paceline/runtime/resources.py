@@ -256,6 +256,10 @@ class Resources:
         salt has others after a restart."""
         return hashlib.blake2b(salt.encode(), key=self._cache_secret, digest_size=16).digest()
 
+    def forget_answers(self, owner: str) -> None:
+        """Erase what this owner's answers have taught. Writes to the disk: on any thread."""
+        self._tables.erase(owner)
+
     def forget_removed(self, removals: int) -> None:
         """Erase from memory what was learnt of documents before so many removals."""
         self._document_tables.erase_older(removals)

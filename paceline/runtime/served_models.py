@@ -404,6 +404,11 @@ class ServedModels:
             slot.give_back()
             raise
 
+    async def forget_answers(self, owner: str) -> None:
+        for node in (self._first, *(slot.node for slot in self._slots.values())):
+            if node is not None:
+                await node.forget_answers(owner)
+
     def load(self) -> Load:
         return total(self._first.load(), (slot.load() for slot in self._slots.values()))
 

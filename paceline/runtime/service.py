@@ -319,6 +319,9 @@ class Service(Protocol):
     async def prepare(self, request: GenerateRequest) -> Generation:
         """Check, retrieve, tokenize and admit. Raises RequestError before anything has started."""
 
+    async def forget_answers(self, owner: str) -> None:
+        """Erase what this owner's answers have taught look-up tables, which hold the latest of them word for word."""
+
     def readiness(self) -> Readiness: ...
 
     def load(self) -> Load: ...

@@ -129,6 +129,7 @@ class ScriptedService:
         self.library: Library | None = None
         self.script = Script(answering("Hello", " there", "."))
         self.requests: list[GenerateRequest] = []
+        self.forgotten: list[str] = []  # owners whose answers were
         self.is_ready = True
         self.debug_options = False
         self.refuse_after: int | None = None
@@ -151,6 +152,9 @@ class ScriptedService:
 
     async def wait_for_room(self, owner: str) -> None:
         """There is room for everybody."""
+
+    async def forget_answers(self, owner: str) -> None:
+        self.forgotten.append(owner)
 
     def rerankers(self) -> Sequence[str]:
         return ("scripted-reranker",)

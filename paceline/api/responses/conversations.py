@@ -21,7 +21,7 @@ from paceline.api.generation.attachments import ConversationRoute
 from paceline.api.generation.schema import MAX_METADATA
 from paceline.api.http.body import Schema, encode_json
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
-from paceline.api.http.routing import Caller, key
+from paceline.api.http.routing import Caller, ServiceDep, key
 from paceline.api.openapi import REFUSALS, official
 from paceline.api.responses.log import EventLog
 from paceline.api.responses.request import InputItem, Json, MetadataKey, MetadataValue, input_items, new_id
@@ -158,9 +158,12 @@ async def update_conversation(conversation_id: str, asked: MetadataRequest, kept
 
 
 @router.delete("/{conversation_id}")
-async def delete_conversation(conversation_id: str, kept: Kept, caller: Caller) -> DeletedConversation:
-    """Delete a conversation and its items."""
+async def delete_conversation(
+    conversation_id: str, kept: Kept, caller: Caller, service: ServiceDep
+) -> DeletedConversation:
+    """Delete a conversation and its items, and what answers of its key have taught look-up tables."""
     await kept.delete(conversation_id, caller.key)
+    await service.forget_answers(caller.key)
     return DeletedConversation(id=conversation_id)
 
 
@@ -188,6 +191,8 @@ async def show_item(conversation_id: str, item_id: str, kept: Kept, caller: Call
 
 
 @router.delete("/{conversation_id}/items/{item_id}", responses=_SHAPE)
-async def delete_item(conversation_id: str, item_id: str, kept: Kept, caller: Caller) -> Response:
-    """Delete an item of a conversation."""
-    return answer(await kept.remove(conversation_id, caller.key, item_id))
+async def delete_item(conversation_id: str, item_id: str, kept: Kept, caller: Caller, service: ServiceDep) -> Response:
+    """Delete an item of a conversation, and what answers of its key have taught look-up tables."""
+    left = await kept.remove(conversation_id, caller.key, item_id)
+    await service.forget_answers(caller.key)
+    return answer(left)

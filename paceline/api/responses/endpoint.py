@@ -401,14 +401,18 @@ async def show_response(
 
 
 @router.delete("/{response_id}")
-async def delete_response(response_id: str, responses: ResponsesDep, caller: Caller) -> DeletedResponse:
-    """Delete a response; one that is running is cancelled first."""
+async def delete_response(
+    response_id: str, responses: ResponsesDep, caller: Caller, service: ServiceDep
+) -> DeletedResponse:
+    """Delete a response, and what answers of its key have taught look-up tables; one that is running is cancelled
+    first."""
     record = await responses.find(response_id, caller.key, expired=True)
     await responses.runs.stop(record.id)
     live = responses.log.running(record.id)
     if live is not None:
         await responses.log.wait_committed(live)
     await responses.log.delete(record.id)
+    await service.forget_answers(caller.key)
     return DeletedResponse(id=record.id)
 
 

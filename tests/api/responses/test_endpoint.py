@@ -42,7 +42,7 @@ def error_of(answer: httpx.Response) -> tuple[int, str | None, str | None]:
 
 
 # ---- the official client --------------------------------------------------------------------------------------------
-def test_a_response_is_made_kept_listed_and_deleted(client: openai.OpenAI) -> None:
+def test_a_response_is_made_kept_listed_and_deleted(client: openai.OpenAI, service: ScriptedService) -> None:
     made = client.responses.create(model="scripted", input="Hi", metadata={"a": "b"}, instructions="Be brief.")
     assert (made.status, made.output_text, made.metadata) == ("completed", "Hello there.", {"a": "b"})
     assert made.id.startswith("resp_") and made.output[0].id is not None and made.output[0].id.startswith("msg_")
@@ -51,7 +51,9 @@ def test_a_response_is_made_kept_listed_and_deleted(client: openai.OpenAI) -> No
     assert client.responses.retrieve(made.id) == made
     items = client.responses.input_items.list(made.id).data
     assert [json.loads(item.model_dump_json())["content"][0]["text"] for item in items] == ["Hi"]
+    assert not service.forgotten
     client.responses.delete(made.id)
+    assert service.forgotten == [""], "what it taught look-up tables goes too"
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(made.id)
 
