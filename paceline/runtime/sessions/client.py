@@ -354,10 +354,12 @@ class ClientSession(Session):
 
     def _write_ahead(self) -> None:
         """Begin to write what is this side's if the peer finds nothing, once the prompts are computed, from whose KV it
-        begins. Not with a mask, which follows one machine."""
+        begins. Not with a mask, which follows one machine, nor where memory is too short for both texts."""
         if self._alone is None or self._ahead is not None or self._masked or self._driver.finished:
             return
-        asked, claim = self.prepared.request.account, self.prepared.claim
+        asked, claim, capacity = self.prepared.request.account, self.prepared.claim, self._worker.capacity
+        if capacity is not None and 2 * claim > capacity:
+            return
         group = self._worker.group(claim, asked.priority, owner=asked.owner, criticality=asked.criticality)
         self._ahead = Ahead(self, self._alone[1](), group)
         self._ahead.deliver(Started(self._loop.time()))
