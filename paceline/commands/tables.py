@@ -9,7 +9,7 @@ import json
 import os
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -18,6 +18,10 @@ from paceline.errors import ConfigError
 from paceline.settings import AgentSettings, NodeSettings, ServerSettings
 from paceline.settings_sources import resolve
 
+if TYPE_CHECKING:
+    from paceline.runtime.lookup_tables.store import TableFile
+
+NO_KEY: Final = "(no key)"  # the owner of requests without one
 Side = Annotated[Literal["cloud", "device"], typer.Option("--side", help="whose state directory is meant")]
 
 
@@ -88,8 +92,9 @@ def list_(side: Side = "cloud", state_dir: StateDir = None, config: Config = Non
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     for each in files:
-        name = each.owner or "(base)"
-        typer.echo(f"{name:<24} {each.rows:>8} rows {each.num_bytes / 1e6:>8.1f} MB  vocabulary {each.vocabulary[:12]}")
+        typer.echo(
+            f"{_name(each):<24} {each.rows:>8} rows {each.num_bytes / 1e6:>8.1f} MB  vocabulary {each.vocabulary[:12]}"
+        )
     typer.echo(f"{len(files)} table{'' if len(files) == 1 else 's'}", err=True)
 
 
@@ -113,12 +118,13 @@ def erase(
     folder = _settings(side, state_dir, config).state_dir / FOLDER
     files = table_files(folder)
     for owner in [None] if every else owners or ():
-        mark_erased(folder, owner)
+        mark_erased(folder, "" if owner == NO_KEY else owner)
     erased = dict.fromkeys(owners or (), False)
     for each in files:
-        if (each.kind == "base" and base) or (each.kind == "owner" and (every or each.owner in erased)):
+        name = _name(each)
+        if (each.kind == "base" and base) or (each.kind == "owner" and (every or name in erased)):
             remove_table(each.path)
-            erased[each.owner or "(base)"] = True
+            erased[name] = True
     if as_json:
         typer.echo(json.dumps(erased, indent=2, ensure_ascii=False))
     else:
@@ -126,6 +132,11 @@ def erase(
             typer.echo(f"{'erased' if gone else 'not there'}  {name}")
     if not all(erased.values()):
         raise typer.Exit(1)
+
+
+def _name(table: TableFile) -> str:
+    """By which a table is listed and erased."""
+    return "(base)" if table.kind == "base" else table.owner or NO_KEY
 
 
 def _settings(

@@ -41,6 +41,7 @@ from paceline.runtime.sessions.routing import (
     AUTO,
     JOINT,
     PLAIN,
+    UNLIKE,
     VERIFIED,
     Costs,
     StrategyChoice,
@@ -181,7 +182,8 @@ class Preparation:
         context = self._context(request, *((None, None) if barred else peer), own, barred)
         found = candidates(context)
         if found[0].missing and request.joining.on_loss != "continue":
-            raise peer_missing(other(side), self._peers.absence(request))
+            how = "is not there" if link is None or link.strategies else f"takes no part, as {UNLIKE}"
+            raise peer_missing(other(side), self._peers.absence(request), how)
         mask = await self._mask(request)  # what cannot be kept is refused before documents are searched
         return Begun(peer, barred, removals, context, found, mask)
 

@@ -54,6 +54,18 @@ def test_all_owners_are_erased_and_the_base_stays(state: Path) -> None:
     assert [each["kind"] for each in json.loads(tables(state, "list", "--json").stdout)] == ["base"]
 
 
+def test_the_table_of_requests_without_a_key_has_a_name_of_its_own(state: Path) -> None:
+    store = TableStore(state / FOLDER, "words", 10)
+    for table in (store.base, store.table("")):
+        assert isinstance(table, LookupTable)
+        table.record(1, [2], [0.5], overwrite=True)
+    assert store.save() == 1 and store.save_base()
+    assert [line.split("  ")[0] for line in tables(state, "list").stdout.splitlines()] == ["(base)", "(no key)"]
+    assert tables(state, "erase", "(base)").exit_code == 1
+    assert tables(state, "erase", "(no key)").stdout.strip() == "erased  (no key)"
+    assert [each["kind"] for each in json.loads(tables(state, "list", "--json").stdout)] == ["base"]
+
+
 @pytest.mark.parametrize("arguments", [["erase"], ["warm", "nothing.jsonl", "--model", "fake"]])
 def test_what_cannot_be_done_is_said(state: Path, arguments: list[str]) -> None:
     result = tables(state, *arguments)

@@ -125,6 +125,20 @@ async def test_what_one_side_alone_has_found_is_written_by_the_fastest_way_to_it
         assert text == await alone(bench, side, request)
 
 
+@pytest.mark.parametrize("front", SIDES)
+async def test_what_both_sides_have_found_alike_is_cited(
+    front: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither decides a token more than the other."""
+    monkeypatch.setitem(TEXTS, "device", TEXTS["cloud"])
+    request = changed(HELLO, messages=({"role": "user", "content": FOUND["cloud"]},))
+    async with pair(tmp_path, Sizes(10, 10), monkeypatch) as (bench, _):
+        cloud, device = bench.engines["cloud"], bench.engines["device"]
+        device._key, device._base_model = cloud._key, cloud._base_model  # one model on both sides
+        _, done = await collect(await of(bench, front).prepare(request))
+        assert done.strategy == "aggregate" and {citation.side for citation in done.citations} == set(SIDES)
+
+
 async def test_who_names_the_strategy_gets_both_models_and_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

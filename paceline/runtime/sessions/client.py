@@ -516,6 +516,8 @@ class ClientSession(Session):
         where any did. Which of the peer's did is known to the peer alone. A refusal cites none."""
         if is_refusal(self.written.said, self.prepared.refusals):
             return ()
+        if not self._lanes:  # both sides have found the same, and neither decided more than the other
+            return (*self._citations, *self._peer_citations)
         own = self._citations if self._lanes[self.prepared.side] else ()
         if self._deciding:
             own = tuple(citation for index, citation in enumerate(own) if index in self._deciding)

@@ -269,10 +269,10 @@ def choose(found: Sequence[StrategyChoice], context: RoutingContext) -> Strategy
     raise AssertionError(f"every candidate declined: {found}")
 
 
-def peer_missing(peer: Side, why: str = "") -> RequestError:
+def peer_missing(peer: Side, why: str = "", how: str = "is not there") -> RequestError:
     """Error of a request that requires a peer which is not linked. why: the end of its sentence, if it is not that."""
     return RequestError(
-        f"The {peer} is not there, and the request does not want an answer without it{why}.",
+        f"The {peer} {how}, and the request does not want an answer without it{why}.",
         status=503,
         type="server_error",
         code=f"{peer}_missing",
