@@ -8,7 +8,6 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 import typer
 
 from paceline.errors import ConfigError
@@ -99,6 +98,8 @@ async def _run(settings: StageSettings) -> None:
 
 async def _credential(settings: StageSettings) -> StageCredential:
     """The identity of this stage, from the head that started it or from its enrolment. Raises ConfigError."""
+    import msgspec
+
     from paceline.runtime.stages.local import StageCredential
 
     from .cloud import http_url
