@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Security
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
@@ -38,9 +37,9 @@ from paceline.api.generation.schema import SamplingFields
 from paceline.api.generation.streaming import SSE_DONE, AnswerChunks, JsonAnswer, StreamedAnswer, sse_event
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import encode_json, while_connected
-from paceline.api.http.routing import Caller, ServiceDep, SettingsDep, key
+from paceline.api.http.routing import Caller, ServiceDep, SettingsDep
 from paceline.api.models import chat_model
-from paceline.api.openapi import REFUSALS, official
+from paceline.api.openapi import keyed_router, official
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import (
@@ -440,12 +439,7 @@ class CompletionEvent(BaseModel):
     choices: list[EventChoice]
 
 
-router = APIRouter(
-    route_class=PromptRoute,
-    dependencies=[Security(key, scopes=["completions"])],
-    responses=REFUSALS,
-    tags=["completions"],
-)
+router = keyed_router("completions", "completions", route=PromptRoute)
 
 
 @router.post("/v1/completions", responses=official("Completion", stream=CompletionEvent))

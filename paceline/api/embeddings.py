@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from fastapi import APIRouter, Security
 from pydantic import Field, PlainValidator
 from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.api.generation.request import Input, Inputs, inputs
 from paceline.api.http.body import Schema, encode_json, while_connected
-from paceline.api.http.routing import LargeRoute, ServiceDep, key
+from paceline.api.http.routing import LargeRoute, ServiceDep
 from paceline.api.models import embedder
-from paceline.api.openapi import REFUSALS, official
+from paceline.api.openapi import keyed_router, official
 from paceline.errors import RequestError
 from paceline.runtime.service import Embeddings
 
@@ -102,12 +101,7 @@ def _read(file: Path, sha256: str) -> dict[int, bytes]:
 MAX_INPUTS = 2048
 MAX_BODY = LargeRoute.max_body
 
-router = APIRouter(
-    route_class=LargeRoute,  # LangChain sends a thousand texts at once
-    dependencies=[Security(key, scopes=["embeddings"])],
-    responses=REFUSALS,
-    tags=["embeddings"],
-)
+router = keyed_router("embeddings", "embeddings", route=LargeRoute)  # LangChain sends a thousand texts at once
 
 
 class EmbeddingRequest(Schema):

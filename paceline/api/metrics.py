@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isinf
 
-from fastapi import APIRouter, Security
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -16,12 +15,12 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from paceline.api.http.routing import Route, ServiceDep, key
+from paceline.api.http.routing import ServiceDep
 from paceline.api.observation import AnswerCounts, Histogram
-from paceline.api.openapi import REFUSALS
+from paceline.api.openapi import keyed_router
 from paceline.runtime.service import Load
 
-router = APIRouter(route_class=Route, dependencies=[Security(key)], responses=REFUSALS, tags=["service"])
+router = keyed_router("service")
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TypeVar
 
-from fastapi import APIRouter, Security
+from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from paceline import __version__
 from paceline.api.generation.schema import SamplingFields
 from paceline.api.http.pagination import answer
-from paceline.api.http.routing import AdmissionDep, OpenRoute, Route, ServiceDep, key
-from paceline.api.openapi import REFUSALS, official
+from paceline.api.http.routing import AdmissionDep, OpenRoute, ServiceDep
+from paceline.api.openapi import REFUSALS, keyed_router, official
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import EmbedderInfo, Service
@@ -40,7 +40,7 @@ class Version(BaseModel):
     version: str
 
 
-router = APIRouter(route_class=Route, dependencies=[Security(key)], responses=REFUSALS, tags=["service"])
+router = keyed_router("service")
 probes = APIRouter(route_class=OpenRoute, responses=REFUSALS, tags=["service"])
 _STARTED = int(time.time())  # this process: a model's own age is not known
 

@@ -71,6 +71,14 @@ def refusals(model: type[BaseModel]) -> Responses:
 REFUSALS: Final = refusals(Error)
 
 
+def keyed_router(
+    tag: str, scope: str = "", *, prefix: str = "", route: type[Route] = Route, error: type[BaseModel] = Error
+) -> APIRouter:
+    """A router of endpoints that need a key with this scope; without one, any key. error: the shape of refusals."""
+    doors = [Security(key, scopes=[scope] if scope else [])]
+    return APIRouter(prefix=prefix, route_class=route, dependencies=doors, responses=refusals(error), tags=[tag])
+
+
 def official(shape: str, *, stream: str | type[BaseModel] = "") -> Responses:
     """`responses` of an endpoint that answers in the shape of a type in `openai.types`, such as `chat.ChatCompletion`
     or the lists `SyncPage[Model]` and `SyncCursorPage[FileObject]`. `stream`: shape of an event, where it streams."""
@@ -112,7 +120,7 @@ def form(model: type[BaseModel]) -> Json:
 
 
 # ---- the document ---------------------------------------------------------------------------------------------------
-router = APIRouter(route_class=Route, dependencies=[Security(key)], responses=REFUSALS, tags=["service"])
+router = keyed_router("service")
 
 
 @router.get(PATH)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Security
+from fastapi import Path
 from pydantic import BaseModel
 
-from paceline.api.http.routing import Caller, Route, ServiceDep, key
-from paceline.api.openapi import REFUSALS
+from paceline.api.http.routing import Caller, ServiceDep
+from paceline.api.openapi import keyed_router
 from paceline.api.vector_stores.search import library_of
 from paceline.errors import RequestError
 
@@ -33,7 +33,7 @@ class PassageBody(BaseModel):
     side: str
 
 
-router = APIRouter(route_class=Route, dependencies=[Security(key, scopes=["chat"])], responses=REFUSALS, tags=["chat"])
+router = keyed_router("chat", "chat")
 
 
 @router.get("/v1/passages/{id}")

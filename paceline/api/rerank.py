@@ -9,13 +9,12 @@ from __future__ import annotations
 import secrets
 from typing import Annotated
 
-from fastapi import APIRouter, Security
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 
 from paceline.api.http.body import Schema, while_connected
-from paceline.api.http.routing import LargeRoute, ServiceDep, key
-from paceline.api.openapi import REFUSALS
+from paceline.api.http.routing import LargeRoute, ServiceDep
+from paceline.api.openapi import keyed_router
 from paceline.errors import RequestError
 from paceline.runtime.service import Service
 
@@ -60,12 +59,7 @@ class RerankAnswer(BaseModel):
     usage: RerankUsage
 
 
-router = APIRouter(
-    route_class=LargeRoute,
-    dependencies=[Security(key, scopes=["embeddings"])],
-    responses=REFUSALS,
-    tags=["embeddings"],
-)
+router = keyed_router("embeddings", "embeddings", route=LargeRoute)
 
 
 @router.post("/v1/rerank", response_model_exclude_none=True)

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from fastapi import APIRouter, Security
-
 from paceline import __version__
-from paceline.api.http.routing import AdmissionDep, Route, ServiceDep, key
-from paceline.api.openapi import REFUSALS
+from paceline.api.http.routing import AdmissionDep, ServiceDep
+from paceline.api.openapi import keyed_router
 
-router = APIRouter(
-    route_class=Route, dependencies=[Security(key, scopes=["devices"])], responses=REFUSALS, tags=["devices"]
-)
+router = keyed_router("devices", "devices")
 
 
 @router.get("/v1/status")

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Security
 from pydantic import BaseModel, Field, model_validator
 
 from paceline.api.chat.request import MAX_MESSAGES, ChatRequest, Message, Tool, begun, conversation, tool_use
 from paceline.api.generation.attachments import ConversationRoute
 from paceline.api.generation.schema import MAX_TOOLS
 from paceline.api.http.body import Schema
-from paceline.api.http.routing import Route, ServiceDep, key
+from paceline.api.http.routing import Route, ServiceDep
 from paceline.api.models import chat_model
-from paceline.api.openapi import REFUSALS
+from paceline.api.openapi import keyed_router
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import Service
@@ -70,7 +69,7 @@ class Detokenized(BaseModel):
     prompt: str
 
 
-router = APIRouter(route_class=ConversationRoute, dependencies=[Security(key)], responses=REFUSALS, tags=["service"])
+router = keyed_router("service", route=ConversationRoute)
 
 
 @router.post("/tokenize")

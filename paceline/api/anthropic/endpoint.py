@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fastapi import APIRouter, Security
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,9 +32,9 @@ from paceline.api.generation.attachments import AnswerRoute
 from paceline.api.generation.streaming import SSE_HEADERS, JsonAnswer, StreamedAnswer, sse_named
 from paceline.api.http.body import encode_json, parse
 from paceline.api.http.errors import ErrorShape, Failure
-from paceline.api.http.routing import NO_ADDRESSES, Addresses, Caller, ServiceDep, SettingsDep, key
+from paceline.api.http.routing import NO_ADDRESSES, Addresses, Caller, ServiceDep, SettingsDep
 from paceline.api.observation import request_id
-from paceline.api.openapi import answered, events, refusals
+from paceline.api.openapi import answered, events, keyed_router
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
 
 # Anthropic's error envelope. Source: anthropic-sdk-python 2.13 and docs.anthropic.com, "Errors".
@@ -277,13 +276,7 @@ def _extension(meta: MessageMeta, done: GenerationResult) -> Json:
 
 
 # ---- POST /v1/messages -----------------------------------------------------------------------------------------------
-router = APIRouter(
-    prefix="/v1/messages",
-    route_class=AnswerRoute,
-    dependencies=[Security(key, scopes=["chat"])],
-    responses=refusals(AnthropicError),
-    tags=["anthropic"],
-)
+router = keyed_router("anthropic", "chat", prefix="/v1/messages", route=AnswerRoute, error=AnthropicError)
 
 
 @router.post("", responses=answered(MessageAnswer, events(MessageEvent)))

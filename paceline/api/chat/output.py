@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
-from fastapi import APIRouter, Security
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,9 +21,9 @@ from paceline.api.generation.attachments import AnswerRoute
 from paceline.api.generation.request import prepare_all
 from paceline.api.generation.streaming import SSE_DONE, AnswerChunks, JsonAnswer, StreamedAnswer, sse_event
 from paceline.api.http.body import encode_json, while_connected
-from paceline.api.http.routing import NO_ADDRESSES, Addresses, Caller, ServiceDep, SettingsDep, key
+from paceline.api.http.routing import NO_ADDRESSES, Addresses, Caller, ServiceDep, SettingsDep
 from paceline.api.models import chat_model
-from paceline.api.openapi import REFUSALS, official
+from paceline.api.openapi import keyed_router, official
 from paceline.api.vector_stores.search import select_stores
 from paceline.core.energy import EnergyUse
 from paceline.errors import RequestError
@@ -426,12 +425,7 @@ async def admit_chat(request: Request, call: ChatCall, service: Service) -> list
     return await while_connected(request.receive, prepare_all(service, requests))
 
 
-router = APIRouter(
-    route_class=AnswerRoute,
-    dependencies=[Security(key, scopes=["chat"])],
-    responses=REFUSALS,
-    tags=["chat"],
-)
+router = keyed_router("chat", "chat", route=AnswerRoute)
 
 
 @router.post("/v1/chat/completions", responses=official("chat.ChatCompletion", stream="chat.ChatCompletionChunk"))

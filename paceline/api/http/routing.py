@@ -168,8 +168,7 @@ NO_ADDRESSES: Final = Addresses()
 
 
 # ---- parameters of endpoints ----------------------------------------------------------------------------------------
-# `Annotated[..., Depends(...)]`, in place of globals. All of it hangs on `app.state`, where `create_app` puts it. They
-# are coroutines: FastAPI runs others on threads.
+# `Annotated[..., Depends(...)]`, in place of globals. They are coroutines: FastAPI runs others on threads.
 KEEP_ALIVE_S = 15.0  # a quarter of the 60 s after which nginx gives up on a silent upstream
 
 
@@ -191,19 +190,13 @@ class Settings:
 DEFAULTS = Settings()
 
 
-async def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+def of_app(name: str) -> Any:
+    """What `create_app` has put on the application's state under this name."""
 
+    async def found(request: Request) -> Any:
+        return getattr(request.app.state, name)
 
-async def _settings(request: Request) -> Settings:
-    settings: Settings = request.app.state.settings
-    return settings
-
-
-async def _admission(request: Request) -> AdmissionControl:
-    admission: AdmissionControl = request.app.state.admission
-    return admission
+    return Depends(found)
 
 
 async def _caller(request: Request) -> Identity:
@@ -211,8 +204,8 @@ async def _caller(request: Request) -> Identity:
     return identity
 
 
-ServiceDep = Annotated[Service, Depends(_service)]
-SettingsDep = Annotated[Settings, Depends(_settings)]
-AdmissionDep = Annotated[AdmissionControl, Depends(_admission)]
+ServiceDep = Annotated[Service, of_app("service")]
+SettingsDep = Annotated[Settings, of_app("settings")]
+AdmissionDep = Annotated[AdmissionControl, of_app("admission")]
 Caller = Annotated[Identity, Depends(_caller)]
 """The key behind the request; empty where none is needed."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from fastapi import APIRouter, Security
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,7 +34,7 @@ from paceline.api.http.auth import Identity
 from paceline.api.http.body import encode_json, parse, while_connected
 from paceline.api.http.errors import ErrorShape, Failure
 from paceline.api.http.pagination import answer
-from paceline.api.http.routing import Caller, LargeRoute, Route, ServiceDep, Settings, SettingsDep, key
+from paceline.api.http.routing import Caller, LargeRoute, ServiceDep, Settings, SettingsDep
 from paceline.api.models import any_model, chat_model, embedder, served_models
 from paceline.api.observation import request_id
 from paceline.api.ollama.request import (
@@ -54,7 +53,7 @@ from paceline.api.ollama.request import (
     model_name,
     raw_body,
 )
-from paceline.api.openapi import answered, lines, refusals
+from paceline.api.openapi import answered, keyed_router, lines
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import EmbedderInfo, Embeddings, GenerateEvent, Generation, GenerationResult, Service
@@ -72,7 +71,6 @@ def envelope(failure: Failure) -> Mapping[str, object]:
 
 
 SHAPE = ErrorShape("/api", OllamaError, envelope)
-_REFUSALS = refusals(OllamaError)
 
 
 # Encoders of answers in Ollama's shape, as lines of JSON (NDJSON) and in one piece.
@@ -199,13 +197,7 @@ def _ns(seconds: float) -> int:
 
 
 # ---- POST /api/chat and POST /api/generate ---------------------------------------------------------------------------
-answers = APIRouter(
-    prefix="/api",
-    route_class=AnswerRoute,
-    dependencies=[Security(key, scopes=["chat"])],
-    responses=_REFUSALS,
-    tags=["ollama"],
-)
+answers = keyed_router("ollama", "chat", prefix="/api", route=AnswerRoute, error=OllamaError)
 _LINES = answered(AnswerLine, lines(AnswerLine))
 
 
@@ -287,13 +279,7 @@ def _now() -> str:
 
 
 # ---- POST /api/embed, and the older POST /api/embeddings -------------------------------------------------------------
-vectors = APIRouter(
-    prefix="/api",
-    route_class=LargeRoute,
-    dependencies=[Security(key, scopes=["embeddings"])],
-    responses=_REFUSALS,
-    tags=["ollama"],
-)
+vectors = keyed_router("ollama", "embeddings", prefix="/api", route=LargeRoute, error=OllamaError)
 
 
 @vectors.post("/embed", responses=answered(Embedded))
@@ -343,9 +329,7 @@ _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes of a w
 _FOREVER = "9999-12-31T23:59:59Z"  # so that no client loads a model again before it asks
 _STARTED = _now()  # this process: a model's own age is not known
 
-listing = APIRouter(
-    prefix="/api", route_class=Route, dependencies=[Security(key)], responses=_REFUSALS, tags=["ollama"]
-)
+listing = keyed_router("ollama", prefix="/api", error=OllamaError)
 
 
 @listing.get("/tags", responses=answered(ModelList))

@@ -12,17 +12,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Security
+from fastapi import Query
 from pydantic import BaseModel, Field
-from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.api.generation.attachments import ConversationRoute
 from paceline.api.generation.schema import MAX_METADATA
 from paceline.api.http.body import Schema, encode_json
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
-from paceline.api.http.routing import Caller, ServiceDep, key
-from paceline.api.openapi import REFUSALS, official
+from paceline.api.http.routing import Caller, ServiceDep, of_app
+from paceline.api.openapi import keyed_router, official
 from paceline.api.responses.log import EventLog
 from paceline.api.responses.request import InputItem, Json, MetadataKey, MetadataValue, input_items, new_id
 from paceline.api.responses.store import ResponseRecord
@@ -120,22 +119,11 @@ class Conversations:
         return await asyncio.to_thread(lambda: [(row.sequence, json.loads(row.data)) for row in rows])
 
 
-async def _conversations(request: Request) -> Conversations:
-    conversations: Conversations = request.app.state.conversations
-    return conversations
-
-
-Kept = Annotated[Conversations, Depends(_conversations)]
+Kept = Annotated[Conversations, of_app("conversations")]
 _SHAPE = official("conversations.Conversation")
 _ITEMS = official("SyncCursorPage[conversations.ConversationItem]")
 
-router = APIRouter(
-    prefix="/v1/conversations",
-    route_class=ConversationRoute,
-    dependencies=[Security(key, scopes=["responses"])],
-    responses=REFUSALS,
-    tags=["conversations"],
-)
+router = keyed_router("conversations", "responses", prefix="/v1/conversations", route=ConversationRoute)
 
 
 @router.post("", responses=_SHAPE)

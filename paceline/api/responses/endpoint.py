@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Security
+from fastapi import Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -30,8 +30,8 @@ from paceline.api.http.auth import Identity
 from paceline.api.http.body import MAX_BODY, encode_json, parse, while_connected
 from paceline.api.http.errors import failure_of
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
-from paceline.api.http.routing import Caller, ServiceDep, SettingsDep, key
-from paceline.api.openapi import REFUSALS, official
+from paceline.api.http.routing import Caller, ServiceDep, SettingsDep, of_app
+from paceline.api.openapi import keyed_router, official
 from paceline.api.responses.conversations import Conversations
 from paceline.api.responses.events import Json, ResponseEvents, Search
 from paceline.api.responses.log import EventLog
@@ -268,12 +268,7 @@ class LoggedAnswer(EventStream):
 
 
 # ---- the routes -----------------------------------------------------------------------------------------------------
-async def _responses(request: Request) -> Responses:
-    responses: Responses = request.app.state.responses
-    return responses
-
-
-ResponsesDep = Annotated[Responses, Depends(_responses)]
+ResponsesDep = Annotated[Responses, of_app("responses")]
 
 
 async def _found(response_id: str, responses: ResponsesDep, caller: Caller) -> ResponseRecord:
@@ -284,13 +279,7 @@ Found = Annotated[ResponseRecord, Depends(_found)]
 _SHAPE = official("responses.Response")
 _STREAMED = official("responses.Response", stream="responses.ResponseStreamEvent")
 
-router = APIRouter(
-    prefix="/v1/responses",
-    route_class=ConversationRoute,
-    dependencies=[Security(key, scopes=["responses"])],
-    responses=REFUSALS,
-    tags=["responses"],
-)
+router = keyed_router("responses", "responses", prefix="/v1/responses", route=ConversationRoute)
 
 
 @router.post("", responses=_STREAMED)

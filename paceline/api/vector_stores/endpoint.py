@@ -11,7 +11,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Literal, Self
 
-from fastapi import APIRouter, Query, Security
+from fastapi import Query
 from pydantic import Discriminator, Field, Tag, model_validator
 from starlette.responses import Response
 
@@ -19,8 +19,8 @@ from paceline.api.generation.request import unsupported
 from paceline.api.generation.schema import MAX_METADATA
 from paceline.api.http.body import Schema
 from paceline.api.http.pagination import AttachedQuery, PageQuery, answer, listing
-from paceline.api.http.routing import Caller, Route, ServiceDep, key
-from paceline.api.openapi import REFUSALS, official
+from paceline.api.http.routing import Caller, ServiceDep
+from paceline.api.openapi import keyed_router, official
 from paceline.api.vector_stores.search import (
     MAX_QUERIES,
     MAX_QUERY,
@@ -224,13 +224,7 @@ _FILE = official("vector_stores.VectorStoreFile")
 _FILES = official("SyncCursorPage[vector_stores.VectorStoreFile]")
 _BATCH = official("vector_stores.VectorStoreFileBatch")
 
-router = APIRouter(
-    prefix="/v1/vector_stores",
-    route_class=Route,
-    dependencies=[Security(key, scopes=["vector_stores"])],
-    responses=REFUSALS,
-    tags=["vector_stores"],
-)
+router = keyed_router("vector_stores", "vector_stores", prefix="/v1/vector_stores")
 
 
 @router.post("", responses=_STORE)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Annotated, Literal, get_args
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Query, Security
+from fastapi import Depends, Query
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
@@ -20,8 +20,8 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from paceline.api.generation.request import required, unsupported
 from paceline.api.http.body import Schema, least_bytes, read_upload
 from paceline.api.http.pagination import FilesQuery, answer, listing
-from paceline.api.http.routing import Caller, Route, key
-from paceline.api.openapi import REFUSALS, form, official
+from paceline.api.http.routing import Caller, of_app
+from paceline.api.openapi import form, keyed_router, official
 from paceline.api.vector_stores.search import LibraryDep
 from paceline.errors import RequestError
 from paceline.rag.store.files import Arrival, StoredFile, missing
@@ -61,25 +61,14 @@ class FileForm(Schema):
     purpose: Annotated[Purpose, Field(description="Kept and shown; every file can be read into a vector store.")]
 
 
-router = APIRouter(
-    prefix="/v1/files",
-    route_class=Route,
-    dependencies=[Security(key, scopes=["files"])],
-    responses=REFUSALS,
-    tags=["files"],
-)
-
-
-async def _turns(request: Request) -> UploadTurns:
-    turns: UploadTurns = request.app.state.upload_turns
-    return turns
+router = keyed_router("files", "files", prefix="/v1/files")
 
 
 async def _stored(file_id: str, library: LibraryDep, caller: Caller) -> StoredFile:
     return await asyncio.to_thread(library.uploads.get, caller.key, file_id)
 
 
-Turns = Annotated[UploadTurns, Depends(_turns)]
+Turns = Annotated[UploadTurns, of_app("upload_turns")]
 Stored = Annotated[StoredFile, Depends(_stored)]
 
 
