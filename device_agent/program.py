@@ -8,11 +8,9 @@ from contextlib import closing
 import msgspec
 from fastapi import FastAPI
 
-from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
-from paceline.api.http.routing import Addresses, Settings
 from paceline.api.http.server import listen
-from paceline.bootstrap import Background, OpenedNode, api_keys_of, door_limits, retention_of, run_node
+from paceline.bootstrap import Background, OpenedNode, api_keys_of, run_node
 from paceline.core.side import NOBODY
 from paceline.errors import ConfigError
 from paceline.models import shipped
@@ -64,20 +62,7 @@ async def run(settings: AgentSettings) -> None:
                 vocab_size=opened.vocab_size,
             )
             await cloud.enrol()
-        app = create_app(
-            opened.service,
-            Settings(
-                settings.answers.documents,
-                addresses=Addresses(settings.public_url or "", settings.cloud or ""),
-                longest_silent=settings.tuning.longest_silent_answer,
-            ),
-            keyring=keyring,
-            state=settings.state_dir,
-            retention=retention_of(settings),
-            limits=door_limits(settings),
-            seal=opened.seal,
-            tracer=opened.tracer,
-        )
+        app = opened.app(settings, keyring, cloud=settings.cloud or "")
         return app, None if cloud is None else cloud.keep_linked
 
     with closing(listen(settings.host, settings.port)) as listener:

@@ -18,7 +18,10 @@ from typing import Any
 import typer
 from fastapi import FastAPI
 
+from paceline.api.app import create_app
+from paceline.api.http.auth import Keyring
 from paceline.api.http.doors import DoorLimits, networks
+from paceline.api.http.routing import Addresses, Settings
 from paceline.api.http.server import can_tell, serve, url_of
 from paceline.api.responses.log import Retention
 from paceline.core.offloading import Unit
@@ -74,6 +77,24 @@ class OpenedNode:
     def vocab_size(self) -> int:
         """Token ids below this are valid on the link: both the engine and the tokenizer have them."""
         return min(self.model.engine.info.vocab_size, self.model.tokenizer.vocab_size)
+
+    def app(self, settings: NodeSettings, keyring: Keyring, *, cloud: str = "") -> FastAPI:
+        """The HTTP API over it. cloud: address of the other side, see `Addresses`."""
+        tuning = settings.tuning
+        return create_app(
+            self.service,
+            Settings(
+                settings.answers.documents,
+                addresses=Addresses(settings.public_url or "", cloud),
+                longest_silent=tuning.longest_silent_answer,
+            ),
+            keyring=keyring,
+            state=settings.state_dir,
+            retention=Retention(tuning.responses_mib << 20, tuning.responses_days * 86_400),
+            limits=door_limits(settings),
+            seal=self.seal,
+            tracer=self.tracer,
+        )
 
     def introduction(self) -> Introduction:
         """This side as it describes itself on a link, with the number of documents at this moment."""
@@ -300,13 +321,7 @@ def open_profiles(
     return KeptProfiles(settings.state_dir, "; ".join(conditions))
 
 
-def retention_of(settings: NodeSettings) -> Retention:
-    """Size and age up to which responses are kept."""
-    return Retention(settings.tuning.responses_mib << 20, settings.tuning.responses_days * 86_400)
-
-
 def door_limits(settings: NodeSettings) -> DoorLimits:
-    """Limits on those who send no key or credential."""
     every_user = settings.tuning.local_users == "any"
     if not every_user and not can_tell():
         _log.warning("this system does not tell whose a connection is: without keys, every user of it is let in")

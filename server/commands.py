@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from paceline.commands.groups import devices_group
-from paceline.commands.options import Config, Json, StateDir, options
+from paceline.commands.options import Config, Json, StateDir, options, settings_of
 from paceline.errors import ConfigError
 from paceline.settings import ServerSettings
-from paceline.settings_sources import Origins, describe_given, resolve
+from paceline.settings_sources import Origins, describe_given
 
 if TYPE_CHECKING:
     from .devices import Registry
@@ -112,8 +111,7 @@ def revoke_device(
 def _registry(state_dir: Path | None, config: Path | None) -> Registry:
     from .devices import Registry
 
-    settings, _ = resolve(ServerSettings, {"state_dir": state_dir}, os.environ, config)
-    return Registry(settings.state_dir)
+    return Registry(settings_of("cloud", config, state_dir=state_dir).state_dir)
 
 
 def create_key(
@@ -174,5 +172,4 @@ def revoke_key(
 def _keys(state_dir: Path | None, config: Path | None) -> Keys:
     from .keys import Keys
 
-    settings, _ = resolve(ServerSettings, {"state_dir": state_dir}, os.environ, config)
-    return Keys(settings.state_dir)
+    return Keys(settings_of("cloud", config, state_dir=state_dir).state_dir)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -18,11 +17,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from fastapi import FastAPI
 
-from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
-from paceline.api.http.routing import Addresses, Settings
 from paceline.api.http.server import listen
-from paceline.bootstrap import Background, OpenedNode, api_keys_of, door_limits, retention_of, run_node
+from paceline.bootstrap import Background, OpenedNode, api_keys_of, run_node
 from paceline.engine.base import Engine, LoadedModel, ServedModel
 from paceline.engine.loader import folder_of, load_model
 from paceline.errors import ConfigError
@@ -38,7 +35,7 @@ from .devices import Registry
 from .keys import Keys
 from .links import Links
 
-log = logging.getLogger("paceline.server")
+_log = logging.getLogger("paceline.server")
 
 
 def opened_draft(settings: ServerSettings) -> Callable[[ServedModel], Engine] | None:
@@ -61,7 +58,7 @@ def opened_draft(settings: ServerSettings) -> Callable[[ServedModel], Engine] | 
             kv_mib=settings.tuning.draft_kv_mib,
         )
         check_vocabulary(wanted, draft, settings.first_model, model)
-        log.info("drafts of answers that are written here come from %s", wanted)
+        _log.info("drafts of answers that are written here come from %s", wanted)
         return draft.engine
 
     return load
@@ -118,9 +115,6 @@ def _damaged(file: Path) -> str:
     )
 
 
-_log = logging.getLogger("paceline.server")
-
-
 async def run(settings: ServerSettings) -> None:
     """Serve until a signal. Raises ConfigError for settings that cannot be used, before the first request is read."""
     configured = parse_keys(api_keys_of(settings))
@@ -142,29 +136,15 @@ async def run(settings: ServerSettings) -> None:
                 emulation=emulation,
                 vocab_size=opened.vocab_size,
             )
-            app = create_app(
-                opened.service,
-                Settings(
-                    settings.answers.documents,
-                    addresses=Addresses(settings.public_url or ""),
-                    longest_silent=settings.tuning.longest_silent_answer,
-                ),
-                keyring=keyring,
-                state=settings.state_dir,
-                retention=retention_of(settings),
-                limits=door_limits(settings),
-                seal=opened.seal,
-                tracer=opened.tracer,
-            )
-            return add_devices(app, registry, live), live.watch
+            return add_devices(opened.app(settings, keyring), registry, live), live.watch
 
-        with closing(_listen(settings, keyring)) as listener:
+        check_exposure(settings.host, keyring)
+        with closing(listen(settings.host, settings.port)) as listener:
             stages = None
             if settings.stages:
                 from .stages import opened_stages  # with torch, which a server of the fake model does without
 
                 stages = opened_stages(settings, key, registry)
-            draft = opened_draft(settings)
             await run_node(
                 settings,
                 listener,
@@ -172,11 +152,6 @@ async def run(settings: ServerSettings) -> None:
                 compose,
                 expects_peer=lambda: live is not None and live.has_devices,
                 open_engine=stages,
-                open_draft=draft,
+                open_draft=opened_draft(settings),
             )
     _log.info("stopped")
-
-
-def _listen(settings: ServerSettings, keyring: Keyring) -> socket.socket:
-    check_exposure(settings.host, keyring)
-    return listen(settings.host, settings.port)

@@ -7,7 +7,6 @@ nothing: a device's documents stay on the machine the command runs on.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,11 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from paceline.commands.options import Config, Json, StateDir
+from paceline.commands.options import Config, Json, StateDir, settings_of
 from paceline.core.printable import is_text, printable, printable_json, printable_lines
 from paceline.errors import ConfigError
-from paceline.settings import AgentSettings, ServerSettings
-from paceline.settings_sources import resolve
 
 if TYPE_CHECKING:
     from paceline.rag.records import FilesProgress, IngestResult
@@ -248,8 +245,7 @@ def opened(
     from paceline.rag.embedder import load_embedder  # imported here, so that `paceline --help` stays fast
     from paceline.rag.store.documents import DocumentStore
 
-    flags = {"docs_dir": store, "state_dir": state_dir, "embedder": embedder}
-    settings, _ = resolve(ServerSettings if side == "cloud" else AgentSettings, flags, os.environ, config)
+    settings = settings_of(side, config, docs_dir=store, state_dir=state_dir, embedder=embedder)
     if settings.docs_dir.exists() and not settings.docs_dir.is_dir():
         raise ConfigError(f"{settings.docs_dir} is not a folder: give the folder of the documents with --docs-dir")
     embed_with = load_embedder(settings.embedder)

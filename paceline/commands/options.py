@@ -20,7 +20,8 @@ from typing import Annotated, TypeVar, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from paceline.settings import ProgramSettings, variable
+from paceline.core.side import Side
+from paceline.settings import AgentSettings, NodeSettings, ProgramSettings, ServerSettings, variable
 from paceline.settings_sources import Origins, describe, field_default, paths, resolve
 
 Settings = TypeVar("Settings", bound=ProgramSettings)
@@ -33,6 +34,11 @@ SHOW_HELP = (
     "[tuning] too, and do nothing else"
 )
 CONFIG_HELP = "TOML file with settings; default: paceline.toml in the working directory, if there is one"
+
+
+def settings_of(side: Side, config: Path | None, **flags: object) -> NodeSettings:
+    """The settings of a side's program, as it would resolve them."""
+    return resolve(ServerSettings if side == "cloud" else AgentSettings, flags, os.environ, config)[0]
 
 
 def options(cls: type[Settings]) -> Callable[[Callable[[Settings, Origins], None]], Callable[..., None]]:

@@ -6,17 +6,14 @@ A running program reads the base table when it starts, and checks for erased own
 from __future__ import annotations
 
 import json
-import os
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from paceline.commands.options import Config, Json, StateDir
+from paceline.commands.options import Config, Json, StateDir, settings_of
 from paceline.errors import ConfigError
-from paceline.settings import AgentSettings, NodeSettings, ServerSettings
-from paceline.settings_sources import resolve
 
 if TYPE_CHECKING:
     from paceline.runtime.lookup_tables.store import TableFile
@@ -63,7 +60,7 @@ def warm(
     from paceline.runtime.lookup_tables import warmup as warming
     from paceline.runtime.lookup_tables.store import FOLDER, TableStore
 
-    settings = _settings(side, state_dir, config, model)
+    settings = settings_of(side, config, state_dir=state_dir, model=model)
     if not file.is_file():
         raise ConfigError(f"{file} is not a file: give JSON lines with dialogues")
     folder = settings.state_dir / FOLDER
@@ -86,7 +83,7 @@ def list_(side: Side = "cloud", state_dir: StateDir = None, config: Config = Non
     """List the tables: bases first, then those of owners."""
     from paceline.runtime.lookup_tables.store import FOLDER, table_files
 
-    files = table_files(_settings(side, state_dir, config).state_dir / FOLDER)
+    files = table_files(settings_of(side, config, state_dir=state_dir).state_dir / FOLDER)
     if as_json:
         rows = [{**each._asdict(), "path": str(each.path)} for each in files]
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
@@ -115,7 +112,7 @@ def erase(
 
     if not (owners or every or base):
         raise ConfigError("name the owners whose tables are to be erased, or give --all or --base")
-    folder = _settings(side, state_dir, config).state_dir / FOLDER
+    folder = settings_of(side, config, state_dir=state_dir).state_dir / FOLDER
     files = table_files(folder)
     for owner in [None] if every else owners or ():
         mark_erased(folder, "" if owner == NO_KEY else owner)
@@ -137,11 +134,3 @@ def erase(
 def _name(table: TableFile) -> str:
     """By which a table is listed and erased."""
     return "(base)" if table.kind == "base" else table.owner or NO_KEY
-
-
-def _settings(
-    side: Literal["cloud", "device"], state_dir: Path | None, config: Path | None, model: str | None = None
-) -> NodeSettings:
-    flags = {"state_dir": state_dir, "model": model}
-    settings, _ = resolve(ServerSettings if side == "cloud" else AgentSettings, flags, os.environ, config)
-    return settings
