@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -158,8 +159,22 @@ class Conversation:
             yield from _pieces(response.iter_lines(), answer)
         self.messages += [asked, {"role": "assistant", "content": answer.text}]
 
-    def _readable_errors(self) -> _ReadableErrors:
-        return _ReadableErrors(self._url, self._silence)
+    @contextmanager
+    def _readable_errors(self) -> Iterator[None]:
+        """Raise httpx's errors as PacelineError with a sentence."""
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            raise PacelineError(
+                f"Nothing answers at {self._url}. Start `paceline serve` or `paceline agent` there, or give the "
+                "address of one with --url."
+            ) from None
+        except httpx.TimeoutException:
+            raise Silent(f"{self._url} has said nothing for {self._silence:g} s; is it overloaded?") from None
+        except UnicodeEncodeError:
+            raise PacelineError("That has bytes that are no UTF-8: write it in that encoding.") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise PacelineError(f"The connection to {self._url} broke: {error}. Ask again.") from None
 
     def _checked(self, response: httpx.Response) -> httpx.Response:
         if response.status_code == 200:
@@ -168,32 +183,6 @@ class Conversation:
         if response.status_code == 401:
             raise PacelineError(f"{self._url} wants a key: give one with --key - or --key-file. It says: {error}")
         raise PacelineError(f"{self._url} answered {response.status_code}: {error}")
-
-
-class _ReadableErrors:
-    """Raise httpx's errors as PacelineError with a sentence."""
-
-    def __init__(self, url: str, silence: float) -> None:
-        self._url = url
-        self._silence = silence
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        match error:
-            case httpx.ConnectError() | httpx.ConnectTimeout():
-                raise PacelineError(
-                    f"Nothing answers at {self._url}. Start `paceline serve` or `paceline agent` there, or give the "
-                    "address of one with --url."
-                ) from None
-            case httpx.TimeoutException():
-                raise Silent(f"{self._url} has said nothing for {self._silence:g} s; is it overloaded?") from None
-            case UnicodeEncodeError():
-                raise PacelineError("That has bytes that are no UTF-8: write it in that encoding.") from None
-            case httpx.HTTPError() | httpx.InvalidURL():
-                raise PacelineError(f"The connection to {self._url} broke: {error}. Ask again.") from None
 
 
 def _pieces(lines: Iterator[str], answer: Answer) -> Iterator[tuple[str, str | None]]:

@@ -5,10 +5,11 @@ A file that others can read is refused, as ssh does with its keys. Replaced atom
 
 from __future__ import annotations
 
-import base64
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from paceline.errors import ConfigError, other_format
 from paceline.runtime.identity import PrivateKey
@@ -28,6 +29,25 @@ class Credential:
     keys: tuple[PrivateKey, ...] = field(repr=False)  # the present one, and one whose renewal is not confirmed
 
 
+_Key = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+
+
+class _Entry(msgspec.Struct):
+    """A credential as it lies in the file; msgspec writes bytes in base64."""
+
+    device: str
+    server_key: _Key
+    keys: Annotated[list[_Key], msgspec.Meta(min_length=1, max_length=MAX_KEYS)]  # seeds
+
+
+class _Format(msgspec.Struct):
+    format: int | float | str | None
+
+
+class _File(_Format):
+    clouds: dict[str, _Entry]
+
+
 class Credentials:
     """The file in a state directory. Methods raise ConfigError when only a person can repair it."""
 
@@ -35,30 +55,30 @@ class Credentials:
         self.path = state_dir / FILE
 
     def get(self, cloud: str) -> Credential | None:
-        """The credential for a cloud."""
-        return self._read().get(cloud)
+        entry = self._read().get(cloud)
+        if entry is None:
+            return None
+        return Credential(entry.device, entry.server_key, tuple(map(PrivateKey, entry.keys)))
 
     def put(self, cloud: str, credential: Credential) -> None:
-        """Keep a credential."""
+        entry = _Entry(credential.device, credential.server_key, [key.seed for key in credential.keys])
         try:
             private_folder(self.path.parent)
-            clouds = {url: _to_json(entry) for url, entry in (self._read() | {cloud: credential}).items()}
-            write_private(self.path, json.dumps({"format": FORMAT, "clouds": clouds}, indent=2).encode())
+            content = msgspec.json.encode(_File(FORMAT, self._read() | {cloud: entry}))
+            write_private(self.path, msgspec.json.format(content))
         except OSError as error:
             raise ConfigError(f"The credential cannot be kept in {self.path}: {error.strerror}.") from error
 
-    def _read(self) -> dict[str, Credential]:
+    def _read(self) -> dict[str, _Entry]:
         content = read_private(self.path, otherwise="have the device revoked and enrol it again")
         if content is None:
             return {}
         try:
-            entries = json.loads(content)
-            if not isinstance(entries, dict):
-                raise ValueError("no object")
-            if entries["format"] != FORMAT:
-                raise other_format(self.path, entries["format"], FORMAT, "remove the file and enrol the device again")
-            return {str(cloud): _from_json(entry) for cloud, entry in entries["clouds"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            found = msgspec.json.decode(content, type=_Format).format
+            if found != FORMAT:
+                raise other_format(self.path, found, FORMAT, "remove the file and enrol the device again")
+            return msgspec.json.decode(content, type=_File).clouds
+        except msgspec.DecodeError as error:
             raise ConfigError(f"{self.path} is damaged: remove it and enrol the device again.") from error
 
 
@@ -84,21 +104,3 @@ class CloudKeys:
         kept = Credential(self.credential.device, self.credential.server_key, keys)
         self._credentials.put(self._cloud, kept)
         self.credential = kept
-
-
-def _to_json(credential: Credential) -> dict[str, object]:
-    return {
-        "device": credential.device,
-        "server_key": base64.b64encode(credential.server_key).decode(),
-        "keys": [base64.b64encode(key.seed).decode() for key in credential.keys],
-    }
-
-
-def _from_json(entry: dict[str, str | list[str]]) -> Credential:
-    device, server_key, seeds = entry["device"], entry["server_key"], entry["keys"]
-    if not isinstance(device, str) or not isinstance(server_key, str) or not 0 < len(seeds) <= MAX_KEYS:
-        raise ValueError("not an entry")
-    pinned = base64.b64decode(server_key, validate=True)
-    if len(pinned) != KEY_BYTES:
-        raise ValueError("not a key")
-    return Credential(device, pinned, tuple(PrivateKey(base64.b64decode(seed, validate=True)) for seed in seeds))

@@ -11,6 +11,7 @@ import ssl
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 
 from paceline.core.addresses import is_loopback
 from paceline.core.printable import printable
@@ -27,7 +28,7 @@ from paceline.wire.identity import (
     code_secrets,
     request_bytes,
 )
-from paceline.wire.messages import NONCE_BYTES, VERSION
+from paceline.wire.messages import NONCE_BYTES
 
 from .credentials import Credential
 
@@ -63,14 +64,8 @@ def _request(derived: CodeSecrets, key: PrivateKey) -> EnrolmentRequest:
 
 
 def _to_json(request: EnrolmentRequest) -> dict[str, object]:
-    return {
-        "version": VERSION,
-        "code_id": request.code_id,
-        "key": base64.b64encode(request.key).decode(),
-        "nonce": base64.b64encode(request.nonce).decode(),
-        "code_signature": base64.b64encode(request.code_signature).decode(),
-        "key_signature": base64.b64encode(request.key_signature).decode(),
-    }
+    made: dict[str, object] = msgspec.to_builtins(request)  # bytes in base64
+    return made
 
 
 async def _post(url: str, body: dict[str, object]) -> tuple[int, dict[str, object]]:

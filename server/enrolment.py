@@ -10,6 +10,7 @@ import base64
 import binascii
 from typing import Annotated, Literal
 
+import msgspec
 from fastapi import APIRouter
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
@@ -81,18 +82,7 @@ router = APIRouter(route_class=OpenRoute, responses=REFUSALS, tags=["service"]) 
 @router.post(PATH)
 async def enrol(asked: Enrolment, request: Request) -> Enrolled:
     """Enrol the public key of a device that proves a one-time code."""
-    enrolment = EnrolmentRequest(
-        asked.code_id,
-        base64.b64decode(asked.key),
-        base64.b64decode(asked.nonce),
-        base64.b64decode(asked.code_signature),
-        base64.b64decode(asked.key_signature),
-    )
+    enrolment = msgspec.convert(asked.model_dump(exclude={"version"}), EnrolmentRequest)  # bytes from base64
     registry: Registry = request.app.state.registry
     found = await asyncio.to_thread(registry.enrol, enrolment, request.app.state.signer)
-    return Enrolled(
-        device=found.device,
-        server_key=base64.b64encode(found.server_key).decode(),
-        mac=base64.b64encode(found.mac).decode(),
-        signature=base64.b64encode(found.signature).decode(),
-    )
+    return Enrolled(**msgspec.to_builtins(found))
