@@ -26,7 +26,7 @@ from paceline.api.http.server import can_tell, serve, url_of
 from paceline.api.responses.log import Retention
 from paceline.core.offloading import Unit
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ModelInfo, ServedModel
-from paceline.engine.loader import choose_device, engine_threads, gpu_uuid
+from paceline.engine.loader import choose_device, gpu_uuid
 from paceline.errors import ConfigError
 from paceline.model_opening import device_of, further_models, opened_model, sampling_of, served_name
 from paceline.model_opening import open_model as open_model
@@ -48,7 +48,6 @@ from paceline.runtime.served_models import ServedModels
 from paceline.runtime.stimuli import FILE as STIMULI
 from paceline.runtime.stimuli import StimulusLog
 from paceline.runtime.tracing import Tracer, tracer_of
-from paceline.runtime.workflows.kept_profiles import KeptProfiles, describe_machine
 from paceline.runtime.workflows.run import Tools
 from paceline.runtime.workflows.web import WebAccess, WebLimits
 from paceline.sealing import PLAIN, Seal, open_answers_seal
@@ -151,8 +150,7 @@ async def run_node(
         kept = Kept(open_kv(settings, store), open_tables(settings, model, seal), temperature)
         cloud_texts = isinstance(settings, AgentSettings) and settings.tuning.cloud_texts
         terms = Company(expects_peer, open_to_peer, asks, cloud_texts, tracer)
-        profiles = open_profiles(settings, model, store, spread=open_engine is not None)
-        tools = Tools(profiles, reranker, open_web(settings))
+        tools = Tools(reranker, open_web(settings))
         node = Node(settings.side, model, store, NodeParts(offer, computing, kept, terms), tools)
 
         def further(loaded: LoadedModel, its_name: str) -> Node:
@@ -302,23 +300,6 @@ def open_kv(settings: NodeSettings, store: DocumentStore) -> DocumentKvStore | N
         return None  # its servers keep their rows
     limit = settings.tuning.document_kv_mib << 20
     return DocumentKvStore(settings.docs_dir / FOLDER, limit, seal=store.seal) if limit else None
-
-
-def open_profiles(
-    settings: NodeSettings, model: ServedModel, store: DocumentStore, *, spread: bool = False
-) -> KeptProfiles:
-    """What the state directory knows of this side's units, read at the first workflow. spread: over other machines."""
-    device = device_of(settings, model.engine.info)
-    gpu = gpu_uuid(device) or device if device.startswith("cuda") and not spread else None
-    conditions = (
-        f"model {model.engine.info.fingerprint}",
-        f"embedder {store.embedder.name}",
-        f"reranker {settings.tuning.reranker or ''}",
-        describe_machine(gpu),
-        f"{engine_threads() if device == 'cpu' and not (spread or model.engine.info.backend == 'fake') else 0} threads",
-        str(workflow_units(settings)),
-    )
-    return KeptProfiles(settings.state_dir, "; ".join(conditions))
 
 
 def door_limits(settings: NodeSettings) -> DoorLimits:

@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from paceline.hub.cache import quiet as quiet
 from paceline.hub.cache import served_name as served_name
 from paceline.hub.download import HubName
 from paceline.hub.gguf import GgufModel, described
-from paceline.system import cores, may_have_gpu
+from paceline.system import may_have_gpu
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -322,15 +321,6 @@ def gpu_uuid(device: str) -> str | None:
 
     properties = torch.cuda.get_device_properties(torch.device(device))
     return str(uuid) if (uuid := getattr(properties, "uuid", None)) else None
-
-
-def engine_threads() -> int:
-    """Threads that an engine on the CPU computes with, once it is loaded."""
-    if "torch" not in sys.modules:
-        return len(cores())
-    import torch
-
-    return torch.get_num_threads()
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,6 @@ from paceline.runtime.service import (
 )
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.texts import NodeTexts
-from paceline.runtime.workflows.kept_profiles import SAVE_S as PROFILES_S
-from paceline.runtime.workflows.kept_profiles import KeptProfiles
 from paceline.runtime.workflows.run import Tools, Workflows
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
@@ -63,12 +61,6 @@ async def keep_debt(energy: SideEnergy) -> None:
     while True:
         await asyncio.sleep(SAVE_S)
         await asyncio.to_thread(energy.save)
-
-
-async def keep_profiles(profiles: KeptProfiles) -> None:
-    while True:
-        await asyncio.sleep(PROFILES_S)
-        await profiles.save()
 
 
 async def prefill_documents(prefiller: DocumentPrefiller, is_busy: Callable[[], bool]) -> None:
@@ -129,7 +121,6 @@ class Node(NodeTexts):
         admit = partial(self._preparation.prepare, in_workflow=True)
         self._workflows = Workflows(self._resources, self._peers, admit, tools)
         self.workflows = self._workflows.names
-        self._profiles = tools.profiles
         self._tasks: set[asyncio.Task[None]] = set()
         self.library = None if beside is None else beside.library
         self._is_first = beside is None
@@ -147,8 +138,6 @@ class Node(NodeTexts):
             self._run(watch_removals(resources.store, resources.forget_removed))
         if resources.energy.kept is not None:
             self._run(keep_debt(resources.energy))
-        if self._profiles is not None:
-            self._run(keep_profiles(self._profiles))
         if resources.prefiller is not None:
             self._run(prefill_documents(resources.prefiller, self._is_busy))
         return self

@@ -82,12 +82,6 @@ class NodeUnits:
         """web, cloud: see `UnitRegistry`."""
         return UnitRegistry(zone, self.lanes, self.hosts, web=web, cloud=cloud, engine=self.engine)
 
-    def __str__(self) -> str:
-        """In words that are equal where profiles of them may be believed."""
-        hosts = sorted(f"{host.kind} {'+'.join(map(str, sorted(host.cores)))}".strip() for host in self.hosts)
-        lanes = f"{self.lanes} lanes {'+'.join(map(str, sorted(self.engine_cores)))}".strip()
-        return ", ".join((lanes, *hosts))
-
 
 @dataclass(slots=True)
 class UnitRegistry:

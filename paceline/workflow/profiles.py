@@ -9,7 +9,6 @@ modelled.
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_left
 from collections import deque
@@ -68,7 +67,6 @@ def _regression(shapes: tuple[int, ...], seconds: list[float]) -> tuple[float, f
 
 SHAPES: Final = 16  # of an operation that are learnt
 WINDOW: Final = 16  # launches of a shape
-PRIOR: Final = 4  # launches that a stored median counts as
 OPERATIONS: Final = 32
 LONGEST: Final = 86_400.0  # s
 Key = tuple[str, str]  # operation, kind of unit
@@ -111,26 +109,3 @@ class Profiles:
         self._windows.pop((operation, kind), None)
         if self._learnt.pop((operation, kind), None) is not None:
             self.revision += 1
-
-    def to_json(self) -> str:
-        """What was learnt."""
-        rows = [
-            [operation, kind, [[shape, median(window)] for shape, window in sorted(windows.items())]]
-            for (operation, kind), windows in self._windows.items()
-        ]
-        return json.dumps(rows, allow_nan=False)
-
-    @staticmethod
-    def from_json(text: str) -> Profiles:
-        """Raises ValueError for anything but what `to_json` wrote."""
-        found = Profiles()
-        try:
-            for operation, kind, points in json.loads(text)[:OPERATIONS]:
-                for shape, seconds in points[:SHAPES]:
-                    if not (isinstance(shape, int) and shape >= 1 and 1e-9 <= seconds <= LONGEST):
-                        raise ValueError("shapes and seconds are above 0")
-                    for _ in range(PRIOR):
-                        found.learn(str(operation), str(kind), shape, float(seconds))
-        except (KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"no profiles: {error}") from error
-        return found

@@ -202,11 +202,10 @@ class Refining:
 
     def end(self, fault: str | None) -> tuple[Outcome, str]:
         self._parser.end()
-        refined = self._parser.result()
-        cited = self._statements
-        failed = refined.fallback or fault is not None
-        self._heard([Evidence.of(source) for source in self._found] if failed else refined.evidence)
-        for evidence in () if failed else refined.evidence:
+        cited, refined = self._statements, self._parser.found
+        failed = self._parser.fallback or fault is not None
+        self._heard([Evidence.of(source) for source in self._found] if failed else refined)
+        for evidence in () if failed else refined:
             for source in evidence.sources:
                 cited.setdefault(source, []).append(evidence.text)
         if not self.is_wanted:

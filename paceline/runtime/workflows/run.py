@@ -49,7 +49,6 @@ from paceline.runtime.workflows.agent_text import (
     TextStream,
 )
 from paceline.runtime.workflows.driver import WorkflowDriver
-from paceline.runtime.workflows.kept_profiles import KeptProfiles
 from paceline.runtime.workflows.lookup import STAGE_S, Claims, Found, Lookup, NodePlaces, reading_list
 from paceline.runtime.workflows.web import NodeWeb, Research, WebAccess
 from paceline.strategies.base import Side, other
@@ -340,8 +339,6 @@ def refined_apart(*, alone: bool) -> bool:
 class Tools:
     """Of workflows."""
 
-    # Read at the first workflow; None: learnt from nothing, and forgotten.
-    profiles: KeptProfiles | None = None
     # None: late interaction over the store's own embedder; where that has no vectors of tokens, passages keep the order
     # of their search.
     reranker: Reranker | None = None
@@ -362,7 +359,7 @@ class Workflows:
         self._peers = peers
         self._admit = admit
         self._reranker = tools.reranker or own_reranker(resources.store)
-        self._profiles, self._web = tools.profiles, tools.web
+        self._web = tools.web
         self._driver: WorkflowDriver | None = None
         self._cloud: CloudUnits | None = None
 
@@ -383,7 +380,7 @@ class Workflows:
             raise RequestError("A workflow needs a conversation.", param="paceline.workflow")
         answer = await begin(request)
         if self._driver is None:
-            self._driver = WorkflowDriver(resources.registry, None if self._profiles is None else self._profiles.open())
+            self._driver = WorkflowDriver(resources.registry)
             self._cloud = CloudUnits(self._driver)
         _, link = self._peers.peer_for(request)
         searched = request.sources.documents > 0  # otherwise the client wants none
@@ -424,8 +421,6 @@ class Workflows:
             await self._driver.close()
         if self._web is not None:
             await self._web.close()
-        if self._profiles is not None:
-            await self._profiles.save()
 
 
 def own_reranker(store: DocumentStore | None) -> Reranker | None:
