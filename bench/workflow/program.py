@@ -22,7 +22,7 @@ from paceline.rag.web.fetch import PageFetcher
 from paceline.runtime.workflows import run, web
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.workflow import agents
-from paceline.workflow.agents import MAX_STATEMENTS, AgentTask, Queries, most_statements
+from paceline.workflow.agents import MAX_STATEMENTS, AgentTask, most_statements
 
 TOKENS: Final = 32  # of a text of an agent, at most
 EVERY: Final = 24  # characters of a text until its next decision
@@ -43,9 +43,6 @@ class ScriptedQueries:
 
     def end(self) -> list[str]:
         return self._next(len(self._left))
-
-    def result(self) -> Queries:
-        return Queries(self._all, fallback=False, declined=False, dropped=0)
 
     def _next(self, count: int) -> list[str]:
         found, self._left = self._left[: max(0, count)], self._left[max(0, count) :]

@@ -10,7 +10,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Literal, Protocol, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 from paceline.workflow.reading import (
     LineReader,
@@ -64,30 +64,6 @@ class Evidence:
         """A statement of an agent that read these passages."""
         private = any(passage.private for passage in read)
         return cls(text, tuple(dict.fromkeys(cited)), private, frozenset(passage.side for passage in read))
-
-
-Decision = TypeVar("Decision")
-Result_co = TypeVar("Result_co", covariant=True)
-
-
-class AgentParser(Protocol[Decision, Result_co]):
-    """Reads what an agent writes, piece by piece. No text raises, and how it is cut changes nothing.
-
-    All decisions together, those of the fallback included, are what `feed` and `end` have returned.
-    """
-
-    @property
-    def done(self) -> bool:
-        """Nothing that follows would change the result: decoding may stop."""
-
-    def feed(self, piece: str) -> list[Decision]:
-        """Decisions that this piece of text, whole characters, completes."""
-
-    def end(self) -> list[Decision]:
-        """The text has ended: decisions of its last line, or those of the fallback. Later calls add nothing."""
-
-    def result(self) -> Result_co:
-        """All decisions, and how they came about. Complete after `end`."""
 
 
 Parser = TypeVar("Parser", covariant=True)
@@ -163,57 +139,66 @@ def _prompt(instructions: str, question: str, quotes: str = "") -> Prompt:
     return [{"role": "system", "content": instructions}, {"role": "user", "content": content}]
 
 
-class _ListParser(Generic[Decision]):
-    """Items of a list as a model writes it, each as soon as its line ends; at most `most`, and each once."""
+Decision = TypeVar("Decision")
+
+
+class ListParser(Generic[Decision]):
+    """Items of a list as a model writes it, each as soon as its line ends; at most `most`, and each once.
+
+    Reads it piece by piece: no text raises, and how it is cut changes nothing.
+    """
 
     def __init__(self, max_line: int, most: int) -> None:
+        self.found: list[Decision] = []  # all that `feed` and `end` have returned
+        self.declined = False  # the model said that there is nothing to write
+        self.fallback = False  # it wrote nothing usable: what was found is the agent's fallback, if it has one
         self._most = most
         self._lines = LineReader(max_line)
-        self._found: list[Decision] = []
         self._seen: set[str] = set()
-        self._declined = self._ended = self._fallback = False
-        self._dropped = 0
+        self._ended = False
 
     @property
     def done(self) -> bool:
-        return self._ended or self._declined or len(self._found) >= self._most
+        """Nothing that follows would change the result: decoding may stop."""
+        return self._ended or self.declined or len(self.found) >= self._most
 
     def feed(self, piece: str) -> list[Decision]:
+        """Decisions that this piece of text, whole characters, completes."""
         return [] if self.done else self._read(self._lines.feed(piece))
 
     def end(self) -> list[Decision]:
+        """The text has ended: decisions of its last line, or those of the fallback. Later calls add nothing."""
         if self._ended:
             return []
         found = [] if self.done else self._read(self._lines.end())
         self._ended = True
-        if not self._found and (instead := self._instead()) is not None:
-            self._fallback = True
-            self._found += instead
+        if not self.found and (instead := self._instead()) is not None:
+            self.fallback = True
+            self.found += instead
             return instead
         return found
 
     def _read(self, lines: list[str]) -> list[Decision]:
-        before = len(self._found)
+        before = len(self.found)
         for line in lines:
             if self.done:
                 break
             for item in self._line(line):
-                if len(self._found) < self._most and (read := self._item(item)) is not None:
-                    self._found.append(read)
-        return self._found[before:]
+                if len(self.found) < self._most and (read := self._item(item)) is not None:
+                    self.found.append(read)
+        return self.found[before:]
 
     def _is_new(self, text: str, *, usable: bool) -> bool:
-        """Whether a text says something that was not there before, and is no nonsense; counts those that are not."""
+        """Whether a text says something that was not there before, and is no nonsense."""
         key = folded(text)
         if not key or not usable or is_repetitive(text) or key in self._seen:
-            self._dropped += bool(text)
             return False
         self._seen.add(key)
         return True
 
     @abstractmethod
     def _line(self, line: str) -> Iterator[str]:
-        """The items of a line. Sets `_declined` where it says that there are none."""
+        """The items of a line. Sets `declined` where it says that there are none."""
 
     @abstractmethod
     def _item(self, item: str) -> Decision | None:
@@ -231,16 +216,6 @@ QUERY_LINE: Final = 1200  # characters: several items may stand on one line
 
 
 @dataclass(frozen=True, slots=True)
-class Queries:
-    """What is to be searched for."""
-
-    texts: tuple[str, ...]
-    fallback: bool  # the model wrote nothing usable; the texts are those of the agent's fallback, if it has one
-    declined: bool  # the model said that nothing is to be searched for
-    dropped: int  # items that were not usable: nonsense, too long, or there before
-
-
-@dataclass(frozen=True, slots=True)
 class QueryRules:
     """What an agent's queries must be like, and what stands for them if none is."""
 
@@ -251,19 +226,16 @@ class QueryRules:
     may_decline: bool = True  # that the model wants no search is a decision; otherwise the fallback is taken
 
 
-class QueryParser(_ListParser[str]):
+class QueryParser(ListParser[str]):
     """At most `most` distinct queries. What follows the last of them, or a refusal, is not read."""
 
     def __init__(self, rules: QueryRules) -> None:
         super().__init__(QUERY_LINE, rules.most)
         self._rules = rules
 
-    def result(self) -> Queries:
-        return Queries(tuple(self._found), self._fallback, self._declined, self._dropped)
-
     def _line(self, line: str) -> Iterator[str]:
-        self._declined = has_declined(line)
-        yield from () if self._declined else items_of(line)
+        self.declined = has_declined(line)
+        yield from () if self.declined else items_of(line)
 
     def _item(self, item: str) -> str | None:
         text, rules = one_line(item), self._rules
@@ -271,12 +243,12 @@ class QueryParser(_ListParser[str]):
         return text if self._is_new(text, usable=usable) else None
 
     def _instead(self) -> list[str] | None:
-        if self._declined and self._rules.may_decline:
+        if self.declined and self._rules.may_decline:
             return None
         return [self._rules.fallback] if self._rules.fallback else []
 
 
-QueryAgent = AgentTask[AgentParser[str, Queries]]
+QueryAgent = AgentTask[QueryParser]
 MAX_SUB_QUESTIONS: Final = 4
 MAX_SUB_QUESTION: Final = 300  # characters
 _REWRITE: Final = (
@@ -348,17 +320,7 @@ _GROUP: Final = r"[\[【][^\[\]【】\n]{1,40}[\]】]"
 _SENTENCE: Final = re.compile(rf"(?:[.!?]\s?(?:{_GROUP}\s?)++|{_GROUP}\s?[.!?])(?=\s*\S)")  # its end, with citations
 
 
-@dataclass(frozen=True, slots=True)
-class Refined:
-    """What the answer is written from, in place of the passages that were found."""
-
-    evidence: tuple[Evidence, ...]
-    fallback: bool  # no statement was usable; the evidence is the original passages
-    declined: bool  # the model said that no passage helps
-    dropped: int  # statements that were not usable: not from the passages, too long, or there before
-
-
-class StatementParser(_ListParser[Evidence]):
+class StatementParser(ListParser[Evidence]):
     """At most `most` distinct statements that are supported by the words of what was read.
 
     shown: the passages by number, from 1. read: all that the agent was given, for the fallback and for privacy.
@@ -371,15 +333,12 @@ class StatementParser(_ListParser[Evidence]):
         self._shown, self._passages = shown, read
         self._vocabulary = Vocabulary([question, *(f"{each.title}\n{each.text}" for each in shown)])
 
-    def result(self) -> Refined:
-        return Refined(tuple(self._found), self._fallback, self._declined, self._dropped)
-
     def _line(self, line: str) -> Iterator[str]:
         for sentence in _sentences(line):
             if self.done:
                 return
-            self._declined = has_declined(without_citations(sentence))
-            if not self._declined:
+            self.declined = has_declined(without_citations(sentence))
+            if not self.declined:
                 yield sentence
 
     def _item(self, item: str) -> Evidence | None:
@@ -408,7 +367,7 @@ def most_statements(passages: int) -> int:
     return min(MAX_STATEMENTS, STATEMENTS_EACH * max(1, passages))
 
 
-RefineAgent = AgentTask[AgentParser[Evidence, Refined]]
+RefineAgent = AgentTask[StatementParser]
 
 
 def refine(question: str, passages: Sequence[SourcePassage]) -> RefineAgent:

@@ -34,7 +34,7 @@ def test_what_stands_for_nonsense_is_answered_from(pair: Pair, question: str, va
     for parser in (rewriting, refining, planning):
         parser.feed(written)
         parser.end()
-    assert rewriting.result().texts == planning.result().texts == (question,)
-    assert refining.result().fallback
-    read = [source for each in refining.result().evidence for source in each.sources]
+    assert rewriting.found == planning.found == [question]
+    assert refining.fallback
+    read = [source for each in refining.found for source in each.sources]
     assert value in pair.answer(question, {"device": quoted_passages(read, 2000)})

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 
-from paceline.workflow.agents import MAX_STATEMENT, AgentParser, Evidence, Queries, Refined, look, plan, refine, rewrite
+from paceline.workflow.agents import MAX_STATEMENT, Evidence, ListParser, look, plan, refine, rewrite
 from tests.workflow.agents.texts import MILLS, QUESTION, cut_texts, read
 
-EVIDENCE = tuple(Evidence.of(each) for each in MILLS)
-PARSERS: dict[str, Callable[[], AgentParser[object, object]]] = {
+EVIDENCE = [Evidence.of(each) for each in MILLS]
+PARSERS: dict[str, Callable[[], ListParser[Any]]] = {
     "rewrite": rewrite(QUESTION).parser,
     "plan": plan(QUESTION).parser,
     "look": look(QUESTION, EVIDENCE).parser,
     "refine": refine(QUESTION, MILLS).parser,
 }
+
+
+def outcome(parser: ListParser[Any]) -> tuple[object, ...]:
+    return parser.found, parser.fallback, parser.declined
 
 
 @pytest.mark.parametrize("stage", PARSERS)
@@ -26,23 +31,21 @@ PARSERS: dict[str, Callable[[], AgentParser[object, object]]] = {
 @example(cut=("mill?\r\nmill!", ["mill?\r", "\nmill!"]))
 def test_any_text_is_read_and_how_it_is_cut_changes_nothing(stage: str, cut: tuple[str, list[str]]) -> None:
     text, pieces = cut
-    whole, result = read(PARSERS[stage](), [text])
-    assert (whole, result) == read(PARSERS[stage](), pieces) == read(PARSERS[stage](), list(text))
-    match result:
-        case Queries():
-            most, max_chars = {"rewrite": (4, 300), "plan": (3, 200), "look": (2, 200)}[stage]
-            assert tuple(whole) == result.texts and len(whole) <= most
-            assert all(len(each) <= max_chars and each.splitlines() == [each] for each in result.texts)
-            assert len({each.casefold() for each in result.texts}) == len(whole)
-            if stage == "rewrite":
-                assert whole and (not result.fallback or whole == [QUESTION])
-        case Refined():
-            assert tuple(whole) == result.evidence
-            if result.fallback:
-                assert result.evidence == EVIDENCE
-            else:
-                assert 1 <= len(whole) <= 4 and all(1 <= len(each.text) <= MAX_STATEMENT for each in result.evidence)
-                assert all({*each.sources} <= {*MILLS} and "[1]" not in each.text for each in result.evidence)
+    whole = read(PARSERS[stage](), [text])
+    found = whole.found
+    assert outcome(whole) == outcome(read(PARSERS[stage](), pieces)) == outcome(read(PARSERS[stage](), list(text)))
+    if stage == "refine":
+        if whole.fallback:
+            assert found == EVIDENCE
+        else:
+            assert 1 <= len(found) <= 4 and all(1 <= len(each.text) <= MAX_STATEMENT for each in found)
+            assert all({*each.sources} <= {*MILLS} and "[1]" not in each.text for each in found)
+        return
+    most, max_chars = {"rewrite": (4, 300), "plan": (3, 200), "look": (2, 200)}[stage]
+    assert len({each.casefold() for each in found}) == len(found) <= most
+    assert all(len(each) <= max_chars and each.splitlines() == [each] for each in found)
+    if stage == "rewrite":
+        assert found and (not whole.fallback or found == [QUESTION])
 
 
 @pytest.mark.parametrize("stage", PARSERS)
@@ -54,4 +57,4 @@ def test_nothing_that_follows_matters_when_a_parser_is_done(stage: str, cut: tup
         parser.feed(piece)
         if not stopped.done:
             stopped.feed(piece)
-    assert parser.end() == stopped.end() and parser.result() == stopped.result()
+    assert parser.end() == stopped.end() and outcome(parser) == outcome(stopped)

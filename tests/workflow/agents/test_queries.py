@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from paceline.workflow.agents import Evidence, Queries, SourcePassage, look, plan, rewrite
+from paceline.workflow.agents import Evidence, QueryParser, SourcePassage, look, plan, rewrite
 from paceline.workflow.reading import cleaned
 from tests.workflow.agents.texts import MILLS, QUESTION, TEXTS, passage, read
 
 RED, BLUE = "When was the red mill of Aarburg built?", "When was the blue mill of Brill built?"
 
 
-def rewritten(text: str, question: str = QUESTION) -> Queries:
-    return read(rewrite(question).parser(), [text])[1]
+def rewritten(text: str, question: str = QUESTION) -> QueryParser:
+    return read(rewrite(question).parser(), [text])
 
 
-def planned(text: str, question: str = QUESTION) -> Queries:
-    return read(plan(question).parser(), [text])[1]
+def planned(text: str, question: str = QUESTION) -> QueryParser:
+    return read(plan(question).parser(), [text])
 
 
 def test_a_sub_question_is_there_as_soon_as_its_line_ends() -> None:
@@ -30,7 +30,7 @@ def test_a_sub_question_is_there_as_soon_as_its_line_ends() -> None:
     ]
     assert parser.feed(BLUE) == [] and not parser.done
     assert parser.end() == [BLUE]
-    assert parser.result() == Queries((RED, BLUE), fallback=False, declined=False, dropped=0)
+    assert parser.found == [RED, BLUE] and not (parser.fallback or parser.declined)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_sub_question_is_there_as_soon_as_its_line_ends() -> None:
 )
 def test_sub_questions_are_found_in_all_manners_of_lists(text: str) -> None:
     result = rewritten(text)
-    assert (result.texts, result.fallback, result.declined) == ((RED, BLUE), False, False)
+    assert (result.found, result.fallback, result.declined) == ([RED, BLUE], False, False)
 
 
 @pytest.mark.parametrize(
@@ -79,29 +79,29 @@ def test_sub_questions_are_found_in_all_manners_of_lists(text: str) -> None:
 )
 def test_the_question_itself_stands_for_nonsense(text: str) -> None:
     result = rewritten(text)
-    assert (result.texts, result.fallback) == ((QUESTION,), True)
+    assert (result.found, result.fallback) == ([QUESTION], True)
 
 
 def test_a_question_is_its_own_fallback_word_for_word() -> None:
     question = "  what?\nreally, [2] \x00 " + "mill " * 800
-    assert rewritten("", question).texts == (question,)
+    assert rewritten("", question).found == [question]
 
 
 def test_at_most_four_sub_questions_are_read() -> None:
     text = "\n".join(f"What is mill {number}?" for number in range(9))
     parser = rewrite(QUESTION).parser()
     assert len(parser.feed(text)) == 4 and parser.done
-    assert parser.end() == [] and len(parser.result().texts) == 4
+    assert parser.end() == [] and len(parser.found) == 4
 
 
 def test_duplicates_differ_in_case_blanks_and_punctuation_only() -> None:
     result = rewritten("What is C++?\nwhat  is c++ ?\nWhat is C#?\nWHAT IS C#", "What are C++ and C#?")
-    assert (result.texts, result.dropped) == (("What is C++?", "What is C#?"), 2)
+    assert result.found == ["What is C++?", "What is C#?"]
 
 
 def test_sub_questions_in_scripts_without_blanks() -> None:
     result = rewritten("赤い水車はいつ建てられましたか\n意味不明", "赤い水車と青い水車、どちらが古いですか")
-    assert result.texts == ("赤い水車はいつ建てられましたか",)
+    assert result.found == ["赤い水車はいつ建てられましたか"]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_sub_questions_in_scripts_without_blanks() -> None:
 )
 def test_a_plan_may_decline_in_many_ways(text: str) -> None:
     result = planned(text)
-    assert (result.texts, result.declined, result.fallback) == ((), True, False)
+    assert (result.found, result.declined, result.fallback) == ([], True, False)
 
 
 @pytest.mark.parametrize(
@@ -153,28 +153,28 @@ def test_a_plan_may_decline_in_many_ways(text: str) -> None:
     ],
 )
 def test_a_query_may_begin_like_a_refusal(text: str) -> None:
-    assert planned(text).texts == (text,)
+    assert planned(text).found == [text]
 
 
 def test_a_plan_of_nonsense_is_a_search_for_the_question() -> None:
     for text in ("", "zog blarf", "!!!", "1. 2. 3."):
-        assert planned(text) == Queries((QUESTION,), True, False, result.dropped if (result := planned(text)) else 0)
+        assert planned(text).found == [QUESTION] and planned(text).fallback
     long = "Which mill is older? " * 100
-    (query,) = planned("", long).texts
+    (query,) = planned("", long).found
     assert len(query) <= 200 and query.startswith("Which mill") and query.endswith("older?")
 
 
 def test_a_refusal_ends_a_list() -> None:
     result = planned("red mill Aarburg\nNONE\nblue mill Brill\n")
-    assert (result.texts, result.declined, result.fallback) == (("red mill Aarburg",), True, False)
+    assert (result.found, result.declined, result.fallback) == (["red mill Aarburg"], True, False)
 
 
 def test_a_second_look_that_writes_nonsense_asks_for_nothing() -> None:
     inputs = look(QUESTION, tuple(Evidence.of(each) for each in MILLS))
-    assert read(inputs.parser(), ["zog blarf\n"])[1] == Queries((), fallback=True, declined=False, dropped=1)
-    assert read(inputs.parser(), ["NONE"])[1] == Queries((), fallback=False, declined=True, dropped=0)
+    nonsense, none = read(inputs.parser(), ["zog blarf\n"]), read(inputs.parser(), ["NONE"])
+    assert nonsense.fallback and none.declined and not (nonsense.found or nonsense.declined or none.found)
     asked = "Buckinghamshire windmills\nbuilt in 1820\nBrill"
-    assert read(inputs.parser(), [asked])[1].texts == ("Buckinghamshire windmills", "built in 1820")
+    assert read(inputs.parser(), [asked]).found == ["Buckinghamshire windmills", "built in 1820"]
 
 
 PRIVATE = passage("The password of the mill is 1234.", "device", private=True)

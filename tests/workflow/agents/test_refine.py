@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.workflow.agents import MAX_PASSAGES, Evidence, Refined, refine
+from paceline.workflow.agents import MAX_PASSAGES, Evidence, StatementParser, refine
 from tests.workflow.agents.texts import MILLS, QUESTION, passage, read
 
 RED, BLUE = "The red mill was built in 1820.", "The blue mill was built in 1650."
-ORIGINAL = tuple(Evidence.of(each) for each in MILLS)
+ORIGINAL = [Evidence.of(each) for each in MILLS]
 
 
-def refined(text: str) -> Refined:
-    return read(refine(QUESTION, MILLS).parser(), [text])[1]
+def refined(text: str) -> StatementParser:
+    return read(refine(QUESTION, MILLS).parser(), [text])
 
 
-def cited(result: Refined) -> list[tuple[str, list[int]]]:
+def cited(result: StatementParser) -> list[tuple[str, list[int]]]:
     assert not result.fallback
-    return [(each.text, [MILLS.index(source) + 1 for source in each.sources]) for each in result.evidence]
+    return [(each.text, [MILLS.index(source) + 1 for source in each.sources]) for each in result.found]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_text_of_one_passage_has_fewer_statements() -> None:
 )
 def test_the_passages_themselves_stand_for_nothing_and_for_nonsense(text: str, declined: bool) -> None:
     result = refined(text)
-    assert (result.evidence, result.fallback, result.declined) == (ORIGINAL, True, declined)
+    assert (result.found, result.fallback, result.declined) == (ORIGINAL, True, declined)
 
 
 def test_privacy_and_origin_are_those_of_all_that_was_read() -> None:
@@ -78,7 +78,7 @@ def test_privacy_and_origin_are_those_of_all_that_was_read() -> None:
     private = passage("The red mill of Brill is ours.", "device", private=True)
     for text in (f"{BLUE} [1]\nThe red mill is ours", "NOTHING"):
         inputs = refine(QUESTION, (MILLS[1], private))
-        evidence = read(inputs.parser(), [text])[1].evidence
+        evidence = read(inputs.parser(), [text]).found
         assert len(evidence) == 2
         if text != "NOTHING":
             assert all(each.private and each.origins == {"web", "device"} for each in evidence)
@@ -92,11 +92,11 @@ def test_passages_that_were_not_shown_are_not_cited_and_not_lost() -> None:
     inputs = refine(QUESTION, passages)
     assert f"[{MAX_PASSAGES}]" in (prompt := str(inputs.messages[1]["content"]))
     assert f"[{MAX_PASSAGES + 1}]" not in prompt
-    (statement,) = read(inputs.parser(), [f"The mill is red [{MAX_PASSAGES + 1}]"])[1].evidence
+    (statement,) = read(inputs.parser(), [f"The mill is red [{MAX_PASSAGES + 1}]"]).found
     assert not statement.sources
-    assert len(read(inputs.parser(), [""])[1].evidence) == len(passages)
+    assert len(read(inputs.parser(), [""]).found) == len(passages)
 
 
 def test_without_passages_there_is_no_evidence() -> None:
-    result = read(refine(QUESTION, ()).parser(), [f"{RED} [1]"])[1]
-    assert result == Refined((), fallback=True, declined=False, dropped=1)
+    result = read(refine(QUESTION, ()).parser(), [f"{RED} [1]"])
+    assert not result.found and result.fallback

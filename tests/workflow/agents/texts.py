@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
-from paceline.workflow.agents import AgentParser, Origin, SourcePassage
+from paceline.workflow.agents import ListParser, Origin, SourcePassage
 
-Decision = TypeVar("Decision")
-Result = TypeVar("Result")
+Parser = TypeVar("Parser", bound=ListParser[Any])
 
 QUESTION = "Which mill is older, the red mill of Aarburg or the blue mill of Brill?"
 POISONS = (
@@ -79,9 +78,10 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
     return text, [text[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-def read(parser: AgentParser[Decision, Result], pieces: Sequence[str]) -> tuple[list[Decision], Result]:
-    """All decisions of a text, and the result."""
+def read(parser: Parser, pieces: Sequence[str]) -> Parser:
+    """The parser, once it has read a text to its end."""
     found = [decision for piece in pieces for decision in parser.feed(piece)]
     found += parser.end()
     assert parser.done and not parser.end() and not parser.feed("What is the red mill?\n")
-    return found, parser.result()
+    assert parser.found == found
+    return parser
