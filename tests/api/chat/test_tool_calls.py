@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.api.chat.tools import (
@@ -29,7 +29,7 @@ JSON = st.recursive(
     max_leaves=6,
 )
 OBJECTS = st.dictionaries(st.text(max_size=6), JSON, max_size=4)
-NAMES = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
+NAMES = st.text("Az09_-", min_size=1, max_size=64)
 PROSE = st.lists(st.sampled_from([*"ab <>\n\té{}", '"', "<tool", "_call", CLOSE]), max_size=8).map("".join)
 SPACES = st.sampled_from(["", " ", "\n", "\n  "])
 
@@ -78,7 +78,6 @@ def test_calls_come_out_as_they_were_written(
     assert parser.num_calls == len(written) and parser.complete
 
 
-@settings(max_examples=300)
 @given(st.data(), st.lists(PROSE | st.builds(call_text, NAMES, OBJECTS.map(json.dumps)), max_size=5), st.booleans())
 def test_the_output_does_not_depend_on_where_the_text_is_split(
     data: st.DataObject, parts: list[str], cut: bool
@@ -161,7 +160,6 @@ TAGGED = st.dictionaries(st.sampled_from(["text", "count", "more"]), JSON, max_s
 )
 
 
-@settings(max_examples=200)
 @given(st.data(), st.sampled_from(FORMATS), st.booleans())
 def test_calls_are_read_in_every_format_in_which_they_are_written(
     data: st.DataObject, form: ToolFormat, talks: bool

@@ -270,13 +270,8 @@ def test_an_answer_of_a_format_may_be_a_call_instead(
     assert "<tools>" in description and ("Answer with JSON" in description) is (wanted["type"] == "json_schema")
 
 
-def test_a_strict_format_is_strict_beside_tools(http: httpx.Client, service: ScriptedService) -> None:
-    request = asked(http, service, response_format=schema_format(schema=CITY, strict=True), tools=TOOLS)
-    assert constraint(request)["content"]["kind"] == "json_schema"
-
-
 # ---- the answer to the client ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize("size", [1, 7])
 def test_calls_stream_as_they_are_answered_whole(http: httpx.Client, service: ScriptedService, size: int) -> None:
     service.script = letters(CALLS, size=size)
     answer = whole(http, tools=TOOLS)["choices"][0]
@@ -321,7 +316,7 @@ def test_the_reason_is_openais(http: httpx.Client, service: ScriptedService, cho
     assert stream(http, tools=TOOLS, tool_choice=choice)[-1]["choices"][0]["finish_reason"] == reason
 
 
-@pytest.mark.parametrize("length", range(0, len(CALLS), 5))
+@pytest.mark.parametrize("length", range(0, len(CALLS), 12))
 def test_a_truncated_call_is_returned_as_far_as_it_was_written(
     http: httpx.Client, service: ScriptedService, length: int
 ) -> None:

@@ -129,14 +129,14 @@ ODD: list[object] = [
 # fmt: on
 
 
-@pytest.mark.parametrize("field", [*NULLABLE, "model", "messages"])
-def test_no_value_of_a_field_is_the_servers_fault(http: httpx.Client, field: str) -> None:
-    tools: Json = {"tools": [{"function": {"name": "f"}}]} if field in ("tool_choice", "response_format") else {}
-    for value in ODD:
-        response = post(http, **tools | {field: value})
-        assert response.status_code in (200, 400, 404), (value, response.text)
-        if response.status_code != 200:
-            assert (fault(response, response.status_code)["param"] or "").startswith((field, *tools))
+def test_no_value_of_a_field_is_the_servers_fault(http: httpx.Client) -> None:
+    for number, field in enumerate([*NULLABLE, "model", "messages"]):
+        tools: Json = {"tools": [{"function": {"name": "f"}}]} if field in ("tool_choice", "response_format") else {}
+        for value in ODD[number % 2 :: 2]:
+            response = post(http, **tools | {field: value})
+            assert response.status_code in (200, 400, 404), (field, value, response.text)
+            if response.status_code != 200:
+                assert (fault(response, response.status_code)["param"] or "").startswith((field, *tools))
 
 
 def test_nulls_inside_messages_and_objects_mean_absent(http: httpx.Client) -> None:

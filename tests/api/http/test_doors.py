@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.api.app import create_app, include
+from paceline.api.http import admission
 from paceline.api.http.admission import MAX_OPEN_PER_ADDRESS
 from paceline.api.http.auth import Keyring
 from paceline.api.http.body import Schema, within
@@ -101,9 +102,7 @@ def test_a_proxys_connections_count_for_the_addresses_behind_it() -> None:
 @given(
     st.integers(1, 4),
     st.integers(2, 12),
-    st.lists(
-        st.tuples(st.sampled_from(["enter", "known", "upgraded", "speak", "gone"]), st.integers(0, 30)), max_size=80
-    ),
+    st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 30)), max_size=80),
 )
 def test_the_counts_hold_whatever_happens(per_address: int, max_connections: int, moves: list[tuple[str, int]]) -> None:
     hall = Hall(per_address, max_connections, trusted=("9.9.9.9",))
@@ -185,7 +184,8 @@ def first_line(client: socket.socket, wait: float) -> bytes | None:
     return client.recv(65_536).split(b"\r\n")[0] if select.select([client], [], [], wait)[0] else None
 
 
-def test_open_routes_have_few_places_and_keys_their_own() -> None:
+def test_open_routes_have_few_places_and_keys_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "OPEN_BODY_S", 2.0)
     with door() as url, ExitStack() as stack, client_of(url, "key") as http:
         waiting = [half(url, stack) for _ in range(MAX_OPEN_PER_ADDRESS)]
         assert all(first_line(client, 0.0) is None for client in waiting)

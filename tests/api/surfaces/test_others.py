@@ -89,13 +89,13 @@ def test_health_follows_readiness_and_needs_no_key(service: ScriptedService) -> 
         assert known.get("/version").json().keys() == {"version"}
 
 
-@pytest.mark.parametrize("path", [path for path in ABSENT if path.startswith("/v1/") and "messages" not in path])
-def test_what_is_absent_is_refused_with_what_to_use_and_behind_the_key(service: ScriptedService, path: str) -> None:
+def test_what_is_absent_is_refused_with_what_to_use_and_behind_the_key(service: ScriptedService) -> None:
     with serving(service, {"key": None}) as url, client_of(url) as http, client_of(url, "key") as known:
-        fault(http.post(path, json={}), 401)
-        for method, each in (("POST", path), ("GET", path), ("POST", path + "/x/y")):
-            error = fault(known.request(method, each), 404)
-            assert error["code"] == "unknown_url" and ABSENT[path] in str(error["message"])
+        for path in (path for path in ABSENT if not path.startswith(("/api", "/v1/messages"))):
+            fault(http.post(path, json={}), 401)
+            for method, each in (("POST", path), ("GET", path), ("POST", path + "/x/y")):
+                error = fault(known.request(method, each), 404)
+                assert error["code"] == "unknown_url" and ABSENT[path] in str(error["message"])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_base_url_without_its_version_is_recognised(http: httpx.Client, path: 
 
 
 @pytest.mark.parametrize(("given", "echoed"), [("abc-1 x", True), ("x" * 512, True), ("x" * 513, False), ("é", False)])
-@pytest.mark.parametrize("path", ["/v1/models", "/nothing", "/api/tags"])
-def test_a_clients_own_name_of_a_request_is_echoed(http: httpx.Client, path: str, given: str, echoed: bool) -> None:
-    answer = http.get(path, headers={"x-client-request-id": given.encode("latin-1")})  # type: ignore[dict-item]  # bytes are sent as they are
-    assert answer.headers.get("x-client-request-id") == (given if echoed else None)
+def test_a_clients_own_name_of_a_request_is_echoed(http: httpx.Client, given: str, echoed: bool) -> None:
+    for path in ("/v1/models", "/nothing"):
+        answer = http.get(path, headers={"x-client-request-id": given.encode("latin-1")})  # type: ignore[dict-item]  # bytes are sent as they are
+        assert answer.headers.get("x-client-request-id") == (given if echoed else None)
