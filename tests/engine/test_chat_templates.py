@@ -333,15 +333,11 @@ def test_a_template_that_shows_no_question_is_refused_with_a_sentence(template: 
 FAULTS = (
     "{{ 1 / (messages | length - 1) }}",
     "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
-    "{{ messages[0].content + 1 }}",
     "{{ messages | tojson(unknown=2) }}",
-    "{{ messages.pop() }}",
     "{{ ''.__class__.__mro__ }}",
     "{{ nothing.at.all }}",
-    "{{ {}['a'] | int / {}.b }}",
     "{% for i in range(10 ** 9) %}{% endfor %}",
     "{{ 'x' * 10 ** 15 }}",
-    "{{ strftime_now(1) }}",
     "{{ messages[0]['content'].encode('latin-1').decode('ascii') }}\xff{{ 'é'.encode('ascii') }}",
 )
 

@@ -23,20 +23,6 @@ PLAIN = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-FIRST_SYSTEM = (
-    "{% for m in messages %}{% if m['role'] == 'system' and not loop.first %}"
-    "{{ raise_exception('Only the first message may be a system message.') }}{% endif %}"
-    "<|{{ m['role'] }}|>{{ m['content'] | trim }}<|end|>{% endfor %}<|assistant|>"
-)
-NO_SYSTEM = (
-    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "{%- for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] | trim }}<|end|>\n{% endfor %}<|assistant|>\n"
-)
-SILENT = (  # silently drops every system message but the first
-    "{% if messages[0]['role'] == 'system' %}<|system|>{{ messages[0]['content'] }}<|end|>{% endif %}"
-    "{% for m in messages if m['role'] != 'system' %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
-    "<|assistant|>"
-)
 USER = {"role": "user", "content": "When does it open?"}
 OWN = {"role": "system", "content": "Be brief."}
 
@@ -289,15 +275,13 @@ def test_unusable_files_are_refused_with_a_sentence(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-@pytest.mark.parametrize("template", [PLAIN, FIRST_SYSTEM, NO_SYSTEM, SILENT])
-def test_a_last_message_of_the_assistant_is_gone_on_from(tmp_path: Path, template: str) -> None:
-    tokenizer = Tokenizer.load(write(tmp_path, template))
+def test_a_last_message_of_the_assistant_is_gone_on_from(plain: Tokenizer) -> None:
     begun = {"role": "assistant", "content": "It opens at <|end|> "}
     for before in ([USER], [OWN, USER], [USER, {"role": "assistant", "content": "At ten."}, USER]):
-        asked, went_on = tokenizer.chat(before), tokenizer.chat([*before, begun])
+        asked, went_on = plain.chat(before), plain.chat([*before, begun])
         assert went_on[: len(asked)] == asked
-        assert went_on[len(asked) :] == tokenizer.encode("It opens at <|end|> "), "its text names no special token"
-        *start, tail = tokenizer.document_prompt(before, "It opens at ten.")
-        *same_start, longer = tokenizer.document_prompt([*before, begun], "It opens at ten.")
-        assert same_start == start and longer == [*tail, *tokenizer.encode("It opens at <|end|> ")]
-    assert tokenizer.chat([USER, {"role": "assistant", "content": ""}]) == tokenizer.chat([USER])
+        assert went_on[len(asked) :] == plain.encode("It opens at <|end|> "), "its text names no special token"
+        *start, tail = plain.document_prompt(before, "It opens at ten.")
+        *same_start, longer = plain.document_prompt([*before, begun], "It opens at ten.")
+        assert same_start == start and longer == [*tail, *plain.encode("It opens at <|end|> ")]
+    assert plain.chat([USER, {"role": "assistant", "content": ""}]) == plain.chat([USER])

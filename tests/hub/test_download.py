@@ -76,6 +76,13 @@ def test_a_model_given_by_name_is_fetched_and_a_hub_that_is_down_does_not_matter
         find("house/other")
 
 
+def test_without_a_hub_the_network_is_named(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="check the network"):
+        pull(HubName.parse("house/tiny"))
+    assert not hub.sent
+
+
 def test_a_newer_version_is_fetched_beside_the_older_one(hub: StandInHub) -> None:
     pull(HubName.parse("house/tiny"))
     hub.repositories["house/tiny"] = FILES | {"model.safetensors": b"other weights"}
@@ -135,6 +142,21 @@ def test_a_file_that_does_not_end_is_given_up_at_its_size(hub: StandInHub, tmp_p
     with pytest.raises(ConfigError, match="content that is not what the hub says it is"):
         pull(HubName.parse("house/tiny"))
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+
+
+def test_content_that_is_not_the_models_is_thrown_away(hub: StandInHub, tmp_path: Path) -> None:
+    hub.changed = True
+    with pytest.raises(ConfigError, match="content that is not what the hub says it is"):
+        pull(HubName.parse("house/tiny"))
+    assert not list(tmp_path.rglob("*.partial"))
+    hub.changed = False
+    assert (pull(HubName.parse("house/tiny")).directory / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_server_that_ignores_ranges_sends_all_again(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1)
+    hub.cut_after, hub.cuts, hub.ignores_ranges = 3, 1, True
+    assert (pull(HubName.parse("house/tiny")).directory / "model.safetensors").read_bytes() == b"weights"
 
 
 def test_files_with_names_that_lead_elsewhere_are_not_fetched(hub: StandInHub) -> None:

@@ -115,16 +115,6 @@ def test_an_imported_model_scores_as_the_checkpoint_it_came_from(tmp_path: Path,
     assert (scores[0].argmax(-1) == scores[1].argmax(-1)).float().mean() > 0.9
 
 
-def test_quantised_blocks_are_decoded_one_tensor_at_a_time(tmp_path: Path) -> None:
-    save(ARCHITECTURES["llama"](), tmp_path / "original")
-    write_gguf(tmp_path / "original", tmp_path / "model.gguf", kind=gguf.GGMLQuantizationType.Q8_0)
-    original = load_file(tmp_path / "original" / "model.safetensors")
-    for key, values in GgufFile.open(tmp_path / "model.gguf").tensors():
-        weights = original[key].float().numpy()
-        step = np.abs(weights).max() / 127
-        np.testing.assert_allclose(values, weights, atol=step)
-
-
 def test_a_vocabulary_and_template_give_the_tokens_and_the_fingerprint_of_the_folder_they_came_from(
     tmp_path: Path,
 ) -> None:

@@ -74,21 +74,12 @@ def test_a_model_is_fetched_listed_and_removed(machine: Machine, hub: StandInHub
     assert json.loads(again.stdout)["fetched"] == 0
     assert hub.sent == sent
     assert machine.run("remove", NAME).stdout.startswith("removed house/tiny, 33.6 MB")
-    assert NAME not in machine.listed()
     assert not machine.cache.exists()
     missing = machine.run("remove", NAME)
     assert (missing.returncode, "not in the cache" in missing.stderr) == (2, True)
 
 
-CUT, KEPT = 25_000_000, 20 << 20  # bytes sent, and those kept of them: huggingface_hub writes 10 MiB at a time
-
-
-def test_a_download_that_was_cut_goes_on_where_it_was(machine: Machine, hub: StandInHub) -> None:
-    hub.cut_after, hub.cuts = CUT, 1
-    assert machine.run("pull", NAME).returncode == 0
-    assert hub.ranges == [f"bytes={KEPT}-"]
-    small = sum(len(FILES[name]) for name in FILES if name.endswith(".json") and "/" not in name)
-    assert hub.sent == small + len(WEIGHTS) + CUT - KEPT
+CUT = 25_000_000  # bytes sent
 
 
 def test_what_a_killed_download_has_left_is_not_fetched_again(machine: Machine, hub: StandInHub) -> None:
@@ -111,39 +102,14 @@ def test_what_a_killed_download_has_left_is_not_fetched_again(machine: Machine, 
     assert hub.sent <= len(WEIGHTS) - held + 1000
 
 
-def test_a_server_that_ignores_ranges_sends_all_again(machine: Machine, hub: StandInHub) -> None:
-    hub.cut_after, hub.cuts, hub.ignores_ranges = CUT, 1, True
-    assert machine.run("pull", NAME).returncode == 0
-    (snapshot,) = (machine.cache / "snapshots").iterdir()
-    assert (snapshot / "model.safetensors").read_bytes() == WEIGHTS
-
-
-def test_content_that_is_not_the_models_is_thrown_away(machine: Machine, hub: StandInHub) -> None:
-    hub.changed = True
-    pulled = machine.run("pull", NAME)
-    assert (pulled.returncode, "not what the hub says it is" in pulled.stderr) == (2, True), pulled
-    assert not list(machine.cache.glob("blobs/*.partial"))
-    hub.changed = False
-    assert machine.run("pull", NAME).returncode == 0
-
-
-@pytest.mark.parametrize("what", ["pull", "remove"])
-def test_what_comes_with_paceline_is_neither_fetched_nor_removed(what: str, machine: Machine, hub: StandInHub) -> None:
-    done = machine.run(what, "demo")
+def test_what_comes_with_paceline_is_not_removed(machine: Machine, hub: StandInHub) -> None:
+    done = machine.run("remove", "demo")
     assert (done.returncode, "demo comes with paceline" in done.stderr, hub.sent) == (2, True, 0), done
-
-
-def test_without_a_hub_the_network_is_named(machine: Machine) -> None:
-    machine.environment["HF_ENDPOINT"] = "http://127.0.0.1:9"
-    pulled = machine.run("pull", NAME)
-    assert (pulled.returncode, "check the network" in pulled.stderr) == (2, True), pulled
-    assert "Traceback" not in pulled.stderr
 
 
 def test_a_revision_is_removed_alone(machine: Machine) -> None:
     assert machine.run("pull", f"{NAME}@main").returncode == 0
     assert machine.run("remove", f"{NAME}@v1").returncode == 2
-    assert NAME in machine.listed()
     assert machine.run("remove", f"{NAME}@0123456").returncode == 0
     assert NAME not in machine.listed()
 

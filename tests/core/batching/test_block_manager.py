@@ -85,19 +85,6 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.manager.truncate(seq, length)
         del self.model[seq][length:]
 
-    @precondition(lambda self: self.model)
-    @rule(data=st.data())
-    def rewrite(self, data: st.DataObject) -> None:
-        """Overwrite rows like a commit, which moves rows of a tree to the front."""
-        seq = data.draw(st.sampled_from(sorted(self.model)))
-        start = data.draw(st.integers(0, len(self.model[seq])))
-        stop = data.draw(st.integers(start, len(self.model[seq])))
-        try:
-            self.copy(self.manager.unshare(seq, start, stop))
-        except OutOfBlocks:
-            return
-        self.write(seq, start, stop)
-
     @rule(seq=ids)
     def release(self, seq: SeqId) -> None:
         self.manager.release(seq)
@@ -155,17 +142,6 @@ TestSmallCache = SmallCacheMachine.TestCase
 TestSmallCache.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 
 
-def test_a_fork_shares_blocks_and_copies_the_partial_one_when_it_writes() -> None:
-    manager = BlockManager(4, 4)
-    assert manager.reserve(SeqId(1), 6) == []
-    manager.fork(SeqId(1), SeqId(2))
-    assert manager.block_table(SeqId(1)) == manager.block_table(SeqId(2)) == (0, 1)
-    assert manager.reserve(SeqId(2), 1) == [BlockCopy(1, 2, 2)]
-    assert manager.block_table(SeqId(2)) == (0, 2)
-    assert manager.reserve(SeqId(1), 1) == []  # not shared any more
-    assert manager.slot_mapping(SeqId(2), 3, 7).tolist() == [3, 8, 9, 10]
-
-
 def test_out_of_blocks_names_the_numbers_and_changes_nothing() -> None:
     manager = BlockManager(2, 4)
     manager.reserve(SeqId(1), 5)
@@ -175,19 +151,12 @@ def test_out_of_blocks_names_the_numbers_and_changes_nothing() -> None:
     assert manager.reserve(SeqId(1), 3) == []  # the rest of its last block is its own
 
 
-@pytest.mark.parametrize(("total", "size"), [(0, 4), (4, 0)])
-def test_a_manager_without_rows_is_refused(total: int, size: int) -> None:
-    with pytest.raises(ValueError, match="needs blocks"):
-        BlockManager(total, size)
-
-
 def test_rows_never_reserved_are_refused() -> None:
     manager = BlockManager(2, 4)
     manager.reserve(SeqId(1), 2)
     for act in (
         lambda: manager.slot_mapping(SeqId(1), 0, 3),
         lambda: manager.truncate(SeqId(1), 3),
-        lambda: manager.unshare(SeqId(2), 0, 1),
         lambda: manager.reserve(SeqId(1), -1),
     ):
         with pytest.raises(ValueError, match="row"):
@@ -222,19 +191,14 @@ def test_a_registered_prefix_is_adopted_after_its_sequence_has_ended() -> None:
 
 
 def test_of_a_block_that_begins_alike_the_common_rows_are_copied() -> None:
-    manager = BlockManager(4, 4)
+    manager = BlockManager(7, 4)
     hold(manager, 1, [*A, *B])
     assert manager.adopt(SeqId(2), names_of([*A, 5, 6, 0, 0], 4)) == (6, (BlockCopy(1, 2, 2),))
     assert manager.block_table(SeqId(2)) == (0, 2) and manager.reserve(SeqId(2), 2) == []
     assert cached(manager, [*A, *B]) == 8, "that it was copied from stays"
     assert cached(manager, [0, 6]) == 0, "the first row differs"
-
-
-def test_the_longest_of_several_beginnings_is_taken() -> None:
-    manager = BlockManager(7, 4)
-    for seq, rows in enumerate(([*A, 5, 0, 0, 0], [*A, *B], [*A, 5, 6, 0, 0])):
-        hold(manager, seq, rows)
-    assert manager.adopt(SeqId(9), names_of([*A, 5, 6, 7, 0], 4)).copies[0].source == manager.block_table(SeqId(1))[1]
+    hold(manager, 3, [*A, 5, 6, 7, 0])
+    assert manager.num_cached(names_of([*A, 5, 6, 7, 1], 4)) == 7, "the longest of several beginnings is taken"
 
 
 def test_unused_blocks_are_evicted_when_nothing_else_is_free_the_end_of_the_oldest_prefix_first() -> None:

@@ -121,23 +121,6 @@ def test_a_decode_never_waits_for_a_prefill() -> None:
         assert rows_of(scheduler.schedule()) == {100 + step: 1, 0: BUDGET - 1}
 
 
-def test_a_prefill_advances_beside_any_number_of_decodes() -> None:
-    scheduler = Scheduler(BUDGET, 8)
-    scheduler.add(0, chain(0, 0, 6))
-    for seq in range(1, 40):
-        scheduler.add(seq, chain(seq, 0, 3))
-    assert rows_of(scheduler.schedule()) == {1: 3, 2: 3, 3: 3, 0: 3}
-    assert rows_of(scheduler.schedule())[0] == 3
-
-
-def test_prefills_finish_one_after_the_other() -> None:
-    scheduler = Scheduler(BUDGET, 8)
-    scheduler.add(0, chain(0, 0, 20))
-    scheduler.add(1, chain(1, 0, 20))
-    assert rows_of(scheduler.schedule()) == {0: 12}
-    assert rows_of(scheduler.schedule()) == {0: 8, 1: 4}
-
-
 def test_a_short_prompt_does_not_wait_for_a_long_one_that_came_before_it() -> None:
     scheduler = Scheduler(512, 256)
     scheduler.add(0, chain(0, 0, 30_000))
@@ -207,15 +190,6 @@ def test_cancelled_rows_do_not_run_and_rows_before_them_do() -> None:
         (0, 11, 4, True)
     ]
     assert rows_of(scheduler.schedule()) == {3: 1}
-
-
-@pytest.mark.parametrize("from_row", [0, 12])
-def test_a_segment_whose_remaining_rows_are_all_cancelled_is_dropped(from_row: int) -> None:
-    scheduler = Scheduler(BUDGET, 8)
-    scheduler.add(0, chain(1, 0, 20))
-    scheduler.schedule()
-    assert scheduler.cancel(SeqId(1), from_row) == [0]
-    assert scheduler.idle
 
 
 def test_a_small_new_sequence_does_not_overtake_one_that_waits_for_memory() -> None:
@@ -289,11 +263,13 @@ def test_a_chain_that_waits_for_another_is_not_scheduled_and_holds_nobody_up() -
     assert rows_of(scheduler.schedule(Room(None, begin=cached(k1=2)))) == {1: 1}
 
 
-def test_a_chain_shortened_to_its_cached_rows_has_nothing_left_to_run() -> None:
+@pytest.mark.parametrize("from_row", [0, 8])
+def test_a_chain_without_rows_left_to_run_is_dropped(from_row: int) -> None:
+    """Those before `from_row` were cached, or have run."""
     scheduler = Scheduler(2, 2)
     scheduler.add(0, chain(0, 0, 10))
     assert rows_of(scheduler.schedule(Room(None, begin=cached(k0=6)))) == {0: 2}
-    assert scheduler.cancel(SeqId(0), 8) == [0]
+    assert scheduler.cancel(SeqId(0), from_row) == [0] and scheduler.idle
 
 
 def test_a_chain_that_others_wait_for_keeps_its_memory_though_it_has_no_rows_in_this_step() -> None:

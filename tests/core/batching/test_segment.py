@@ -1,10 +1,13 @@
-"""Segments and batches: logits rows, ids, and invalid arguments."""
+"""Segments and batches: logits rows, ids and invalid arguments; masks and positions of placed segments."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from paceline.core.batching.segment import Batch, LogitsMode, Segment, SeqId
+from paceline.core.batching.segment import Batch, LogitsMode, PlacedSegment, Segment, SeqId
 
 
 @pytest.mark.parametrize(
@@ -50,3 +53,27 @@ def test_a_batch_counts_its_rows_and_holds_a_sequence_once() -> None:
     assert Batch((one, two)).num_rows == 5
     with pytest.raises(ValueError, match="twice"):
         Batch((one, two, Segment(SeqId(1), 2, (1,))))
+
+
+def test_a_row_of_a_chain_attends_to_the_rows_before_it() -> None:
+    segment = PlacedSegment(SeqId(1), 5, (7, 8, 9), None, (2,))
+    assert segment.mask().tolist() == np.tri(3, dtype=bool).tolist()
+    assert segment.positions() == (5, 6, 7) and segment.num_open_rows == 0
+
+
+@given(st.data(), st.integers(0, 20))
+def test_masks_and_positions_follow_from_paths_however_much_of_a_tree_is_open(data: st.DataObject, before: int) -> None:
+    size = data.draw(st.integers(1, 12))
+    parents = tuple(data.draw(st.integers(-1, i - 1)) for i in range(size))
+    open_rows = data.draw(st.integers(0, size - 1))
+    segment = PlacedSegment(SeqId(1), before + open_rows, tuple(range(size - open_rows)), parents, ())
+
+    def path(row: int) -> set[int]:
+        return set() if row < 0 else path(parents[row]) | {row}
+
+    paths = [path(row) for row in range(size)]
+    assert segment.num_open_rows == open_rows
+    assert segment.mask().shape == (size - open_rows, size)
+    assert [set(np.flatnonzero(row).tolist()) for row in segment.mask()] == paths[open_rows:]
+    assert segment.tree_positions() == tuple(before + len(rows) - 1 for rows in paths)
+    assert segment.positions() == segment.tree_positions()[open_rows:]

@@ -128,30 +128,6 @@ def test_nothing_starves_however_the_owners_come(
         run()
 
 
-def test_an_owner_that_returns_is_owed_nothing_for_its_absence() -> None:
-    load = Load()
-    load.add("returning", 1000, 1)
-    for seq in range(4):
-        load.add("here", seq, 1)
-    for _ in range(50):
-        for seq in range(4, 8):
-            load.add("here", load.next_key + 2000 + seq, 1)
-        load.step()
-    for seq in range(100, 140):
-        load.add("returning", seq, 1)
-    assert load.step() == {"here": 2, "returning": 2}
-
-
-@pytest.mark.parametrize("owner", ["a", "b"])
-def test_the_first_priority_runs_first_whoever_owns_it(owner: str) -> None:
-    load = Load()
-    for seq in range(8):
-        load.add("a", seq, 1, priority=1)
-    first = load.add(owner, 9, 1)
-    load.step()
-    assert first not in load.pending
-
-
 @pytest.mark.parametrize("rows", [1, 30], ids=["decodes", "prompts"])
 def test_of_an_owner_s_own_what_a_workflow_waits_for_goes_first_every_second_step(rows: int) -> None:
     """The other step stays with the oldest, so that answers without a workflow never stand still."""

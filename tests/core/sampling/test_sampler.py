@@ -128,16 +128,6 @@ def test_process_logits_with_nothing_to_do_returns_the_same_object(
     assert process_logits(dist, params, seen) is dist
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_bias_of_100_forces_and_of_minus_100_forbids(temperature: float) -> None:
-    dist = from_logits(np.linspace(0, 12, 50, dtype=np.float32))
-    forced = SamplingParams(temperature=temperature, logit_bias={3: 100.0})
-    banned = SamplingParams(temperature=temperature, logit_bias={49: -100.0, 48: -100.0})
-    for position in range(200):
-        assert sample(process_logits(dist, forced, {}), forced, position) == 3
-        assert sample(process_logits(dist, banned, {}), banned, position) < 48
-
-
 def test_when_all_likely_tokens_are_forbidden_the_rest_keep_their_proportions() -> None:
     dist = from_logits(np.array([0, -350, -351, -np.inf], dtype=np.float32))
     processed = process_logits(dist, SamplingParams(frequency_penalty=2.0), {0: 400})
@@ -186,21 +176,6 @@ def _on_the_border(probs: np.ndarray, ids: np.ndarray, kept: list[int], params: 
     return close and abs(len(ids) - len(kept)) <= len(probs)
 
 
-@given(tied_rows, st.floats(0.01, 0.999))
-def test_top_p_keeps_the_smallest_set_that_reaches_it(row: np.ndarray, top_p: float) -> None:
-    cut = filter_top(from_logits(row), SamplingParams(top_p=top_p))
-    mass = float(cut.probs.sum())
-    assert mass >= top_p - 1e-12
-    assert mass - float(cut.probs.min()) < top_p + 1e-12
-
-
-@given(rows, st.integers(1, 5), st.floats(0.1, 0.99))
-def test_filtering_twice_by_rank_changes_nothing(row: np.ndarray, top_k: int, min_p: float) -> None:
-    params = SamplingParams(top_k=top_k, min_p=min_p)
-    once = filter_top(from_logits(row), params)
-    assert filter_top(once, params).ids.tolist() == once.ids.tolist()
-
-
 def test_a_sparse_tail_counts_as_mass_for_top_p() -> None:
     few = Dist(np.array([2, 5, 9], dtype=np.int32), np.array([0.4, 0.3, 0.1]), 0.2)
     assert filter_top(few, SamplingParams(top_p=0.7)).ids.tolist() == [2, 5]
@@ -238,16 +213,6 @@ def test_sample_draws_from_the_distribution(over: str) -> None:
         seed, position = (i, 3) if over == "seeds" else (3, i)
         drawn[sample(dist, SamplingParams(seed=seed), position)] += 1
     assert_drawn_from(drawn, probs)
-
-
-def test_top_p_never_changes_a_sample_that_it_keeps() -> None:
-    dist = from_logits(np.linspace(0, 4, 30, dtype=np.float32))
-    params = SamplingParams(top_p=0.8, seed=5)
-    cut = filter_top(dist, params)
-    for position in range(300):
-        token = sample(dist, params, position)
-        if token in cut.ids:
-            assert sample(cut, params, position) == token
 
 
 def test_greedy_takes_the_lowest_of_equals_and_ignores_the_seed() -> None:

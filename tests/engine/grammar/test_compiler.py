@@ -121,7 +121,7 @@ BRANCHING = (
 
 
 @given(st.sampled_from(BRANCHING), st.integers(0, 2**32))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 def test_what_is_allowed_follows_from_the_path_alone(constraint: Constraint, seed: int) -> None:
     """One mask evaluated on paths in any order, invalid ones included, equals a fresh mask for each path."""
     chance = random.Random(seed)
@@ -226,24 +226,17 @@ def test_any_object_and_nothing_else() -> None:
 
 REFUSED: dict[str, object] = {
     "not JSON": "{",
-    "no object": "[1]",
     "an unknown type": {"type": "frob"},
     "a bad reference": {"$ref": "https://example.org/schema"},
     "a bad pattern": {"type": "string", "pattern": "(("},
     "an unknown format": {"type": "string", "format": "frob"},
     "nothing fits": {"type": "integer", "minimum": 5, "maximum": 1},
-    "a keyword that cannot be kept": {"type": "array", "uniqueItems": True},
     "too many remainders": {"anyOf": [{"type": "integer", "multipleOf": 9973}, {"type": "number", "multipleOf": 0.97}]},
-    "far too many": {"type": "number", "multipleOf": 1e300},
-    "more than a double holds": {"type": "integer", "multipleOf": 10**400},
     "too many below a name of data": {"properties": {"enum": {"default": {}, "multipleOf": 1_000_003}}},
     "a truth for a number": {"type": "integer", "multipleOf": True},
-    "a bound beyond a double": {"type": "number", "maximum": 10**400},
     "a reference to itself": {"$ref": "#"},
-    "an unserved pattern": {"type": "string", "pattern": "^(?!a)"},
     "every long integer": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
     "overlapping alternatives": {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]},
-    "deep": '{"items":' * 5000 + "{}" + "}" * 5000,
     "very deep": '{"items":' * 20_000 + "{}" + "}" * 20_000,
     "half a character": '{"const": "\\ud800"}',
     "large": {"enum": ["x" * MAX_TEXT]},
@@ -293,9 +286,7 @@ def test_what_another_owner_has_had_compiled_is_compiled_anew() -> None:
 
 DATA: dict[str, object] = {
     "a default": {"default": {"multipleOf": 1_000_003}},
-    "a constant": {"const": {"multipleOf": 1_000_003}},
     "one of several": {"enum": [{"multipleOf": 1_000_003}, {"multipleOf": True}, {"multipleOf": 10**300}]},
-    "an example": {"examples": [{"multipleOf": 9973}], "default": {"multipleOf": 9967}},
     "a name": {"properties": {"multipleOf": {"type": "integer", "multipleOf": 5}}},
 }
 
@@ -305,17 +296,12 @@ def test_what_is_only_data_is_no_keyword(value: Mapping[str, object]) -> None:
     assert schema(value).allowed([]).any()
 
 
-ANY = {"type": "string"}
 # schema, a value that fits, a value that the relaxed schema still refuses
 LOOSE: dict[str, tuple[dict[str, object], object, object]] = {
     "unique items": ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, [1], ["a"]),
-    "contains": ({"type": "array", "contains": {"const": 1}, "minItems": 1}, [1], []),
     "not": ({"type": "string", "not": {"const": "a"}, "maxLength": 1}, "b", "bb"),
     "if": ({"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}} | CLOSED, {}, {"a": 1}),
-    "names of properties": ({"type": "object", "propertyNames": {"pattern": "^a"}}, {"a": 1}, [1]),
-    "dependent": ({"properties": {"a": ANY}, "dependentRequired": {"a": ["b"]}} | CLOSED, {"a": "x"}, {"a": 1}),
     "alternatives": ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "abcde", 5),
-    "a password": ({"type": "string", "format": "password"}, "secret", 5),
     "a reference": ({"type": "string", "format": "uri-reference", "maxLength": 3}, "a/b", "a/bc"),
     "look-ahead": ({"type": "string", "pattern": "^(?=.*[0-9])", "maxLength": 3}, "a1", "a1bc"),
     "look-behind in a name": (
@@ -324,9 +310,7 @@ LOOSE: dict[str, tuple[dict[str, object], object, object]] = {
         {"c": 1},
     ),
     "a bad pattern": ({"type": "string", "pattern": "((", "maxLength": 1}, "a", "aa"),
-    "every long integer": ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, -5, "5"),
     "remainders": ({"type": "integer", "multipleOf": 1_000_003}, 1_000_003, "a"),
-    "many remainders": ({"type": "integer", "multipleOf": 10**400}, 0, "a"),
 }
 
 
@@ -413,7 +397,7 @@ SCHEMAS = st.recursive(LEAVES, nested, max_leaves=5)
 
 
 @given(SCHEMAS, st.integers(0, 2**32))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 def test_every_text_that_can_be_written_validates(value: dict[str, object], seed: int) -> None:
     text = drawn(schema(value, PIECES), SyllableTokenizer(), random.Random(seed))
     if text is not None:
@@ -477,10 +461,8 @@ def test_a_grammar_may_be_in_gbnf_or_lark(text: str) -> None:
         ("regex", "(?=a)b", "look-around"),
         ("regex", "(", "pattern"),
         ("grammar", "root ::= (", "as GBNF"),
-        ("grammar", "root ::= missing", "missing"),
         ("grammar", "start: missing", "missing"),
         ("grammar", "start: %json {}", "%json"),
-        ("grammar", "(" * 5000, "as GBNF"),
         ("grammar", "start: r0\n" + "".join(f'r{n}: "a" r{n + 1}\n' for n in range(5000)), "500 rules"),
         ("grammar", "root ::= r0\n" + "".join(f'r{n} ::= "a" r{n + 1}\n' for n in range(600)), "500 rules"),
         ("grammar", "root ::= " + "(" * 5000, "as GBNF"),

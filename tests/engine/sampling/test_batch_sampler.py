@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
 import numpy as np
@@ -54,7 +54,8 @@ def masked(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     return logits
 
 
-LOGITS: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] = {
+Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
+LOGITS: dict[str, Draw] = {
     "peaked": peaked,
     "flat": flat,
     "tied": tied,
@@ -62,30 +63,34 @@ LOGITS: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] 
 }
 
 
-def random_row(rng: np.random.Generator, vocab: int) -> RowSampling:
-    """Each option off in most rows, so that every pair of them occurs."""
+Options = Mapping[str, Sequence[float]]
+USUAL: Options = {  # each option off in most rows, so that every pair of them occurs
+    "temperature": (0.0, 0.3, 0.8, 1.0, 1.0, 1.6),
+    "top_p": (1.0, 1.0, 0.95, 0.5, 0.01),
+    "top_k": (0, 0, 1, 20, 64, 200),
+    "min_p": (0.0, 0.0, 0.0, 0.05, 0.9),
+    "presence_penalty": (0.0, 0.0, 0.0, 0.7),
+    "frequency_penalty": (0.0, 0.0, 0.0, 0.4),
+    "repetition_penalty": (1.0, 1.0, 1.0, 1.2),
+    "bias": (-100.0, -1.0, 2.0, 30.0),
+}
 
-    def pick(*values: float) -> float:
-        return float(rng.choice(values))
 
+def random_row(rng: np.random.Generator, vocab: int, options: Options = USUAL) -> RowSampling:
     counts = {int(token): int(rng.integers(1, 4)) for token in rng.integers(0, vocab, size=rng.integers(0, 30))}
     allowed = None
     if rng.random() < 0.2:
-        allowed = rng.random(vocab) < pick(0.5, 0.02)
+        allowed = rng.random(vocab) < rng.choice((0.5, 0.02))
         allowed[3] = True
+    biased = rng.integers(0, vocab, size=rng.integers(1, 4)) if rng.random() < 0.2 else ()
+    given = {name: float(rng.choice(values)) for name, values in options.items() if name != "bias"}
     params = SamplingParams(
-        temperature=pick(0.0, 0.3, 0.8, 1.0, 1.0, 1.6),
-        top_p=pick(1.0, 1.0, 0.95, 0.5, 0.01),
-        top_k=int(pick(0, 0, 1, 20, 64, 200)),
-        min_p=pick(0.0, 0.0, 0.0, 0.05, 0.9),
-        presence_penalty=pick(0.0, 0.0, 0.0, 0.7),
-        frequency_penalty=pick(0.0, 0.0, 0.0, 0.4),
-        repetition_penalty=pick(1.0, 1.0, 1.0, 1.2),
-        logit_bias={int(rng.integers(0, vocab)): pick(-100.0, -1.0, 2.0, 30.0)} if rng.random() < 0.2 else {},
-        seed=int(rng.integers(-(2**40), 2**40)),
+        **given | {"top_k": int(given["top_k"])},  # type: ignore[arg-type]  # by name
+        logit_bias={int(token): float(rng.choice(options["bias"])) for token in biased},
+        seed=int(rng.integers(-(2**62), 2**62)),
     )
     prompt = np.unique(rng.integers(0, vocab, size=50)).astype(np.int32) if rng.random() < 0.5 else None
-    return RowSampling(params, int(rng.integers(0, 5000)), vocab, counts, prompt, allowed, int(pick(0, 0, 8)))
+    return RowSampling(params, int(rng.integers(0, 5000)), vocab, counts, prompt, allowed, int(rng.choice((0, 0, 8))))
 
 
 @pytest.mark.usefixtures("place")

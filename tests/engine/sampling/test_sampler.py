@@ -15,13 +15,15 @@ from paceline.core.sampling.sampler import HEAD_ERROR, RowSampling, SamplingPara
 from paceline.engine.base import SampleRequest
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler, evidence_heads
 from paceline.engine.sampling.workspace import run
-from tests.engine.sampling.test_batch_sampler import LOGITS, random_row
+from tests.engine.sampling.test_batch_sampler import LOGITS, USUAL, Draw, Options, random_row
 
 
-def random_request(rng: np.random.Generator, kind: str, vocab: int, *, padding: int = 0) -> SampleRequest:
+def random_request(
+    rng: np.random.Generator, logits: Draw, vocab: int, *, padding: int = 0, options: Options = USUAL
+) -> SampleRequest:
     """A tree of up to 9 rows on 2 or 3 branches; in some of them rows of the last prompt's end come first."""
     num_branches, count, extra = int(rng.integers(2, 4)), int(rng.integers(1, 10)), int(rng.integers(0, 3))
-    one = random_row(rng, vocab)
+    one = random_row(rng, vocab, options)
     rows = tuple(
         RowSampling(
             one.params,
@@ -35,12 +37,12 @@ def random_request(rng: np.random.Generator, kind: str, vocab: int, *, padding: 
         for row in range(count)
     )
     heads = tuple(RowSampling(SamplingParams(temperature=0.0), 0, vocab, num_top=8) for _ in range(extra))
-    base = LOGITS[kind](rng, (count, vocab + padding))
+    base = logits(rng, (count, vocab + padding))
     branches = []
     for branch in range(num_branches):
         values = base + rng.normal(size=base.shape) * rng.choice([0.2, 2.0])
         if branch == num_branches - 1:
-            values = np.concatenate((LOGITS[kind](rng, (extra, vocab + padding)), values))
+            values = np.concatenate((logits(rng, (extra, vocab + padding)), values))
         scores = torch.from_numpy(values).float()
         cut = int(rng.integers(0, len(scores) + 1))  # a segment that the scheduler has cut
         parts = [DeviceLogits(scores, 0, cut), DeviceLogits(scores, cut, len(scores))]
@@ -60,7 +62,7 @@ def random_request(rng: np.random.Generator, kind: str, vocab: int, *, padding: 
 @pytest.mark.parametrize(("vocab", "padding"), [(257, 0), (3000, 8)])
 def test_every_row_has_the_token_of_the_reference(kind: str, vocab: int, padding: int) -> None:
     rng = np.random.default_rng(vocab)
-    requests = [random_request(rng, kind, vocab, padding=padding) for _ in range(60)]
+    requests = [random_request(rng, LOGITS[kind], vocab, padding=padding) for _ in range(60)]
     answers = DeviceSampler()(requests)
     for request, found in zip(requests, answers, strict=True):
         expected = request.by_reference()
@@ -75,7 +77,7 @@ def test_every_row_has_the_token_of_the_reference(kind: str, vocab: int, padding
 
 def test_a_real_vocabulary() -> None:
     rng = np.random.default_rng(3)
-    requests = [random_request(rng, kind, 151_936) for kind in ("peaked", "flat", "peaked")]
+    requests = [random_request(rng, LOGITS[kind], 151_936) for kind in ("peaked", "flat", "peaked")]
     answers = DeviceSampler()(requests)
     for request, found in zip(requests, answers, strict=True):
         assert [row.token for row in found] == [row.token for row in request.by_reference()]
@@ -91,7 +93,7 @@ def with_heads(request: SampleRequest) -> SampleRequest:
 @pytest.mark.parametrize(("vocab", "padding"), [(100, 0), (257, 0), (3000, 8), (20_000, 0)])
 def test_heads_are_those_of_the_references_rows(kind: str, vocab: int, padding: int) -> None:
     rng = np.random.default_rng(vocab)
-    requests = [with_heads(random_request(rng, kind, vocab, padding=padding)) for _ in range(12)]
+    requests = [with_heads(random_request(rng, LOGITS[kind], vocab, padding=padding)) for _ in range(12)]
     heads = 0
     for request, found in zip(requests, DeviceSampler()(requests), strict=True):
         mixture = request.mixture
