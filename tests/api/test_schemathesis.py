@@ -28,7 +28,7 @@ from tests.api.test_openapi import FILE
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = 8  # of each operation and mode
+EXAMPLES = 4  # of each operation and mode
 MAX_TOKENS = 4  # of an answer; higher limits are lowered to it
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 CHECKS = [

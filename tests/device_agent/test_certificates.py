@@ -26,7 +26,7 @@ from paceline.settings import AgentSettings
 from tests.api.scripted import WAIT
 from tests.wire.identities import DEVICE
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("patience")]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("patience", "cheap_codes")]
 CODE = "K7QF-2M9X-4TBA-9HJC"
 TOLD = "has a certificate that this machine does not trust (self-signed certificate)"
 

@@ -18,7 +18,7 @@ from tests.api.scripted import WAIT
 from tests.server.test_links import Site, site
 from tests.wire.identities import DEVICE
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("patience")]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("patience", "cheap_codes")]
 
 
 async def look(state: Path, cloud: str | None, **more: object) -> Found:

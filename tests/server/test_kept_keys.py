@@ -45,22 +45,22 @@ def test_credentials_are_kept_by_cloud_in_a_file_of_mode_0600(tmp_path: Path) ->
     assert mode(tmp_path / "new") == mode(tmp_path / "new" / "state") == 0o700
 
 
-@pytest.mark.parametrize("bits", [0o604, 0o640, 0o644, 0o620])
-def test_a_credential_file_that_others_can_read_is_refused(tmp_path: Path, bits: int) -> None:
+def test_a_credential_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     kept = Credentials(tmp_path)
     kept.put("https://a.example", credential())
-    kept.path.chmod(bits)
-    with pytest.raises(ConfigError, match="chmod 600"):
-        kept.get("https://a.example")
+    for bits in (0o604, 0o640, 0o644, 0o620):
+        kept.path.chmod(bits)
+        with pytest.raises(ConfigError, match="chmod 600"):
+            kept.get("https://a.example")
 
 
-@pytest.mark.parametrize("bits", [0o702, 0o707, 0o777, 0o722])
-def test_a_folder_in_which_others_may_replace_keys_is_refused(tmp_path: Path, bits: int) -> None:
-    tmp_path.chmod(bits)
-    with pytest.raises(ConfigError, match="chmod 700"):
-        Credentials(tmp_path).put("https://a.example", credential())
-    with pytest.raises(ConfigError, match="chmod 700"):
-        server_key(tmp_path)
+def test_a_folder_in_which_others_may_replace_keys_is_refused(tmp_path: Path) -> None:
+    for bits in (0o702, 0o707, 0o777, 0o722):
+        tmp_path.chmod(bits)
+        with pytest.raises(ConfigError, match="chmod 700"):
+            Credentials(tmp_path).put("https://a.example", credential())
+        with pytest.raises(ConfigError, match="chmod 700"):
+            server_key(tmp_path)
 
 
 def test_a_folder_that_others_may_read_is_closed_to_them(tmp_path: Path) -> None:
@@ -82,31 +82,28 @@ FAULTS: list[dict[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("", "[]", "{", "null", '{"a": {}}', "{}", '{"format": 1, "clouds": 5}', '{"format": 1}'),
+def test_a_damaged_credential_file_is_a_sentence(tmp_path: Path) -> None:
+    kept = Credentials(tmp_path)
+    kept.path.touch(mode=0o600)
+    for content in (
+        *("", "[]", "{", "null", '{"a": {}}', '{"format": 1, "clouds": 5}', '{"format": 1}'),
         *(json.dumps({"format": 1, "clouds": {"a": ENTRY | change}}) for change in FAULTS),
-    ],
-)
-def test_a_damaged_credential_file_is_a_sentence(tmp_path: Path, content: str) -> None:
-    kept = Credentials(tmp_path)
-    kept.path.write_text(content)
-    kept.path.chmod(0o600)
-    with pytest.raises(ConfigError, match="is damaged: remove it"):
-        kept.get("a")
+    ):
+        kept.path.write_text(content)
+        with pytest.raises(ConfigError, match="is damaged: remove it"):
+            kept.get("a")
 
 
-@pytest.mark.parametrize("content", ['{"format": 2, "clouds": {}}', '{"format": "1"}'])
-def test_a_credential_file_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path, content: str) -> None:
+def test_a_credential_file_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     kept = Credentials(tmp_path)
-    kept.path.write_text(content)
-    kept.path.chmod(0o600)
-    with pytest.raises(ConfigError, match=r"credentials\.json was written by another version .* enrol"):
-        kept.get("https://a.example")
-    with pytest.raises(ConfigError, match="another version"):
-        kept.put("https://a.example", credential())
-    assert kept.path.read_text() == content
+    kept.path.touch(mode=0o600)
+    for content in ('{"format": 2, "clouds": {}}', '{"format": "1"}'):
+        kept.path.write_text(content)
+        with pytest.raises(ConfigError, match=r"credentials\.json was written by another version .* enrol"):
+            kept.get("https://a.example")
+        with pytest.raises(ConfigError, match="another version"):
+            kept.put("https://a.example", credential())
+        assert kept.path.read_text() == content
 
 
 def test_a_credential_does_not_show_its_secret() -> None:
@@ -124,13 +121,13 @@ def test_a_server_keeps_one_key_in_a_private_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "state") == ["server-key.pem"]
 
 
-@pytest.mark.parametrize("content", [b"", b"-----BEGIN PRIVATE KEY-----", b"nonsense"])
-def test_a_server_key_that_cannot_be_used_is_a_sentence(tmp_path: Path, content: bytes) -> None:
+def test_a_server_key_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "server-key.pem"
-    file.write_bytes(content)
-    file.chmod(0o600)
-    with pytest.raises(ConfigError, match="restore it from a copy"):
-        server_key(tmp_path)
+    file.touch(mode=0o600)
+    for content in (b"", b"-----BEGIN PRIVATE KEY-----", b"nonsense"):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match="restore it from a copy"):
+            server_key(tmp_path)
     file.chmod(0o640)
     with pytest.raises(ConfigError, match="chmod 600"):
         server_key(tmp_path)

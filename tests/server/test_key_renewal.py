@@ -11,18 +11,13 @@ import pytest
 from device_agent.cloud import http_url
 from device_agent.credentials import CloudKeys, Credentials
 from paceline.errors import ConfigError
-from paceline.runtime.identity import PrivateKey, verify
+from paceline.runtime.identity import PrivateKey
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.identity import Claim
 from server import links
+from tests.server.test_devices import Clock, claim
 from tests.server.test_links import Site, logged, site
 
-
-class Clock:
-    now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("cheap_codes")]
 
 
 async def renewed(state: Path, here: Site, former: bytes) -> PrivateKey:
@@ -44,7 +39,6 @@ def key_in(state: Path, here: Site) -> PrivateKey:
     return found.keys[0]
 
 
-@pytest.mark.anyio
 async def test_a_key_is_renewed_at_half_of_its_life_over_the_open_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,11 +64,6 @@ async def test_a_key_is_renewed_at_half_of_its_life_over_the_open_link(
         assert (await here.peers.links.get())[1] == "phone", "the agent links again with the key of the day"
 
 
-def claim(name: str, key: PrivateKey) -> Claim:
-    return Claim(name, (key.sign(b"said"),), b"said", verify)
-
-
-@pytest.mark.anyio
 async def test_a_copy_of_a_device_is_found_out_at_the_next_renewal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,7 +82,6 @@ async def test_a_copy_of_a_device_is_found_out_at_the_next_renewal(
         assert here.peers.links.empty()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("kept", ["present", "new"])
 async def test_an_agent_that_died_in_mid_renewal_is_let_in(tmp_path: Path, kept: str) -> None:
     agent = tmp_path / "agent"
@@ -118,7 +106,6 @@ async def test_an_agent_that_died_in_mid_renewal_is_let_in(tmp_path: Path, kept:
         assert held.keys[0].seed == (new if kept == "new" else present).seed
 
 
-@pytest.mark.anyio
 async def test_a_device_that_sends_no_new_key_is_cut_when_its_own_has_expired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
