@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import httpx
+import openai
 import pytest
 
 from tests.api.scripted import Script, ScriptedService, answering, client_of, serving
@@ -36,3 +37,10 @@ def url(_shared: tuple[ScriptedService, str, httpx.Client], service: ScriptedSer
 @pytest.fixture
 def http(_shared: tuple[ScriptedService, str, httpx.Client], service: ScriptedService) -> httpx.Client:  # noqa: ARG001
     return _shared[2]
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    """OpenAI's own, at the server whose `url` the test has."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as made:
+        yield made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import openai
 import pytest
@@ -10,15 +10,9 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from paceline.errors import LinkClosed, RequestError
 from paceline.runtime.service import TextDelta
-from tests.api.scripted import Script, ScriptedService, answering, serving
+from tests.api.scripted import Script, ScriptedService, Signal, serving
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hi"}]
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as made:
-        yield made
 
 
 @pytest.fixture
@@ -35,36 +29,10 @@ def test_a_whole_answer(client: openai.OpenAI) -> None:
     assert answer._request_id is not None and answer._request_id.startswith("req_")
 
 
-def test_a_stream(client: openai.OpenAI) -> None:
-    stream = client.chat.completions.create(
-        model="scripted", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
-    )
-    chunks = list(stream)
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello there."
-    assert chunks[-1].usage is not None and chunks[-1].choices == []
-
-
 def test_the_stream_helper_accumulates(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(model="scripted", messages=MESSAGES) as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.content == "Hello there."
-
-
-def test_our_object_travels_as_an_extra_body(client: openai.OpenAI, service: ScriptedService) -> None:
-    service.script = Script([TextDelta("a", 1, "device"), *answering(degraded="device_lost")])
-    stream = client.chat.completions.create(
-        model="scripted", messages=MESSAGES, stream=True, extra_body={"paceline": {"report": True, "documents": 1}}
-    )
-    chunks = list(stream)
-    assert service.requests[0].sources.documents == 1
-    assert chunks[1].model_extra == {"paceline": {"lane": "device"}}
-    assert (chunks[-1].model_extra or {})["paceline"]["degraded"] == "device_lost"
-
-
-def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
-    listed = [model.id for model in client.models.list()]
-    assert [name for name in listed if ":" not in name] == ["scripted", "org/second", "scripted-embedder"]
-    assert client.models.retrieve("org/second").id == "org/second"
 
 
 def test_errors_become_the_clients_own_classes(client: openai.OpenAI, service: ScriptedService) -> None:
@@ -108,8 +76,6 @@ async def test_the_async_client_streams_and_waits(async_client: openai.AsyncOpen
 async def test_leaving_the_async_stream_ends_the_generation(
     async_client: openai.AsyncOpenAI, service: ScriptedService
 ) -> None:
-    from tests.api.scripted import Signal
-
     script = service.script = Script([TextDelta("a", 1), Signal()])
     stream = await async_client.chat.completions.create(model="scripted", messages=MESSAGES, stream=True)
     async for chunk in stream:

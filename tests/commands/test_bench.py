@@ -107,18 +107,10 @@ main()
 """
 
 
-def plainly(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process that has what the plain installation has."""
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS, *arguments], capture_output=True, text=True, check=False, timeout=600
-    )
-
-
-def test_benches_are_listed_and_run_without_the_packages_that_others_need() -> None:
-    listed = plainly("bench")
-    assert listed.returncode == 0 and listed.stdout.count("\n") >= 18, listed.stderr
-    assert "constraints" in listed.stdout
-    refused = plainly("bench", "constraints", "--quick")
+def test_a_bench_without_a_package_that_it_needs_is_refused_with_a_sentence() -> None:
+    """In a process that has what the plain installation has."""
+    command = [sys.executable, "-c", WITHOUT_EXTRAS, "bench", "constraints", "--quick"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert refused.returncode == 2 and "bench constraints needs jsonschema" in refused.stderr
     assert "Traceback" not in refused.stderr
 

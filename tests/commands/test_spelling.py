@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import typer
 
 from paceline.commands.main import build
@@ -14,12 +13,7 @@ Command = Any  # click's, which typer brings
 
 LONG_RUNNING = {"serve", "agent", "stage", "demo"}  # they print a log, no result
 OF_A_STATE = ("devices", "keys", "docs", "tables", "serve", "agent")
-SAID_OTHERWISE = {
-    "state": "--state-dir",
-    "state-directory": "--state-dir",
-    "dir": "--docs-dir",
-    "output-json": "--json",
-}
+SAID_OTHERWISE = {"--state", "--state-directory", "--dir", "--output-json"}
 
 
 def commands() -> Iterator[tuple[str, Command]]:
@@ -44,14 +38,13 @@ def test_there_are_commands() -> None:
     assert {"chat", "status", "docs add", "devices activity", "keys revoke", "tables warm"} <= set(ALL)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_every_command_with_a_result_writes_it_as_json(name: str) -> None:
-    assert ("--json" in options(ALL[name])) == (name not in LONG_RUNNING)
+def test_every_command_with_a_result_writes_it_as_json() -> None:
+    for name, command in ALL.items():
+        assert ("--json" in options(command)) == (name not in LONG_RUNNING), name
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_state_dir_works_wherever_a_state_is_meant_and_nothing_has_two_names(name: str) -> None:
-    given = options(ALL[name])
-    assert ("--state-dir" in given) >= name.startswith(OF_A_STATE)
-    assert not given & {f"--{other}" for other in SAID_OTHERWISE}
-    assert ("--config" in given) or not name.startswith(OF_A_STATE)
+def test_state_dir_works_wherever_a_state_is_meant_and_nothing_has_two_names() -> None:
+    for name, command in ALL.items():
+        given = options(command)
+        assert not given & SAID_OTHERWISE, name
+        assert not name.startswith(OF_A_STATE) or given >= {"--state-dir", "--config"}, name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import httpx
-import pytest
 
 from paceline.core.energy import Energy, EnergyUse
 from tests.api.chat.test_output import stream, whole
@@ -48,19 +47,15 @@ def test_a_budget_reaches_the_strategy(http: httpx.Client, service: ScriptedServ
     assert "joules_per_token" not in none
 
 
-@pytest.mark.parametrize(
-    ("param", "energy"),
-    [
+def test_a_budget_that_means_nothing_is_refused(http: httpx.Client, service: ScriptedService) -> None:
+    cases: list[tuple[str, object]] = [
         ("paceline.energy", 5),
         ("paceline.energy.joules", {"joules": 1}),
         ("paceline.energy.joules_per_token", {"joules_per_token": -1}),
         ("paceline.energy.joules_per_step", {"joules_per_step": 1e7}),
         ("paceline.energy.objective", {"objective": "renewal"}),
         ("paceline.energy", {"joules_per_token": 1, "joules_per_step": 1}),
-    ],
-)
-def test_a_budget_that_means_nothing_is_refused(
-    http: httpx.Client, service: ScriptedService, param: str, energy: object
-) -> None:
-    assert fault(post(http, paceline={"energy": energy}))["param"] == param
+    ]
+    for param, energy in cases:
+        assert fault(post(http, paceline={"energy": energy}))["param"] == param
     assert not service.requests

@@ -104,21 +104,6 @@ def test_a_stop_string_never_shows(http: httpx.Client, reciter: Reciter, text: s
         assert (received, reason) == (text, "stop"), "held text comes at the end"
 
 
-def test_logprobs_join_to_the_text(http: httpx.Client, reciter: Reciter) -> None:
-    reciter.text = "é日🚲.".encode()
-    content = whole(http, **GREEDY, logprobs=True, top_logprobs=3)["choices"][0]["logprobs"]["content"]
-    assert bytes(byte for item in content for byte in item["bytes"]) == reciter.text
-    for item in content:
-        assert item["logprob"] == pytest.approx(np.log(0.9))
-        assert [one["logprob"] for one in item["top_logprobs"]] == sorted(
-            (one["logprob"] for one in item["top_logprobs"]), reverse=True
-        )
-        assert item["top_logprobs"][0]["bytes"] == item["bytes"]
-    chunks = stream(http, **GREEDY, logprobs=True, top_logprobs=3)
-    received = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-    assert [item for one in received if one for item in one["content"]] == content
-
-
 def test_invalid_bytes_are_replaced_alike_in_both(http: httpx.Client, reciter: Reciter) -> None:
     reciter.text = b"a\xff\xc3(b\xf0\x9f"
     assert both(http)[0] == "a\ufffd\ufffd(b"

@@ -29,21 +29,15 @@ ROUTE = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with serving_node(tmp_path_factory.mktemp("store")) as (url, _):
         yield url
 
 
 @pytest.fixture
-def http(served: str) -> Iterator[httpx.Client]:
-    with client_of(served) as client:
+def http(url: str) -> Iterator[httpx.Client]:
+    with client_of(url) as client:
         yield client
-
-
-@pytest.fixture
-def client(served: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served}/v1", api_key="unused", max_retries=0) as made:
-        yield made
 
 
 def asked(**more: object) -> dict[str, Any]:
@@ -135,8 +129,7 @@ def prompt_dists(prompt: bytes) -> list[Any]:
     return list(engine.forward(Batch((segment,))).dists[0])
 
 
-@pytest.mark.parametrize("max_tokens", [0, 1])
-@pytest.mark.parametrize("as_ids", [False, True])
+@pytest.mark.parametrize(("max_tokens", "as_ids"), [(0, True), (1, False)])
 def test_a_prompt_is_scored_as_evaluations_need_it(client: openai.OpenAI, max_tokens: int, as_ids: bool) -> None:
     """lm-evaluation-harness reads `token_logprobs[ctxlen:-1]` of an answer of one token, and its alternatives."""
     text = "The bicycle shed. " * 12
@@ -206,9 +199,9 @@ def test_an_answer_that_ends_at_once_still_has_an_entry_for_its_end(client: open
     assert choice.logprobs.text_offset is not None and choice.logprobs.text_offset[-1] == 12
 
 
-def test_long_prompts_are_scored_in_parts_and_short_answers_go_on_meanwhile(served: str) -> None:
+def test_long_prompts_are_scored_in_parts_and_short_answers_go_on_meanwhile(url: str) -> None:
     async def both() -> None:
-        async with openai.AsyncOpenAI(base_url=f"{served}/v1", api_key="unused", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
             long = "A long way round. " * 50
             jobs = [client.completions.create(**asked(prompt=[long, long], max_tokens=0, echo=True, logprobs=5))]
             jobs += [client.completions.create(**asked(prompt=f"{PROMPT} {number}")) for number in range(8)]
@@ -263,27 +256,20 @@ class CountingEngine(FakeEngine):
         return super().forward(batch)
 
 
-@pytest.mark.parametrize("max_tokens", [0, 1])
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"paceline": {"strategy": "aggregate"}},
-        {"paceline": {"privacy": "answer-private"}},
-        {"paceline": {"debug": {"aggregator": "coin"}}},
-        {"prompt": [PROMPT, [300]]},
-    ],
-)
-def test_a_refused_prompt_is_not_scored(tmp_path: Path, max_tokens: int, more: dict[str, object]) -> None:
-    with serving_node(tmp_path, engine := CountingEngine()) as (url, _), client_of(url) as http:
-        fields = asked(prompt=[PROMPT] * 3, echo=True, logprobs=1, max_tokens=max_tokens)
-        fault(http.post(ROUTE, json=fields | more), 400)
-    assert engine.forwards == 0
-
-
-def test_a_prompt_that_is_not_admitted_is_not_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_is_refused_or_not_admitted_is_not_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admission, "MAX_ANSWERS", 2)
+    fields = asked(prompt=[PROMPT] * 3, echo=True, logprobs=1)
     with serving_node(tmp_path, engine := CountingEngine()) as (url, _), client_of(url) as http:
-        fault(http.post(ROUTE, json=asked(prompt=[PROMPT] * 3, echo=True, logprobs=1)), 429)
+        for more in (
+            {"paceline": {"strategy": "aggregate"}},
+            {"paceline": {"privacy": "answer-private"}},
+            {"paceline": {"debug": {"aggregator": "coin"}}, "max_tokens": 0},
+            {"prompt": [PROMPT, [300]]},
+        ):
+            fault(http.post(ROUTE, json=fields | more), 400)
+        fault(http.post(ROUTE, json=fields), 429)
         assert http.get("/readyz").json()["answers"] == 0
     assert engine.forwards == 0
 
@@ -339,32 +325,21 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("more", "param", "words"), REFUSED, ids=[str(case[0])[:40] for case in REFUSED])
-def test_unsupported_requests_are_refused_by_name(
-    http: httpx.Client, more: dict[str, object], param: str, words: str
-) -> None:
-    refused = fault(http.post(ROUTE, json={"model": "fake", "prompt": "a"} | more), 400)
-    assert refused["param"] == param and words in str(refused["message"])
+def test_unsupported_requests_are_refused_by_name(http: httpx.Client) -> None:
+    for more, param, words in REFUSED:
+        refused = fault(http.post(ROUTE, json={"model": "fake", "prompt": "a"} | more), 400)
+        assert refused["param"] == param and words in str(refused["message"]), more
 
 
-@pytest.mark.parametrize("more", [{}, {"echo": True}, {"echo": True, "logprobs": 1}, {"stream": True}])
-def test_a_prompt_beyond_the_context_is_refused_in_the_words_agents_know(
-    http: httpx.Client, more: dict[str, object]
-) -> None:
-    body = {"model": "fake", "prompt": ["short", "x" * MAX_POSITIONS]} | more
-    refused = fault(http.post(ROUTE, json=body), 400)
-    assert refused["code"] == "context_length_exceeded" and refused["param"] == "prompt"
-    assert f"maximum context length is {MAX_POSITIONS} tokens" in str(refused["message"])
-    if "logprobs" in more:
-        whole = {"model": "fake", "prompt": "x" * MAX_POSITIONS, "max_tokens": 0} | more
-        assert http.post(ROUTE, json=whole).status_code == 200
-
-
-def test_a_prompt_has_no_files_and_no_images(http: httpx.Client) -> None:
-    """Fields of other interfaces are unknown here, and ignored as such."""
-    messages = [{"role": "user", "content": [{"type": "image_url"}, {"type": "file", "file": {"file_id": "file-no"}}]}]
-    answer = http.post(ROUTE, json=asked(max_tokens=1, messages=messages, input=messages, items=messages))
-    assert answer.status_code == 200, answer.text
+def test_a_prompt_beyond_the_context_is_refused_in_the_words_agents_know(http: httpx.Client) -> None:
+    scored: dict[str, object] = {"echo": True, "logprobs": 1}
+    for more in ({}, {"echo": True}, scored, {"stream": True}):
+        body = {"model": "fake", "prompt": ["short", "x" * MAX_POSITIONS]} | more
+        refused = fault(http.post(ROUTE, json=body), 400)
+        assert refused["code"] == "context_length_exceeded" and refused["param"] == "prompt"
+        assert f"maximum context length is {MAX_POSITIONS} tokens" in str(refused["message"])
+    whole = {"model": "fake", "prompt": "x" * MAX_POSITIONS, "max_tokens": 0} | scored
+    assert http.post(ROUTE, json=whole).status_code == 200
 
 
 def test_max_tokens_beyond_the_context_are_clamped(client: openai.OpenAI) -> None:

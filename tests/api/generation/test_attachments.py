@@ -120,18 +120,15 @@ def test_a_key_whose_files_took_all_its_processor_time_is_told_when_it_goes_on(
     assert "again in 60 min" in refused(response)["message"] and int(response.headers["retry-after"]) > 3000
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_the_bytes_may_be_written_in_several_ways(ann: httpx.Client, service: ScriptedService) -> None:
+    for data in (
         base64.encodebytes(PDF).decode(),  # in lines, and without the head of a data URL
         f"data:application/pdf;name=lease.pdf;base64,{base64.b64encode(PDF).decode()}",
         f"data:text/plain,{TEXT.replace(' ', '%20')}",
-    ],
-)
-def test_the_bytes_may_be_written_in_several_ways(ann: httpx.Client, service: ScriptedService, data: str) -> None:
-    part: dict[str, object] = {"type": "file", "file": {"file_data": data}}
-    assert ann.post(PATHS[0], json=body(PATHS[0], part)).status_code == 200
-    assert TEXT in read(service)
+    ):
+        part: dict[str, object] = {"type": "file", "file": {"file_data": data}}
+        assert ann.post(PATHS[0], json=body(PATHS[0], part)).status_code == 200
+        assert TEXT in read(service)
 
 
 def test_a_count_counts_the_files_text(ann: httpx.Client) -> None:
@@ -192,9 +189,8 @@ WITH_IMAGE = {"type": "document", "source": {"type": "content", "content": [{"ty
 IMAGE = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(MAX_BODY)).decode()
 
 
-@pytest.mark.parametrize(
-    ("path", "part", "status", "code", "words"),
-    [
+def test_what_cannot_be_read_is_refused_with_a_sentence(ann: httpx.Client, service: ScriptedService) -> None:
+    cases: list[tuple[str, dict[str, object], int, str | None, str]] = [
         (PATHS[0], part_of(PATHS[0], b"%PDF-1.7 no more", "a.pdf"), 400, "invalid_file", "a.pdf"),
         (PATHS[1], part_of(PATHS[1], bytes(range(256)) * 8, "a.bin", "x/y"), 400, "unsupported_file", "a.bin"),
         (PATHS[2], part_of(PATHS[2], b"", "a.pdf"), 400, None, "messages[0].content[0].source.data"),
@@ -210,22 +206,13 @@ IMAGE = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes
         (PATHS[1], {"type": "input_image", "image_url": IMAGE}, 400, "unsupported_content", "'input_image'"),
         (PATHS[0], {"type": "input_audio", "input_audio": {}}, 400, "unsupported_content", "'input_audio'"),
         (PATHS[2], WITH_IMAGE, 400, None, "'image'"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_with_a_sentence(
-    ann: httpx.Client,
-    service: ScriptedService,
-    path: str,
-    part: dict[str, object],
-    status: int,
-    code: str | None,
-    words: str,
-) -> None:
-    response = ann.post(path, json=body(path, part))
-    assert response.status_code == status, response.text
-    assert words in refused(response)["message"] and not service.requests
-    if path != "/v1/messages":
-        assert refused(response)["code"] == code
+    ]
+    for path, part, status, code, words in cases:
+        response = ann.post(path, json=body(path, part))
+        assert response.status_code == status, response.text
+        assert words in refused(response)["message"] and not service.requests
+        if path != "/v1/messages":
+            assert refused(response)["code"] == code
 
 
 def test_more_text_than_any_context_holds_is_refused_as_too_long(

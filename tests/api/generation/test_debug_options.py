@@ -30,9 +30,9 @@ def test_options_of_strategies_are_chosen_by_their_fields(http: httpx.Client, se
     assert dragon == {"search_every": 0, "drafting": SHAPES["sequence"], "aggregator": "paper", "rescoring": False}
 
 
-@pytest.mark.parametrize(
-    ("param", "debug"),
-    [
+def test_what_is_no_option_or_no_value_of_one_is_refused(http: httpx.Client, service: ScriptedService) -> None:
+    service.debug_options = True
+    cases: list[tuple[str, object]] = [
         ("paceline.debug", 5),
         ("paceline.debug.speed", {"speed": 1}),
         ("paceline.debug.search_every", {"search_every": 16}),
@@ -43,21 +43,11 @@ def test_options_of_strategies_are_chosen_by_their_fields(http: httpx.Client, se
         ("paceline.debug.drafting.width", {"drafting": {"width": 0}}),
         ("paceline.debug.drafting.depth", {"drafting": {"depth": 1}}),
         ("paceline.debug.drafting", {"drafting": 4}),
-    ],
-)
-def test_what_is_no_option_or_no_value_of_one_is_refused(
-    http: httpx.Client, service: ScriptedService, param: str, debug: object
-) -> None:
-    service.debug_options = True
-    assert fault(post(http, paceline={"debug": debug}))["param"] == param
+    ]
+    for param, debug in cases:
+        assert fault(post(http, paceline={"debug": debug}))["param"] == param
+    assert fault(post(http, paceline={"aggregator": "coin"}))["param"] == "paceline.aggregator", "no field of its own"
     assert not service.requests
-
-
-@pytest.mark.parametrize(
-    "field", [{"aggregator": "coin"}, {"drafts": "chain"}, {"rescoring": False}, {"verifier": "truncated"}]
-)
-def test_they_are_no_fields_of_their_own(http: httpx.Client, field: dict[str, object]) -> None:
-    assert fault(post(http, paceline=field))["param"] == f"paceline.{next(iter(field))}"
 
 
 @pytest.fixture

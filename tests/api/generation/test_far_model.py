@@ -46,7 +46,7 @@ def far() -> Iterator[tuple[Server, httpx.Client]]:
 
 @pytest.mark.parametrize("path", ASKED)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_far_server_s_status_is_the_client_s(far: tuple[Server, httpx.Client], path: str, *, stream: bool) -> None:
+def test_a_far_server_s_status_is_the_client_s(far: tuple[Server, httpx.Client], path: str, stream: bool) -> None:
     server, client = far
     for far_status, after, status in ((400, None, 400), (429, "7", 429), (503, "7", 503), (None, "1", 503)):
         server.status, server.said, server.retry_after = far_status, TOO_LONG, after

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 
 import httpx
@@ -12,13 +10,12 @@ import pytest
 
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
-from paceline.api.http.server import HttpServer, listen, url_of
 from paceline.engine.fake import fake_model
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
 from paceline.runtime.parts import NodeParts, Offer
-from tests.api.scripted import WAIT, ScriptedService, client_of, serving
+from tests.api.scripted import ScriptedService, client_of, running, serving
 
 MODEL = "fake"
 POLL = 20  # ms
@@ -29,26 +26,11 @@ ASK = "Who owns the red boat?"
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("docs")
-    listener, ready = listen("127.0.0.1", 0), threading.Event()
-    stop: list[tuple[asyncio.AbstractEventLoop, HttpServer]] = []
-
-    async def serve(store: DocumentStore) -> None:
-        async with Node("cloud", fake_model(), store, NodeParts(offer=Offer(name=MODEL, max_tokens=8))) as node:
-            server = HttpServer(create_app(node, keyring=Keyring({"ann": None, "bert": None})), ready.set)
-            stop.append((asyncio.get_running_loop(), server))
-            await server.serve([listener])
-
-    with DocumentStore.open(folder, HashEmbedder()) as store:
+    with DocumentStore.open(tmp_path_factory.mktemp("docs"), HashEmbedder()) as store:
         store.add_text("own.txt", OWN, zone="cloud")
-        thread = threading.Thread(target=lambda: asyncio.run(serve(store)), daemon=True)
-        thread.start()
-        assert ready.wait(WAIT)
-        yield url_of(listener)
-        loop, server = stop[0]
-        loop.call_soon_threadsafe(server.stop)
-        thread.join(WAIT)
-        assert not thread.is_alive()
+        node = Node("cloud", fake_model(), store, NodeParts(offer=Offer(name=MODEL, max_tokens=8)))
+        with running(create_app(node, keyring=Keyring({"ann": None, "bert": None})), node) as url:
+            yield url
 
 
 @pytest.fixture
@@ -189,8 +171,7 @@ def test_a_passage_of_a_vector_store_opens_for_its_owner_alone(url: str, ann: op
         assert shown(own[3], "ann").status_code == 404
 
 
-@pytest.mark.parametrize("number", ["0", "-1", "x", "9" * 18, "9" * 40, "%00", "1%20OR%201"])
-def test_no_other_number_opens_anything(url: str, number: str) -> None:
-    with client_of(url) as http:
-        status = http.get(f"/v1/passages/{number}", headers={"authorization": "Bearer ann"}).status_code
-    assert status in (400, 404)
+def test_no_other_number_opens_anything(url: str) -> None:
+    with client_of(url, "ann") as http:
+        for number in ("0", "-1", "x", "9" * 18, "9" * 40, "%00", "1%20OR%201"):
+            assert http.get(f"/v1/passages/{number}").status_code in (400, 404), number
