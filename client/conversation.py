@@ -91,7 +91,6 @@ class Conversation:
 
     @property
     def url(self) -> str:
-        """The base URL, with `/v1`."""
         return self._url
 
     @property
@@ -132,7 +131,6 @@ class Conversation:
         return None if value is None else str(value)
 
     def forget(self) -> None:
-        """Begin a new conversation with the same choices."""
         self.messages.clear()
         self.answer = Answer(self._model or "")
 
@@ -161,7 +159,6 @@ class Conversation:
 
     @contextmanager
     def _readable_errors(self) -> Iterator[None]:
-        """Raise httpx's errors as PacelineError with a sentence."""
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout):

@@ -46,8 +46,6 @@ class DemoQuestion:
 
 @dataclass(slots=True)
 class Told:
-    """A streamed answer, collected."""
-
     pieces: list[tuple[str, str | None]] = field(default_factory=list)  # (text, lane)
     report: Json = field(default_factory=dict)
 
@@ -107,7 +105,6 @@ def faults(question: DemoQuestion, told: Told) -> Iterator[str]:
 
 
 def footer(told: Told) -> str:
-    """Strategy, pieces by lane and citations in one line."""
     lanes = ", ".join(f"{number} by the {side}" for side, number in sorted(told.lanes().items()))
     cited = "; ".join(f"{side}: {document or 'a private document'}" for side, document in told.citations)
     strategy = told.report.get("strategy", "no report")

@@ -123,7 +123,6 @@ class Screen:
                 self._console.print()
 
     def show_sources(self, answer: Answer) -> None:
-        """Write citations, a missing side and a cut-off at the token limit, where there are any."""
         citations = answer.report.get("citations")
         for number, citation in enumerate(citations if isinstance(citations, list) else [], 1):
             if not isinstance(citation, dict):
@@ -168,8 +167,6 @@ EDITING = (
 
 
 class Dialogue:
-    """Questions, answers and commands until the input ends."""
-
     def __init__(
         self, conversation: Conversation, screen: Screen, lines: Lines, *, fail: Callable[[str], None]
     ) -> None:

@@ -34,7 +34,6 @@ UNKNOWN = "-"  # in place of a tokenizer's fingerprint
 
 
 def cloud_link(settings: NodeSettings) -> Callable[[], Found] | None:
-    """The check of an agent's settings."""
     return partial(_check, settings) if isinstance(settings, AgentSettings) else None
 
 

@@ -91,12 +91,10 @@ def open_far_model(settings: ServerSettings) -> tuple[RemoteModel, TextModel]:
 
 
 def served_name(settings: NodeSettings, model: ServedModel) -> str:
-    """The first model's name for clients."""
     return settings.name or model.engine.info.name
 
 
 def sampling_of(settings: NodeSettings) -> SamplingDefaults:
-    """The settings' sampling parameters, for requests that leave them out."""
     return SamplingDefaults(
         temperature=settings.answers.temperature,
         top_p=settings.answers.top_p,
@@ -107,7 +105,6 @@ def sampling_of(settings: NodeSettings) -> SamplingDefaults:
 
 
 def device_of(settings: NodeSettings, info: ModelInfo) -> str:
-    """Where the model computes."""
     return "cpu" if info.is_on_host else choose_device(settings.engine_device)
 
 
@@ -179,7 +176,6 @@ def _shipped(wanted: str, shipped: Shipped) -> Path | None:
 
 
 def _memory(device: str) -> tuple[Callable[[], int], int]:
-    """Free bytes now, and all, of the memory that models are loaded into."""
     if device == "cpu":
         return lambda: psutil.virtual_memory().available, psutil.virtual_memory().total
     import torch

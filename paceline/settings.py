@@ -351,7 +351,6 @@ class NodeSettings(ProgramSettings):
 
     @property
     def first_model(self) -> str:
-        """The default, loaded at the start."""
         return self.model[0]
 
     @field_validator("model")

@@ -273,7 +273,6 @@ def _refuse_unknown(
 
 
 def _sentence(error: ValidationError, origins: Origins) -> str:
-    """Describe the first validation error that does not follow from another."""
     faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]
     fault = faults[0]
     message = fault["msg"].removeprefix("Value error, ")

@@ -159,7 +159,6 @@ def cores() -> frozenset[int]:
 
 
 def processor() -> str:
-    """The processor's name."""
     return _cpu_info("model name") or platform.processor() or platform.machine()
 
 

@@ -88,8 +88,6 @@ class EnrolmentAnswer:
 
 
 class Registry:
-    """The devices of one server."""
-
     def __init__(
         self, state_dir: Path, *, away_days: float = TUNING.device_days, now: Callable[[], float] = time.time
     ) -> None:
@@ -246,7 +244,6 @@ def _device(name: str, enrolled_at: float, revoked_at: float | None, role: Role)
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError for an invalid device name."""
     if not _NAME.fullmatch(name) or name == "cloud":
         raise ConfigError(
             f"{name[:80]!r} cannot be a device's name: use up to 64 letters, digits, dots, dashes or underscores."

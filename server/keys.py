@@ -59,8 +59,6 @@ class Key:
 
 
 class Keys:
-    """The keys of one server."""
-
     def __init__(self, state_dir: Path, *, now: Callable[[], float] = time.time) -> None:
         """Open the file of keys, creating it if needed. Raises ConfigError when it cannot be used."""
         self._file = StateFile(state_dir / FILE, _SCHEMA, "file of keys")

@@ -45,8 +45,6 @@ class LinkReceiver(Protocol):
 
 @dataclass(slots=True)
 class _Live:
-    """A device's open link."""
-
     link: Link
     renewed_at: float | None = None  # s since 1970, of its key; None: not read yet
     asked_at: float | None = None  # s, monotonic: when it was last asked for a new key

@@ -41,13 +41,11 @@ def sample(directory: Path, keyring: Keyring) -> Iterator[tuple[Node, FastAPI]]:
 
 
 def document() -> dict[str, Any]:
-    """The OpenAPI document of all routes of a server."""
     with tempfile.TemporaryDirectory() as directory, sample(Path(directory), Keyring({})) as (_, app):
         return app.openapi()
 
 
 def text() -> str:
-    """The document as text, as committed in the repository."""
     return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
 
 

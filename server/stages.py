@@ -34,8 +34,6 @@ MAX_STAGES = 64
 
 @dataclass(frozen=True, slots=True)
 class StagesWanted:
-    """The value of the setting."""
-
     count: int = 0  # stages to start here
     gpus: bool = False  # each on a GPU of its own
     addresses: tuple[str, ...] = ()  # of running ones

@@ -61,8 +61,6 @@ FLOOR = -9999.0  # OpenAI's number for probability 0; minus infinity is not JSON
 
 @dataclass(slots=True)
 class LegacyLogprobs:
-    """The entries of consecutive tokens."""
-
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)
     top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
@@ -93,7 +91,6 @@ class Offsets:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def next(self, data: bytes) -> int:
-        """The offset of the next token, whose bytes are `data`."""
         at = self._at
         self._at += len(self._decoder.decode(data))
         return max(at, 0)
@@ -105,7 +102,6 @@ class Offsets:
 
 
 def entries(logprobs: Sequence[Logprobs], offsets: Offsets) -> LegacyLogprobs:
-    """Entries of output tokens."""
     result = LegacyLogprobs()
     for chosen, top in logprobs:
         _add(result, chosen, top, offsets.next(bytes(chosen.bytes)))
@@ -273,8 +269,6 @@ def _text(token_bytes: Sequence[bytes]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CompletionMeta:
-    """Fields that all parts of one answer repeat."""
-
     id: str
     created: int  # Unix time, s
     fingerprint: str  # of the model
@@ -310,8 +304,6 @@ class CompletionMeta:
 
 @dataclass(slots=True)
 class ChoiceDelta:
-    """A part of one choice."""
-
     text: str
     logprobs: LegacyLogprobs
     reason: str | None = None
@@ -352,8 +344,6 @@ class ChoiceEncoder:
 
 
 class CompletionChunks(AnswerChunks):
-    """Encoder of a streamed completion."""
-
     def __init__(self, meta: CompletionMeta) -> None:
         self._meta = meta
         self._encoders = [ChoiceEncoder(meta, index) for index in range(meta.num_choices)]

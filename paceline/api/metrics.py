@@ -1,22 +1,18 @@
-"""`/metrics`: what this side has done so far, in the text format of Prometheus.
-
-Labels are strategies, lanes and ends of answers, of which there are a few each: none says who asked for what.
-"""
+"""`/metrics`: what this side has done so far, in the text format of Prometheus."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isinf
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from paceline.api.http.routing import ServiceDep
-from paceline.api.observation import AnswerCounts, Histogram
+from paceline.api.observation import AnswerCounts
 from paceline.api.openapi import keyed_router
 from paceline.runtime.service import Load
 
@@ -32,56 +28,14 @@ async def metrics(request: Request, service: ServiceDep) -> Response:
 
 
 class _Now(Collector):
-    """Numbers of this moment."""
-
     def __init__(self, load: Load, counts: AnswerCounts) -> None:
         self._load = load
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        yield from _answers(self._counts)
+        yield from self._counts.registry.collect()
         yield from _engine(self._load)
         yield from _links(self._load)
-
-
-def _answers(counts: AnswerCounts) -> Iterator[Metric]:
-    answers = CounterMetricFamily(
-        "paceline_finished_answers", "Answers that have ended, by strategy and how", labels=("strategy", "outcome")
-    )
-    for (strategy, outcome), count in sorted(counts.answers.items()):
-        answers.add_metric((strategy, outcome), count)
-    tokens = CounterMetricFamily(
-        "paceline_tokens", "Tokens of answers, by the side whose documents decided them", labels=("strategy", "lane")
-    )
-    for (strategy, lane), count in sorted(counts.tokens.items()):
-        tokens.add_metric((strategy, lane), count)
-    degraded = CounterMetricFamily("paceline_degraded_answers", "Answers that had to do with less", labels=("why",))
-    for why, count in sorted(counts.degraded.items()):
-        degraded.add_metric((why,), count)
-    yield from (answers, tokens, degraded)
-    for name, text, drafts in (
-        ("drafted", "Tokens that were drafted and verified", counts.drafted),
-        ("accepted", "Tokens of drafts that were accepted", counts.accepted),
-    ):
-        family = CounterMetricFamily(f"paceline_{name}_tokens", text, labels=("strategy",))
-        for strategy, count in sorted(drafts.items()):
-            family.add_metric((strategy,), count)
-        yield family
-    yield CounterMetricFamily("paceline_prompt_tokens", "Tokens of prompts", counts.prompt_tokens)
-    yield CounterMetricFamily("paceline_cached_prompt_tokens", "Of them, those not computed", counts.cached_tokens)
-    yield _histogram("first_text", "From the request to the first text", counts.first_text)
-    yield _histogram("token_gap", "From one token to the next", counts.gaps)
-    yield _histogram("answer", "From the request to the end of its answer", counts.seconds)
-
-
-def _histogram(name: str, text: str, values: Histogram) -> Metric:
-    """In seconds."""
-    buckets = [(_bound(bound), float(count)) for bound, count in values.cumulative()]
-    return HistogramMetricFamily(f"paceline_{name}_seconds", text, buckets=buckets, sum_value=values.sum)
-
-
-def _bound(bound: float) -> str:
-    return "+Inf" if isinf(bound) else str(float(bound))
 
 
 def _engine(load: Load) -> Iterator[Metric]:

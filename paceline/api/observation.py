@@ -5,49 +5,18 @@ Times are seen where an answer leaves the runtime, so that a client that reads s
 
 from __future__ import annotations
 
+import collections
 import logging
 import secrets
 import time
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Final, Literal
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
 from paceline.runtime.service import GenerateEvent, GenerationResult
 from paceline.runtime.tracing import PREFIX, Tracer
-
-
-class Histogram:
-    """Counts of values by size, as Prometheus keeps them; adding one costs the same however many there are."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        """bounds: greatest value of each bucket but the last, which has none; ascending."""
-        if list(bounds) != sorted(set(bounds)):
-            raise ValueError("bounds must ascend")
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
-
-    @property
-    def sum(self) -> float:
-        return self._sum
-
-    @property
-    def count(self) -> int:
-        return sum(self._counts)
-
-    def add(self, value: float, times: int = 1) -> None:
-        """Count a value so many times."""
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
-
-    def cumulative(self) -> list[tuple[float, int]]:
-        """(bound, values up to it); the last bound is infinite."""
-        return list(zip((*self._bounds, float("inf")), accumulate(self._counts), strict=True))
-
 
 Outcome = Literal["stop", "length", "failed", "left"]
 """How an answer ended: as the client was told, by a failure, or because the client left."""
@@ -57,22 +26,31 @@ GAP_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0
 ANSWER_BOUNDS: Final = (0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # s
 
 _log = logging.getLogger("paceline.answers")
+disable_created_metrics()  # type: ignore[no-untyped-call]  # every count began with the process
 
 
-@dataclass
 class AnswerCounts:
     """Since the start of the process. Labels are of small, fixed sets: none says who asked for what."""
 
-    answers: Counter[tuple[str, Outcome]] = field(default_factory=Counter)  # by strategy, empty where none ended
-    tokens: Counter[tuple[str, str]] = field(default_factory=Counter)  # by strategy and lane, `none` where no side's
-    prompt_tokens: int = 0
-    cached_tokens: int = 0  # of them
-    drafted: Counter[str] = field(default_factory=Counter)  # tokens, by strategy
-    accepted: Counter[str] = field(default_factory=Counter)  # of them
-    degraded: Counter[str] = field(default_factory=Counter)  # answers, by why
-    first_text: Histogram = field(default_factory=lambda: Histogram(FIRST_TEXT_BOUNDS))  # s
-    gaps: Histogram = field(default_factory=lambda: Histogram(GAP_BOUNDS))  # s a token after the first text
-    seconds: Histogram = field(default_factory=lambda: Histogram(ANSWER_BOUNDS))  # of answers that ended well
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        def count(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"paceline_{name}", text, labels, registry=self.registry)
+
+        def times(name: str, text: str, bounds: Sequence[float]) -> Histogram:
+            return Histogram(f"paceline_{name}_seconds", text, buckets=bounds, registry=self.registry)
+
+        self.answers = count("finished_answers", "Answers that have ended, by strategy and how", "strategy", "outcome")
+        self.tokens = count("tokens", "Tokens of answers, by the side whose documents decided them", "strategy", "lane")
+        self.degraded = count("degraded_answers", "Answers that had to do with less", "why")
+        self.drafted = count("drafted_tokens", "Tokens that were drafted and verified", "strategy")
+        self.accepted = count("accepted_tokens", "Tokens of drafts that were accepted", "strategy")
+        self.prompt_tokens = count("prompt_tokens", "Tokens of prompts")
+        self.cached_tokens = count("cached_prompt_tokens", "Of them, those not computed")
+        self.first_text = times("first_text", "From the request to the first text", FIRST_TEXT_BOUNDS)
+        self.gaps = times("token_gap", "From one token to the next", GAP_BOUNDS)
+        self.seconds = times("answer", "From the request to the end of its answer", ANSWER_BOUNDS)
 
 
 class Observer:
@@ -106,7 +84,7 @@ class AnswerWatch:
         self._began = state.get("began", self._now())  # when the request arrived, s
         self._first: float | None = None  # when the first text came
         self._last: float | None = None
-        self._lanes: Counter[str] = Counter()
+        self._lanes = collections.Counter[str]()
         self._ended = False
 
     def took(self, event: GenerateEvent) -> None:
@@ -119,9 +97,10 @@ class AnswerWatch:
         self._lanes[event.lane or "none"] += event.tokens
         if self._first is None or self._last is None:
             self._first = now
-            self._counts.first_text.add(now - self._began)
+            self._counts.first_text.observe(now - self._began)
         else:
-            self._counts.gaps.add((now - self._last) / event.tokens, event.tokens)
+            for _ in range(event.tokens):  # that come together share their gap
+                self._counts.gaps.observe((now - self._last) / event.tokens)
         self._last = now
 
     def failed(self) -> None:
@@ -137,9 +116,9 @@ class AnswerWatch:
         self._ended = True
         counts, now = self._counts, self._now()
         strategy = "" if result is None else result.strategy
-        counts.answers[strategy, outcome] += 1
+        counts.answers.labels(strategy, outcome).inc()
         for lane, tokens in self._lanes.items():
-            counts.tokens[strategy, lane] += tokens
+            counts.tokens.labels(strategy, lane).inc(tokens)
         fields: dict[str, str | int | float] = {
             "model": self._model,
             "outcome": outcome,
@@ -149,7 +128,7 @@ class AnswerWatch:
             fields["first_text_s"] = round(self._first - self._began, 4)
         fields["completion_tokens"] = self._lanes.total()
         if result is not None:
-            counts.seconds.add(now - self._began)
+            counts.seconds.observe(now - self._began)
             fields |= self._result(result)
         fields |= {f"{lane}_tokens": count for lane, count in sorted(self._lanes.items()) if lane != "none"}
         if self._key:
@@ -162,10 +141,10 @@ class AnswerWatch:
     def _result(self, result: GenerationResult) -> dict[str, str | int | float]:
         counts, strategy = self._counts, result.strategy
         cached = int(result.stats.get("cached_tokens", 0))
-        counts.prompt_tokens += result.prompt_tokens
-        counts.cached_tokens += cached
-        counts.drafted[strategy] += int(result.stats.get("drafted", 0))
-        counts.accepted[strategy] += int(result.stats.get("accepted", 0))
+        counts.prompt_tokens.inc(result.prompt_tokens)
+        counts.cached_tokens.inc(cached)
+        counts.drafted.labels(strategy).inc(int(result.stats.get("drafted", 0)))
+        counts.accepted.labels(strategy).inc(int(result.stats.get("accepted", 0)))
         told: dict[str, str | int | float] = {
             "completion_tokens": result.completion_tokens,
             "prompt_tokens": result.prompt_tokens,
@@ -173,7 +152,7 @@ class AnswerWatch:
             "strategy": strategy,
         }
         if result.degraded:
-            counts.degraded[result.degraded] += 1
+            counts.degraded.labels(result.degraded).inc()
             told["degraded"] = result.degraded
         return told
 

@@ -99,12 +99,10 @@ def _named(shape: str | type[BaseModel]) -> Json:
 
 
 def lines(shape: type[BaseModel]) -> Json:
-    """The media type and schema of a stream of lines, for `answered`."""
     return {"application/x-ndjson": _named(shape)}
 
 
 def events(shape: type[BaseModel]) -> Json:
-    """The media type and schema of a stream of events, for `answered`."""
     return {"text/event-stream": _event(shape)}
 
 
@@ -150,17 +148,14 @@ def describe(app: FastAPI) -> Json:
 
 
 def outline(app: FastAPI) -> Json:
-    """The document in which shapes are still named."""
     return get_openapi(title=app.title, version=app.version, description=ABOUT, routes=app.routes)
 
 
 def official_names(document: Json) -> set[str]:
-    """The official client's shapes that an outline names."""
     return {each["$ref"].removeprefix(_NAMED) for each in _references(document)} - _own.keys()
 
 
 def _references(value: Any) -> Iterator[Json]:
-    """Every reference to a named shape."""
     if isinstance(value, dict):
         if isinstance(name := value.get("$ref"), str) and name.startswith(_NAMED):
             yield value

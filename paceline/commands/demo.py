@@ -39,7 +39,6 @@ Readiness = Mapping[str, object]
 
 
 def command(*arguments: str) -> list[str]:
-    """Command line that runs `paceline` with this interpreter."""
     return [sys.executable, "-m", "paceline", *arguments]
 
 
@@ -67,7 +66,6 @@ class Child:
     url: str
 
     def tail(self) -> str:
-        """The last lines of its output."""
         lines = self.log.read_text("utf-8", "replace").splitlines()
         return "\n".join(f"  {self.name} | {line}" for line in lines[-TAIL:])
 
@@ -187,7 +185,6 @@ class Pair:
     agent: tuple[str, ...]  # the agent's command without the one-time code, for a restart
 
     def url(self, side: Side) -> str:
-        """The base URL of a side."""
         return self.cloud.url if side == "cloud" else self.device.url
 
 
@@ -247,7 +244,6 @@ def configured(folder: Path, *lines: str) -> tuple[str, str]:
 
 
 def store_of(directory: Path, side: Side) -> Path:
-    """The folder of a side's document store."""
     return directory / side / "docs"
 
 

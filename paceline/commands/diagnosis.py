@@ -68,7 +68,6 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 
 
 def extras() -> Found:
-    """Import what is there of each extra."""
     works, absent, wrong = [], [], []
     for extra, modules in EXTRAS.items():
         faults = [_fault_of(module) for module in modules] + _unfit(extra)
@@ -262,7 +261,6 @@ def _loaded_as(settings: NodeSettings, device: str, sizes: dict[str, int], direc
 
 
 def _memory(device: str) -> tuple[int, int]:
-    """Free bytes now, and all, of the memory that a model is loaded into."""
     if device == "cpu":
         return psutil.virtual_memory().available, psutil.virtual_memory().total
     import torch

@@ -120,7 +120,6 @@ def _folders(paths: list[Path]) -> list[Path]:
 
 
 def _show_results(results: list[IngestResult], *, as_json: bool) -> None:
-    """Write the outcome of each file, failures last."""
     results = sorted(results, key=lambda result: result.status == "failed")
     if as_json:
         _write_json(results)
@@ -131,7 +130,6 @@ def _show_results(results: list[IngestResult], *, as_json: bool) -> None:
 
 
 def _show_sum(results: list[IngestResult]) -> None:
-    """Write how many files had each outcome, changes first."""
     counts = Counter[str](result.status for result in results)
     order = ("added", "replaced", "moved", "removed", "unchanged", "duplicate", "skipped", "failed")
     typer.echo(", ".join(f"{counts[status]} {status}" for status in order if counts[status]) or "no files")

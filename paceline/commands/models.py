@@ -26,8 +26,6 @@ Name = Annotated[str, typer.Argument(metavar="NAME[@REVISION]", help="as Qwen/Qw
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model as it is listed."""
-
     name: str
     where: str  # in words: bundled, or in the cache
     kind: str

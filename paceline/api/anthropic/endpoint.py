@@ -200,8 +200,6 @@ class MessageMeta:
 
 
 class MessageBody:
-    """Encoder of an answer in one piece (`AnswerBody`)."""
-
     def __init__(self, meta: MessageMeta) -> None:
         self._meta = meta
         self._content = ContentBuilder(meta.call, meta.links)
@@ -220,8 +218,6 @@ class MessageBody:
 
 
 class MessageEvents:
-    """Encoder of a streamed answer (`AnswerChunks`)."""
-
     headers = SSE_HEADERS
 
     def __init__(self, meta: MessageMeta) -> None:

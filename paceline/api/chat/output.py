@@ -75,7 +75,6 @@ class MessageBuilder:
         return [self._delta(TextOutput(text))] if text else []
 
     def end(self, done: GenerationResult) -> list[Json]:
-        """The deltas of text that was held back."""
         if self._parser is None:
             return []
         return [self._delta(output) for output in self._parser.flush(done.reason != "stop")]
@@ -156,8 +155,6 @@ class ChatMeta:
 
 
 class ChoiceBuilder:
-    """Collects the message, log-probabilities and result of one choice."""
-
     def __init__(self, tools: ToolUse | None, *, thinks: bool = True) -> None:
         """thinks: see `MessageBuilder`."""
         self.message = MessageBuilder(tools, thinks=thinks)
@@ -181,8 +178,6 @@ class Reporting(Protocol):
 
 
 class WholeCompletion:
-    """Encoder of a completion in one piece (`AnswerBody`)."""
-
     def __init__(self, meta: ChatMeta) -> None:
         self._meta = meta
         call = meta.call
@@ -196,8 +191,6 @@ class WholeCompletion:
 
 
 class ChatChunks(AnswerChunks):
-    """Encoder of a streamed completion."""
-
     def __init__(self, meta: ChatMeta) -> None:
         self._meta = meta
         self._asked = meta.call.asked
@@ -273,7 +266,6 @@ class ChatChunks(AnswerChunks):
 
 # ---- whole ----------------------------------------------------------------------------------------------------------
 def completion(meta: ChatMeta, choices: Sequence[ChoiceBuilder]) -> Json:
-    """A completion in one piece. Every choice must be done."""
     dones = [choice.done for choice in choices if choice.done is not None]
     assert len(dones) == len(choices), "an answer is written when every choice has ended"
     call = meta.call

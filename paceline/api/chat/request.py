@@ -267,7 +267,6 @@ class ToolUse:
         )
 
     def parser(self) -> ToolCallParser:
-        """A parser of one answer."""
         schemas = {function.name: function.parameters or {} for function in self.functions}
 
         def is_text(name: str, key: str) -> bool:

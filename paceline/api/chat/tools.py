@@ -27,8 +27,6 @@ class TextOutput:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """The start of a call, with its name. Its arguments follow."""
-
     index: int  # among the answer's calls
     name: str
 
@@ -73,8 +71,6 @@ class _Frame:
 
 
 class _Frames:
-    """Those of one format."""
-
     def __init__(self, form: ToolFormat) -> None:
         arguments = "" if form.tagged else r"(?=\{)"
         rest = form.opening.removeprefix(form.mark)
@@ -286,7 +282,6 @@ def _as_json(text: str) -> str:
 
 
 def _joined(output: list[ParsedOutput]) -> list[ParsedOutput]:
-    """Join adjacent contents."""
     result: list[ParsedOutput] = []
     for one in output:
         if isinstance(one, TextOutput) and result and isinstance(last := result[-1], TextOutput):

@@ -432,12 +432,10 @@ def refuse_forms(
 
 
 def unsupported(param: str, sentence: str) -> RequestError:
-    """The refusal of a field that asks for something this server does not do."""
     return RequestError(f"{sentence} (in `{param}`).", code="unsupported_parameter", param=param)
 
 
 def required(param: str) -> RequestError:
-    """The refusal of a request without this field."""
     return RequestError(f"The field {param} is required.", param=param)
 
 

@@ -266,12 +266,10 @@ class AnswerChunks(Protocol):
         """The last events, when every generation is done; with [DONE] where the protocol has it."""
 
     def fail(self, failure: Failure) -> bytes:
-        """The error event, and the end of the stream."""
         return sse_event(failure.envelope()) + SSE_DONE
 
 
 def watches_of(scope: Scope, generations: Sequence[Generation]) -> list[AnswerWatch]:
-    """Watches of the generations of one request, by the application's observer."""
     observer: Observer = scope["app"].state.observer
     return [observer.answer(scope["state"]) for _ in generations]
 

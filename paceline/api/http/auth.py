@@ -50,8 +50,6 @@ NOBODY: Final = Identity()  # who is known by no key
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A key as a store holds it."""
-
     digest: bytes  # SHA-256
     identity: Identity
     until: float | None  # s since 1970: when it expires; None: never
@@ -107,7 +105,6 @@ class Keyring:
         return found.identity
 
     def holds(self) -> bool:
-        """True if there is a key that has not expired."""
         return bool(self._configured) or any(key.until is None or self._now() < key.until for key in self._stored())
 
 

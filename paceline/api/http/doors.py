@@ -131,7 +131,6 @@ class Visitor:
             self._doors.come(self)
 
     def gone(self) -> None:
-        """The connection has ended."""
         self._gone = True
         self._doors.leave(self)
         self._give_back()
@@ -143,8 +142,6 @@ class Visitor:
 
 
 class Doors:
-    """All visitors of one server."""
-
     def __init__(self, limits: DoorLimits, max_connections: int) -> None:
         self.limits = limits
         self.max_strangers = max(1, max_connections // 2)

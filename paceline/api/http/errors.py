@@ -109,8 +109,6 @@ RETRY: Final = {"Retry-After": str(RETRY_AFTER_S)}
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error as a client sees it."""
-
     status: int
     message: str
     type: str = "invalid_request_error"
@@ -146,7 +144,6 @@ class ErrorShape:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The failure that reports an exception to a client."""
     match error:
         case RequestError():
             headers = {"Retry-After": str(error.retry_after or RETRY_AFTER_S)} if error.status in (429, 503) else {}

@@ -67,5 +67,4 @@ def listing(items: Sequence[Mapping[str, object]], more: bool) -> Response:
 
 
 def answer(value: Mapping[str, object], status: int = 200) -> Response:
-    """The value as strict JSON."""
     return Response(encode_json(value), status_code=status, media_type="application/json")

@@ -85,14 +85,10 @@ class LargeRoute(Route):
 
 
 class OpenRoute(Route):
-    """A route that needs no key."""
-
     needs_key = False
 
 
 class _Read(Request):
-    """A request whose body has been read and decoded."""
-
     def __init__(self, request: Request, value: Mapping[str, object]) -> None:
         others = [header for header in request.scope["headers"] if header[0] != b"content-type"]
         request.scope["headers"] = [*others, (b"content-type", b"application/json")]
@@ -107,7 +103,6 @@ class _Read(Request):
 
 
 def routes_of(app: FastAPI) -> list[RouteContext]:
-    """All routes of the application and of the routers in it."""
     return list(iter_route_contexts(app.routes))
 
 

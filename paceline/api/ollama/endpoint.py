@@ -66,7 +66,6 @@ class OllamaError(BaseModel):
 
 
 def envelope(failure: Failure) -> Mapping[str, object]:
-    """Ollama's error envelope."""
     return {"error": failure.message}
 
 
@@ -84,8 +83,6 @@ MEDIA_TYPE = "application/x-ndjson"
 
 @dataclass(frozen=True, slots=True)
 class LineMeta:
-    """Fields that all parts of one answer repeat."""
-
     model: str  # as asked
     chat: bool  # `/api/chat`, or `/api/generate`
     tools: ToolUse | None
@@ -119,8 +116,6 @@ class LineMeta:
 
 
 class AnswerLines:
-    """Encoder of a streamed answer (`AnswerChunks`)."""
-
     headers: Mapping[str, str] = {**SSE_HEADERS, "content-type": MEDIA_TYPE}
 
     def __init__(self, meta: LineMeta) -> None:

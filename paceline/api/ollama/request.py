@@ -212,12 +212,10 @@ Json = dict[str, object]
 
 
 def model_name(name: str) -> str:
-    """A model's name without the tag that Ollama's clients add."""
     return name.removesuffix(":latest")
 
 
 def chat_body(asked: ChatBody | GenerateBody) -> Json:
-    """The equivalent body of `/v1/chat/completions`."""
     body = _common(asked)
     if isinstance(asked, ChatBody):
         body["messages"] = [_message(message, index) for index, message in enumerate(asked.messages)]
@@ -239,7 +237,6 @@ def chat_body(asked: ChatBody | GenerateBody) -> Json:
 
 
 def raw_body(asked: GenerateBody) -> Json:
-    """The equivalent body of `/v1/completions`."""
     for name, value in (("format", asked.format), ("system", asked.system)):
         if value:
             raise _refused(f"{name} has no place in a raw prompt.", name)

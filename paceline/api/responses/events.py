@@ -247,8 +247,6 @@ class ResponseEvents:
 
 
 class _Message:
-    """A message item being written."""
-
     def __init__(self, id: str) -> None:
         self.id = id
         self.text: list[str] = []
@@ -269,8 +267,6 @@ class _Message:
 
 
 class _Call:
-    """A function call item being written."""
-
     def __init__(self, id: str, call_id: str, name: str) -> None:
         self.id = id
         self.call_id = call_id  # named by the item that brings the function's output

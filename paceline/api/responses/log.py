@@ -52,7 +52,6 @@ class LiveEvents:
         self._changed = asyncio.Event()
 
     def publish(self, rows: Sequence[EventRow], *, last: bool) -> None:
-        """Make committed rows readable."""
         self._tail.extend(rows)
         self.committed += len(rows)
         self.ended |= last
@@ -464,7 +463,6 @@ class EventLog:
         return [*rows[:-1], rows[-1]._replace(data=data)]
 
     async def query(self, run: Callable[[], T]) -> T:
-        """The result of `run`, called on the writer's thread after everything that was appended before."""
         return await self._writer.query(run)
 
     async def change(self, run: Callable[[], int]) -> None:

@@ -32,8 +32,6 @@ _log = logging.getLogger("paceline.api")
 
 
 class Run:
-    """A response being written."""
-
     def __init__(self, live: LiveEvents, response_events: ResponseEvents, turn: Turn | None) -> None:
         self.turn = turn
         self.live = live
@@ -99,7 +97,6 @@ class Runs:
         return run.final
 
     async def stop(self, response: str) -> None:
-        """Cancel a response that is running, and wait until its end is committed."""
         run = self._runs.get(response)
         if run is not None:
             run.cancelled = True

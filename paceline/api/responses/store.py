@@ -66,8 +66,6 @@ _SCHEMA = (
 
 
 class EventRow(NamedTuple):
-    """One event, or one item of a conversation."""
-
     sequence: int  # from 0
     type: str
     data: bytes  # JSON, as it is sent
@@ -130,7 +128,6 @@ class SealedRows:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """One transaction."""
         with self.readable_errors(), sqlite.transaction(self.connection):
             yield
 
@@ -234,7 +231,6 @@ class ConversationRows:
             return self._changed(conversation, now)
 
     def append(self, conversation: str, items: Sequence[bytes], now: float) -> int:
-        """`add` in a transaction of its own."""
         with self._rows.changing():
             return self.add(conversation, items, now)
 
@@ -438,7 +434,6 @@ class EventStore:
 
     # ---- reading ----------------------------------------------------------------------------------------------------
     def total(self) -> int:
-        """Bytes of the responses that have ended."""
         with self._rows.readable_errors():
             rows = self._connection.execute("SELECT coalesce(sum(bytes), 0) FROM responses WHERE ended")
             return int(rows.fetchone()[0])

@@ -41,6 +41,10 @@ def result(**fields: object) -> GenerationResult:
     return GenerationResult("stop", 10, 4, "aggregate", "both", **fields)  # type: ignore[arg-type]
 
 
+def counted(observer: Observer, name: str, **labels: str) -> float | None:
+    return observer.counts.registry.get_sample_value(f"paceline_{name}", labels)
+
+
 def test_times_are_those_of_tokens_and_lanes_are_counted(clock: Clock, observer: Observer) -> None:
     watch = observer.answer({"request_id": new_request_id(), "began": 0.0})
     clock.now = 0.3
@@ -50,14 +54,16 @@ def test_times_are_those_of_tokens_and_lanes_are_counted(clock: Clock, observer:
     clock.now = 1.0
     watch.took(result(stats={"drafted": 5, "accepted": 2, "cached_tokens": 7}, degraded="cloud_lost"))
     watch.left()  # after the end: nothing more
-    counts = observer.counts
-    assert counts.tokens == {("aggregate", "device"): 1, ("aggregate", "cloud"): 3}
-    assert counts.answers == {("aggregate", "stop"): 1} and counts.degraded == {"cloud_lost": 1}
-    assert (counts.prompt_tokens, counts.cached_tokens) == (10, 7)
-    assert (counts.drafted["aggregate"], counts.accepted["aggregate"]) == (5, 2)
-    assert (counts.first_text.sum, counts.first_text.count) == (0.3, 1)
-    assert (round(counts.gaps.sum, 9), counts.gaps.count) == (0.6, 3)  # tokens that come together share their gap
-    assert (counts.seconds.sum, counts.seconds.count) == (1.0, 1)
+    assert counted(observer, "tokens_total", strategy="aggregate", lane="device") == 1
+    assert counted(observer, "tokens_total", strategy="aggregate", lane="cloud") == 3
+    assert counted(observer, "finished_answers_total", strategy="aggregate", outcome="stop") == 1
+    assert counted(observer, "degraded_answers_total", why="cloud_lost") == 1
+    assert (counted(observer, "prompt_tokens_total"), counted(observer, "cached_prompt_tokens_total")) == (10, 7)
+    assert counted(observer, "drafted_tokens_total", strategy="aggregate") == 5
+    assert counted(observer, "accepted_tokens_total", strategy="aggregate") == 2
+    for name, total, number in (("first_text", 0.3, 1), ("token_gap", 0.6, 3), ("answer", 1.0, 1)):
+        assert counted(observer, f"{name}_seconds_sum") == pytest.approx(total)
+        assert counted(observer, f"{name}_seconds_count") == number, "tokens that come together share their gap"
 
 
 def test_an_answer_that_fails_or_is_left_counts_as_such(observer: Observer) -> None:
@@ -65,8 +71,10 @@ def test_an_answer_that_fails_or_is_left_counts_as_such(observer: Observer) -> N
     failing.took(TextDelta("a", 1))
     failing.failed()
     leaving.left()
-    assert observer.counts.answers == {("", "failed"): 1, ("", "left"): 1}
-    assert observer.counts.tokens == {("", "none"): 1} and observer.counts.seconds.count == 0
+    assert counted(observer, "finished_answers_total", strategy="", outcome="failed") == 1
+    assert counted(observer, "finished_answers_total", strategy="", outcome="left") == 1
+    assert counted(observer, "tokens_total", strategy="", lane="none") == 1
+    assert counted(observer, "answer_seconds_count") == 0
 
 
 @pytest.fixture
