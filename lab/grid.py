@@ -58,7 +58,7 @@ class Situation:
 
     @property
     def text(self) -> str:
-        """Whose it is."""
+        """Side whose text it is; "both" for the mixture."""
         if len(self.found) == 1:
             return self.found[0]
         return "both" if self.found else self.larger
@@ -157,7 +157,7 @@ def ways(situation: Situation) -> list[Way]:
 
 @dataclass
 class Learnt:
-    """What each side keeps from answer to answer: statistics of each strategy, and one owner's look-up table."""
+    """State that each side keeps from answer to answer: statistics of each strategy, and one owner's look-up table."""
 
     stats: defaultdict[tuple[str, Side], OnlineStats] = field(default_factory=lambda: defaultdict(OnlineStats))
     tables: Mapping[Side, LookupTable] = field(default_factory=lambda: {side: LookupTable(VOCAB) for side in SIDES})

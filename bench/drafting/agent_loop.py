@@ -1,4 +1,4 @@
-"""What a memory of earlier answers is worth: an agent's tool calls, which repeat each other, and prose, which does not.
+"""Worth of a memory of earlier answers: an agent's tool calls, which repeat each other, and prose, which does not.
 
 Made-up texts, played again by the served machine in virtual time: each answer is a request of its own, and the look-up
 table, which remembers the owner's answers, is kept from one to the next.

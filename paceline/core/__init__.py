@@ -9,7 +9,7 @@ aggregation   DRAGON's weights and the aggregators
 clock         what is expected of steps, links, peers and drafts, from what was measured
 energy        joules of steps, messages and answers
 side          the names of the two sides, and who may ask a device
-fair          turns and shares of owners, one law at every door
+fair          turns and shares of owners, one rule at every door
 addresses     addresses of senders, and strangers by them
 words         the words of a text, for comparison
 printable     strangers' text for logs and terminals

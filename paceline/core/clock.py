@@ -1,4 +1,4 @@
-"""What is expected from what was measured: seconds of a step by its rows, of a link, of a peer; acceptance of drafts.
+"""Expectations from measurements: seconds of a step by its rows, of a link, of a peer; acceptance of drafts.
 
 Knows no clock: the caller supplies times. What holds of `StepClock`: more rows never take less, estimates reach a
 constant truth, one outlier changes nothing, and all of them are above 0.
@@ -370,8 +370,8 @@ class AcceptanceByEntropy:
 
 @dataclass(slots=True)
 class Ratio:
-    """What came of what was expected, newer values counted more, beside a prior: accepted drafts of examined ones, or
-    joules of predicted ones."""
+    """Outcome by expectation, newer values counted more, beside a prior: accepted drafts of examined ones, or joules
+    of predicted ones."""
 
     prior: float = 1.0
     strength: float = 0.0  # weight of the prior, in what was expected

@@ -1,4 +1,4 @@
-"""Fairness among owners that come and go, one law at every door: nobody waits for more than one turn of each other.
+"""Fairness among owners that come and go, one rule at every door: nobody waits for more than one turn of each other.
 
 Of those that wait, who has had least is next (`Turns`). So owners that want all they can get have the same over time,
 whatever each of their requests costs and however many they are; one that wants less is not kept waiting; and one that

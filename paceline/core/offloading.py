@@ -151,12 +151,10 @@ class GateLimits:
     capacity: float  # Θ_th
 
     @staticmethod
-    def of(
-        slope: float = ACCEPTANCE_SLOPE, least_acceptance: float = LEAST_ACCEPTANCE, overflow: float = OVERFLOW
-    ) -> GateLimits:
+    def of(slope: float = ACCEPTANCE_SLOPE) -> GateLimits:
         """The leak is the entropy at which acceptance, exp(-slope · H), is the least that is wanted (eq. 11)."""
-        leak = -math.log(least_acceptance) / slope
-        return GateLimits(leak, overflow * leak)
+        leak = -math.log(LEAST_ACCEPTANCE) / slope
+        return GateLimits(leak, OVERFLOW * leak)
 
 
 class EntropyGate:

@@ -28,7 +28,6 @@ from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import (
-    LOADED,
     GenerateRequest,
     Generation,
     LinkStatus,
@@ -172,7 +171,8 @@ class Node(NodeTexts):
         return (self._resources.info,)
 
     def model_status(self, name: str) -> ModelStatus:  # noqa: ARG002
-        return LOADED
+        links = self._peers.links.values()
+        return ModelStatus("loaded", is_joint=not links or any(link.strategies for link in links))
 
     def strategies(self) -> Sequence[str]:
         return tuple(STRATEGIES)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -109,8 +108,7 @@ class Preparation:
         self._max_tokens_default = resources.parts.offer.max_tokens
         self._alone = alone or str  # without words
         self._search = RemoteSearch()
-        # By peer: of a device's ways to the cloud's text.
-        self._costs: defaultdict[str, Costs] = defaultdict(lambda: Costs({VERIFIED: 1.0, JOINT: 1.2}))
+        self._of_cloud = Costs({VERIFIED: 1.0, JOINT: 1.2})  # a device's ways to its cloud's text
 
     async def check(self, request: GenerateRequest, *, room: int) -> None:
         """Raises RequestError for a raw-token request that `prepare` would refuse. room: positions the prompt must
@@ -255,7 +253,7 @@ class Preparation:
             refusals=resources.info.refusals,
             nothing_found=_nothing_found(begun.context, strategy),
             writer=begun.context.larger,
-            costs=resources.costs if not strategy.needs_peer else None if prompts.passages else self._costs[name or ""],
+            costs=resources.costs if not strategy.needs_peer else None if prompts.passages else self._of_cloud,
         )
 
     async def _mask(self, request: GenerateRequest) -> Mask | None:
@@ -345,9 +343,11 @@ class Preparation:
         """The machine of a stretch, see `_session`."""
         resources, request, name = self._resources, prepared.request, prepared.peer_name
         strategy = STRATEGIES[prepared.strategy]
-        table = resources.table(
-            request.account.owner, _lifetime(request, prepared.prompts, strategy, resources.side), removals
-        )
+        if strategy.text_of == "cloud" and resources.side == "device":
+            table = resources.peers_table()  # what it suggests goes up, and the owner's may hold what must not
+        else:
+            lifetime = _lifetime(request, prepared.prompts, strategy, resources.side)
+            table = resources.table(request.account.owner, lifetime, removals)
         top, drafts = request.output.top_logprobs, prepared.draft_claim is not None
         told = (
             resources.worker.told and strategy.name == PLAIN and top is not None
@@ -379,13 +379,13 @@ class Preparation:
     ) -> RoutingContext:
         peer = None if link is None else link.peer
         resources = self._resources
-        answers, costs = 1 + len(self._clients), self._costs[name or ""]
-        own = resources.facts(own_documents, answers)
+        answers = 1 + len(self._clients)
+        own, costs = resources.facts(own_documents, answers), self._of_cloud.among(answers)
         return RoutingContext(
             resources.side,
             wish_of(request),
             own,
-            SideFacts() if peer is None else SideFacts(peer.documents, peer.num_weights, costs=costs.among(answers)),
+            SideFacts() if peer is None else SideFacts(peer.documents, peer.num_weights, costs=costs),
             expected=name is not None or request.joining.on_loss != "continue" or self._peers.expects(request),
             linked=link is not None and link.accepting,
             barred=barred,
@@ -513,7 +513,7 @@ def _lifetime(request: GenerateRequest, prompts: PromptSet, strategy: Strategy, 
     documents even where none is found.
 
     A device keeps those of joint answers: its user has read them, and the next one shows the cloud none of its drafts
-    that the models would not have drafted by themselves. Not so in `draft_verify`, which sends what tables suggest.
+    that the models would not have drafted by themselves.
     """
     if strategy.text_of == "both" and side == "device" and not request.account.guest_key:
         return "documents"

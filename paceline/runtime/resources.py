@@ -231,7 +231,8 @@ class Resources:
         return SideFacts(documents, self.info.num_weights, drafts=not self.worker.told, costs=costs)
 
     def peers_table(self) -> LookupTable:
-        """N-grams for this side's part in an answer of the peer's: it teaches none that outlives it."""
+        """N-grams of the base alone, for an answer whose drafts the other side may see: they know nothing of any owner,
+        and what they learn ends with the answer."""
         return over(self._tables.base)
 
     def table(self, owner: str, lifetime: Lifetime = "owner", removals: int = 0) -> LookupTable:

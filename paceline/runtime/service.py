@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,6 @@ class ModelStatus:
     is_joint: bool  # it may write together with the other side
 
 
-LOADED: Final = ModelStatus("loaded", is_joint=True)
 T = TypeVar("T")
 
 

@@ -9,6 +9,7 @@ chain of the tables' in one forward.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -222,10 +223,6 @@ class ModelDrafter:
         within = node.position + 1 < self._config.output.max_tokens and node.position <= self._room
         return within and (node is self._tree.head or node.token not in self._config.output.eos_ids)
 
-    def _below_head(self, node: PrefixNode) -> list[PrefixNode]:
-        """The nodes below the head down to this one."""
-        return node.path_below(self._tree.head.position)
-
     def _ranked(self, node: PrefixNode) -> DraftTokens:
         own, sampling = node.own_dist, self._config.output.sampling
         assert own is not None
@@ -358,7 +355,7 @@ class AnswerDrafter:
         return (rate * weight + self._tokens) / (weight + elapsed)
 
 
-class DraftingSolo(Solo):
+class DraftingSolo(Solo, ABC):
     """Verifies what an `AnswerDrafter` drafts, which may be waited for."""
 
     drafts = True
@@ -388,9 +385,9 @@ class DraftingSolo(Solo):
         return super()._finish(reason, end)
 
     @property
+    @abstractmethod
     def _wanted(self) -> int:
         """Nodes of the tree that the draft model computes; 0: none."""
-        raise NotImplementedError
 
     def _fill(self, *, waits: bool = True) -> list[Effect]:
         drafter, self._waits = self._drafter, waits
@@ -413,9 +410,9 @@ class DraftingSolo(Solo):
             return self._fill(waits=self._now < self._drafter.deadline)
         return self._learn()
 
+    @abstractmethod
     def _learn(self) -> list[Effect]:
         """Learn a slice of what waits."""
-        raise NotImplementedError
 
     def _hear(self, event: FromDraftModel | DraftModelLost) -> list[Effect]:
         if isinstance(event, FromDraftModel):

@@ -12,6 +12,7 @@ effect `Authenticate` and receives the result through `authenticated`; until the
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
 
@@ -218,7 +219,7 @@ MAX_LISTEN_S = 1.0  # a longer one, and nobody has listened, or this side was su
 PROBED_BYTES = 16_384  # sent since the last ping: send another, to measure the bandwidth
 
 
-class PeerMachine:
+class PeerMachine(ABC):
     """One end of one connection, whose role is that of the handshake: handshake, heartbeat and closing.
 
     Times are seconds of any monotonic clock. Does not reconnect or resend.
@@ -303,12 +304,12 @@ class PeerMachine:
         return self._disconnect(code, detail, by_peer=True)
 
     # ---- what the kinds of peer differ in ---------------------------------------------------------------------------
-    def _decode(self, data: bytes) -> Frame:
-        raise NotImplementedError
+    @abstractmethod
+    def _decode(self, data: bytes) -> Frame: ...
 
+    @abstractmethod
     def _heard(self, message: Frame, now: float) -> list[Effect]:
         """A message of the traffic, which the table allows."""
-        raise NotImplementedError
 
     # ---- receiving --------------------------------------------------------------------------------------------------
     def _receive(self, data: bytes, now: float) -> list[Effect]:

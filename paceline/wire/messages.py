@@ -55,7 +55,7 @@ class Frame(SentPart, frozen=True, tag_field="t"):
 
 # Messages by which the two ends of a link prove who they are, and by which a device's key is renewed.
 #
-# What each signature covers is defined in `wire.identity`: `DeviceHandshake`, `DeviceRenewal`.
+# What each signature covers is defined in `wire.identity`: `DiallerHandshake`, `DeviceRenewal`.
 
 
 MAX_INTRODUCTION_BYTES = 32_768
@@ -353,7 +353,7 @@ class DetailRequest(SessionMessage, frozen=True, tag="more"):
     kind = "wanted"
 
     node: Count
-    level: Annotated[int, msgspec.Meta(ge=1, le=2)]  # core.aggregation.registry.LAST_LEVEL
+    level: Annotated[int, msgspec.Meta(ge=1, le=2)]  # core.aggregation.aggregators.LAST_LEVEL
 
 
 TOKEN_BYTES = 4  # of a token that is kept
@@ -555,11 +555,6 @@ class Options(SentPart, frozen=True):
         """Tokens between two searches for documents, see `stretch_of`; 0: there is one search."""
         return 0
 
-    @property
-    def alone(self) -> Side | None:
-        """The side that writes alone where neither has found a document; None: both write."""
-        return None
-
     def in_one_stretch(self) -> Self:
         """The same options with one search."""
         return self
@@ -575,15 +570,11 @@ class AggregateOptions(Options, frozen=True):
     needs_dists: bool = False  # distributions are needed for logprobs, not only to choose the token
     # Tokens after which each side searches again, with the question and the answer so far; 0: never.
     search_every: Annotated[int, msgspec.Meta(ge=0, le=MAX_STRETCH)] = 0
-    writer: Side | None = None  # see `alone`
+    writer: Side | None = None  # that has all weight where neither has found a document; None: both write
 
     @property
     def stretch(self) -> int:
         return self.search_every
-
-    @property
-    def alone(self) -> Side | None:
-        return self.writer
 
     def in_one_stretch(self) -> Self:
         return msgspec.structs.replace(self, search_every=0)

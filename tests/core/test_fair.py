@@ -1,4 +1,4 @@
-"""The law of fairness: nobody waits for more than a turn of each other, whatever requests cost and how many come."""
+"""The rule of fairness: nobody waits for more than a turn of each other, whatever requests cost and how many come."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_settings_reach_the_request_and_stay(browse: Browse, pair: Pair) -> None
 def test_what_a_model_a_document_or_a_file_name_holds_stays_text(browse: Browse, pair: Pair) -> None:
     seen = browse("hostile", pair.url("cloud"))
     assert seen["dialogs"] == [] and seen["made"] == 0
-    assert seen["names"][-1] == HOSTILE_NAME
+    assert seen["name"] == HOSTILE_NAME
     assert seen["title"] == "<img src=x onerror=alert(7)>"
     assert seen["source"] == {"title": HOSTILE_NAME, "text": "<svg onload=alert(6)>"}
     text = seen["answer"]["text"]

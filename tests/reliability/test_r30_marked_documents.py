@@ -29,8 +29,8 @@ MARK_BYTES = 8
 SHINGLE = 8  # bytes, which are tokens of the fake model
 LEVELS = ("open", "document-private", "answer-private", "local-only")
 WAYS: dict[str, tuple[str, ...]] = {  # strategies that a level permits
-    "open": ("aggregate",),
-    "document-private": ("aggregate",),
+    "open": ("aggregate", "draft_verify"),
+    "document-private": ("aggregate", "draft_verify"),
     "answer-private": ("autoregressive", "lookup_tree"),
     "local-only": ("autoregressive", "lookup_tree"),
 }

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import io
 import weakref
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,7 +31,7 @@ from paceline.runtime.node import Node
 from paceline.runtime.parts import Kept, NodeParts
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import GenerateRequest, GenerationResult
-from paceline.strategies.base import SIDES, DraftingMeans, Side
+from paceline.strategies.base import SIDES, DraftingMeans, Side, Strategy
 from tests.requests import changed
 from tests.runtime.engine_loop.test_document_prefill import MIB, REQUEST, lazy, make, pair, tiny
 
@@ -184,6 +185,34 @@ async def test_joint_answers_teach_no_table_that_outlives_them_but_one_in_memory
         while taught.rows > sum(kept):  # the other side's part ends after the answer
             await asyncio.sleep(0)
     assert filed(tmp_path) == {}
+
+
+async def test_a_device_drafts_for_the_cloud_without_its_owner_s_earlier_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some were asked for with `local-only`, and a draft goes up word for word."""
+    means, given = Resources.means, defaultdict[str, list[LookupTable]](list)
+
+    def taken(self: Resources, strategy: Strategy, *arguments: Any, **more: Any) -> DraftingMeans:
+        made = means(self, strategy, *arguments, **more)
+        assert made.table is not None
+        if self.side == "device":
+            given[strategy.name].append(made.table)
+        return made
+
+    monkeypatch.setattr(Resources, "means", taken)
+    async with pair(tmp_path, fake) as linked:
+        owned = linked.nodes["device"]._resources.table("ann")
+        owned.record(1, [2], [0.5], overwrite=True)
+        assert owned.texts is not None
+        owned.texts.add([3, 4, 5, 6])
+        for strategy in ("lookup_tree", "draft_verify"):
+            done = await result(linked.nodes["device"], changed(REQUEST, owner="ann", strategy=strategy, documents=0))
+            assert (done.strategy, done.degraded) == (strategy, None)
+    assert given["draft_verify"] and all(
+        not each.memories and each.successors(1)[0] != [2] for each in given["draft_verify"]
+    )
+    assert all(each.memories and each.successors(1)[0] == [2] for each in given["lookup_tree"])
 
 
 @pytest.mark.usefixtures("teaching")

@@ -38,6 +38,7 @@ async def test_a_device_reads_what_both_sides_have_found_and_writes_by_itself(tm
             assert (text, done.degraded, done.strategy) == (expected, None, "lookup_tree")
             assert {citation.side for citation in done.citations} == set(SIDES)
             assert done.strategy_reason.startswith("the two models have different vocabularies")
+            assert not bench.device.model_status("").is_joint and not bench.cloud.model_status("").is_joint
             near = changed(ASKED, privacy="local-only")
             assert {citation.side for citation in (await collect(await bench.device.prepare(near)))[1].citations} == {
                 "device"

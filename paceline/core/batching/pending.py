@@ -314,7 +314,7 @@ _LEAST: Final = 0.05  # of the time allowed for the rows that they take at least
 
 
 def scheduler_clock() -> StepClock:
-    """What steps without prompts take. Nothing is assumed of rows that were never seen, and what is old is forgotten,
+    """Clock of steps without prompts. Nothing is assumed of rows that were never seen, and what is old is forgotten,
     so that it is measured anew."""
     return StepClock(DecodeSpeed(1.0), remembers=MEMORY)
 

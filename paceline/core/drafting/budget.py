@@ -201,7 +201,7 @@ class BudgetStats:
 
 
 class OtherDrafts(NamedTuple):
-    """What a request's step verifies in any case, beside the drafts of a budget: drafts of another source."""
+    """Drafts of another source, which a request's step verifies in any case, beside those of a budget."""
 
     rows: int = 0
     tokens: float = 0.0  # accepted ones, as expected
@@ -382,7 +382,7 @@ DRAFT_RETRY: Final = 256  # forwards that were not worth it, before one is timed
 
 @dataclass(slots=True)
 class DraftModelStats:
-    """What is known of a draft model: which of its drafts are accepted, and s of its forwards, while the target has
+    """Measurements of a draft model: which of its drafts are accepted, and s of its forwards, while the target has
     nothing to compute and beside it. On one machine these take longer, or wait for the target."""
 
     ranks: AcceptanceByRank = field(default_factory=model_rates)
@@ -402,7 +402,7 @@ class DraftModelStats:
         return not self._alone or self.declined >= DRAFT_RETRY
 
     def seconds(self, *, beside: bool) -> float:
-        """Of the next forward: the shortest of late, since what holds up a single one is not its price."""
+        """Seconds of the next forward: the shortest of late, since what holds up a single one is not its price."""
         alone = min(self._alone, default=FIRST_DRAFT_S)
         return min(self._beside, default=3.0 * alone) if beside else alone
 

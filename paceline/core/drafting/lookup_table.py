@@ -114,7 +114,7 @@ class LookupTable:
 
     @property
     def memories(self) -> list[TextMemory]:
-        """Of this table and of those below it, as far as they remember anything."""
+        """Remembered texts of this table and of those below it, where there are any."""
         below = [] if self._base is None else self._base.memories
         return below if not self.texts else [self.texts, *below]
 

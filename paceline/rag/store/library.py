@@ -67,7 +67,7 @@ class FileWork(Protocol):
 # Ingestion: read uploaded files into vector stores on a background thread, one file of each owner at a time, in turns.
 #
 # A turn ends with the start of parsing, which happens in other processes, or with a batch of chunks embedded: a long
-# file of one owner delays another owner's by one batch, which is the law of `core.fair` for turns that cost alike. The
+# file of one owner delays another owner's by one batch, which is the rule of `core.fair` for turns that cost alike. The
 # queue is the rows `in_progress`, so it survives the process. An interrupted reading is repeated, but at most
 # MAX_STARTS times, since a file that crashes the program or its parser would do so at every start. Chunks and the
 # status `completed` are written in one transaction, and only if the file is still wanted then. Not bounded: the number

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Protocol, TypedDict
@@ -62,7 +63,7 @@ SessionHandler = Callable[[SessionFrame], object]  # the result is ignored
 MAX_QUEUED_BYTES = 4 << 20  # waiting to be sent; beyond, the link is closed with TOO_SLOW
 
 
-class PeerLink:
+class PeerLink(ABC):
     """One connection to a peer, until it closes. Methods belong to the event loop's thread; only `run` and `close`
     wait."""
 
@@ -85,19 +86,19 @@ class PeerLink:
         self._finished = asyncio.Event()
 
     # ---- what the kinds of peer differ in ---------------------------------------------------------------------------
-    def _connected(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _connected(self) -> None: ...
 
-    def _deliver(self, message: Frame | Bulk) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _deliver(self, message: Frame | Bulk) -> None: ...
 
+    @abstractmethod
     def _ended(self) -> None:
         """The link has closed. Called once."""
-        raise NotImplementedError
 
     async def _renew(self, effect: MakeKey | KeepKey | SettleKey) -> list[Effect]:
         """Part of the renewal of a key; what the machine wants then."""
-        raise NotImplementedError
+        raise AssertionError(f"keys of this kind of peer are not renewed: {effect}")
 
     # ---- lifecycle --------------------------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -185,7 +186,7 @@ class PeerLink:
     def _next_frame(self) -> bytes | None:
         return self._outgoing.popleft() if self._outgoing else None
 
-    def _idle(self) -> None:
+    def _idle(self) -> None:  # noqa: B027  # a hook
         """Nothing more is to be sent now."""
 
     async def _write(self) -> None:

@@ -31,7 +31,7 @@ VERIFIED = "draft_verify"  # the cloud's text, where nothing private is in the c
 JOINT = "aggregate"  # both sides' text, or that of the one that has found something
 NEARLY: Final = 1.25  # times the fastest
 MEASURED: Final = 3  # answers by which a strategy that is nearly as fast is judged
-EXPLORED: Final = 128  # answers by one side alone, of which one is for measuring
+EXPLORED: Final = 128  # answers with one text, of which one is for measuring
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +132,9 @@ def _search_missing(context: RoutingContext) -> bool:
 
 
 def _cloud_may_write(context: RoutingContext) -> bool:
-    """At a device: where it finds nothing, the text is the cloud's, if that finds something or its model is larger, and
-    `draft_verify` is the fastest way to it. At a cloud the same text would be its own anyway, and a device's drafts
-    would cost that device energy and a question of its owner's. Where answers search again, the device may find
-    something later."""
+    """At a device: where it finds nothing, the text is the cloud's, if that finds something or its model is larger.
+    At a cloud the same text would be its own anyway, and a device's drafts would cost that device energy and a question
+    of its owner's. Where answers search again, the device may find something later."""
     if context.side != "device" or VERIFIED not in context.common or context.wish.options.get("search_every"):
         return False
     return context.larger == "cloud" or _may_find(context.wish, context.peer)
@@ -182,7 +181,7 @@ AUTO_RULES: tuple[Rule, ...] = (
     Rule(
         lambda c: not c.common and c.side == "device",
         ALONE,
-        f"{UNLIKE}, so this one writes, with what both sides have found",
+        f"{UNLIKE}, so this one writes, from whatever both sides find",
     ),
     Rule(lambda c: not c.common, ALONE, f"{UNLIKE}, and the {{peer}}'s documents stay there", _always),
     Rule(_budget_asked, VERIFIED, "the request has an energy budget, and nothing private is in the context"),

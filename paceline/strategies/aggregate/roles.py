@@ -203,6 +203,7 @@ class Follower:
         """Append the targets that are new; those that come too early wait. None for a message that cannot be valid."""
         if (
             self._peer.broken
+            or self._answer.ended
             or any(token >= self._config.output.vocab_size for token in message.tokens)
             or message.start + len(message.tokens) > self._config.output.max_tokens
         ):

@@ -5,9 +5,9 @@ Everything else a role remembers is its own. Writers:
 | state | written by |
 |---|---|
 | `MixedAnswer` | `append`, called by `Decider`, `Follower` and the machine alone; `Resync.wake` clears `progressed` |
-| `PeerState.turn`, `start`, `holder`, `decides` | `move`, called by `Decider.hand_over` and `Follower.take_over` |
+| `PeerState.turn`, `start` | `move`, called by `Decider.hand_over` and `Follower.take_over` |
 | `PeerState.num_sent` | `Decider.send_targets`, `Follower` |
-| `PeerState.linked` | the machine |
+| `PeerState.broken` | `MixedAnswer.give_up` |
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class DeciderPlacement:
         if self.fixed is not None:
             self.holder = self.fixed
 
-    def observe_speed(self, side: Side, speed: DecodeSpeed, rows: int = 1) -> None:
-        """Set the time of one of the side's drafting steps, of `rows` rows."""
-        self._decode[side] = speed.forward(rows)
+    def observe_speed(self, side: Side, speed: DecodeSpeed) -> None:
+        """Set the time of one of the side's drafting steps."""
+        self._decode[side] = speed.decode_s
 
     def observe_round_trip(self, seconds: float) -> None:
         self._round_trip = seconds
@@ -175,7 +175,7 @@ class DraftExchange:
         self._tree = tree
         self.node_bytes = MovingAverage()  # size of a node on the link
         self._next_id = 0
-        self._sent: dict[int, PrefixNode] = {}  # by own ids
+        self._sent: dict[int, PrefixNode] = {}  # by own ids, earlier ones too: a request for more may name one
         self._peer_ids: dict[int, PrefixNode] = {}  # by the peer's ids
         self._peer_choices: dict[int, int] = {}  # by the peer's ids
 
@@ -401,21 +401,23 @@ class PeerState:
     placement: DeciderPlacement
     turn: int = 0  # hand-overs so far
     start: int = 0  # the holder decides from this position on
-    first_holder: Side = field(init=False)
-    holder: Side = field(init=False)  # the side that decides
-    decides: bool = field(init=False)  # this side does
     broken: bool = False  # the peer has broken a rule and is given up
 
-    def __post_init__(self) -> None:
-        self.first_holder = self.holder = self.placement.holder
-        self.decides = self.holder == self.side
+    @property
+    def holder(self) -> Side:
+        """The side that decides."""
+        return self.placement.holder
+
+    @property
+    def decides(self) -> bool:
+        """This side does."""
+        return self.placement.holder == self.side
 
     def move(self, turn: int, start: int) -> None:
         """Record that the decision changes sides, from this position on."""
+        if (turn - self.turn) % 2:
+            self.placement.moved(other(self.holder))
         self.turn, self.start = turn, start
-        self.holder = self.first_holder if turn % 2 == 0 else other(self.first_holder)
-        self.decides = self.holder == self.side
-        self.placement.moved(self.holder)
 
 
 def placement_of(config: MachineConfig, keep_at: Side | None = None) -> DeciderPlacement:

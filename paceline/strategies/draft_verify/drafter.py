@@ -52,7 +52,7 @@ class Drafter(Joint):
         self._meet_peer()
 
     def _meet_peer(self) -> None:
-        self._pace.cancel()
+        self._pace.interrupt()
         self._drafting = Drafting(
             self._config,
             self._epoch,
@@ -71,7 +71,7 @@ class Drafter(Joint):
         return isinstance(message, Targets) and (bool(message.tokens) or isinstance(message, Rejected))
 
     def _received(self, message: SessionMessage) -> list[Effect]:
-        if not isinstance(message, Targets):
+        if not isinstance(message, Targets) or self._answer.ended:
             return []
         self._early.add(message, len(self._answer.targets))
         return [*self._take_verdicts(), *self._advance()]

@@ -243,6 +243,8 @@ class Drafting:
                 draft = self._drafted(last) if self._pace.admits(nats) else None
             is_end = draft is not None and draft.token in self._config.output.eos_ids
             if draft is None or (is_end and not self._verifier.drafts_ends):
+                if draft is not None:
+                    self._pace.withdraw()
                 self._pace.end(self._step_bytes(), bandwidth)
                 return [*effects, *self._pause(now)]
             chain.add(last.child(draft.token), draft, nats)

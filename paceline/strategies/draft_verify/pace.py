@@ -196,6 +196,15 @@ class Pace:
         if self.open:
             self._close()
 
+    def interrupt(self) -> None:
+        """The cloud is gone, or another: the time until its next verdict tells of no step."""
+        self.cancel()
+        self._verdict_at, self._streams = None, False
+
+    def withdraw(self) -> None:
+        """The draft that was admitted last is none."""
+        self._drafted -= 1
+
     def finish(self) -> None:
         """The answer has ended; what was spent since the last step counts."""
         if self.open or self._step_j:

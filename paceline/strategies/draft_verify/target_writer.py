@@ -159,7 +159,7 @@ class TargetWriter(Joint):
             return []
         effects = self._write(recovered, self._left_plain, None)
         self._left = None
-        return [*effects, *self._compute()]
+        return [*effects, *self._verify()]  # it may be a draft, whose row is known
 
     def _wake(self, silence: float) -> list[Effect]:
         """Time to learn, to see to the device, or both."""
@@ -367,5 +367,6 @@ class TargetWriter(Joint):
 
 
 def _rate_class(draft: Draft) -> int:
-    """Class of a device's draft in `OnlineStats.peer_ranks`: without, and with a second guess."""
-    return 0 if draft.second is None else 1
+    """Class of a device's draft in `OnlineStats.peer_ranks`: with a second guess, which the device has where it is
+    unsure, and without."""
+    return int(draft.second is None)

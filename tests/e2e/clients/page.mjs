@@ -16,7 +16,7 @@ const SCENARIOS = {
     await linked(page);
     await page.click("#open-documents");
     await page.setInputFiles("#files", { name: FILE, mimeType: "text/markdown", buffer: Buffer.from(FACT) });
-    await page.waitForSelector("#uploads [data-state=completed]");
+    await page.locator("#uploads [data-state=completed]", { hasText: FILE }).first().waitFor();
     const uploaded = await page.locator("#uploads .name").allTextContents();
     const faults = { documents: await accessibilityFaults(page) };
     await page.keyboard.press("Escape");
@@ -137,9 +137,9 @@ const SCENARIOS = {
     await linked(page);
     await page.click("#open-documents");
     await page.setInputFiles("#files", { name: HOSTILE_NAME, mimeType: "text/markdown", buffer: Buffer.from(FACT) });
-    await page.waitForSelector("#uploads [data-state=completed]");
-    const names = await page.locator("#uploads .name").allTextContents();
-    await page.locator("#uploads button").last().click();
+    const row = page.locator("#uploads [data-state=completed]", { hasText: HOSTILE_NAME });
+    const name = await row.locator(".name").textContent();
+    await row.locator("button").click();
     await page.keyboard.press("Escape");
     await ask(page, "<img src=x onerror=alert(7)>");
     const answer = await lastAnswer(page);
@@ -156,7 +156,7 @@ const SCENARIOS = {
         return false; // the policy allows no HTML from scripts
       }
     });
-    return { names, answer, links, made, title, source, assigned };
+    return { name, answer, links, made, title, source, assigned };
   },
 
   // A conversation that is deleted before its answer has begun.

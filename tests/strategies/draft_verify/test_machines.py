@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from lab.configs import a_config
+from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.base import (
     Branch,
@@ -26,8 +28,8 @@ from paceline.strategies.base import (
 from paceline.strategies.draft_verify.drafter import Drafter
 from paceline.strategies.draft_verify.target_writer import MAX_ROWS, TargetWriter
 from paceline.wire.messages import Targets
-from paceline.wire.payloads import encode_places
-from paceline.wire.verify_messages import MAX_CHAIN, DraftChain, VerifyOptions
+from paceline.wire.payloads import encode_places, encode_prob
+from paceline.wire.verify_messages import MAX_CHAIN, DraftChain, Rejected, VerifyOptions
 from tests.strategies.cases import EOS, PROMPT, VOCAB, point
 
 FOUND = Retrieved((Branch(PROMPT, None),), None)
@@ -123,3 +125,25 @@ def test_a_device_that_drafts_nothing_says_so_once() -> None:
     said = [device.on(verdict(place, 65)) for place in range(3)]
     chains = [effect.message for effects in said for effect in effects if isinstance(effect, Send)]
     assert len(chains) <= 1 and all(isinstance(chain, DraftChain) and not chain.places for chain in chains)
+
+
+@pytest.mark.parametrize("recovered", [65, 66])
+def test_a_token_drawn_in_place_of_a_draft_may_be_that_draft(recovered: int) -> None:
+    """A device that breaks the rule of rejection leads the cloud to a row that it has computed already."""
+    flat = Dist(np.array([65, 66], dtype=np.int32), np.array([0.5, 0.5]))
+    probs, left = encode_prob(1.0), None
+    for seed in range(20):
+        sampling = SamplingParams(temperature=1.0, seed=seed)
+        options = VerifyOptions(rescoring=False, verifier="rejection", waits=True)
+        cloud = TargetWriter(a_config("cloud", False, sampling, 400, EOS, VOCAB, joined=True, options=options))
+        cloud.on(Started(0.0))
+        (prefill,) = forwards(cloud.on(FOUND))
+        cloud.on(Scored(prefill.ticket, (flat,), 0.1))
+        (step,) = forwards(cloud.on(Received(DraftChain(0, 0, 1, 0, places([65]), probs=probs))))
+        effects = cloud.on(Scored(step.ticket, (flat, flat), 0.2))
+        left = next((e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Rejected)), None)
+        if left is not None:
+            break
+    assert left is not None
+    drawn = DraftChain(0, 0, left.start + len(left.tokens) + 1, 0, b"", last=True, recovered=recovered)
+    assert forwards(cloud.on(Received(drawn))), "it goes on"

@@ -92,3 +92,16 @@ def test_drafting_ahead_of_a_verdict_stops_where_it_is_hardly_wanted() -> None:
     pace.cancel()
     assert not pace.begin(4, 0.001, None)
     assert not Pace(VerifyOptions(overlap=False), stats).begin(1, 0.001, None)
+
+
+def test_what_a_lost_cloud_leaves_out_is_no_round() -> None:
+    stats = OffloadStats()
+    pace = Pace(VerifyOptions(), stats)
+    for step in range(50):
+        pace.came(0.02 * step, 1, streamed=True)
+    before = stats.estimates.streamed_s(None), stats.round_s.value
+    pace.interrupt()
+    pace.came(60.0, 1, streamed=True)
+    assert (stats.estimates.streamed_s(None), stats.round_s.value) == before
+    pace.came(60.02, 1, streamed=True)
+    assert stats.estimates.streamed_s(None) == pytest.approx(0.02)
