@@ -139,8 +139,9 @@ def further_models(
         raise ConfigError(
             "Several models share this GPU's memory: say with kv_mib how much of it each one's cache takes."
         )
-    free, total = _memory(device)
-    memory = ModelMemory(idle_s=60 * settings.tuning.model_idle_minutes, free=free, total=total)
+    memory = ModelMemory(
+        idle_s=60 * settings.tuning.model_idle_minutes, free=lambda: memory_of(device)[0], total=memory_of(device)[1]
+    )
     names = {served_name(settings, first)}
 
     async def load(wanted: str, slot: ModelSlot) -> Node:
@@ -175,9 +176,10 @@ def _shipped(wanted: str, shipped: Shipped) -> Path | None:
     return demo
 
 
-def _memory(device: str) -> tuple[Callable[[], int], int]:
+def memory_of(device: str) -> tuple[int, int]:
+    """Free bytes now, and all."""
     if device == "cpu":
-        return lambda: psutil.virtual_memory().available, psutil.virtual_memory().total
+        return psutil.virtual_memory().available, psutil.virtual_memory().total
     import torch
 
-    return lambda: torch.cuda.mem_get_info(device)[0], torch.cuda.mem_get_info(device)[1]
+    return torch.cuda.mem_get_info(device)

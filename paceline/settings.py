@@ -457,6 +457,12 @@ class ServerSettings(NodeSettings):
         return self
 
 
+def _checked_url(value: str, *schemes: str) -> str:
+    if urlsplit(value).scheme not in schemes or not urlsplit(value).hostname:
+        raise ValueError("must be a URL such as http://127.0.0.1:8000 or https://example.org")
+    return value
+
+
 class AgentSettings(NodeSettings):
     """Settings of `paceline agent`."""
 
@@ -512,12 +518,7 @@ class AgentSettings(NodeSettings):
     @field_validator("cloud")
     @classmethod
     def _url(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        url = urlsplit(value)
-        if url.scheme not in ("http", "https", "ws", "wss") or not url.hostname:
-            raise ValueError("must be a URL such as http://127.0.0.1:8000 or https://example.org")
-        return value.rstrip("/")
+        return None if value is None else _checked_url(value, "http", "https", "ws", "wss").rstrip("/")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -590,9 +591,7 @@ class StageSettings(ProgramSettings):
     @field_validator("server")
     @classmethod
     def _url(cls, value: str | None) -> str | None:
-        if value is not None and (urlsplit(value).scheme not in ("http", "https") or not urlsplit(value).hostname):
-            raise ValueError("must be a URL such as http://127.0.0.1:8000 or https://example.org")
-        return value
+        return None if value is None else _checked_url(value, "http", "https")
 
 
 SCHEMAS: tuple[type[NodeSettings], ...] = (ServerSettings, AgentSettings)

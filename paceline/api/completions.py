@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, PlainValidator, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.chat.output import Json, report, running_usage, summary, usage
+from paceline.api.chat.output import LOGPROB_FLOOR, Json, report, running_usage, summary, usage
 from paceline.api.generation.attachments import PromptRoute
 from paceline.api.generation.request import (
     Input,
@@ -56,7 +56,6 @@ from paceline.runtime.service import (
 # Log-probabilities: four parallel lists with one entry per token. Unlike those of chat they have no field for bytes, so
 # a token that is not valid UTF-8 is named by its bytes, `bytes:\xe2\x82`, as by OpenAI: two alternatives have the same
 # name only if they have the same text.
-FLOOR = -9999.0  # OpenAI's number for probability 0; minus infinity is not JSON
 
 
 @dataclass(slots=True)
@@ -122,11 +121,11 @@ def prompt_entries(token_bytes: Sequence[bytes], logprobs: Sequence[Logprobs], o
 
 def _add(result: LegacyLogprobs, chosen: TokenLogprob, top: Sequence[TokenLogprob], offset: int) -> None:
     result.tokens.append(_token(chosen))
-    result.token_logprobs.append(max(chosen.logprob, FLOOR))
+    result.token_logprobs.append(max(chosen.logprob, LOGPROB_FLOOR))
     alternatives: dict[str, float] = {}
     for one in (*top, chosen):  # `top` may lack the chosen token
-        name, logprob = _token(one), max(one.logprob, FLOOR)
-        alternatives[name] = max(alternatives.get(name, FLOOR), logprob)
+        name, logprob = _token(one), max(one.logprob, LOGPROB_FLOOR)
+        alternatives[name] = max(alternatives.get(name, LOGPROB_FLOOR), logprob)
     result.top_logprobs.append(alternatives)
     result.text_offset.append(offset)
 
@@ -289,7 +288,7 @@ class CompletionMeta:
         prompt = sum(done.prompt_tokens for done in ordered[:: self.call.asked.n])
         completions = sum(done.completion_tokens for done in ordered)
         tokens = usage(ordered) | {"prompt_tokens": prompt, "total_tokens": prompt + completions}
-        extension = summary(self.call, ordered)
+        extension = summary(self.call.report, ordered)
         return {"usage": tokens} if extension is None else {"usage": tokens, "paceline": extension}
 
     def frame(self) -> Json:
@@ -337,7 +336,7 @@ class ChoiceEncoder:
         """The part for an event; None if it has neither text nor log-probabilities."""
         if isinstance(event, GenerationResult):
             end = () if event.end is None else (event.end,)
-            return ChoiceDelta("", entries(end, self._offsets), event.reason, report(self._call, event))
+            return ChoiceDelta("", entries(end, self._offsets), event.reason, report(self._call.report, event))
         if not event.text and not event.logprobs:
             return None
         return ChoiceDelta(event.text, entries(event.logprobs, self._offsets))

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from paceline.api.generation.request import Input, Inputs, inputs
 from paceline.api.http.body import Schema, encode_json, while_connected
 from paceline.api.http.routing import LargeRoute, ServiceDep
-from paceline.api.models import embedder
+from paceline.api.models import check_embedder
 from paceline.api.openapi import keyed_router, official
 from paceline.errors import RequestError
 from paceline.runtime.service import Embeddings
@@ -119,12 +119,7 @@ async def embed(asked: EmbeddingRequest, request: Request, service: ServiceDep) 
     Token ids are those of OpenAI's cl100k_base. A text beyond the embedder's window, whose length `/v1/models` has, is
     cut to it. `dimensions` must be the model's own: no embedder here was trained so that a vector can be shortened.
     """
-    found = embedder(service, asked.model)
-    if asked.dimensions not in (None, found.dimensions):
-        raise RequestError(
-            f"The vectors of {found.name} have {found.dimensions} dimensions and mean nothing when they are cut.",
-            param="dimensions",
-        )
+    check_embedder(service, asked.model, asked.dimensions)
 
     async def work() -> bytes:
         texts = await asyncio.to_thread(texts_of, asked.input, request.app.state.openai_ids)

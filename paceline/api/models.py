@@ -128,7 +128,7 @@ def chat_model(service: Service, name: str) -> ModelInfo:
         if name == model.name or name in _with_switches(model):
             return model
     if any(name in _names(embedder) for embedder in service.embedders()):
-        raise _missing(f"The model {name!r} makes embeddings and writes no text; ask /v1/embeddings.")
+        raise no_model(f"The model {name!r} makes embeddings and writes no text; ask /v1/embeddings.")
     raise _unknown(name, [model.name for model in service.models()])
 
 
@@ -161,13 +161,20 @@ def _names(embedder: EmbedderInfo) -> tuple[str, ...]:
     return tuple(dict.fromkeys((alias, embedder.name)))
 
 
-def embedder(service: Service, name: str) -> EmbedderInfo:
-    """Raises RequestError 404 for an unknown name and for a chat model."""
+def check_embedder(service: Service, name: str, dimensions: int | None = None) -> None:
+    """Raises RequestError unless this is an embedder, with vectors of `dimensions` if that is given: 404 for an unknown
+    name and for a chat model."""
     for found in service.embedders():
         if name in _names(found):
-            return found
+            if dimensions not in (None, found.dimensions):
+                raise RequestError(
+                    f"The vectors of {found.name} have {found.dimensions} dimensions and mean nothing when they are "
+                    "cut.",
+                    param="dimensions",
+                )
+            return
     if any(model.name == name for model in service.models()):
-        raise _missing(f"The model {name!r} writes text and makes no embeddings.{_offer(service)}")
+        raise no_model(f"The model {name!r} writes text and makes no embeddings.{_offer(service)}")
     raise _unknown(name, [found.name for found in service.embedders()])
 
 
@@ -187,8 +194,8 @@ def _offer(service: Service) -> str:
 
 
 def _unknown(name: str, known: list[str]) -> RequestError:
-    return _missing(f"The model {name!r} does not exist here. Known: {', '.join(known) or 'none'}.")
+    return no_model(f"The model {name!r} does not exist here. Known: {', '.join(known) or 'none'}.")
 
 
-def _missing(sentence: str) -> RequestError:
+def no_model(sentence: str) -> RequestError:
     return RequestError(sentence, status=404, code="model_not_found", param="model")

@@ -14,8 +14,8 @@ from starlette.requests import Request
 
 from paceline.api.http.body import Schema, while_connected
 from paceline.api.http.routing import LargeRoute, ServiceDep
+from paceline.api.models import no_model
 from paceline.api.openapi import keyed_router
-from paceline.errors import RequestError
 from paceline.runtime.service import Service
 
 MAX_DOCUMENTS = 1000  # as at Cohere
@@ -93,13 +93,9 @@ def _model(service: Service, name: str | None) -> str:
     """Raises RequestError 404 for an unknown name, and where there is no reranker."""
     known = service.rerankers()
     if not known:
-        raise _missing(
+        raise no_model(
             "This side has no reranker: set one in [tuning] of its file, or use an embedder of token vectors."
         )
     if name is not None and name not in known:
-        raise _missing(f"The reranker {name!r} does not exist here. Known: {', '.join(known)}.")
+        raise no_model(f"The reranker {name!r} does not exist here. Known: {', '.join(known)}.")
     return name or known[0]
-
-
-def _missing(sentence: str) -> RequestError:
-    return RequestError(sentence, status=404, code="model_not_found", param="model")

@@ -186,6 +186,7 @@ def _at_hub(wanted: str) -> Found:
 def _look(settings: NodeSettings, wanted: str, directory: Path) -> Found:
     from paceline.engine.loader import choose_device, describe_model
     from paceline.hub.cache import facts_of
+    from paceline.model_opening import memory_of
     from paceline.runtime.served_models import OVERHEAD
 
     described, facts = describe_model(directory, name=wanted), facts_of(directory)
@@ -196,7 +197,7 @@ def _look(settings: NodeSettings, wanted: str, directory: Path) -> Found:
     numbers = sum(sizes.values())
     dtype, kept = ("float32", 4 * numbers) if facts.kind == "reader" else _loaded_as(settings, device, sizes, directory)
     needed = int(OVERHEAD * kept)
-    free, total = _memory("cpu" if facts.kind == "reader" else device)
+    free, total = memory_of("cpu" if facts.kind == "reader" else device)
     text = (
         f"{wanted}: {numbers / 1e6:.0f} million weights as {dtype}, {described.info.max_positions} tokens "
         f"of context, about {needed / GIB:.1f} GiB to load, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
@@ -258,14 +259,6 @@ def _loaded_as(settings: NodeSettings, device: str, sizes: dict[str, int], direc
     if not chosen.by_rows:
         kept = chosen.computed.itemsize * sum(sizes.values())
     return str(chosen.computed).removeprefix("torch."), kept
-
-
-def _memory(device: str) -> tuple[int, int]:
-    if device == "cpu":
-        return psutil.virtual_memory().available, psutil.virtual_memory().total
-    import torch
-
-    return torch.cuda.mem_get_info(device)
 
 
 # Check of the port of the settings: it is free, this program runs on it, or another one does.

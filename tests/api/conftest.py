@@ -24,6 +24,8 @@ def service(_shared: tuple[ScriptedService, str, httpx.Client]) -> Iterator[Scri
     service = _shared[0]
     service.script = Script(answering("Hello", " there", "."))
     service.requests.clear()
+    service.forgotten.clear()
+    service.debug_options = False
     service.is_ready = True
     service.refuse_after = None
     yield service

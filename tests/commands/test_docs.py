@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.commands.main import build
 from paceline.errors import ConfigError
-from tests.rag.parsing.made import book, pdf, shown, word_document
+from tests.rag.parsing.made import pdf, shown
 
 
 @pytest.fixture
@@ -46,30 +46,15 @@ def test_added_documents_are_listed_found_and_removed(notes: Path) -> None:
     assert [each["name"] for each in json.loads(in_hash("list", "--json").stdout)] == ["cats.txt"]
 
 
-def test_a_folder_of_every_kind_is_added_and_found(notes: Path) -> None:
-    (notes / "rules.docx").write_bytes(word_document())
+def test_a_page_is_found_under_its_title_and_what_cannot_be_read_is_told(notes: Path) -> None:
     (notes / "lamps.pdf").write_bytes(pdf([shown("The lamp is lit at six.")], "Lamps"))
-    (notes / "lamp.epub").write_bytes(book({"a.xhtml": b"<p>The keeper trims the wick."}, ["a.xhtml"]))
-    (notes / "page.html").write_text("<h1>Mill</h1><p>The mill is red.")
-    (notes / "towns.csv").write_text("Town,Lamps\nHarl,7\n")
-    (notes / "wind.py").write_text("def wind():\n    return 'west'\n")
     (notes / "scan.pdf").write_bytes(pdf([b""]))
     results = {each["name"]: each for each in json.loads(in_hash("add", str(notes), "--json").stdout)}
-    assert {name for name, each in results.items() if each["status"] == "skipped"} == {"picture.png"}
-    assert {name for name, each in results.items() if each["status"] == "failed"} == {"scan.pdf"}
-    assert "ocrmypdf" in results["scan.pdf"]["note"]
-    for query, name, title in (
-        ("when is the lamp lit", "lamps.pdf", "Lamps, page 1"),
-        ("who trims the wick", "lamp.epub", "The Lamp"),
-        ("Boats moor on the north side", "rules.docx", "Harbour rules"),
-        ("Town Harl Lamps", "towns.csv", ""),
-        ("def wind return west", "wind.py", "wind.py"),
-    ):
-        found = json.loads(in_hash("search", query, "--json").stdout)[0]
-        assert (found["document"], found["title"]) == (name, title)
+    assert (results["lamps.pdf"]["status"], results["scan.pdf"]["status"]) == ("added", "failed")
+    found = json.loads(in_hash("search", "when is the lamp lit", "--json").stdout)[0]
+    assert (found["document"], found["title"]) == ("lamps.pdf", "Lamps, page 1")
     alone = in_hash("add", str(notes / "scan.pdf"))
-    assert alone.exit_code == 1
-    assert "ocrmypdf" in alone.stdout
+    assert alone.exit_code == 1 and "ocrmypdf" in alone.stdout
 
 
 def test_without_json_people_can_read_it(notes: Path) -> None:
@@ -184,20 +169,16 @@ def test_an_emptied_folder_is_not_taken_for_deleted_files(notes: Path) -> None:
     assert len(json.loads(in_hash("list", "--json").stdout)) == 2
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_what_cannot_be_read_is_a_sentence(notes: Path) -> None:
+    (notes.parent / "nothing").mkdir()
+    for arguments in (
         ("add", "nothing"),
         ("add", "nowhere", "--sync"),
         ("add", "nowhere", "--watch"),
         ("list", "--store", "notes/cats.txt"),
         ("list", "--config", "nowhere.toml"),
-    ],
-)
-def test_what_cannot_be_read_is_a_sentence(notes: Path, arguments: tuple[str, ...]) -> None:
-    (notes.parent / "nothing").mkdir()
-    result = in_hash(*arguments)
-    assert isinstance(result.exception, ConfigError)
+    ):
+        assert isinstance(in_hash(*arguments).exception, ConfigError), arguments
 
 
 def test_a_query_in_another_encoding_is_a_sentence(notes: Path) -> None:

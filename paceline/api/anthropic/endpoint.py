@@ -267,7 +267,7 @@ def _tokens(prompt: int, cached: int, output: int) -> Json:
 
 
 def _extension(meta: MessageMeta, done: GenerationResult) -> Json:
-    found = summary(meta.call, [done], meta.links)
+    found = summary(meta.call.report, [done], meta.links)
     return {} if found is None else {"paceline": found}
 
 

@@ -10,7 +10,6 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -161,27 +160,23 @@ class ChoiceBuilder:
         self.logprobs: list[Json] = []
         self.done: GenerationResult | None = None
 
-    def take(self, event: GenerateEvent) -> None:
+    def take(self, event: GenerateEvent) -> list[Json]:
+        """The deltas of the message."""
         if isinstance(event, GenerationResult):
-            self.message.end(event)
             self.done = event
-            return
-        self.message.push(event)
+            return self.message.end(event)
         self.logprobs += logprob_items(event)
+        return self.message.push(event)
 
 
-class Reporting(Protocol):
-    """A call; `report`: whether the answer has the full report in the field `paceline`."""
-
-    @property
-    def report(self) -> bool: ...
+def _choices(call: ChatCall) -> list[ChoiceBuilder]:
+    return [ChoiceBuilder(call.tools, thinks=call.asked.include_reasoning) for _ in call.requests]
 
 
 class WholeCompletion:
     def __init__(self, meta: ChatMeta) -> None:
         self._meta = meta
-        call = meta.call
-        self._choices = [ChoiceBuilder(call.tools, thinks=call.asked.include_reasoning) for _ in call.requests]
+        self._choices = _choices(meta.call)
 
     def take(self, index: int, event: GenerateEvent) -> None:
         self._choices[index].take(event)
@@ -194,31 +189,26 @@ class ChatChunks(AnswerChunks):
     def __init__(self, meta: ChatMeta) -> None:
         self._meta = meta
         self._asked = meta.call.asked
-        thinks = self._asked.include_reasoning
-        self._messages = [MessageBuilder(meta.call.tools, thinks=thinks) for _ in meta.call.requests]
-        self._logprobs: list[list[Json]] = [[] for _ in self._messages]  # that are not sent yet
-        self._dones: dict[int, GenerationResult] = {}
-        self._tokens = [0] * len(self._messages)  # of each choice so far
+        self._choices = _choices(meta.call)  # with log-probabilities that are not sent yet
+        self._tokens = [0] * len(self._choices)  # of each choice so far
 
     def begin(self) -> bytes:
         """The role of each choice. Its content is null if functions may be called, since there may be no text."""
         content = "" if self._meta.call.tools is None else None
         role: Json = {"role": "assistant", "content": content, "refusal": None}
-        return b"".join(self._chunk(index, role) for index in range(len(self._messages)))
+        return b"".join(self._chunk(index, role) for index in range(len(self._choices)))
 
     def take(self, index: int, event: GenerateEvent) -> bytes:
-        message = self._messages[index]
+        choice = self._choices[index]
+        deltas = choice.take(event)
         if isinstance(event, GenerationResult):
-            self._dones[index] = event
-            held = [self._delta(index, delta) for delta in message.end(event)]
+            held = [self._delta(index, delta) for delta in deltas]
             self._tokens[index] = event.completion_tokens
             return b"".join(held) + self._last(index, event)
         self._tokens[index] += event.tokens
-        self._logprobs[index] += logprob_items(event)
-        deltas = message.push(event)
         if event.step is not None:  # a line of reasoning, as front ends show it, and its parts
             return self._chunk(index, deltas[0], extension={"step": asdict(event.step)})
-        if not deltas and self._logprobs[index] and self._meta.call.tools is None:
+        if not deltas and choice.logprobs and self._meta.call.tools is None:
             deltas = [{"content": ""}]  # a token that is an incomplete character
         return b"".join(self._delta(index, delta, event.lane) for delta in deltas)
 
@@ -226,20 +216,21 @@ class ChatChunks(AnswerChunks):
         """Usage, if it was requested, with the summary again, so that the last event always has it."""
         if not self._asked.include_usage:
             return SSE_DONE
-        dones = [self._dones[index] for index in sorted(self._dones)]
-        chunk = self._frame() | {"choices": [], "usage": usage(dones)}
-        return sse_event(chunk | _optional("paceline", summary(self._meta.call, dones, self._meta.links))) + SSE_DONE
+        dones = [choice.done for choice in self._choices if choice.done is not None]
+        reported = _optional("paceline", summary(self._meta.call.report, dones, self._meta.links))
+        return sse_event(self._frame() | {"choices": [], "usage": usage(dones)} | reported) + SSE_DONE
 
     def _delta(self, index: int, delta: Json, lane: Side | None = None) -> bytes:
-        logprobs, self._logprobs[index] = self._logprobs[index], []
+        choice = self._choices[index]
+        logprobs, choice.logprobs = choice.logprobs, []
         return self._chunk(index, delta, logprobs, {"lane": lane} if self._meta.call.report else None)
 
     def _last(self, index: int, done: GenerationResult) -> bytes:
         """The last chunk of a choice, with the log-probabilities of tokens in no earlier one."""
-        message, links = self._messages[index], self._meta.links
-        delta: Json = {"annotations": annotations_of(done.citations, message.length, links)} if done.citations else {}
-        reported = report(self._meta.call, done, links)
-        return self._chunk(index, delta, self._logprobs[index], reported, message.reason(done))
+        choice, links = self._choices[index], self._meta.links
+        reported = report(self._meta.call.report, done, links)
+        delta = _annotations(choice, done.citations, links)
+        return self._chunk(index, delta, choice.logprobs, reported, choice.message.reason(done))
 
     def _chunk(
         self,
@@ -273,21 +264,20 @@ def completion(meta: ChatMeta, choices: Sequence[ChoiceBuilder]) -> Json:
         "choices": [
             {
                 "index": index,
-                "message": _message(choice, done.citations, meta.links),
+                "message": choice.message.message() | _annotations(choice, done.citations, meta.links),
                 "logprobs": _logprobs(call, choice.logprobs),
                 "finish_reason": choice.message.reason(done),
             }
-            | _optional("paceline", report(call, done, meta.links) if len(dones) > 1 else None)
+            | _optional("paceline", report(call.report, done, meta.links) if len(dones) > 1 else None)
             for index, (choice, done) in enumerate(zip(choices, dones, strict=True))
         ],
         "usage": usage(dones),
     }
-    return body | _optional("paceline", summary(call, dones, meta.links))
+    return body | _optional("paceline", summary(call.report, dones, meta.links))
 
 
-def _message(choice: ChoiceBuilder, citations: Sequence[Citation], links: Addresses) -> Json:
-    annotations: Json = {"annotations": annotations_of(citations, choice.message.length, links)} if citations else {}
-    return choice.message.message() | annotations
+def _annotations(choice: ChoiceBuilder, citations: Sequence[Citation], links: Addresses) -> Json:
+    return {"annotations": annotations_of(citations, choice.message.length, links)} if citations else {}
 
 
 def step_line(step: WorkflowStep) -> str:
@@ -332,9 +322,9 @@ def _stat(done: GenerationResult, name: str) -> int:
     return int(done.stats.get(name, 0))
 
 
-def report(call: Reporting, done: GenerationResult, links: Addresses = NO_ADDRESSES) -> Json | None:
-    """The field `paceline` of a finished choice. A lost side is reported even without `report`, with the reason."""
-    if not call.report:
+def report(whole: bool, done: GenerationResult, links: Addresses = NO_ADDRESSES) -> Json | None:
+    """The field `paceline` of a finished choice. whole: else a lost side is reported, with the reason, and no more."""
+    if not whole:
         return None if done.degraded is None else {"degraded": done.degraded, "why": done.strategy_reason}
     return {
         "strategy": done.strategy,
@@ -364,14 +354,14 @@ def _energy(use: EnergyUse, tokens: int) -> Json:
     }
 
 
-def summary(call: Reporting, dones: Sequence[GenerationResult], links: Addresses = NO_ADDRESSES) -> Json | None:
+def summary(whole: bool, dones: Sequence[GenerationResult], links: Addresses = NO_ADDRESSES) -> Json | None:
     """The field `paceline` of the whole call: the first choice's report, degraded if any choice was."""
     if not dones:
         return None
     degraded = next((done for done in dones if done.degraded is not None), None)
-    if not call.report:
-        return None if degraded is None else report(call, degraded)
-    return (report(call, dones[0], links) or {}) | {"degraded": degraded and degraded.degraded}
+    if not whole:
+        return None if degraded is None else report(whole, degraded)
+    return (report(whole, dones[0], links) or {}) | {"degraded": degraded and degraded.degraded}
 
 
 def annotations_of(citations: Sequence[Citation], length: int, links: Addresses, *, places: bool = True) -> list[Json]:

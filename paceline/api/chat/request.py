@@ -28,11 +28,11 @@ from paceline.api.generation.request import (
     unreadable,
 )
 from paceline.api.generation.schema import (
-    MAX_METADATA,
     MAX_TOOLS,
     Hint,
     JsonFormat,
     JsonObject,
+    Metadata,
     Name,
     SamplingFields,
     SchemaFormat,
@@ -175,10 +175,7 @@ class ChatRequest(SamplingFields):
 
     # Accepted without effect: they identify the user or are hints, and promise nothing about the answer.
     user: Hint | None = None
-    metadata: Annotated[
-        dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-        Field(max_length=MAX_METADATA),
-    ] = Field(default_factory=dict)
+    metadata: Metadata = Field(default_factory=dict)
     store: bool = False
     service_tier: Hint | None = None
     safety_identifier: Hint | None = None

@@ -24,6 +24,9 @@ MAX_STOP_LENGTH = 256  # characters
 MAX_DOCUMENTS = 64
 MAX_TOOLS = 128
 MAX_METADATA = 16  # pairs
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA)
+]
 MAX_SEARCHED = 8  # vector stores in one search
 MAX_HINT = 1024  # characters of a field that has no effect
 NAME_PATTERN = "^[a-zA-Z0-9_-]{1,64}$"  # of functions and of response formats

@@ -18,7 +18,6 @@ from paceline.api.chat.output import (
     ChoiceBuilder,
     Json,
     MessageBuilder,
-    Reporting,
     admit_chat,
     logprob_items,
     summary,
@@ -35,7 +34,7 @@ from paceline.api.http.body import encode_json, parse, while_connected
 from paceline.api.http.errors import ErrorShape, Failure
 from paceline.api.http.pagination import answer
 from paceline.api.http.routing import Caller, LargeRoute, ServiceDep, Settings, SettingsDep
-from paceline.api.models import any_model, chat_model, embedder, served_models
+from paceline.api.models import any_model, chat_model, check_embedder, served_models
 from paceline.api.observation import request_id
 from paceline.api.ollama.request import (
     AnswerLine,
@@ -86,7 +85,7 @@ class LineMeta:
     model: str  # as asked
     chat: bool  # `/api/chat`, or `/api/generate`
     tools: ToolUse | None
-    call: Reporting
+    report: bool  # whether the answer has the full report in the field `paceline`
     began: float  # s, monotonic
 
     def line(self, body: Json) -> Json:
@@ -101,7 +100,7 @@ class LineMeta:
         """first: s, when the first text came."""
         end = time.monotonic()
         first = first or end
-        report = summary(self.call, [done])
+        report = summary(self.report, [done])
         return {
             "done": True,
             "done_reason": done.reason,
@@ -250,14 +249,10 @@ def _sent(
     tools: ToolUse | None,
     generations: Sequence[Generation],
 ) -> Response:
-    meta = LineMeta(asked.model, isinstance(asked, ChatBody), tools, call, request.scope["state"]["began"])
+    meta = LineMeta(asked.model, isinstance(asked, ChatBody), tools, call.report, request.scope["state"]["began"])
     if not asked.stream:
         return JsonAnswer(generations, AnswerObject(meta), settings.keep_alive)
     return StreamedAnswer(generations, AnswerLines(meta), settings.keep_alive, request_id.get())
-
-
-class _Silent:
-    report = False
 
 
 def _loaded(asked: ChatBody | GenerateBody, service: Service) -> Response:
@@ -265,7 +260,7 @@ def _loaded(asked: ChatBody | GenerateBody, service: Service) -> Response:
     stays."""
     chat_model(service, model_name(asked.model))
     reason = "unload" if asked.keep_alive in (0, "0", "0s", "0m") else "load"
-    meta = LineMeta(asked.model, isinstance(asked, ChatBody), None, _Silent(), 0.0)
+    meta = LineMeta(asked.model, isinstance(asked, ChatBody), None, False, 0.0)
     return answer(meta.line(meta.said("") | {"done": True, "done_reason": reason}))
 
 
@@ -308,12 +303,7 @@ async def _vectors(
     model: str, dimensions: int | None, texts: list[str], request: Request, service: Service
 ) -> Embeddings:
     """None without texts, with which clients load a model."""
-    found = embedder(service, model_name(model))
-    if dimensions not in (None, found.dimensions):
-        raise RequestError(
-            f"The vectors of {found.name} have {found.dimensions} dimensions and mean nothing when they are cut.",
-            param="dimensions",
-        )
+    check_embedder(service, model_name(model), dimensions)
     return await while_connected(request.receive, service.embed(texts, request.state.identity.key))
 
 

@@ -17,20 +17,19 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from paceline.api.generation.attachments import ConversationRoute
-from paceline.api.generation.schema import MAX_METADATA
+from paceline.api.generation.schema import Metadata
 from paceline.api.http.body import Schema, encode_json
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
 from paceline.api.http.routing import Caller, ServiceDep, of_app
 from paceline.api.openapi import keyed_router, official
 from paceline.api.responses.log import EventLog
-from paceline.api.responses.request import InputItem, Json, MetadataKey, MetadataValue, input_items, new_id
+from paceline.api.responses.request import InputItem, Json, input_items, new_id
 from paceline.api.responses.store import ResponseRecord
 from paceline.errors import RequestError
 
 PREFIX = "conv_"  # of ids: responses have another
 MAX_ITEMS = 20  # in one request, as at OpenAI
 
-Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA)]
 Items = Annotated[list[InputItem], Field(max_length=MAX_ITEMS)]
 
 

@@ -303,7 +303,7 @@ async def create_response(
     links = settings.addresses.of(request)
 
     def extension(done: GenerationResult) -> Json:
-        report = summary(call, [done], links)
+        report = summary(call.report, [done], links)
         return {} if report is None else {"paceline": report}
 
     now, response_id = time.time(), new_id("resp")

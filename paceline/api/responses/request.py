@@ -18,13 +18,13 @@ from pydantic import ConfigDict, Field, model_validator
 from paceline.api.chat.request import MAX_MESSAGES, Part, Role
 from paceline.api.generation.request import refuse_forms, required, unreadable
 from paceline.api.generation.schema import (
-    MAX_METADATA,
     MAX_SEARCHED,
     MAX_TOOLS,
     Extension,
     FormFields,
     Hint,
     JsonObject,
+    Metadata,
     Probability,
     Stops,
     StoreId,
@@ -54,8 +54,6 @@ Include = Literal[
     "code_interpreter_call.outputs",
     "reasoning.encrypted_content",
 ]
-MetadataKey = Annotated[str, Field(max_length=64)]
-MetadataValue = Annotated[str, Field(max_length=512)]
 
 
 class InputItem(Schema):
@@ -141,7 +139,7 @@ class ResponseRequest(FormFields):
     top_p: Probability | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: list[Include] = Field(default_factory=list)
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA)] = Field(default_factory=dict)
+    metadata: Metadata = Field(default_factory=dict)
     store: bool = True
     stream: bool = False
     background: bool = False

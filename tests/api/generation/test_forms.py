@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -181,37 +182,32 @@ def test_an_assistants_message_at_the_end_is_gone_on_from(
     assert list(service.requests[-1].prompt.messages) == BEGUN
 
 
-@pytest.mark.parametrize(
-    ("messages", "fields", "is_begun"),
-    [
+def test_whether_it_is_may_be_said(http: httpx.Client, service: ScriptedService) -> None:
+    called: Json = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
+    cases: list[tuple[list[Json], Json, bool]] = [
         (BEGUN, {}, True),
         (BEGUN, {"continue_final_message": True, "add_generation_prompt": False}, True),
         (BEGUN, {"add_generation_prompt": False}, True),
         (BEGUN, {"continue_final_message": False}, False),
         (BEGUN, {"add_generation_prompt": True}, False),
-        ([*BEGUN[:1], {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}], {}, False),
-    ],
-)
-def test_whether_it_is_may_be_said(
-    http: httpx.Client, service: ScriptedService, messages: list[Json], fields: Json, is_begun: bool
-) -> None:
-    assert post(http, messages=messages, **fields).status_code == 200
-    last = service.requests[-1].prompt.messages[-1]
-    assert (last["role"], last["content"] != "") == ("assistant", is_begun)
-    assert len(service.requests[-1].prompt.messages) == len(messages) + (not is_begun)
+        ([BEGUN[0], called], {}, False),
+    ]
+    for messages, fields, is_begun in cases:
+        assert post(http, messages=messages, **fields).status_code == 200
+        told = service.requests[-1].prompt.messages
+        assert (told[-1]["role"], told[-1]["content"] != "") == ("assistant", is_begun)
+        assert len(told) == len(messages) + (not is_begun)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"continue_final_message": True}, "continue_final_message"),
-        ({"add_generation_prompt": False}, "add_generation_prompt"),
-        ({"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
-        ({"messages": BEGUN, "continue_final_message": False, "add_generation_prompt": False}, "add_generation_prompt"),
-    ],
-)
-def test_what_cannot_be_gone_on_from_is_refused(http: httpx.Client, fields: Json, param: str) -> None:
-    assert fault(post(http, **fields))["param"] in (param, "continue_final_message")
+def test_what_cannot_be_gone_on_from_is_refused(http: httpx.Client) -> None:
+    begun: Json = {"messages": BEGUN}
+    for fields in (
+        {"continue_final_message": True},
+        {"add_generation_prompt": False},
+        begun | {"continue_final_message": True, "add_generation_prompt": True},
+        begun | {"continue_final_message": False, "add_generation_prompt": False},
+    ):
+        assert fault(post(http, **fields))["param"] in ("add_generation_prompt", "continue_final_message")
 
 
 def test_a_response_goes_on_from_its_input_only_where_that_is_said(
@@ -252,12 +248,11 @@ SENT: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {  # the field it goes
 }
 
 
-@pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize("path", SENT)
-def test_whatever_is_sent_is_taken_back(http: httpx.Client, service: ScriptedService, path: str, name: str) -> None:
+def test_whatever_is_sent_is_taken_back(http: httpx.Client, service: ScriptedService, path: str) -> None:
     field, own = SENT[path]
-    for tools in ({}, {"tools": TOOLS[path]}):
-        service.script = Script(ANSWERS[name])
+    for tools, events in itertools.product(({}, {"tools": TOOLS[path]}), ANSWERS.values()):
+        service.script = Script(events)
         answer = ask(http, path, **tools, **{field: [USER]})
         assert answer.status_code == 200, answer.text
         for after in ([{"role": "user", "content": "Go on."}], []):

@@ -1,4 +1,5 @@
-"""Answers in one piece that are long in coming: spaces keep them open, and what fails then is no answer."""
+"""Answers that are long in coming: spaces keep those in one piece open, and what fails then is no answer; streams say
+that they wait."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from openai import APIConnectionError, OpenAI
+from openai import APIConnectionError, APIError, OpenAI
 
+from paceline.api.generation import streaming
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import GenerateEvent
 from tests.api.scripted import MODEL, WAIT, Script, ScriptedService, Signal, answering, serving
@@ -200,9 +202,82 @@ def test_a_stream_goes_on_for_as_long_as_it_takes(url: str, service: ScriptedSer
     assert text.endswith("data: [DONE]\n\n")
 
 
-def test_a_client_that_leaves_meanwhile_is_not_prepared_for(url: str, service: ScriptedService) -> None:
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(("path", "more"), [("/v1/responses", {}), ("/v1/chat/completions", {"stream": True})])
+def test_a_client_that_leaves_meanwhile_is_not_prepared_for(
+    url: str, service: ScriptedService, path: str, more: dict[str, object]
+) -> None:
     service.script = Script(answering("Here"), hold=Signal())
-    fields = BODIES["/v1/responses"] | {"model": LATE}
-    with httpx.stream("POST", f"{url}/v1/responses", json=fields, timeout=WAIT, verify=False) as response:
+    fields = BODIES[path] | {"model": LATE, "n": 1} | more
+    with httpx.stream("POST", f"{url}{path}", json=fields, timeout=WAIT, verify=False) as response:
         next(response.iter_raw())
     assert service.script.cancelled.wait()
+
+
+# ---- streams, which are refused at their end ------------------------------------------------------------------------
+SIGNS = {"/v1/messages": "event: ping", "/api/chat": '"content":""', "/api/generate": '"response":""'}  # else ": ping"
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers are sent before the model is loaded."""
+    monkeypatch.setattr(streaming, "HEADERS_WAIT_S", 0.0)
+
+
+def lines_of(url: str, path: str, seen: Signal) -> list[str]:
+    """All lines of a stream. seen: set at the first one that only says that it waits."""
+    body = BODIES[path] | {"model": LATE, "stream": True}
+    lines = []
+    with httpx.stream("POST", f"{url}{path}", json=body, timeout=WAIT, verify=False) as response:
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            lines.append(line)
+            if SIGNS.get(path, ": ping") in line:
+                seen.set()
+    return lines
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("path", BODIES)
+def test_a_stream_says_that_it_waits_while_its_model_is_loaded(path: str, url: str, service: ScriptedService) -> None:
+    loaded = Signal()
+    service.script = Script(answering("Here", "."), hold=loaded)
+    lines = lines_of(url, path, loaded)  # or it would never end
+    assert "Here" in "".join(lines)
+    assert service.script.ended.wait()
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("path", BODIES)
+def test_what_refuses_it_then_ends_the_stream_with_a_sentence(path: str, url: str, service: ScriptedService) -> None:
+    loaded = Signal()
+    service.script = Script(hold=loaded, refusal=NO_MEMORY)
+    assert "cannot be loaded now" in "".join(lines_of(url, path, loaded))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_openais_client_reads_such_a_stream_and_its_refusal(url: str, service: ScriptedService) -> None:
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT) as client:
+        service.script = Script(answering("Here", "."))
+        stream = client.chat.completions.create(model=LATE, messages=ASKED, stream=True)  # type: ignore[call-overload]  # shorthand
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == "Here."
+        service.script = Script(refusal=NO_MEMORY, hold=(held := Signal()))
+        stream = client.chat.completions.create(model=LATE, messages=ASKED, stream=True)  # type: ignore[call-overload]  # likewise
+        held.set()
+        with pytest.raises(APIError, match="no memory"):
+            list(stream)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_usage_of_completions_counts_each_prompt_once(url: str, service: ScriptedService) -> None:
+    for model in (LATE, MODEL.name):
+        service.script = Script(answering("Here"))
+        body = {
+            "model": model,
+            "prompt": [[1, 2], [3]],
+            "n": 3,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        lines = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT, verify=False).text.split("\n\n")
+        assert json.loads(lines[-3].removeprefix("data: "))["usage"]["prompt_tokens"] == 2 * 7

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -292,47 +290,34 @@ REMOTE = {"type": "mcp_tool_use", "id": "a", "name": {"odd": 1}, "content": {"of
 UNKNOWN = {"type": "tool_addition", "tool": {"type": "mcp_tool_reference", "name": "a", "server_name": "b"}}
 
 
-@pytest.mark.parametrize(
-    ("fields", "status", "kind", "words"),
-    [
-        ({"model": "nobody"}, 404, "not_found_error", "nobody"),
-        ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
-        ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens"),
-        ({"temperature": 101}, 400, "invalid_request_error", "temperature"),
-        ({"messages": []}, 400, "invalid_request_error", "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "invalid_request_error", "role"),
-        ({"messages": [{"role": "user"}]}, 400, "invalid_request_error", "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [REMOTE]}]}, 400, "invalid_request_error", "'mcp_tool_use'"),
-        ({"messages": [{"role": "system", "content": [IMAGE]}]}, 400, "invalid_request_error", "'image'"),
-        ({"messages": [{"role": "system", "content": [UNKNOWN]}]}, 400, "invalid_request_error", "tool_reference"),
-        ({"thread": {"id": "t"}}, 400, "invalid_request_error", "thread"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "'image'"),
-        (
-            {"messages": [{"role": "user", "content": [RESULT | {"content": [IMAGE]}]}]},
-            400,
-            "invalid_request_error",
-            "messages[0].content[0].content[0]",
-        ),
-        ({"container": "c"}, 400, "invalid_request_error", "container"),
-        ({"mcp_servers": [{"url": "x"}]}, 400, "invalid_request_error", "mcp_servers"),
-        (
-            {"tools": [{"type": "web_search_1", "name": "w"}]},
-            400,
-            "invalid_request_error",
-            "web_search_1",
-        ),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, 400, "invalid_request_error", "tool_choice.name"),
-        ({"paceline": {"strategi": "x"}}, 400, "invalid_request_error", "paceline.strategi"),
-    ],
-)
-def test_refusals_have_anthropics_shape(
-    http: httpx.Client, fields: dict[str, object], status: int, kind: str, words: str
-) -> None:
-    response = post(http, stream="model" in fields, **fields)
-    body = response.json()
-    assert response.status_code == status and body["type"] == "error"
-    assert body["error"]["type"] == kind and words in body["error"]["message"]
-    assert body["request_id"] == response.headers["x-request-id"] == response.headers["request-id"]
+def test_refusals_have_anthropics_shape(http: httpx.Client) -> None:
+    nested = RESULT | {"content": [IMAGE]}
+    cases: list[tuple[dict[str, object], str]] = [
+        ({"model": "nobody"}, "nobody"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"temperature": 101}, "temperature"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [REMOTE]}]}, "'mcp_tool_use'"),
+        ({"messages": [{"role": "user", "content": [{"type": ["text"]}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "system", "content": [IMAGE]}]}, "'image'"),
+        ({"messages": [{"role": "system", "content": [UNKNOWN]}]}, "tool_reference"),
+        ({"messages": [{"role": "user", "content": [nested]}]}, "messages[0].content[0].content[0]"),
+        ({"thread": {"id": "t"}}, "thread"),
+        ({"container": "c"}, "container"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        ({"tools": [{"type": "web_search_1", "name": "w"}]}, "web_search_1"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"paceline": {"strategi": "x"}}, "paceline.strategi"),
+    ]
+    for fields, words in cases:
+        response = post(http, stream="model" in fields, **fields)
+        status, kind = (404, "not_found_error") if "model" in fields else (400, "invalid_request_error")
+        body = response.json()
+        assert response.status_code == status and body["type"] == "error", fields
+        assert body["error"]["type"] == kind and words in body["error"]["message"]
+        assert body["request_id"] == response.headers["x-request-id"] == response.headers["request-id"]
 
 
 def test_a_prompt_that_is_too_long_is_refused_in_the_words_agents_know(
@@ -342,13 +327,11 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_agents_know(
     assert post(http).json()["error"]["message"] == "prompt is too long: 2 tokens."
 
 
-@pytest.mark.parametrize(("status", "kind"), [(429, "rate_limit_error"), (503, "overloaded_error"), (500, "api_error")])
-def test_types_of_errors_follow_the_status(
-    http: httpx.Client, service: ScriptedService, status: int, kind: str
-) -> None:
-    service.script = Script(refusal=RequestError("No.", status=status))
-    response = post(http)
-    assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
+def test_types_of_errors_follow_the_status(http: httpx.Client, service: ScriptedService) -> None:
+    for status, kind in ((429, "rate_limit_error"), (503, "overloaded_error"), (500, "api_error")):
+        service.script = Script(refusal=RequestError("No.", status=status))
+        response = post(http)
+        assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
 
 
 @pytest.mark.parametrize("error", [LinkClosed("The device has gone."), ZeroDivisionError("secret")])
@@ -359,18 +342,6 @@ def test_a_failure_in_mid_stream_is_the_last_event(
     *_, last = events(http)
     assert last["type"] == "error" and last["error"]["type"] in ("overloaded_error", "api_error")
     assert "secret" not in str(last)
-
-
-def test_a_client_that_leaves_ends_the_answer(service: ScriptedService, url: str) -> None:
-    never = Signal()
-    service.script = Script([TextDelta("a", 1), never])
-    address = urlsplit(url)
-    body = json.dumps(BODY | {"stream": True}).encode()
-    with socket.create_connection((address.hostname or "", address.port or 0), 30) as sent:
-        head = f"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
-        sent.sendall(head.encode() + body)
-        assert b"200" in sent.recv(64)
-    assert service.script.ended.wait()
 
 
 def test_a_silence_is_filled_with_pings(service: ScriptedService) -> None:
@@ -409,10 +380,3 @@ def test_tokens_are_counted_without_an_answer(http: httpx.Client, service: Scrip
     assert counted.json() == {"input_tokens": 2} and not service.requests
     with_tools = http.post("/v1/messages/count_tokens", json=body | {"tools": [TOOL]}).json()["input_tokens"]
     assert with_tools > 100
-
-
-@pytest.mark.parametrize("kind", [[], {}, 5])
-def test_a_block_whose_type_is_no_text_is_refused(http: httpx.Client, kind: object) -> None:
-    messages = [{"role": "user", "content": [{"type": kind}]}]
-    refused = http.post("/v1/messages", json={"model": "scripted", "max_tokens": 1, "messages": messages})
-    assert refused.status_code == 400 and refused.json()["error"]["type"] == "invalid_request_error"

@@ -100,21 +100,17 @@ def test_items_are_added_fetched_listed_in_pages_and_deleted(client: openai.Open
     assert len(said(client, made.id)) == 6
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "param"),
-    [
+def test_what_cannot_be_done_is_refused_by_name(http: httpx.Client) -> None:
+    cases: list[tuple[str, dict[str, object], int, str]] = [
         ("/v1/responses", {"model": "scripted", "input": "a", "conversation": "conv_none"}, 404, "conversation"),
         ("/v1/conversations", {"metadata": {"a": 1}}, 400, "metadata.a"),
         ("/v1/conversations", {"items": [{"role": "user", "content": "a"}] * 21}, 400, "items"),
         ("/v1/conversations", {"items": [{"role": "user"}]}, 400, "items[0].content"),
         ("/v1/conversations/conv_none", {"metadata": {}}, 404, "conversation"),
         ("/v1/conversations/conv_none/items", {"items": [{"role": "user", "content": "a"}]}, 404, "conversation"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_by_name(
-    http: httpx.Client, path: str, body: dict[str, object], status: int, param: str
-) -> None:
-    assert fault(http.post(path, json=body), status)["param"] == param
+    ]
+    for path, body, status, param in cases:
+        assert fault(http.post(path, json=body), status)["param"] == param
 
 
 def test_a_conversation_is_no_response_and_a_response_no_conversation(

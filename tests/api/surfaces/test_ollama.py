@@ -157,9 +157,8 @@ def test_a_generation_has_a_system_message_and_names_may_have_the_tag_latest(
     assert [message["content"] for message in service.requests[0].prompt.messages] == ["Be kind.", "Hi"]
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "words"),
-    [
+def test_refusals_are_one_sentence(http: httpx.Client) -> None:
+    cases: list[tuple[str, dict[str, object], str]] = [
         ("/api/chat", {"model": "nobody"}, "nobody"),
         ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "images"),
         ("/api/chat", {"think": True}, "thinking"),
@@ -177,12 +176,11 @@ def test_a_generation_has_a_system_message_and_names_may_have_the_tag_latest(
         ("/api/embed", {"model": "scripted-embedder", "input": "a", "dimensions": 3}, "dimensions"),
         ("/api/show", {"model": None}, "model"),
         ("/api/pull", {}, "paceline serve --model"),
-    ],
-)
-def test_refusals_are_one_sentence(http: httpx.Client, path: str, fields: dict[str, object], words: str) -> None:
-    response = http.post(path, json={"model": "scripted", "messages": HI, "prompt": "Hi"} | fields)
-    assert response.status_code in (400, 404)
-    assert set(response.json()) == {"error"} and words in response.json()["error"]
+    ]
+    for path, fields, words in cases:
+        response = http.post(path, json={"model": "scripted", "messages": HI, "prompt": "Hi"} | fields)
+        assert response.status_code in (400, 404)
+        assert set(response.json()) == {"error"} and words in response.json()["error"], fields
 
 
 @pytest.mark.parametrize("error", [LinkClosed("The device has gone."), ZeroDivisionError("secret")])

@@ -149,9 +149,8 @@ def test_ollamas_lines_have_it_beside_the_text(http: httpx.Client, service: Scri
     assert http.post("/api/show", json={"model": "scripted"}).json()["capabilities"][-1] == "thinking"
 
 
-@pytest.mark.parametrize(
-    ("fields", "template", "tokens"),
-    [
+def test_how_much_it_thinks_is_asked_for_in_many_ways(http: httpx.Client, service: ScriptedService) -> None:
+    cases: list[tuple[dict[str, object], dict[str, object], int | None]] = [
         ({}, {}, None),
         ({"enable_thinking": True}, {"enable_thinking": True}, None),
         ({"enable_thinking": False}, {"enable_thinking": False}, 0),
@@ -161,19 +160,12 @@ def test_ollamas_lines_have_it_beside_the_text(http: httpx.Client, service: Scri
         ({"reasoning_effort": "low", "chat_template_kwargs": {"thinking": 1}}, {"thinking": 1}, None),
         ({"reasoning": {"enabled": True, "max_tokens": 9}}, {"enable_thinking": True}, 9),
         ({"thinking_token_budget": 5, "reasoning": {"max_tokens": 9}}, {}, 5),
-    ],
-)
-def test_how_much_it_thinks_is_asked_for_in_many_ways(
-    http: httpx.Client,
-    service: ScriptedService,
-    fields: dict[str, object],
-    template: dict[str, object],
-    tokens: int | None,
-) -> None:
-    chat(http, **fields)
-    (request,) = service.requests
-    assert template.items() <= request.prompt.template.items() and bool(template) == bool(request.prompt.template)
-    assert request.output.thinking_tokens == tokens
+    ]
+    for fields, template, tokens in cases:
+        chat(http, **fields)
+        asked = service.requests[-1]
+        assert template.items() <= asked.prompt.template.items() and bool(template) == bool(asked.prompt.template)
+        assert asked.output.thinking_tokens == tokens
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])

@@ -65,7 +65,7 @@ def test_a_model_without_a_template_is_a_warning(folder: Path) -> None:
 
 @pytest.mark.parametrize(("free", "total", "status"), [(1 << 20, 1 << 40, "warn"), (1 << 20, 1 << 20, "fail")])
 def test_memory_that_is_short_is_said(monkeypatch: pytest.MonkeyPatch, free: int, total: int, status: str) -> None:
-    monkeypatch.setattr(diagnosis, "_memory", lambda _: (free, total))
+    monkeypatch.setattr("paceline.model_opening.memory_of", lambda _: (free, total))
     found, text = model(SETTINGS, str(READER))
     assert found == status and "choose a smaller model" in text
 
