@@ -35,7 +35,7 @@ from paceline.runtime.sessions.prompts import (
     raw_prompt,
     too_long,
 )
-from paceline.runtime.sessions.remote import RemoteSearch
+from paceline.runtime.sessions.remote import passages_for
 from paceline.runtime.sessions.routing import (
     AUTO,
     JOINT,
@@ -107,7 +107,6 @@ class Preparation:
         self.preparing = 0  # admitted requests without a session yet
         self._max_tokens_default = resources.parts.offer.max_tokens
         self._alone = alone or str  # without words
-        self._search = RemoteSearch()
         self._of_cloud = Costs({VERIFIED: 1.0, JOINT: 1.2})  # a device's ways to its cloud's text
 
     async def check(self, request: GenerateRequest, *, room: int) -> None:
@@ -204,7 +203,7 @@ class Preparation:
         # A device whose model has another vocabulary than the cloud's writes by itself at every level that lets it ask.
         apart = side == "device" and link is not None and not link.strategies and level in JOINT_LEVELS
         if request.sources.passages is None and (apart or level == "answer-private"):
-            peer_passages = await self._search.for_answer(request, link, egress, expected=self._peers.expects(request))
+            peer_passages = await passages_for(request, link, egress, expected=self._peers.expects(request))
         if peer_passages is None and request.joining.on_loss != "continue":
             raise peer_missing(other(side))
         if peer_passages:

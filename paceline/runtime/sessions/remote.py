@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Literal, cast
+from typing import Final, cast
 
 from paceline.core.fair import Shares
 from paceline.core.printable import printable
@@ -67,8 +67,6 @@ log = logging.getLogger("paceline.session")
 TIMEOUT_S: Final = 5.0  # for the cloud's reply
 LISTEN_S: Final = 0.25  # between two looks at the link meanwhile
 MAX_SILENCE_S: Final = 1.5  # of the link: a cloud that searches for long is heard
-CACHE_S: Final = 10.0  # for which an outcome is reused for the same query
-MAX_CACHED: Final = 256  # outcomes
 MAX_SEARCHES: Final = 32  # at once, of all devices: they share the thread pool
 MAX_NAME, MAX_TEXT = 1024, 16_384  # characters of a passage's document name and text
 MAX_BYTES: Final = 1 << 19  # of all passages in one message
@@ -107,91 +105,56 @@ def search_opening(session: int, query: str, count: int) -> OpenSession:
     )
 
 
-class RemoteSearch:
-    """Searches of a device. Recent outcomes are cached, because one answer may be prepared several times."""
-
-    def __init__(self) -> None:
-        # (link, owner, query, count) -> (expiry, passages or the reason why there are none)
-        self._cache: dict[tuple[Link, str, str, int], tuple[float, tuple[Passage, ...] | str]] = {}
-
-    async def for_answer(
-        self, request: GenerateRequest, link: Link | None, egress: Egress, *, expected: bool
-    ) -> Sequence[Passage] | None:
-        """Passages of the cloud for an answer at `answer-private`; None where the cloud cannot be searched. expected: a
-        cloud is configured for this device."""
-        if request.prompt.tokens is not None or request.sources.documents == 0:
-            return ()
-        try:
-            if link is not None:
-                return await self.passages(
-                    link, query_of(request.prompt.messages), request.sources.documents, egress, request.account.owner
-                )
-        except LinkError as error:
-            log.info("the cloud's documents are not read: %s", error)
-        return None if expected or link is not None else ()
-
-    async def passages(
-        self, link: Link, query: str, count: int, egress: Egress, owner: str = ""
-    ) -> tuple[Passage, ...]:
-        """Search the cloud for at most `count` passages; `egress` counts the bytes sent.
-
-        Raises LinkError where the cloud refuses, is lost or mute, or takes longer than TIMEOUT_S.
-        """
-        loop = asyncio.get_running_loop()
-        self._cache = {key: entry for key, entry in self._cache.items() if entry[0] > loop.time()}
-        key = link, owner, query, count
-        if key not in self._cache:
-            outcome: tuple[Passage, ...] | str
-            try:
-                outcome = await _search(link, query, count, egress)
-            except LinkError as error:
-                outcome = str(error)
-            if len(self._cache) < MAX_CACHED:
-                self._cache[key] = loop.time() + CACHE_S, outcome
-                loop.call_later(CACHE_S, self._cache.pop, key, None)  # the cloud may have removed it meanwhile
-        else:
-            outcome = self._cache[key][1]
-        if isinstance(outcome, str):
-            raise LinkClosed(outcome)
-        return outcome
-
-
-async def _search(link: Link, query: str, count: int, egress: Egress) -> tuple[Passage, ...]:
-    answered: asyncio.Future[tuple[Passage, ...]] = asyncio.get_running_loop().create_future()
-
-    def received(message: SessionFrame) -> None:
-        if answered.done():
-            return
-        match message:
-            case RetrievedPassages(_, passages):
-                answered.set_result(tuple(map(_passage, passages[:count])))
-            case CloseSession(_, reason):
-                answered.set_exception(LinkClosed(reason))
-            case _:
-                pass
-
-    def link_lost(_: asyncio.Future[Literal[True]]) -> None:
-        if not answered.done():
-            answered.set_exception(LinkClosed("the link was lost"))
-
-    number = link.open_session(received)
-    lost = asyncio.ensure_future(link.closed.wait())
-    lost.add_done_callback(link_lost)
+async def passages_for(
+    request: GenerateRequest, link: Link | None, egress: Egress, *, expected: bool
+) -> Sequence[Passage] | None:
+    """Passages of the cloud for an answer at `answer-private`; None where the cloud cannot be searched. expected: a
+    cloud is configured for this device."""
+    if request.prompt.tokens is not None or request.sources.documents == 0:
+        return ()
     try:
-        opening = search_opening(number, query, count)
+        if link is not None:
+            return await search_cloud(link, query_of(request.prompt.messages), request.sources.documents, egress)
+    except LinkError as error:
+        log.info("the cloud's documents are not read: %s", error)
+    return None if expected or link is not None else ()
+
+
+async def search_cloud(link: Link, query: str, count: int, egress: Egress) -> tuple[Passage, ...]:
+    """At most `count` passages of the cloud; `egress` counts the bytes sent.
+
+    Raises LinkError where the cloud refuses, is lost or mute, or takes longer than TIMEOUT_S.
+    """
+    events: asyncio.Queue[SessionFrame] = asyncio.Queue()
+    number = link.open_session(events.put_nowait)
+    opening = search_opening(number, query, count)
+    try:
         egress.sent(opening, link.send(opening))
-        async with asyncio.timeout(TIMEOUT_S):
-            while not answered.done():
-                await asyncio.wait({answered}, timeout=LISTEN_S)
-                if not answered.done() and link.listen() > MAX_SILENCE_S + (link.rtt or 0.0):
-                    raise TimeoutError
-            return answered.result()
-    except TimeoutError:
-        raise LinkClosed("nothing was heard in time") from None
+        match await _next_of(link, events, TIMEOUT_S):
+            case RetrievedPassages(_, passages):
+                return tuple(map(_passage, passages[:count]))
+            case CloseSession(_, reason):
+                raise LinkClosed(reason)
+            case _:
+                raise LinkClosed("the cloud answers something else")
     finally:
-        answered.cancel()  # no caller waits for it any more
-        lost.cancel()
         egress.sent(CloseSession(number, ""), link.detach(number))
+
+
+async def _next_of(link: Link, events: asyncio.Queue[SessionFrame], seconds: float) -> SessionFrame:
+    """The next message of a session. Raises LinkClosed where none comes in time, or the link is lost or mute."""
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LISTEN_S):
+                        return await events.get()
+                if link.closed.is_set():
+                    raise LinkClosed("the link was lost")
+                if link.listen() > MAX_SILENCE_S + (link.rtt or 0.0):
+                    raise TimeoutError
+    except TimeoutError:
+        raise LinkClosed("nothing was heard of the cloud in time") from None
 
 
 class SearchServer:
@@ -275,7 +238,7 @@ class RemoteText:
         try:
             self._open()
             while True:
-                message = await self._next()
+                message = await _next_of(self.link, self._events, PATIENCE_S)
                 if isinstance(message, CloseSession):
                     if message.reason not in ("stop", "length"):
                         raise LinkClosed(f"the cloud does not write it ({printable(message.reason)[:200]})")
@@ -322,20 +285,6 @@ class RemoteText:
             message = CloseSession(message.session, "too many messages")
         self._events.put_nowait(message)
 
-    async def _next(self) -> SessionFrame:
-        """The next message of the session. Raises LinkClosed where none comes."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + PATIENCE_S
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LISTEN_S):
-                    return await self._events.get()
-            if self.link.closed.is_set():
-                raise LinkClosed("the link was lost")
-            silent = self.link.listen() > MAX_SILENCE_S + (self.link.rtt or 0.0)
-            if silent or loop.time() > until:
-                raise LinkClosed("nothing was heard of the cloud in time")
-
 
 class TextServer:
     """Writes texts for devices, at the cloud. Belongs to the event loop."""
@@ -366,7 +315,6 @@ class TextServer:
             writing.cancel()
 
     async def close(self) -> None:
-        """End all, at shutdown."""
         writing = list(self._writing)
         for each in writing:
             each.cancel()

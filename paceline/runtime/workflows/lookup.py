@@ -23,7 +23,7 @@ from paceline.rag.rerank import Reranker, best_first
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.driver import Egress
-from paceline.runtime.sessions.remote import RemoteSearch
+from paceline.runtime.sessions.remote import search_cloud
 from paceline.runtime.units import UnitRegistry
 from paceline.runtime.workflows.agent_text import CHARACTERS, Note, Reader
 from paceline.strategies.base import other
@@ -82,7 +82,6 @@ class NodePlaces:
     reranker: Reranker | None  # None: passages keep the order of the search
     link: Link | None = None
     egress: Egress = field(default_factory=Egress)
-    _remote: RemoteSearch = field(default_factory=RemoteSearch)
 
     @property
     def has_far(self) -> bool:
@@ -109,7 +108,7 @@ class NodePlaces:
         if self.link is None or not query.strip():
             return ()  # nothing is asked of the other side, as nothing is of this one
         try:
-            found = await self._remote.passages(self.link, query, CANDIDATES, self.egress)
+            found = await search_cloud(self.link, query, CANDIDATES, self.egress)
         except LinkError as error:
             raise PacelineError(str(error)) from error
         return [Found(passage, other(self.side), private=False) for passage in found]

@@ -21,7 +21,7 @@ from paceline.rag.web.fetch import DEFAULTS, FetchLimits, PageFetcher, WebPage, 
 from paceline.rag.web.search import MAX_SNIPPET, MAX_TITLE, SearxngSearch, WebResult, checked_query, one_line
 from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.driver import Egress
-from paceline.runtime.sessions.remote import RemoteSearch
+from paceline.runtime.sessions.remote import search_cloud
 from paceline.runtime.workflows.agent_text import Searching
 from paceline.runtime.workflows.lookup import CANDIDATES, STAGE_S, Found, Lookup, Workflow, within
 from paceline.settings import TUNING
@@ -104,7 +104,6 @@ class NodeWeb:
     parsing: Around = nullcontext  # of pages
     _egress: Egress = field(default_factory=Egress)
     _sent: Counter[str] = field(default_factory=Counter)
-    _remote: RemoteSearch = field(default_factory=RemoteSearch)
 
     @property
     def side(self) -> Side:
@@ -148,7 +147,7 @@ class NodeWeb:
         if self.link is None:
             raise PacelineError("the cloud, whose documents stand for the web, is not linked")
         try:
-            found = await self._remote.passages(self.link, query, results, self._egress)
+            found = await search_cloud(self.link, query, results, self._egress)
         except LinkError as error:
             raise PacelineError(f"the cloud's documents are not searched: {error}") from error
         return [_result(passage) for passage in found]

@@ -15,7 +15,7 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.service import GenerationResult
 from paceline.runtime.sessions import remote as search_module
 from paceline.runtime.sessions.driver import Egress
-from paceline.runtime.sessions.remote import MAX_BYTES, RemoteSearch, SearchServer, to_wire
+from paceline.runtime.sessions.remote import MAX_BYTES, SearchServer, search_cloud, to_wire
 from paceline.wire.messages import CloseSession, OpenSession, RetrievedPassages
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, Bench, collect, nodes
@@ -135,25 +135,6 @@ async def test_a_failed_search_marks_the_answer_as_degraded(fault: str, monkeypa
         assert refused.value.status == 503
 
 
-async def test_an_answer_prepared_several_times_searches_once() -> None:
-    async with nodes() as (bench, _):
-        cloud = Passages(HARBOUR)
-        set_stores(bench, Passages(LANDLORD), cloud)
-        for _ in range(3):
-            _, done = await collect(await bench.device.prepare(PRIVATE))
-            assert len(done.found) == 2
-        assert len(cloud.queries) == 1
-
-
-async def test_what_another_owner_has_searched_for_is_searched_anew() -> None:
-    async with nodes() as (bench, _):
-        cloud = Passages(HARBOUR)
-        set_stores(bench, Passages(LANDLORD), cloud)
-        for owner in ("ann", "bert", "ann"):
-            await collect(await bench.device.prepare(changed(PRIVATE, owner=owner)))
-        assert len(cloud.queries) == 2
-
-
 async def test_no_query_is_sent_for_a_refused_request() -> None:
     async with nodes(max_positions=64) as (bench, _):
         openings = opened(bench)
@@ -197,7 +178,7 @@ async def test_a_device_cannot_be_searched() -> None:
         store = Passages(LANDLORD)
         set_stores(bench, store, Passages())
         with pytest.raises(LinkError, match="does not know 'search'"):
-            await RemoteSearch().passages(cloud_end(bench), "who is my landlord?", 3, Egress())
+            await search_cloud(cloud_end(bench), "who is my landlord?", 3, Egress())
         assert not store.queries
 
 
