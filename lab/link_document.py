@@ -15,11 +15,11 @@ from msgspec import inspect
 
 from paceline.core.aggregation.weights import SCORE_STEPS
 from paceline.core.batching.segment import Segment
+from paceline.core.sampling.dist import LOWEST_EXPONENT, MANTISSA_BITS, ONE
 from paceline.runtime.link.transport import CODE_BYTES, END, LENGTH_BYTES
 from paceline.wire import messages
 from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
 from paceline.wire.codec import MAX_OPTIONS_BYTES
-from paceline.wire.dist_codec import LOWEST_EXPONENT, MANTISSA_BITS, ONE
 from paceline.wire.effects import DOMAIN
 from paceline.wire.identity import (
     ALPHABET,

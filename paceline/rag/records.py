@@ -21,8 +21,6 @@ DEFAULT_COLLECTION = "default"
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The documents to search."""
-
     collections: tuple[str, ...] = (DEFAULT_COLLECTION,)
     document_ids: frozenset[str] | None = None  # only these documents of the collections; None: all
 
@@ -77,8 +75,6 @@ class IngestResult:
 
 @dataclass(frozen=True, slots=True)
 class FilesProgress:
-    """Progress of adding several files."""
-
     name: str
     file: int  # files done, about
     num_files: int

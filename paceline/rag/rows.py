@@ -39,8 +39,6 @@ class ShownPassage(NamedTuple):
 
 
 class RemovedRows(NamedTuple):
-    """The outcome of `remove_documents`."""
-
     num_documents: int
     text_hashes: set[str]  # of the removed chunks' texts within their collections
 

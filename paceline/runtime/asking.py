@@ -88,8 +88,6 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """An entry of the log."""
-
     began: float  # s since 1970
     asker: str
     question: str
@@ -451,7 +449,6 @@ class CloudAsks:
 
     # ---- the log ----------------------------------------------------------------------------------------------------
     def refuse(self, opening: OpenSession, reason: str) -> None:
-        """Log a refusal."""
         log.debug("a question of the cloud's is refused: %s", reason)  # a cloud may send thousands
         if self._refusals is not None:
             self._refusals.add(question_of(opening), reason, self._now())
@@ -537,7 +534,6 @@ class Ask:
             self.part.targets += message.tokens[known - message.start :]
 
     def end(self, outcome: str, egress: Egress) -> None:
-        """Log how the session has ended."""
         if self._end is not None:
             return
         part = self.part

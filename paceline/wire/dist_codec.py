@@ -10,34 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.core.sampling.dist import (
-    LOWEST_EXPONENT,
-    MANTISSA_BITS,
-    ONE,
-    SLACK,
-    Codes,
-    Dist,
-    IdArray,
-    check,
-    from_codes,
-    quantize,
-    quantized_codes,
-)
+from paceline.core.sampling.dist import ONE, SLACK, Codes, Dist, IdArray, check, from_codes, quantized_codes
 from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.messages import DistPayload
 from paceline.wire.payloads import from_varints, to_varints
-
-__all__ = [
-    "LOWEST_EXPONENT",
-    "MANTISSA_BITS",
-    "ONE",
-    "decode_dist",
-    "decode_head",
-    "encode_dist",
-    "encode_head",
-    "quantize",
-]
 
 _CODE_BYTES, _PRECISE_BYTES = 2, 8
 

@@ -296,7 +296,6 @@ class PeerMachine(ABC):
         return self._ping(now)
 
     def close(self, code: int, detail: str = "") -> list[Effect]:
-        """Close the link from this side."""
         return self._disconnect(code, detail, by_peer=False)
 
     def connection_lost(self, code: int, detail: str = "") -> list[Effect]:

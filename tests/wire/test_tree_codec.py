@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.dist import Dist, quantize
 from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.dist_codec import decode_head, encode_head, quantize
+from paceline.wire.dist_codec import decode_head, encode_head
 from paceline.wire.messages import DistPayload
 from paceline.wire.payloads import FOLLOWS, MAX_NODES, YOURS, BitWriter, EncodedNodes, pack_nodes, unpack_nodes
 
@@ -117,20 +117,13 @@ def test_the_maximum_of_nodes_is_encoded_and_one_more_is_refused() -> None:
     ("bad", "why"),
     [
         (replace(CHAIN, parents=(415,)), "not an earlier one"),
-        (replace(CHAIN, parents=(-2,)), "not an earlier one"),
         (replace(CHAIN, parents=(-1,)), "not the anchor"),
-        (replace(CHAIN, position=3), "not the anchor"),
-        (replace(CHAIN, position=3, parents=(-1,), tokens=(7,)), "not the anchor"),
         (replace(CHAIN, tokens=(-3,)), "outside the vocabulary"),
-        (replace(CHAIN, tokens=(2**31,)), "outside the vocabulary"),
         (replace(CHAIN, choices=(FOLLOWS,)), "choice"),
-        (replace(CHAIN, choices=None), "follows a choice"),
         (replace(CHAIN, parents=(414, 415), tokens=(FOLLOWS, FOLLOWS), choices=(1, 2)), "follows a choice"),
         (replace(CHAIN, choices=(1, 2)), "1 nodes"),
         (replace(CHAIN, level=1), "no level 1"),
-        (replace(CHAIN, choices=None, tokens=(5,), level=3), "no level 3"),
         (replace(CHAIN, position=-1, parents=(-1,), tokens=(0,)), "out of range"),
-        (replace(CHAIN, first=2**31), "out of range"),
         (replace(CHAIN, scores=(1, 2)), "scores"),
         (EncodedNodes(0, 0, 0, (), (), None), "0 nodes"),
     ],
@@ -157,9 +150,7 @@ ANCHORED, HANGING = ((0, 3), (0b011, 3), (0, 2), (0, 7)), ((0, 3), (0b010, 3), (
     [
         (b"", "missing"),
         (bits((0, 3), (0b011, 3)), "ends within"),
-        (bits(*ANCHORED, (0, 7)), "ends within"),
         (bits(*ANCHORED, (0, 7), (0, 1), (5, 16), (1, 8)), "not packed as"),
-        (bits((0, 3), (0b011, 3), (1, 2), (0, 7), (0, 7), (0, 1), (5, 17)), "not packed as"),
         (bits(*ANCHORED, (64, 7), (0, 7), (0, 1), (5, 16)), "not packed as"),
         (bits(*ANCHORED, *[(127, 7)] * 6), "too large"),
         (bits(*[(7, 3)] * 6), "in one message"),

@@ -31,8 +31,6 @@ _FRESH_NS = 2_000_000_000  # a file may change again without another time in it:
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file to read."""
-
     path: Path
     name: str  # the document's name, unless another file's document has it
     stamp: str = ""  # see `stamp_of`
@@ -84,8 +82,6 @@ def _found_file(path: Path, name: str, root: Path | None = None) -> FoundFile | 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """What is not read, and the reason."""
-
     name: str
     reason: str
     is_failure: bool = False  # it was to be read: a file that was named, or a folder that cannot be entered

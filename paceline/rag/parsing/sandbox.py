@@ -138,7 +138,6 @@ def _filter_calls(libc: ctypes.CDLL, calls: Mapping[str, tuple[int, int]]) -> bo
 # ---- Landlock -------------------------------------------------------------------------------------------------------
 _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446  # numbers of the calls, the same on every architecture
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
-_PR_SET_NO_NEW_PRIVS = 38
 _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
 # The rights over files that each version of the interface restricts: the first 13, then moving between folders,
 # truncating, and ioctl on devices.

@@ -161,8 +161,6 @@ _COLUMNS = "seq, id, name, purpose, bytes, created_at, key"
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """An uploaded file."""
-
     id: str
     name: str  # as uploaded, after `harmless`
     purpose: str

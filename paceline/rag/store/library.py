@@ -338,8 +338,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage found by a search of vector stores."""
-
     passage: Passage  # its `score` is the cosine, 0 where that is negative
     attributes: Attributes  # of its file in that store
 

@@ -45,8 +45,6 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Compound:
-    """Filters combined."""
-
     type: Literal["and", "or"]
     filters: tuple[Filter, ...]
 
@@ -102,8 +100,6 @@ Status = Literal["in_progress", "completed", "cancelled", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Number of files by status."""
-
     in_progress: int = 0
     completed: int = 0
     cancelled: int = 0
@@ -116,8 +112,6 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class VectorStore:
-    """A vector store with its totals."""
-
     id: str
     name: str
     metadata: Mapping[str, str]
@@ -139,8 +133,6 @@ class FileSpec:
 
 @dataclass(frozen=True, slots=True)
 class VectorStoreFile:
-    """A file attached to a vector store."""
-
     file: str
     store: str
     created_at: float
@@ -155,8 +147,6 @@ class VectorStoreFile:
 
 @dataclass(frozen=True, slots=True)
 class FileBatch:
-    """Files attached to a vector store by one request."""
-
     id: str
     store: str
     created_at: float
@@ -447,7 +437,6 @@ class VectorStores:
 
 
 def _touch(database: Database, store_id: str) -> None:
-    """Record the use of a store."""
     database.execute("UPDATE vector_stores SET active_at = ? WHERE id = ?", time.time(), store_id)
 
 

@@ -218,12 +218,10 @@ class EngineWorker(Worker):
         self._flush()
 
     def expect(self) -> None:
-        """A session that continues soon does so a little later: the next step waits for it, but not for long."""
         with self._changed:
             self._expected += 1
 
     def continued(self) -> None:
-        """One of those has continued."""
         with self._changed:
             self._expected -= 1
         self._flush()

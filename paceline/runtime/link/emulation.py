@@ -257,8 +257,6 @@ class Clock(Protocol):
 
 
 class LoopClock:
-    """Clock of the event loop."""
-
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 

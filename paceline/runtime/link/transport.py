@@ -109,7 +109,6 @@ class ServerTransport:
         self._connection: Connection | None = websocket.scope.get("state", {}).get(CONNECTION)
 
     def admitted(self) -> None:
-        """The device has been admitted."""
         if self._connection is not None:
             self._connection.admitted()
 

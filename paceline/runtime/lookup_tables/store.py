@@ -19,6 +19,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, cast
@@ -103,22 +104,22 @@ def seal_plain_tables(folder: Path, seal: Seal) -> None:
         opened = read_table(path) if metadata is not None and "key" not in metadata else None
         if opened is not None:
             facts, arrays = opened
-            part = path.with_name(f".{os.getpid()}-{path.name}.part")
-            write_table(part, path, encode_table(path.name, arrays, facts, seal), whole=True)
+            write_table(path, encode_table(path.name, arrays, facts, seal), partial(replace_table, whole=True))
 
 
-def write_table(part: Path, path: Path, content: bytes, *, whole: bool = False) -> bool:
-    """Write a file by way of `part`; see `replace_table`. False, with a log message, where the disk fails."""
+def write_table(path: Path, content: bytes, replace: Callable[[Path, Path], bool]) -> bool:
+    """Write a file, on any thread. replace: puts the temporary one in its place, if it is still wanted. False where it
+    is not, or, with a log message, where the disk fails."""
+    part = path.with_name(f".{os.getpid()}-{threading.get_ident()}-{path.name}.part")
     try:
         try:
             write_part(part, content)
-            replace_table(part, path, whole=whole)
+            return replace(part, path)
         finally:
             part.unlink(missing_ok=True)
     except (OSError, ConfigError) as error:
         log.warning("a look-up table cannot be kept: %s", error)
         return False
-    return True
 
 
 def write_part(part: Path, content: bytes) -> None:
@@ -131,16 +132,17 @@ def write_part(part: Path, content: bytes) -> None:
         os.fsync(stream.fileno())  # after a power cut the file is never empty
 
 
-def replace_table(part: Path, path: Path, *, whole: bool = False) -> None:
+def replace_table(part: Path, path: Path, *, whole: bool = False) -> bool:
     """Rename `part` to `path`, and overwrite the key of the file that was there; `whole`: all of it. Raises OSError."""
     try:
         former = path.open("r+b", buffering=0)
     except FileNotFoundError:
         part.replace(path)
-        return
+        return True
     with former:
         part.replace(path)
         _overwrite(former, whole=whole)
+    return True
 
 
 def remove_table(path: Path) -> bool:
@@ -221,17 +223,8 @@ class Snapshot:
     seal: Seal = PLAIN
 
     def write(self) -> bool:
-        """Write on any thread. False where the table has been erased or, with a log message, the disk fails."""
-        part = self.path.with_name(f".{os.getpid()}-{threading.get_ident()}-{self.path.name}.part")
-        try:
-            try:
-                write_part(part, encode_table(self.path.name, self.arrays, self.metadata, self.seal))
-                return self.rename(part, self.path)
-            finally:
-                part.unlink(missing_ok=True)
-        except (OSError, ConfigError) as error:
-            log.warning("a look-up table cannot be kept: %s", error)
-            return False
+        """See `write_table`."""
+        return write_table(self.path, encode_table(self.path.name, self.arrays, self.metadata, self.seal), self.rename)
 
 
 def mark_erased(folder: Path, owner: str | None) -> None:
@@ -337,12 +330,10 @@ class TableStore:
         if self._folder is None:
             return False
         path, arrays, metadata = self._path("base", ""), self._base.arrays(), self._metadata("base", "")
-        part = path.with_name(f".{os.getpid()}-{path.name}.part")
-        return write_table(part, path, encode_table(path.name, arrays, metadata))
+        return write_table(path, encode_table(path.name, arrays, metadata), replace_table)
 
     @property
     def num_bytes(self) -> int:
-        """Size of all tables in memory."""
         tables = [self._base, *self._tables.values()]
         return sum(each.num_bytes for table in tables for each in (table, table.bigrams) if each is not None)
 
@@ -367,9 +358,8 @@ class TableStore:
                 with self._lock:
                     if self._tables.get(owner) is not table or self._was_erased(owner):
                         return False
-                    replace_table(part, path)
                     self._filed.add(owner)
-                    return True
+                    return replace_table(part, path)
 
             metadata = self._metadata("owner", owner)
             yield Snapshot(self._path("owner", owner), table.arrays(), metadata, rename, self._seal)

@@ -42,11 +42,6 @@ class Detokenizer:
         """The text that this token completes; may be empty."""
         return self._decoder.decode(self._token_bytes(token))
 
-    def flush(self) -> str:
-        """End the answer and reset. Always empty: only an unfinished character can be held back."""
-        self._decoder.reset()
-        return ""
-
 
 class StopStrings:
     """Stop string search that holds back any suffix which may begin one. Raises ValueError for an empty stop string."""
@@ -134,7 +129,6 @@ class AnswerText:
 
     def flush(self) -> tuple[list[Piece], bool]:
         """Text held back, at the end of the answer. An incomplete character is dropped."""
-        self._detokenizer.flush()
         pieces, stopped = self._searched(self._parts.flush())
         rest = self._stops.flush()
         return [*pieces, *([Piece(rest, thought=False)] if rest else [])], stopped

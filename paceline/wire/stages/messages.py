@@ -78,8 +78,6 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class StageFrame(Frame, frozen=True):
-    """Base of the messages of a model in stages."""
-
     max_bytes = MAX_MESSAGE_BYTES
 
 

@@ -115,7 +115,7 @@ WRITER = """
 import select, sys
 from pathlib import Path
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.runtime.lookup_tables.store import encode_table, write_table
+from paceline.runtime.lookup_tables.store import encode_table, replace_table, write_table
 from paceline.sealing import PLAIN, StoreSeal
 path = Path(sys.argv[1])
 seal = StoreSeal.of(sys.argv[2], bytes(32)) or PLAIN
@@ -124,7 +124,7 @@ while not select.select([sys.stdin], [], [], 0)[0]:
     table = LookupTable(300)
     table.record(number % 300, [51, 62], [0.5, 0.25], overwrite=True)
     facts = {"format": "paceline look-up table 1", "vocabulary": "words", "kind": "owner", "owner": str(number)}
-    assert write_table(path.with_suffix(".part"), path, encode_table(path.name, table.arrays(), facts, seal))
+    assert write_table(path, encode_table(path.name, table.arrays(), facts, seal), replace_table)
     if not number:
         print("written", flush=True)
     number += 1

@@ -63,7 +63,6 @@ class TextBuilder:
         return self._size
 
     def text(self, text: str) -> None:
-        """Append running text."""
         words = (text if text.isascii() else text.translate(LIGATURES)).split()
         if not words:
             self._blank = self._blank or bool(text)
