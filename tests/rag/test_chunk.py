@@ -24,19 +24,9 @@ def words(text: str) -> int:
 
 
 BITS = [
-    "word",
-    "Two words.",
-    " ",
-    "\n",
-    "\n\n",
-    "# Heading\n",
-    "```\n# code\n",
-    "a" * 90,
-    "\u4f60\u597d\u3002",
-    "e\u0301",
-    "x.y",
-    "!\n",
-]
+    "word", "Two words.", " ", "\n", "\n\n", "# Heading\n", "```\n# code\n", "a" * 90, "\u4f60\u597d\u3002", "e\u0301",
+    "x.y", "!\n",
+]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(BITS) | st.text(max_size=8), max_size=80).map("".join)
 
 

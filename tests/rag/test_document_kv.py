@@ -83,13 +83,6 @@ def test_kv_of_another_text_model_or_prefix_is_never_returned(tmp_path: Path) ->
     assert_same(files.get(key), prefix)
 
 
-def test_the_same_text_is_one_file(tmp_path: Path) -> None:
-    files, prefix = DocumentKvStore(tmp_path, MIB), prefix_of()
-    for text in ("a text", "\n a text "):
-        assert files.put(key_of(prefix, text), prefix)
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 @settings(max_examples=40)
 @given(where=st.floats(0, 1, exclude_max=True), cut=st.booleans(), flip=st.integers(1, 255))
 def test_a_damaged_file_is_deleted_and_can_be_written_again(

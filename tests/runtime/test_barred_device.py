@@ -57,11 +57,3 @@ async def test_a_device_that_refuses_at_the_time_is_reported_with_its_reason() -
         assert "it refuses: its budget of 1 questions an hour is used up" in second.strategy_reason
         with pytest.raises(PacelineError, match=r"refuses to take part \(its budget"):
             await collect(await bench.cloud.prepare(changed(REQUEST, on_loss="fail")))
-
-
-async def test_a_key_that_is_bound_to_no_device_is_joined_by_none() -> None:
-    async with nodes() as (bench, _):
-        _, done = await collect(await bench.cloud.prepare(changed(REQUEST, strategy="auto", any_device=False)))
-        assert (done.strategy, done.degraded) == ("lookup_tree", None)
-        _, done = await collect(await bench.cloud.prepare(changed(NAMED, any_device=False)))
-        assert (done.strategy, done.degraded) == ("aggregate", None)

@@ -13,14 +13,15 @@ from paceline.core.energy import PowerMeter, WorkloadMeter
 from paceline.core.offloading import ModelShape, Unit
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
-from paceline.engine.fake import ByteTokenizer, FakeEngine
+from paceline.engine.fake import ByteTokenizer, FakeEngine, fake_model
 from paceline.errors import RequestError
 from paceline.runtime.energy import DebtFile, SideEnergy
 from paceline.runtime.node import Node
 from paceline.runtime.parts import Company, Computing, NodeParts
+from paceline.strategies.base import SIDES
 from paceline.strategies.registry import STRATEGIES
 from tests.requests import a_request, changed
-from tests.runtime.test_node import Bench, GatedEngine, collect, open_gate
+from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
 
 pytestmark = pytest.mark.anyio
 
@@ -41,28 +42,16 @@ def modelled(budget: tuple[float, Unit] | None = None, kept: DebtFile | None = N
 
 @asynccontextmanager
 async def linked(device: SideEnergy | None = None, cloud: SideEnergy | None = None) -> AsyncIterator[Bench]:
-    engines = {"cloud": GatedEngine(1), "device": GatedEngine(2)}
-    for engine in engines.values():
-        engine.open = True
-    models = {side: LoadedModel(engine, ByteTokenizer()) for side, engine in engines.items()}
+    asks = Company(asks=open_gate())
     nodes = (
-        Node("cloud", models["cloud"], None, NodeParts(computing=Computing(energy=cloud or SideEnergy()))),
         Node(
-            "device",
-            models["device"],
-            None,
-            NodeParts(computing=Computing(energy=device or SideEnergy()), company=Company(asks=open_gate())),
-        ),
+            side, fake_model(seed, 0.3), None, NodeParts(computing=Computing(energy=own or SideEnergy()), company=asks)
+        )
+        for seed, (side, own) in enumerate(zip(SIDES, (cloud, device), strict=True), 1)
     )
-    async with asyncio.timeout(120), nodes[0], nodes[1], asyncio.TaskGroup() as tasks:
-        bench = Bench(*nodes, engines)  # type: ignore[arg-type]  # sides by name
-        await bench.link(tasks)
-        try:
-            yield bench
-        finally:
-            assert bench.links is not None
-            await bench.links[0].close()
-            await bench.links[1].closed.wait()
+    bench = Bench(*nodes)
+    async with side_by_side(bench):
+        yield bench
 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))

@@ -13,7 +13,7 @@ import pytest
 from paceline.core.fair import Shares
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
-from paceline.engine.fake import ByteTokenizer
+from paceline.engine.fake import ByteTokenizer, fake_model
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
@@ -26,7 +26,7 @@ from paceline.strategies.decoding import peer_watch
 from paceline.wire.codec import decode
 from paceline.wire.messages import Drafts, OpenSession
 from tests.requests import changed
-from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, nodes, open_gate
+from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, nodes, open_gate, side_by_side
 
 pytestmark = pytest.mark.anyio
 
@@ -66,17 +66,10 @@ async def short_device(max_positions: int) -> AsyncIterator[Bench]:
     """Linked nodes; the device's context is shorter than the cloud's."""
     engine = GatedEngine(2, max_positions)
     engine.open = True
-    async with (
-        nodes(linked=False) as (bench, tasks),
-        Node(
-            "device", LoadedModel(engine, ByteTokenizer()), None, NodeParts(company=Company(asks=open_gate()))
-        ) as bench.device,
-    ):
-        await bench.link(tasks)
+    device = Node("device", LoadedModel(engine, ByteTokenizer()), None, NodeParts(company=Company(asks=open_gate())))
+    bench = Bench(Node("cloud", fake_model(1, 0.3), None), device)
+    async with side_by_side(bench):
         yield bench
-        assert bench.links is not None
-        await bench.links[0].close()
-        await bench.links[1].closed.wait()
     assert not engine.held(), "blocks leaked"
 
 

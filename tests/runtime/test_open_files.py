@@ -49,7 +49,7 @@ async def test_an_answer_that_has_ended_holds_no_file_open(
         gc.collect()
         gc.disable()
         try:
-            for number in range(6):
+            for number in range(3):
                 question = [{"role": "user", "content": f"Where does the boat number {number} lie?"}]
                 done = await result(node, changed(REQUEST, messages=tuple(question)))
                 assert done.citations

@@ -22,11 +22,6 @@ def raw(value: object) -> msgspec.Raw:
 
 BAD = {
     "no array": (raw({"drafting": 1}), "options of 'aggregate' cannot be read"),
-    "of another strategy": (raw([True, [1, 1, 1, False], 7]), "options of 'aggregate' cannot be read"),
-    "one field too many": (
-        raw([True, [1, 1, 1, False], "mixture", False, 8, None, 1]),
-        "options of 'aggregate' cannot be read",
-    ),
     "a writer that is no side": (
         raw([True, [1, 1, 1, False], "mixture", False, 8, "client"]),
         "options of 'aggregate' cannot be read",

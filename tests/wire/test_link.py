@@ -18,11 +18,11 @@ from tests.wire.identities import (
     DEVICE,
     LAPTOP,
     SERVER,
+    challenged,
     checked,
     claim_of,
     cloud_end,
     device_end,
-    frame_of,
     shake_hands,
 )
 from tests.wire.samples import CHALLENGE, closing, draft, every_message, found, have, opening, targets
@@ -52,12 +52,6 @@ def ready(role: Role = Role.LISTENER, now: float = 0.0) -> LinkMachine:
     machine = device if role is Role.DIALLER else cloud
     assert machine.state is LinkState.READY
     return machine
-
-
-def challenged(device: LinkMachine, cloud: LinkMachine) -> bytes:
-    """Drive both ends up to the device's proof, and return its frame."""
-    cloud.connection_made(0.0)
-    return frame_of(device.received(frame_of(cloud.received(frame_of(device.connection_made(0.0)), 0.1)), 0.1))
 
 
 # ---- handshake ------------------------------------------------------------------------------------------------------
@@ -137,8 +131,10 @@ def test_a_device_names_the_other_version_of_a_cloud() -> None:
     assert (down(effects).code, sent(effects)) == (CloseCode.VERSION_MISMATCH, [])
 
 
-@pytest.mark.parametrize("version", [0, 5, VERSION + 1, 99])
-@pytest.mark.parametrize("rest", [[], ["a field", {"of": "the future"}], ["laptop", "secret", "t", "m", "n", [], 0]])
+@pytest.mark.parametrize(
+    ("version", "rest"),
+    [(0, ["laptop", "secret", "t", "m", "n", [], 0]), (VERSION + 1, ["a field", {"of": "the future"}])],
+)
 def test_another_version_is_named_even_in_an_unknown_hello(version: int, rest: list[object]) -> None:
     cloud = LinkMachine(cloud_end())
     cloud.connection_made(0.0)

@@ -91,14 +91,11 @@ def test_a_single_huge_line_is_read_and_split(parser: ParserProcess) -> None:
     "hostile",
     [
         b"# x" + b" " * (MAX_TEXT_BYTES - 10) + b"x",
-        b"# " + b"x " * (MAX_TEXT_BYTES // 2 - 10),
         b"# x" + b" #" * (MAX_TEXT_BYTES // 2 - 10),
         b"#" * (MAX_TEXT_BYTES - 10),
         b"x\n" + b"=" * (MAX_TEXT_BYTES - 10) + b"x",
-        b"x\n" + b"=" + b" " * (MAX_TEXT_BYTES - 10) + b"x",
-        b"x\n" + b"-" * 3 + b"\t " * (MAX_TEXT_BYTES // 2 - 10) + b"x",
     ],
-    ids=["blanks", "words", "marks", "hashes", "setext", "setext blanks", "setext tabs"],
+    ids=["blanks", "marks", "hashes", "setext"],
 )
 def test_the_largest_hostile_first_lines_stay_within_the_limits(parser: ParserProcess, hostile: bytes) -> None:
     """A parser that backtracks, even once per character, exceeds them."""

@@ -250,18 +250,6 @@ def test_what_a_refused_document_took_counts_and_the_operator_has_no_limit(
             assert type(parsed.exception()) is refusal
 
 
-def test_a_parser_killed_for_good_starts_no_other(endless: Path) -> None:
-    parser = ParserProcess()
-    thread, errors = parsing(parser, endless)
-    child_of(parser)
-    parser.kill()
-    thread.join()
-    assert [type(error) for error in errors] == [ParserLost]
-    with pytest.raises(ParserLost):
-        parser.parse_bytes("a.md", b"# Next")
-    parser.close()
-
-
 def test_a_closed_pool_ends_what_it_was_parsing(endless: Path) -> None:
     pool = ParserPool(1)
     first, second = (

@@ -123,18 +123,6 @@ def test_a_folder_is_added_with_a_result_for_every_entry(store: DocumentStore, t
     assert "Trains" in titles
 
 
-def test_what_cannot_be_read_keeps_nothing_else_from_being_added(store: DocumentStore, tmp_path: Path) -> None:
-    (tmp_path / "good.txt").write_text(BOAT)
-    (tmp_path / "bad.txt").write_bytes(b"\0")
-    paths = [tmp_path / "bad.txt", tmp_path / "none.txt", tmp_path / "good.txt"]
-    results = {item.name: item for item in store.add(paths, zone="device")}
-    assert [item.status for item in results.values()].count("failed") == 2
-    assert "binary" in results["bad.txt"].note
-    assert "does not exist" in results[str(tmp_path / "none.txt")].note
-    assert results["good.txt"].status == "added"
-    assert store.count() == 1
-
-
 def test_equal_new_and_replaced_texts_added_together_are_each_told_apart(store: DocumentStore, tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()
@@ -212,21 +200,6 @@ def test_a_search_without_hits_takes_one_round_and_no_hit_is_ever_missed(
             scores = [float(vector @ HashEmbedder().embed([passage.titled])[0]) for passage in passages]
             right = {one.chunk_id for one, score in zip(passages, scores, strict=True) if score >= min_score}
             assert {one.chunk_id for one in store.search(query, 10_000, min_score=min_score)} == right
-
-
-def test_words_and_vectors_decide_the_order_and_the_score_is_the_cosine(store: DocumentStore) -> None:
-    for i in range(60):
-        store.add_text(f"bus{i}.txt", f"The bus to town number {i} leaves the old station at noon.", zone="device")
-    rare = "Codeword zx4417 was agreed long ago by several people at some meeting about many other things entirely."
-    store.add_text("rare.txt", rare, zone="device")
-    query = "the bus that leaves the old station for town zx4417"
-    passages = store.search(query, 100, min_score=-1.0)
-    found = {passage.document: i for i, passage in enumerate(passages)}
-    assert found["rare.txt"] == 0
-    assert passages[0].score == EXACT_SCORE
-    vector = HashEmbedder().embed([query])[0]
-    for passage in passages[1:]:
-        assert passage.score == pytest.approx(float(vector @ HashEmbedder().embed([passage.text])[0]), abs=1e-6)
 
 
 def test_a_rare_word_is_found_first_and_without_any_similarity(store: DocumentStore) -> None:

@@ -101,15 +101,6 @@ def test_a_file_can_be_found_in_a_store_until_it_is_detached_or_deleted(
     assert [file.id for file in library.uploads.page(ANN, Paging())[0]] == [train]
 
 
-def test_removed_text_is_erased_from_the_disk(library: Library, documents: DocumentStore) -> None:
-    file = upload(library, "The quixotic plan.")
-    store = library.create_store(ANN, "", {}, [FileSpec(file)]).id
-    settled(library, store)
-    library.delete_file(ANN, file)
-    left = [path for path in documents.directory.rglob("*") if path.is_file() and b"quixotic" in path.read_bytes()]
-    assert left == []
-
-
 def test_stored_kv_of_a_file_is_removed_with_it(library: Library, documents: DocumentStore) -> None:
     file = upload(library, BOAT)
     store = library.create_store(ANN, "", {}, [FileSpec(file)]).id
@@ -197,29 +188,6 @@ def test_a_file_removed_or_cancelled_while_it_is_read_leaves_nothing(library: Li
     library.attach(ANN, store, FileSpec(kept))
     assert settled(library, store) == Counts(completed=1, cancelled=1)
     assert texts(library, store) == [f"{BOAT} 0"]
-
-
-def test_pending_files_are_read_after_a_restart(documents: DocumentStore) -> None:
-    first = Library(documents, "cloud")
-    file = upload(first, BOAT)
-    store = first.create_store(ANN, "", {}, [FileSpec(file)]).id
-    first.close()  # without having been started
-    second = Library(documents, "cloud")
-    second.start()
-    assert settled(second, store) == Counts(completed=1)
-    assert texts(second, store) == [BOAT]
-    second.close()
-
-
-def test_attaching_again_reads_the_file_anew(library: Library) -> None:
-    text = " ".join(f"Sentence {i} of the boat." for i in range(60))
-    file = upload(library, text)
-    store = library.create_store(ANN, "", {}, [FileSpec(file, chunk_tokens=160)]).id
-    settled(library, store)
-    before = len(texts(library, store))
-    library.attach(ANN, store, FileSpec(file, chunk_tokens=40, overlap=0))
-    assert settled(library, store) == Counts(completed=1)
-    assert len(texts(library, store)) > before
 
 
 def test_bytes_of_an_unfinished_upload_are_removed_at_the_next_start(

@@ -131,15 +131,6 @@ def test_a_file_of_an_owner_whose_seconds_are_used_up_fails_with_the_time_to_try
     assert settled(library, BERT, other) == Counts(completed=1)
 
 
-def test_a_parser_that_is_killed_once_costs_its_file_nothing(library: Library) -> None:
-    store, _ = attached(library, ANN, b"{\\rtf1 " + b"\\b" * 2**21 + b" words}", "long.rtf")
-    library.start()
-    while not (children := parsing(library)):
-        pass
-    children[0].kill()
-    assert settled(library, ANN, store) == Counts(completed=1)
-
-
 def test_stopping_ends_what_is_parsed_and_the_next_start_reads_it_again(tmp_path: Path) -> None:
     with DocumentStore.open(tmp_path / "docs", HashEmbedder()) as documents:
         store = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,12 +26,6 @@ NAMES = {
     "127_0_0_1_nip_io": [[PRIVATE]],
     "metadata_google_internal": [["169.254.169.254"]],
 }
-
-
-@pytest.fixture
-async def site() -> AsyncIterator[Site]:
-    async with serving() as made:
-        yield made
 
 
 async def test_a_page_is_fetched_by_the_address_of_its_name_and_asked_for_by_its_name(

@@ -6,25 +6,18 @@ import asyncio
 import gzip
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator
 
 import pytest
 
 from paceline.errors import WebError
 from paceline.rag.web.fetch import FetchLimits
-from tests.rag.web.site import Names, Site, fetcher, leading_to, reply, serving
+from tests.rag.web.site import Names, Site, fetcher, leading_to, reply
 
 pytestmark = pytest.mark.anyio
 
 SMALL = FetchLimits(body_bytes=1 << 20)
 SHORT = FetchLimits(total_s=0.2)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
-
-
-@pytest.fixture
-async def site() -> AsyncIterator[Site]:
-    async with serving() as made:
-        yield made
 
 
 async def fetched(site: Site, limits: FetchLimits = SMALL) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +11,7 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.parsing.process import ParserPool
 from paceline.rag.web.fetch import WebPage, read_page
 from tests.rag.parsing.made import pdf, shown
-from tests.rag.web.site import Site, fetcher, reply, serving
+from tests.rag.web.site import Site, fetcher, reply
 
 pytestmark = pytest.mark.anyio
 
@@ -21,12 +21,6 @@ def parsers() -> Iterator[ParserPool]:
     pool = ParserPool(1)
     yield pool
     pool.close()
-
-
-@pytest.fixture
-async def site() -> AsyncIterator[Site]:
-    async with serving() as made:
-        yield made
 
 
 async def read(site: Site, parsers: ParserPool, body: bytes, content_type: str, *, max_passages: int = 9) -> WebPage:

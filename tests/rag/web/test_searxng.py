@@ -6,7 +6,6 @@ import asyncio
 import base64
 import gzip
 import json
-from collections.abc import AsyncIterator
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -20,18 +19,12 @@ from paceline.rag.web.search import (
     SearxngSearch,
     WebResult,
 )
-from tests.rag.web.site import PRIVATE, Site, leading_to, reply, serving, usual_tls
+from tests.rag.web.site import PRIVATE, Site, leading_to, reply, usual_tls
 
 pytestmark = pytest.mark.anyio
 
 MILL = {"url": "https://mill.example/", "title": "The mill", "content": "It is red.", "engine": "a", "score": 1.5}
 BARN = {"url": "http://barn.example/x?y=1", "title": None, "content": None}
-
-
-@pytest.fixture
-async def site() -> AsyncIterator[Site]:
-    async with serving() as made:
-        yield made
 
 
 def searxng(site: Site, *, timeout_s: float = 10.0) -> SearxngSearch:

@@ -8,7 +8,6 @@ import pytest
 
 from lab.engines import WrappedEngine
 from paceline.core.batching.segment import Batch
-from paceline.core.drafting.budget import OnlineStats
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
@@ -61,11 +60,3 @@ def test_a_slow_engine_is_timed_for_fewer_row_counts(monkeypatch: pytest.MonkeyP
 def test_an_engine_error_does_not_prevent_the_start() -> None:
     assert timed(Narrow(1)) == []
     assert {rows for rows, _ in timed(Narrow(PREFIX))} == {1, 2, 4, 8, 16}
-
-
-def test_measured_times_are_used_from_the_first_step_on() -> None:
-    experience = OnlineStats()
-    experience.begin([(rows, 0.02 + 0.001 * rows) for rows in ROWS for _ in range(2)])
-    assert experience.budget.times(1).at(1) == pytest.approx(0.021)
-    assert experience.budget.times(1).at(24) == pytest.approx(0.044, rel=0.05)
-    assert experience.timing.speed().decode_s == pytest.approx(0.021, rel=0.05)

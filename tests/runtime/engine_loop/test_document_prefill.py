@@ -17,7 +17,6 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, LoadedModel
 from paceline.engine.fake import VOCAB, ByteTokenizer, FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine, quiet
-from paceline.errors import EngineError
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
@@ -26,21 +25,17 @@ from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller, kv_
 from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
 from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp, StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.runtime.link.connection import Link
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
 from paceline.runtime.parts import Company, Kept, NodeParts
-from paceline.runtime.service import GenerationResult, TextDelta
+from paceline.runtime.service import GenerationResult
 from paceline.settings import AgentSettings
 from paceline.settings_sources import resolve
 from paceline.strategies.base import SIDES, Side
-from paceline.strategies.registry import STRATEGIES
 from tests.engine.checkpoints import save
 from tests.requests import a_request, changed
-from tests.runtime.link.test_connection import pipes
-from tests.runtime.test_node import open_gate
-from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
+from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -74,7 +69,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return save(config, tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(params=["fake", "paged", "hf"])
+@pytest.fixture(params=["fake", "paged"])
 def make(request: pytest.FixtureRequest, tiny: Path) -> Callable[[Side], Engine]:
     """Factory of an engine for a side."""
     if request.param == "fake":
@@ -100,14 +95,8 @@ class Pair:
         return sum(node.worker.steps.adopted for node in self.nodes.values())
 
     async def text(self, strategy: str) -> str:
-        text = ""
-        session = await self.nodes["device"].prepare(changed(REQUEST, strategy=strategy))
-        async for event in session.run():
-            assert isinstance(event, TextDelta | GenerationResult)
-            text += event.text if isinstance(event, TextDelta) else ""
-            if isinstance(event, GenerationResult):
-                assert event.degraded is None
-                self.last = event
+        text, self.last = await collect(await self.nodes["device"].prepare(changed(REQUEST, strategy=strategy)))
+        assert self.last.degraded is None
         return text
 
 
@@ -136,28 +125,8 @@ async def pair(folder: Path, make: Callable[[Side], Engine], *, keep_kv: bool = 
             )
             for side in SIDES
         }
-        async with asyncio.timeout(60), nodes["cloud"], nodes["device"], asyncio.TaskGroup() as tasks:
-            ours, theirs = (known_as(each, tokenizer.fingerprint, STRATEGIES) for each in (DEVICE, CLOUD))
-            left, right = pipes()
-            device = Link(
-                left, device_end(ours), vocab_size=VOCAB, on_up=lambda link: nodes["device"].on_link(link, "cloud")
-            )
-            cloud = Link(
-                right,
-                cloud_end(theirs),
-                authenticate=admit,
-                vocab_size=VOCAB,
-                on_up=lambda link: nodes["cloud"].on_link(link, "laptop"),
-            )
-            for link in (device, cloud):
-                tasks.create_task(link.run())
-            await device.up.wait()
-            await cloud.up.wait()
-            try:
-                yield Pair(nodes, stores, files)
-            finally:
-                await device.close()
-                await cloud.closed.wait()
+        async with side_by_side(Bench(nodes["cloud"], nodes["device"])):
+            yield Pair(nodes, stores, files)
 
 
 @pytest.fixture
@@ -212,7 +181,7 @@ async def test_damaged_files_cost_only_time(tmp_path: Path, make: Callable[[Side
 async def test_documents_leave_room_for_an_answer_whose_request_sets_no_limit(tmp_path: Path) -> None:
     positions, least = 512, 64
     cited = 0
-    for words in range(40, 100, 4):
+    for words in range(40, 100, 12):
         with DocumentStore.open(tmp_path / str(words), HashEmbedder()) as store:
             store.add_text("boat.md", "red boat " * words, zone="device")
             model = LoadedModel(FakeEngine(3, spread=0.3, max_positions=positions), ByteTokenizer())
@@ -394,20 +363,6 @@ def test_stored_rows_that_do_not_match_are_not_imported(segment: Segment) -> Non
     steps.submit(ForwardRequest(segment, results.append, StoredPrefix(BEGIN, rows_of(BEGIN))))
     run_all(steps)
     assert steps.rows == len(segment.tokens) and steps.adopted == 0 and isinstance(results[0], tuple)
-
-
-def test_a_prompt_with_stored_rows_that_waits_for_memory_runs_after_a_release() -> None:
-    steps = StepExecutor(FakeEngine(capacity_rows=40))
-    results: list[object] = []
-    for seq in (1, 2):
-        steps.submit(
-            ForwardRequest(Segment(SeqId(seq), 0, PROMPT), results.append, StoredPrefix(BEGIN, rows_of(BEGIN)))
-        )
-    run_all(steps)
-    assert len(results) == 1 and steps.engine.length(SeqId(2)) == 0
-    steps.submit(SequenceOp.release(SeqId(1)))
-    run_all(steps)
-    assert len(results) == 2 and not any(isinstance(result, EngineError) for result in results)
 
 
 def test_a_cancelled_request_imports_and_exports_no_rows() -> None:

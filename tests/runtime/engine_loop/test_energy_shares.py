@@ -11,6 +11,7 @@ from paceline.core.energy import Energy
 from paceline.engine.fake import FakeEngine
 from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
 from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
+from tests.runtime.engine_loop.test_executor import run_all
 
 
 class Fixed:
@@ -36,16 +37,10 @@ def asked(steps: StepExecutor, seq: int, rows: int) -> ForwardRequest:
     return request
 
 
-def run(steps: StepExecutor) -> None:
-    while (scheduled := steps.next()) is not None:
-        for answer, result in steps.run(scheduled):
-            answer(result)
-
-
 def test_a_shared_batch_is_divided_by_rows() -> None:
     steps = StepExecutor(FakeEngine(), meter=Fixed())
     small, large = asked(steps, 1, 1), asked(steps, 2, 5)
-    run(steps)
+    run_all(steps)
     assert (small.energy.joules, large.energy.joules) == (pytest.approx(2.0), pytest.approx(10.0))
     assert small.energy.measured
 
@@ -54,7 +49,7 @@ def test_a_prompt_in_chunks_has_the_energy_of_all_its_steps() -> None:
     meter = Fixed()
     steps = StepExecutor(FakeEngine(), StepLimits(8), meter)
     request = asked(steps, 1, 20)
-    run(steps)
+    run_all(steps)
     assert request.energy.joules == pytest.approx(12.0 * meter.ended) and meter.ended == meter.begun == 3
 
 
@@ -62,9 +57,9 @@ def test_what_was_cancelled_is_nobodys_and_no_meter_means_no_energy() -> None:
     steps = StepExecutor(FakeEngine(), StepLimits(8), Fixed())
     gone, stays = asked(steps, 1, 20), asked(steps, 2, 4)
     steps.submit(SequenceOp.release(SeqId(1)))
-    run(steps)
+    run_all(steps)
     assert gone.energy.joules == 0.0 and stays.energy.joules == pytest.approx(12.0)
     without = StepExecutor(FakeEngine())
     request = asked(without, 1, 3)
-    run(without)
+    run_all(without)
     assert request.energy == Energy()

@@ -27,8 +27,13 @@ def run_all(steps: StepExecutor) -> None:
         steps.engine.check()
 
 
-def ask(steps: StepExecutor, seq: int, start: int, tokens: tuple[int, ...], results: list[Result]) -> None:
+def ask(
+    steps: StepExecutor, seq: int, start: int, tokens: tuple[int, ...], results: list[Result] | None = None
+) -> list[Result]:
+    """Its results, when they come. results: where they are appended."""
+    results = [] if results is None else results
     steps.submit(ForwardRequest(Segment(SeqId(seq), start, tokens), results.append))
+    return results
 
 
 def dist_of(result: Result) -> Dist:
@@ -37,11 +42,9 @@ def dist_of(result: Result) -> Dist:
 
 
 def test_a_chunked_prefill_gives_the_same_dists_as_a_whole_one() -> None:
-    whole: list[Result] = []
-    ask(steps := StepExecutor(FakeEngine()), 1, 0, PROMPT, whole)
+    whole = ask(steps := StepExecutor(FakeEngine()), 1, 0, PROMPT)
     run_all(steps)
-    cut: list[Result] = []
-    ask(steps := StepExecutor(FakeEngine(), StepLimits(8)), 1, 0, PROMPT, cut)
+    cut = ask(steps := StepExecutor(FakeEngine(), StepLimits(8)), 1, 0, PROMPT)
     run_all(steps)
     assert steps.steps > 3 and steps.rows == len(PROMPT)
     assert (dist_of(cut[0]).probs == dist_of(whole[0]).probs).all()
@@ -49,11 +52,9 @@ def test_a_chunked_prefill_gives_the_same_dists_as_a_whole_one() -> None:
 
 def test_a_segment_truncated_before_it_ran_is_never_answered() -> None:
     steps = StepExecutor(FakeEngine())
-    first: list[Result] = []
-    void: list[Result] = []
-    ask(steps, 1, 0, PROMPT, first)
+    first = ask(steps, 1, 0, PROMPT)
     run_all(steps)
-    ask(steps, 1, len(PROMPT), (65,), void)
+    void = ask(steps, 1, len(PROMPT), (65,))
     steps.submit(SequenceOp.truncate(SeqId(1), len(PROMPT)))
     run_all(steps)
     assert len(first) == 1 and not void and steps.idle
@@ -129,12 +130,10 @@ def test_operations_after_a_refused_forward_are_dropped() -> None:
 def test_a_failed_step_fails_its_segments_and_those_after_them_only() -> None:
     steps = StepExecutor(FakeEngine())
     bad: list[Result] = []
-    later: list[Result] = []
-    good: list[Result] = []
     ask(steps, 1, 5, (65,), bad)  # rows 0 to 4 were never written
-    ask(steps, 1, 6, (66,), later)
+    later = ask(steps, 1, 6, (66,))
     run_all(steps)
-    ask(steps, 2, 0, PROMPT, good)
+    good = ask(steps, 2, 0, PROMPT)
     run_all(steps)
     assert [type(result) for result in (*bad, *later)] == [EngineError, EngineError]
     assert dist_of(good[0]).probs.sum() > 0.99
@@ -142,11 +141,9 @@ def test_a_failed_step_fails_its_segments_and_those_after_them_only() -> None:
 
 def test_a_segment_that_waits_for_memory_runs_after_a_release() -> None:
     steps = StepExecutor(FakeEngine(capacity_rows=64))
-    first: list[Result] = []
-    second: list[Result] = []
-    ask(steps, 1, 0, PROMPT, first)
+    first = ask(steps, 1, 0, PROMPT)
     run_all(steps)
-    ask(steps, 2, 0, PROMPT, second)
+    second = ask(steps, 2, 0, PROMPT)
     assert steps.next() is None and not steps.idle
     steps.submit(SequenceOp.release(SeqId(1)))
     run_all(steps)
@@ -155,8 +152,7 @@ def test_a_segment_that_waits_for_memory_runs_after_a_release() -> None:
 
 def test_a_segment_that_can_never_fit_fails_with_a_sentence() -> None:
     steps = StepExecutor(FakeEngine(capacity_rows=16))
-    results: list[Result] = []
-    ask(steps, 1, 0, PROMPT, results)
+    results = ask(steps, 1, 0, PROMPT)
     run_all(steps)
     assert isinstance(results[0], EngineError) and "memory" in str(results[0])
 
@@ -189,11 +185,9 @@ def test_an_engine_fault_fails_the_step_and_the_next_one_runs(caplog: pytest.Log
             return super().forward(batch)
 
     steps = StepExecutor(Broken())
-    bad: list[Result] = []
-    good: list[Result] = []
-    ask(steps, 1, 0, PROMPT, bad)
+    bad = ask(steps, 1, 0, PROMPT)
     run_all(steps)
-    ask(steps, 2, 0, PROMPT, good)
+    good = ask(steps, 2, 0, PROMPT)
     run_all(steps)
     assert isinstance(bad[0], EngineError) and "a bug" in str(bad[0]) and "a step failed" in caplog.text
     assert dist_of(good[0]).probs.sum() > 0.99
@@ -231,9 +225,7 @@ class Limited(FakeEngine):
 
 def test_a_step_that_is_refused_is_halved() -> None:
     steps = StepExecutor(engine := Limited())
-    results: list[list[Result]] = [[] for _ in range(8)]
-    for seq, answer in enumerate(results, 1):
-        ask(steps, seq, 0, PROMPT, answer)
+    results = [ask(steps, seq, 0, PROMPT) for seq in range(1, 9)]
     run_all(steps)
     assert all(dist_of(answer[0]).probs.sum() > 0.99 for answer in results)
     assert engine.calls == 1 + 2 + 4  # of 8, 4 and 2 segments
@@ -250,16 +242,14 @@ def test_a_lost_engine_fails_everything_and_a_fault_only_its_step() -> None:
 
     steps = StepExecutor(engine := Dying())
     for seq in range(1, 20):
-        ask(steps, seq, 0, PROMPT, failed := [])
+        failed = ask(steps, seq, 0, PROMPT)
         run_all(steps)
         assert isinstance(failed[0], EngineError) and steps.lost is None
     engine.fault = EngineLost("the GPU has failed")
-    results: list[list[Result]] = [[] for _ in range(5)]
-    for seq, answer in enumerate(results, 20):
-        ask(steps, seq, 0, PROMPT, answer)
+    results = [ask(steps, seq, 0, PROMPT) for seq in range(20, 25)]
     run_all(steps)
     assert isinstance(steps.lost, EngineLost)
-    ask(steps, 99, 0, PROMPT, late := [])
+    late = ask(steps, 99, 0, PROMPT)
     run_all(steps)
     assert all(isinstance(answer[0], EngineLost) and len(answer) == 1 for answer in (*results, late))
     steps.submit(SequenceOp.release(SeqId(1)))
@@ -279,9 +269,7 @@ def test_an_engine_lost_in_the_first_half_of_a_step_runs_no_second_one() -> None
             return super().forward(batch)
 
     steps = StepExecutor(engine := Half())
-    results: list[list[Result]] = [[], []]
-    for seq, answer in enumerate(results, 1):
-        ask(steps, seq, 0, PROMPT, answer)
+    results = [ask(steps, seq, 0, PROMPT) for seq in (1, 2)]
     run_all(steps)
     assert engine.calls == 2
     assert all(isinstance(answer[0], EngineLost) and len(answer) == 1 for answer in results)
@@ -299,7 +287,7 @@ def test_distributions_that_cannot_be_read_fail_their_request(caplog: pytest.Log
             return Output(tuple(Unreadable(dists) for dists in super().forward(batch).dists))
 
     steps = StepExecutor(Late())
-    ask(steps, 1, 0, PROMPT, answer := [])
+    answer = ask(steps, 1, 0, PROMPT)
     run_all(steps)
     assert isinstance(answer[0], EngineError) and "CUDA error" in str(answer[0])
     assert "could not be read" in caplog.text
@@ -359,7 +347,7 @@ def test_a_preempted_sequence_changes_as_if_it_had_its_rows(change: str) -> None
 def test_a_truncate_while_rows_are_computed_again() -> None:
     steps, results = StepExecutor(FakeEngine(capacity_rows=len(PROMPT) + 8), StepLimits(8)), list[Result]()
     preempted(steps, results)
-    ask(steps, 2, len(PROMPT), (65,), void := [])
+    void = ask(steps, 2, len(PROMPT), (65,))
     steps.submit(SequenceOp.release(SeqId(1)))
     scheduled = steps.next()
     assert scheduled is not None and not steps.run(scheduled) and 0 < steps.engine.length(SeqId(2)) < len(PROMPT)

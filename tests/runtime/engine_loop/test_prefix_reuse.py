@@ -13,6 +13,7 @@ from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from tests.requests import a_request, changed
+from tests.runtime.engine_loop.test_executor import run_all
 from tests.runtime.test_node import collect, nodes
 
 PROMPT = tuple(b"The key of the mill is under the stone.")
@@ -23,13 +24,6 @@ REQUEST = a_request(
     strategy="autoregressive",
     owner="ann",
 )
-
-
-def run_all(steps: StepExecutor) -> None:
-    while (scheduled := steps.next()) is not None:
-        for answer, result in steps.run(scheduled):
-            answer(result)
-        steps.engine.check()
 
 
 def asked(steps: StepExecutor, seq: int, salt: str | None, tokens: tuple[int, ...] = PROMPT) -> ForwardRequest:

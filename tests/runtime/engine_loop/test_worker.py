@@ -17,6 +17,8 @@ from paceline.runtime.engine_loop.executor import Answers
 from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 
+pytestmark = pytest.mark.anyio
+
 WAIT_S = 30.0
 
 
@@ -41,12 +43,8 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def test_a_waiting_sequence_is_batched_with_those_just_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_waiting_sequence_is_batched_with_those_just_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.runtime.engine_loop.worker.BATCHING_WAIT_S", WAIT_S)  # long enough for any machine
-    asyncio.run(_batch_with_answered())
-
-
-async def _batch_with_answered() -> None:
     engine = GatedEngine()
     worker = EngineWorker(engine)
     await worker.start()
@@ -82,11 +80,7 @@ async def _batch_with_answered() -> None:
     assert engine.batches == [{int(first)}, both, both, both, {int(second)}]
 
 
-def test_a_busy_loop_delays_others_for_a_bounded_time() -> None:
-    asyncio.run(_block_the_loop())
-
-
-async def _block_the_loop() -> None:
+async def test_a_busy_loop_delays_others_for_a_bounded_time() -> None:
     engine = GatedEngine()
     worker = EngineWorker(engine)
     await worker.start()
@@ -113,37 +107,30 @@ async def _block_the_loop() -> None:
     assert engine.batches == [{int(first)}, {int(second)}]
 
 
-def test_the_time_of_a_step_includes_what_its_answers_cost_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_time_of_a_step_includes_what_its_answers_cost_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """So one key's rows are limited by their whole price, of which a fast engine's forward is the smaller part."""
     monkeypatch.setattr("paceline.runtime.engine_loop.worker.BATCHING_WAIT_S", WAIT_S)
     now, took = [0.0], list[float]()
     monkeypatch.setattr("paceline.runtime.engine_loop.worker.time.perf_counter", lambda: now[0])
     monkeypatch.setattr("paceline.runtime.engine_loop.executor.StepExecutor.took", lambda _, s: took.append(s))
 
-    async def answer_slowly() -> None:
-        worker, answered = EngineWorker(FakeEngine()), asyncio.Event()
-        await worker.start()
+    worker, answered = EngineWorker(FakeEngine()), asyncio.Event()
+    await worker.start()
 
-        def answer(_: object) -> None:
-            now[0] += 5.0
-            answered.set()
+    def answer(_: object) -> None:
+        now[0] += 5.0
+        answered.set()
 
-        try:
-            worker.forward(Segment(worker.allocate(), 0, (7,)), answer)
-            await answered.wait()
-            await until(lambda: bool(took))
-        finally:
-            await worker.stop()
-
-    asyncio.run(answer_slowly())
+    try:
+        worker.forward(Segment(worker.allocate(), 0, (7,)), answer)
+        await answered.wait()
+        await until(lambda: bool(took))
+    finally:
+        await worker.stop()
     assert took == [5.0]
 
 
-def test_what_is_released_before_the_stop_is_released_however_late_the_thread_sees_it() -> None:
-    asyncio.run(_stop_while_an_operation_runs())
-
-
-async def _stop_while_an_operation_runs() -> None:
+async def test_what_is_released_before_the_stop_is_released_however_late_the_thread_sees_it() -> None:
     engine = FakeEngine()
     worker = EngineWorker(engine)
     await worker.start()
@@ -165,12 +152,8 @@ async def _stop_while_an_operation_runs() -> None:
     assert engine.length(seq) == 0
 
 
-def test_a_group_that_waits_for_something_else_does_not_keep_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_group_that_waits_for_something_else_does_not_keep_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.runtime.engine_loop.worker.TICK_S", 0.0)
-    asyncio.run(_take_memory_of_idle())
-
-
-async def _take_memory_of_idle() -> None:
     worker = EngineWorker(FakeEngine(capacity_rows=10))
     await worker.start()
     try:
@@ -190,14 +173,10 @@ async def _take_memory_of_idle() -> None:
     assert after.probs.tolist() == expected.probs.tolist() != before.probs.tolist() != whole.probs.tolist()
 
 
-def test_the_first_answer_of_each_owner_is_sent_before_the_rest_of_one_owners_are_delivered(
+async def test_the_first_answer_of_each_owner_is_sent_before_the_rest_of_one_owners_are_delivered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("paceline.runtime.engine_loop.worker.DELIVERY_S", 0.0)  # one answer in a turn of the loop
-    asyncio.run(_answer_many())
-
-
-async def _answer_many() -> None:
     engine = GatedEngine()
     worker = EngineWorker(engine)
     await worker.start()
@@ -226,7 +205,7 @@ async def _answer_many() -> None:
     assert seen.index("bert's is sent") < len(seen) - 1 - seen[::-1].index("bert is answered")
 
 
-def test_a_later_steps_answers_wait_for_those_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_later_steps_answers_wait_for_those_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the loop has not come to them when the next step has run."""
     monkeypatch.setattr("paceline.runtime.engine_loop.worker.DELIVERY_S", 0.0)
     seen: list[tuple[int, int]] = []
@@ -235,14 +214,11 @@ def test_a_later_steps_answers_wait_for_those_of_an_earlier_one(monkeypatch: pyt
         assert result == ()
         seen.append((step, number))
 
-    async def deliver() -> None:
-        worker = EngineWorker(FakeEngine())
-        await worker.start()
-        for step in (1, 2):
-            answers: Answers = [(partial(note, step, number), ()) for number in range(3)]
-            worker._deliver(answers, StepSize(rows=step))
-        await until(lambda: len(seen) == 6)
-        await worker.stop()
-
-    asyncio.run(deliver())
+    worker = EngineWorker(FakeEngine())
+    await worker.start()
+    for step in (1, 2):
+        answers: Answers = [(partial(note, step, number), ()) for number in range(3)]
+        worker._deliver(answers, StepSize(rows=step))
+    await until(lambda: len(seen) == 6)
+    await worker.stop()
     assert seen == sorted(seen)

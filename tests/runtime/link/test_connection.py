@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from paceline.errors import ConfigError, LinkClosed, LocalProtocolError
+from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.link import connection
 from paceline.runtime.link.connection import KeyKeeper, Link
@@ -79,18 +79,6 @@ async def test_two_links_come_up_with_each_others_introductions() -> None:
         assert device.accepting and cloud.accepting
     assert device.close_code == cloud.close_code == CloseCode.CLOSING
     assert device.close_reason == "The other side closed the link; it is dialled again by itself."
-
-
-async def test_before_the_handshake_there_is_no_peer() -> None:
-    link = Link(Pipe(), device_end())
-    with pytest.raises(LinkClosed):
-        _ = link.peer
-    with pytest.raises(LinkClosed):
-        link.open_session(print)
-    with pytest.raises(LocalProtocolError):
-        link.send(opening(1))
-    await link.close()  # returns at once, as the link has not run
-    assert link.closed.is_set()
 
 
 async def test_a_sessions_messages_reach_its_handler_and_no_other() -> None:
@@ -235,20 +223,6 @@ async def test_a_device_that_is_not_admitted_receives_the_reason(reason: str, ca
     expected = CloseCode.BAD_CREDENTIAL if reason == "stranger" else CloseCode.INTERNAL_ERROR
     assert device.close_code == cloud.close_code == expected
     assert ("could not be checked" in caplog.text) == (reason == "broken")
-
-
-async def test_a_bad_frame_closes_its_link_only() -> None:
-    async with linked() as (device, cloud, _, _):
-        async with linked() as (bad_device, bad_cloud, bad_left, _):
-            await bad_left.send_bytes(b"\xc1 garbage")
-            await bad_cloud.closed.wait()
-            await bad_device.closed.wait()
-        assert bad_device.close_code == CloseCode.BAD_FRAME
-        assert not device.closed.is_set()
-        received: asyncio.Queue[object] = asyncio.Queue()
-        device.send(opening(device.open_session(received.put_nowait)))
-        assert await received.get() == closing(1, "refused: this side takes part in no sessions")
-        assert not cloud.closed.is_set()
 
 
 async def test_a_cancelled_link_is_closed_on_both_sides() -> None:
@@ -421,23 +395,6 @@ async def test_a_dialer_refused_with_a_fatal_code_retries_rarely_and_logs_once(
     assert clouds.waits == [MAX_DELAY_S] * 3
     assert caplog.text.count("ask for a new code") == 1
     assert "revoked this device" in (dialer.last_reason or "")
-
-
-async def test_a_dialer_exposes_its_link_while_it_is_up() -> None:
-    known: list[bool] = []
-    dialers: list[Dialer] = []
-
-    async def hold(pipe: Pipe) -> None:
-        link = Link(pipe, cloud_end(), authenticate=admit)
-        task = asyncio.create_task(link.run())
-        await link.up.wait()
-        await link.close(CloseCode.DRAINED)
-        await task
-
-    clouds = Clouds(hold)
-    dialers.append(await clouds.run(up=lambda link: known.append(not link.closed.is_set())))
-    assert known == [True]
-    assert dialers[0].connected is None
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
 from paceline.wire.link import LinkMachine
 from paceline.wire.messages import MAX_FRAME_BYTES, SUBPROTOCOL, VERSION, OpenSession, Welcome
-from tests.wire.identities import CLOUD, DEVICE, LAPTOP, STRANGER, admit, cloud_end, device_end, frame_of
+from tests.wire.identities import CLOUD, DEVICE, LAPTOP, admit, cloud_end, device_end, frame_of
 from tests.wire.samples import closing, have, opening, targets
 
 pytestmark = pytest.mark.anyio
@@ -136,15 +136,6 @@ async def test_a_device_and_a_cloud_exchange_messages_and_close() -> None:
     assert served.links[0].closed.is_set()
 
 
-async def test_a_device_may_close_the_link() -> None:
-    async with cloud() as served, dialer(served.url) as (_, ups, downs):
-        link = await ups.get()
-        await link.close()
-        assert (await downs.get())[0] == CloseCode.CLOSING
-        await served.links[0].closed.wait()
-        assert served.links[0].close_code == CloseCode.CLOSING
-
-
 async def test_a_broken_link_is_dialled_again() -> None:
     async with cloud() as served, dialer(served.url) as (_, ups, downs):
         for _ in range(3):
@@ -154,25 +145,6 @@ async def test_a_broken_link_is_dialled_again() -> None:
             assert (await downs.get())[0] == 1006
         await ask(await ups.get())
         assert len(served.links) == 4
-
-
-async def test_a_device_reconnects_after_the_server_has_closed_the_link() -> None:
-    async with cloud() as served, dialer(served.url) as (device, ups, downs):
-        await ask(await ups.get())
-        await served.links[0].close(CloseCode.DRAINED)
-        assert (await downs.get())[0] == CloseCode.DRAINED
-        await ask(await ups.get())
-        assert device.last_reason is None
-
-
-async def test_a_wrong_key_is_refused_with_a_sentence() -> None:
-    async with cloud() as served:
-        async with dialer(served.url, STRANGER) as (_, ups, downs):
-            code, reason = await downs.get()
-        assert code == CloseCode.BAD_CREDENTIAL
-        assert "enrol the device again" in reason
-        assert ups.empty()
-        assert served.links == []
 
 
 async def test_a_server_that_is_down_or_has_no_link_gives_a_sentence() -> None:

@@ -35,18 +35,14 @@ from paceline.engine.loader import load_model
 from paceline.engine.remote.opening import open_remote
 from paceline.engine.remote.servers import RemoteModel
 from paceline.engine.tokenizer import Tokenizer
-from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
 from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.strategies.base import SIDES, Side
-from paceline.strategies.registry import STRATEGIES
 from tests.core.chi_square import sigmas
 from tests.e2e.pair import Pair, running_pair
 from tests.requests import a_request, changed
-from tests.runtime.link.test_connection import pipes
-from tests.runtime.test_node import collect, open_gate
-from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
+from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -205,21 +201,8 @@ async def linked(far: ServedModel, model: Path) -> AsyncIterator[Node]:
     """A cloud on these servers, linked with a device that runs the same model."""
     near = load_model(model, dtype="float32", threads=1)
     cloud, device = Node("cloud", far, None), Node("device", near, None, NodeParts(company=Company(asks=open_gate())))
-    fingerprint, size = far.tokenizer.fingerprint, far.tokenizer.vocab_size
-    ours, theirs = known_as(DEVICE, fingerprint, STRATEGIES), known_as(CLOUD, fingerprint, STRATEGIES)
-    left, right = pipes()
-    link = Link(left, device_end(ours), vocab_size=size, on_up=lambda up: device.on_link(up, "cloud"))
-    other = Link(
-        right, cloud_end(theirs), authenticate=admit, vocab_size=size, on_up=lambda up: cloud.on_link(up, "laptop")
-    )
-    async with cloud, device, asyncio.TaskGroup() as tasks:
-        tasks.create_task(link.run())
-        tasks.create_task(other.run())
-        await link.up.wait()
-        await other.up.wait()
+    async with side_by_side(Bench(cloud, device), within_s=None):
         yield cloud
-        await link.close()
-        await other.closed.wait()
 
 
 async def drafted(cloud: Node, text: Tokenizer, url: str, prompts: Sequence[str], count: int) -> str:

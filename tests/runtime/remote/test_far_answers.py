@@ -25,7 +25,7 @@ from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from tests.requests import a_request, changed
 from tests.runtime.remote.standin import LEAST, Server, StandIn, installed
-from tests.runtime.test_node import Bench, GatedEngine, collect, open_gate
+from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
 
 pytestmark = pytest.mark.anyio
 
@@ -45,20 +45,13 @@ async def far_node(stand_in: StandIn, *hosts: str) -> AsyncIterator[Node]:
 
 
 @asynccontextmanager
-async def linked(model: ServedModel) -> AsyncIterator[Mapping[str, Node]]:
+async def linked(model: ServedModel) -> AsyncIterator[Bench]:
     """A cloud with this model and a device with a fake one of its own, linked."""
-    engine = GatedEngine(2)
-    engine.open = True
-    cloud = Node("cloud", model, None)
-    parts = NodeParts(company=Company(asks=open_gate()))
-    device = Node("device", LoadedModel(engine, ByteTokenizer()), None, parts)
-    async with asyncio.timeout(30), cloud, device, asyncio.TaskGroup() as tasks:
-        bench = Bench(cloud, device, {"device": engine, "cloud": engine})
-        await bench.link(tasks)
-        yield {"cloud": cloud, "device": device}
-        assert bench.links is not None
-        await bench.links[0].close()
-        await bench.links[1].closed.wait()
+    near = LoadedModel(FakeEngine(2, spread=0.3), ByteTokenizer())
+    device = Node("device", near, None, NodeParts(company=Company(asks=open_gate())))
+    bench = Bench(Node("cloud", model, None), device)
+    async with side_by_side(bench):
+        yield bench
 
 
 async def here(request: GenerateRequest, strategy: str = "autoregressive") -> str:
@@ -180,8 +173,8 @@ async def test_a_device_and_far_servers_write_what_a_device_and_a_cloud_write(
         far = ServedModel(open_remote(urls, Path(), words, name="fake"), words)
         near = LoadedModel(FakeEngine(seed=1, spread=0.3), words)
         for model in (far, near):
-            async with linked(model) as sides:
-                text, done = await collect(await sides[front].prepare(request))
+            async with linked(model) as bench:
+                text, done = await collect(await getattr(bench, front).prepare(request))
                 texts.append(text)
             assert done.strategy == strategy and done.degraded is None
             if front == "cloud" or strategy == "draft_verify":  # else more of a row may be asked for than is known
@@ -204,8 +197,8 @@ async def test_the_report_tells_that_the_cloud_s_tokens_are_approximate(front: s
     request = changed(ASKED, sampling=SamplingParams(seed=5, temperature=1.8), strategy="draft_verify", max_tokens=40)
     with installed(stand_in, "one") as urls:
         model = ServedModel(open_remote(urls, Path(), words, name="fake"), words) if far else LoadedModel(engine, words)
-        async with linked(model) as sides:
-            _, done = await collect(await sides[front].prepare(request))
+        async with linked(model) as bench:
+            _, done = await collect(await getattr(bench, front).prepare(request))
     why = "the model's server tells only the likeliest tokens" if far else "its rows depend on others"
     assert done.strategy == "draft_verify" and not model.engine.info.is_exact
     assert done.strategy_reason.endswith(f"approximate: {why}" if front == "cloud" else "; approximate at the cloud")
@@ -217,15 +210,10 @@ async def test_the_report_tells_that_the_cloud_s_tokens_are_approximate(front: s
 async def test_what_is_lost_in_mid_answer_is_gone_on_without(strategy: str, front: str, lost: str) -> None:
     """A side that faces the client goes on alone; without its own model's servers it cannot."""
     request = changed(ASKED, strategy=strategy, max_tokens=40, seeded=False)
-    stand_in, words, near = StandIn(), ByteTokenizer(), GatedEngine(2)
-    near.open = True
+    stand_in, words = StandIn(), ByteTokenizer()
     with installed(stand_in, "one") as urls:
-        cloud = Node("cloud", ServedModel(open_remote(urls, Path(), words, name="fake"), words), None)
-        device = Node("device", LoadedModel(near, words), None, NodeParts(company=Company(asks=open_gate())))
-        async with asyncio.timeout(30), cloud, device, asyncio.TaskGroup() as tasks:
-            bench = Bench(cloud, device, {"device": near, "cloud": near})
-            await bench.link(tasks)
-            session, tokens, done = await (cloud if front == "cloud" else device).prepare(request), 0, None
+        async with linked(ServedModel(open_remote(urls, Path(), words, name="fake"), words)) as bench:
+            session, tokens, done = await getattr(bench, front).prepare(request), 0, None
             with (
                 pytest.raises(EngineRefusal, match="none of the model's servers answers")
                 if ((front, lost) == ("cloud", "servers"))
@@ -242,9 +230,6 @@ async def test_what_is_lost_in_mid_answer_is_gone_on_without(strategy: str, fron
                             await bench.unlink()
                 assert isinstance(done, GenerationResult) and done.completion_tokens == 40
                 assert done.degraded == ("device_lost" if front == "cloud" else "cloud_lost")
-            assert bench.links is not None
-            await bench.links[0].close()
-            await bench.links[1].closed.wait()
 
 
 async def test_a_stream_that_is_cut_goes_on_at_another_server() -> None:

@@ -7,17 +7,17 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import numpy as np
 import pytest
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Output
 from paceline.engine.fake import EOS, VOCAB, ByteTokenizer, FakeEngine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.sessions import output_text as scoring
 from paceline.runtime.sessions.output_text import PromptScorer
+
+pytestmark = pytest.mark.anyio
 
 PROMPT = tuple(b"The bicycle stands where the road ends, and nobody has asked for it. " * 4)
 
@@ -52,7 +52,6 @@ async def scorers(engine: FakeEngine, vocab_size: int = VOCAB) -> AsyncIterator[
         await worker.stop()
 
 
-@pytest.mark.anyio
 async def test_parts_give_the_same_logprobs_as_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     dists = FakeEngine(3, spread=0.3).forward(Batch((Segment(SeqId(1), 0, PROMPT, logits="all"),))).dists[0]
     monkeypatch.setattr(scoring, "MAX_ROWS", 7)
@@ -68,13 +67,11 @@ async def test_parts_give_the_same_logprobs_as_one_forward(monkeypatch: pytest.M
     assert not engine.held()
 
 
-@pytest.mark.anyio
 async def test_the_wider_the_vocabulary_the_fewer_rows_at_once() -> None:
     async with scorers(FakeEngine(), 152_000) as scorer:
         assert scorer._rows * 152_000 * 8 <= scoring.PART_BYTES
 
 
-@pytest.mark.anyio
 async def test_a_prompt_of_one_token_has_no_logprobs() -> None:
     engine = CountingEngine()
     async with scorers(engine) as scorer:
@@ -82,7 +79,6 @@ async def test_a_prompt_of_one_token_has_no_logprobs() -> None:
     assert engine.max_dists == 0
 
 
-@pytest.mark.anyio
 async def test_concurrent_prompts_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "MAX_ROWS", 16)
     engine = CountingEngine()
@@ -92,7 +88,6 @@ async def test_concurrent_prompts_take_turns(monkeypatch: pytest.MonkeyPatch) ->
     assert engine.max_dists == 16 and not engine.held()
 
 
-@pytest.mark.anyio
 async def test_cancellation_releases_the_rows_and_the_turn() -> None:
     engine = CountingEngine()
     async with scorers(engine) as scorer:
@@ -105,7 +100,6 @@ async def test_cancellation_releases_the_rows_and_the_turn() -> None:
     assert not engine.held()
 
 
-@pytest.mark.anyio
 async def test_an_engine_error_is_raised_and_the_next_prompt_is_scored() -> None:
     engine = CountingEngine()
     async with scorers(engine) as scorer:
@@ -115,9 +109,3 @@ async def test_an_engine_error_is_raised_and_the_next_prompt_is_scored() -> None
         engine.fails = False
         assert len(await scorer.score(PROMPT[:9], 1)) == 8
     assert not engine.held()
-
-
-def test_ids_that_pad_the_vocabulary_have_no_probability() -> None:
-    dist = Dist.dense(np.array([0.2, 0.2, 0.6]))
-    assert dist.within(2).probs.tolist() == [0.5, 0.5]
-    assert dist.within(3) is dist

@@ -125,20 +125,26 @@ def even_spans(layers: int, count: int) -> list[Span]:
 
 
 @contextmanager
+def standing(
+    spans: Sequence[Span | None], head_key: bytes, options: EngineOptions = FLOAT32, directory: Path = DEMO
+) -> Iterator[list[Stage]]:
+    stages = [Stage(directory, span, head_key, options, name=f"s{i}") for i, span in enumerate(spans)]
+    try:
+        yield stages
+    finally:
+        for stage in stages:
+            stage.break_off()
+
+
+@contextmanager
 def rig(
     directory: Path, spans: Sequence[Span], *, options: EngineOptions = FLOAT32, spares: Sequence[Span | None] = ()
 ) -> Iterator[Rig]:
     head = PrivateKey.generate()
-    stages = [
-        Stage(directory, span, head.public_key, options, name=f"s{i}") for i, span in enumerate((*spans, *spares))
-    ]
-    keys = {stage.name: stage.key.public_key for stage in stages}
-    try:
+    with standing((*spans, *spares), head.public_key, options, directory) as stages:
+        keys = {stage.name: stage.key.public_key for stage in stages}
         pipeline = open_pipeline(directory, [Place(stage.address) for stage in stages], head, keys)
         try:
             yield Rig(head, stages, pipeline, keys)
         finally:
             pipeline.close()
-    finally:
-        for stage in stages:
-            stage.break_off()

@@ -157,10 +157,3 @@ def test_a_result_that_is_kept_for_ever_does_not_keep_the_log() -> None:
     for entry in told.replay():
         do(engine, entry)
     assert engine.length(SeqId(1)) == MAX_LOG + 6
-
-
-def test_without_stages_nothing_is_left() -> None:
-    told = history()
-    told.sent(RunBatch(1, (Segment(SeqId(1), 0, (1,)),)))
-    told.clear()
-    assert not list(told.replay()) and 1 not in told._needed

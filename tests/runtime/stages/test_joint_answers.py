@@ -10,14 +10,11 @@ import torch
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel, ServedModel
 from paceline.engine.loader import EngineOptions, load_model
-from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
-from paceline.runtime.service import GenerateRequest, GenerationResult
-from paceline.strategies.registry import STRATEGIES
+from paceline.runtime.service import GenerateRequest
 from tests.requests import a_request
-from tests.runtime.link.test_connection import pipes
 from tests.runtime.stages.rig import DEMO, even_spans, rig
-from tests.wire.identities import CLOUD, DEVICE, admit, cloud_end, device_end, known_as
+from tests.runtime.test_node import Bench, collect, side_by_side
 
 QUESTION = ({"role": "user", "content": "What is the capital of France?"},)
 
@@ -38,51 +35,15 @@ def requests() -> list[GenerateRequest]:
 
 async def answered(node: Node, request: GenerateRequest) -> tuple[str, str, str | None]:
     """Its text, the strategy that wrote it, and what it lacked."""
-    session = await node.prepare(request)
-    text, done = "", None
-    async for event in session.run():
-        if isinstance(event, GenerationResult):
-            done = event
-        else:
-            text += event.text
-    assert done is not None
+    text, done = await collect(await node.prepare(request))
     return text, done.strategy, done.degraded
 
 
 async def texts(cloud_model: ServedModel, device_model: LoadedModel) -> list[tuple[str, str, str | None]]:
     """Of every request, asked at the device."""
-    tokenizer = device_model.tokenizer
-    async with (
-        asyncio.timeout(300),
-        Node("cloud", cloud_model, None) as cloud,
-        Node("device", device_model, None) as device,
-        asyncio.TaskGroup() as tasks,
-    ):
-        left, right = pipes()
-        ours, theirs = (known_as(each, tokenizer.fingerprint, STRATEGIES) for each in (DEVICE, CLOUD))
-        links = (
-            Link(
-                left,
-                device_end(ours),
-                vocab_size=tokenizer.vocab_size,
-                on_up=lambda link: device.on_link(link, "cloud"),
-            ),
-            Link(
-                right,
-                cloud_end(theirs),
-                authenticate=admit,
-                vocab_size=tokenizer.vocab_size,
-                on_up=lambda link: cloud.on_link(link, "laptop"),
-            ),
-        )
-        for link in links:
-            tasks.create_task(link.run())
-        for link in links:
-            await link.up.wait()
-        found = [await answered(device, request) for request in requests()]
-        await links[0].close()
-        await links[1].closed.wait()
-    return found
+    bench = Bench(Node("cloud", cloud_model, None), Node("device", device_model, None))
+    async with side_by_side(bench, within_s=300):
+        return [await answered(bench.device, request) for request in requests()]
 
 
 @pytest.mark.anyio

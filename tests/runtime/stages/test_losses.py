@@ -27,7 +27,7 @@ from paceline.wire.effects import Claim
 from paceline.wire.stages.messages import About, Describe, NeighbourLost, RequestDone, RequestFailed
 from paceline.wire.stages.sampling import BatchDone
 from tests.engine.trials import assert_same, scratch
-from tests.runtime.stages.rig import DEMO, Rig, Stage, chain, even_spans, open_pipeline, rig
+from tests.runtime.stages.rig import DEMO, Rig, Stage, chain, even_spans, open_pipeline, rig, standing
 
 OPTIONS = EngineOptions(dtype="float32", kv_rows=2048)
 
@@ -116,29 +116,21 @@ def test_stages_that_do_not_fit_together_are_refused_with_a_sentence() -> None:
 
 def test_a_stage_whose_key_is_not_known_is_not_let_in() -> None:
     key = PrivateKey.generate()
-    stage = Stage(DEMO, (0, 6), key.public_key, OPTIONS, name="s0")
-    try:
-        with pytest.raises(ConfigError, match="not let in"):
-            open_pipeline(DEMO, [Place(stage.address)], key, {"s0": PrivateKey.generate().public_key})
-    finally:
-        stage.break_off()
+    with standing([(0, 6)], key.public_key) as (stage,), pytest.raises(ConfigError, match="not let in"):
+        open_pipeline(DEMO, [Place(stage.address)], key, {"s0": PrivateKey.generate().public_key})
 
 
 @pytest.mark.parametrize("purpose", ["head", "rows"])
 def test_a_stranger_is_refused_by_a_stage(purpose: str) -> None:
-    stage = Stage(DEMO, (0, 6), PrivateKey.generate().public_key, OPTIONS, name="s0")
+    with (
+        standing([(0, 6)], PrivateKey.generate().public_key) as (stage,),
+        pytest.raises(LinkClosed, match="may not dial"),
+    ):
 
-    async def admit(claim: Claim) -> bytes | CloseCode:
-        return stage.key.public_key if claim.proves(stage.key.public_key) else CloseCode.BAD_CREDENTIAL
+        async def admit(claim: Claim) -> bytes | CloseCode:
+            return stage.key.public_key if claim.proves(stage.key.public_key) else CloseCode.BAD_CREDENTIAL
 
-    async def dial() -> None:
-        await dial_stage(stage.address, PrivateKey.generate(), purpose, admit, received=print)  # type: ignore[arg-type]
-
-    try:
-        with pytest.raises(LinkClosed, match="may not dial"):
-            asyncio.run(dial())
-    finally:
-        stage.break_off()
+        asyncio.run(dial_stage(stage.address, PrivateKey.generate(), purpose, admit, received=print))  # type: ignore[arg-type]
 
 
 class NeverAgain(Place):
@@ -156,18 +148,14 @@ class NeverAgain(Place):
 
 def test_a_pipeline_ends_while_a_stage_is_being_started_again() -> None:
     key = PrivateKey.generate()
-    stages = [Stage(DEMO, span, key.public_key, OPTIONS, name=f"s{span}") for span in even_spans(6, 2)]
-    places = [NeverAgain(stage.address) for stage in stages]
-    try:
+    with standing(even_spans(6, 2), key.public_key) as stages:
+        places = [NeverAgain(stage.address) for stage in stages]
         pipeline = open_pipeline(DEMO, places, key, {stage.name: stage.key.public_key for stage in stages})
         stages[1].break_off()
         while places[1].asked < 2:
             time.sleep(0.01)
         pipeline.close()
         assert pipeline.losses == 1
-    finally:
-        for stage in stages:
-            stage.break_off()
 
 
 @pytest.mark.anyio
@@ -187,12 +175,11 @@ async def test_a_stage_that_answers_something_else_counts_as_lost() -> None:
 
 def test_a_stranger_who_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "OPEN_S", 0.1)
-    stage = Stage(DEMO, None, PrivateKey.generate().public_key, OPTIONS)
-    try:
-        with socket.create_connection(("127.0.0.1", stage.port)) as silent:
-            assert silent.recv(1) == b""
-    finally:
-        stage.break_off()
+    with (
+        standing([None], PrivateKey.generate().public_key) as (stage,),
+        socket.create_connection(("127.0.0.1", stage.port)) as silent,
+    ):
+        assert silent.recv(1) == b""
 
 
 def test_rows_that_one_stage_has_imported_are_imported_again_when_another_is_lost(whole: Engine) -> None:
@@ -273,17 +260,13 @@ def test_answers_do_not_wait_for_a_process_that_cannot_be_started(monkeypatch: p
     monkeypatch.setattr(stage_head, "PATIENCE_S", 0.5)  # `START_PATIENCE_S` is longer than a test may take
     monkeypatch.setattr(stage_head, "START_PATIENCE_S", 3600.0)
     key = PrivateKey.generate()
-    stages = [Stage(DEMO, span, key.public_key, OPTIONS, name=f"s{span}") for span in even_spans(6, 2)]
-    try:
+    with standing(even_spans(6, 2), key.public_key) as stages:
         places = [CannotStart(stage.address) for stage in stages]
         pipeline = open_pipeline(DEMO, places, key, {stage.name: stage.key.public_key for stage in stages})
         stages[1].break_off()
         with pytest.raises(EngineError, match=r"stage 2 of 2, layers 3:6: local stage 2 could not be started"):
             pipeline.collect(pipeline.submit(chain(1, 0, (3,))))
         pipeline.close()
-    finally:
-        for stage in stages:
-            stage.break_off()
 
 
 @pytest.mark.anyio
@@ -326,14 +309,13 @@ def test_a_stage_whose_key_is_revoked_is_cut_off(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(stage_head, "PATIENCE_S", 0.5)
     keys: dict[str, bytes] = {}
 
-    async def standing(name: str, key: bytes) -> CloseCode | None:
+    async def registered(name: str, key: bytes) -> CloseCode | None:
         return None if keys.get(name) == key else CloseCode.REVOKED
 
     key = PrivateKey.generate()
-    stage = Stage(DEMO, (0, 6), key.public_key, OPTIONS, name="s0")
-    try:
+    with standing([(0, 6)], key.public_key) as (stage,):
         keys["s0"] = stage.key.public_key
-        pipeline = open_pipeline(DEMO, [Place(stage.address)], key, keys, standing)
+        pipeline = open_pipeline(DEMO, [Place(stage.address)], key, keys, registered)
         pipeline.collect(pipeline.submit(chain(1, 0, (5, 6))))
         del keys["s0"]
         with pipeline._head.changed:
@@ -342,8 +324,6 @@ def test_a_stage_whose_key_is_revoked_is_cut_off(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(EngineError, match="not let in"):
             pipeline.submit(chain(2, 0, (3,)))
         pipeline.close()
-    finally:
-        stage.break_off()
 
 
 def test_an_end_is_no_loss(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

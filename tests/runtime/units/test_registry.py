@@ -38,6 +38,8 @@ async def test_a_unit_does_what_it_is_for_on_its_cores_and_models_compute_there(
 def test_what_no_unit_does_is_refused() -> None:
     with pytest.raises(ValueError, match="no unit does embed and search"):
         UnitRegistry("device", hosts=(HostUnit("left", does=frozenset({"rerank"})),))
+    with pytest.raises(ValueError, match="may not run on"):
+        UnitRegistry("device", hosts=(HostUnit("cpu", frozenset({100_000})),))
 
 
 async def test_work_that_takes_too_long_keeps_nothing_else_waiting() -> None:

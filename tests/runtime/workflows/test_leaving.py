@@ -16,8 +16,8 @@ from paceline.runtime.workflows.run import WorkflowRun
 from paceline.workflow.flows import FLOWS, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import Launch, Outcome, Stage
 from tests.requests import changed
-from tests.runtime.test_node import REQUEST, nodes
-from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces, _all, _text
+from tests.runtime.test_node import REQUEST, collect, nodes
+from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces, _all
 
 pytestmark = pytest.mark.anyio
 
@@ -67,7 +67,7 @@ async def test_a_launch_that_is_cancelled_before_its_first_step_gives_its_unit_b
 async def test_without_documents_or_a_question_the_cloud_is_not_searched(change: dict[str, Any]) -> None:
     async with nodes() as (bench, _):
         asked = changed(REQUEST, workflow="fast", privacy="answer-private", strategy="auto", **change)
-        _, done = await _text(await bench.device.prepare(asked))
+        _, done = await collect(await bench.device.prepare(asked))
         assert not done.stats.get("sent_open_bytes")
         assert not done.found
 

@@ -160,13 +160,6 @@ async def test_a_page_that_cannot_be_fetched_leaves_its_snippet() -> None:
     assert done.degraded == "workflow_incomplete" and "left out: fetch" in done.strategy_reason
 
 
-async def test_a_page_that_breaks_its_reader_is_left_out() -> None:
-    web, models = ScriptedWeb(pages={}), Models()  # a KeyError: no fault that is foreseen
-    done = await researched(web, models)
-    assert done.degraded == "workflow_incomplete"
-    assert any("KeyError" in step.text for step in done.steps)
-
-
 async def test_an_embedder_that_fails_leaves_the_pages_own_order() -> None:
     web, models = ScriptedWeb(broken=True), Models()
     done = await researched(web, models)
@@ -198,14 +191,6 @@ async def test_no_more_pages_are_read_than_there_is_room_for() -> None:
     web = ScriptedWeb({"key": many}, {each.url: ["The key."] for each in many}, limits=WebLimits(pages=2))
     await researched(web, Models(look=("another key search\n",)))
     assert web.read_urls == [many[0].url, many[1].url] and len(web.queries) == 2
-
-
-async def test_without_the_web_the_answer_says_so() -> None:
-    """As at the level `local-only`, where nothing leaves."""
-    models = Models()
-    done = await researched(None, models)
-    assert done.degraded == "workflow_incomplete" and "level of privacy" in done.strategy_reason
-    assert not models.of("plan") and read(models)
 
 
 async def test_private_words_are_in_no_request_to_the_web() -> None:

@@ -26,6 +26,7 @@ from tests.wire.identities import (
     LAPTOP,
     SERVER,
     STRANGER,
+    challenged,
     checked,
     claim_of,
     cloud_end,
@@ -35,7 +36,7 @@ from tests.wire.identities import (
 )
 from tests.wire.samples import have, opening
 
-TRIES = 3_000 * DEPTH
+TRIES = 1_000 * DEPTH
 
 
 @dataclass(slots=True)
@@ -149,8 +150,7 @@ def test_no_changed_bit_is_accepted() -> None:
 
 def test_every_single_bit_of_the_proof_counts() -> None:
     device, cloud = LinkMachine(device_end()), LinkMachine(cloud_end())
-    cloud.connection_made(0.0)
-    proof = frame_of(device.received(frame_of(cloud.received(frame_of(device.connection_made(0.0)), 0.0)), 0.0))
+    proof = challenged(device, cloud)
     message = decode(proof)
     assert isinstance(message, Proof)
     signed = cloud.handshake._signed
@@ -219,8 +219,7 @@ def test_a_stranger_in_the_servers_place_learns_no_more_than_a_name() -> None:
 
 def test_a_stranger_in_the_devices_place_is_not_admitted() -> None:
     device, cloud = LinkMachine(device_end(DEVICE, STRANGER)), LinkMachine(cloud_end())
-    cloud.connection_made(0.0)
-    proof = frame_of(device.received(frame_of(cloud.received(frame_of(device.connection_made(0.0)), 0.0)), 0.0))
+    proof = challenged(device, cloud)
     assert checked(claim_of(cloud.received(proof, 0.0))) is CloseCode.BAD_CREDENTIAL
 
 
@@ -236,8 +235,7 @@ def test_one_device_does_not_pass_for_another() -> None:
     )
     cloud = LinkMachine(cloud_end())
     device = LinkMachine(tablet)
-    cloud.connection_made(0.0)
-    proof = frame_of(device.received(frame_of(cloud.received(frame_of(device.connection_made(0.0)), 0.0)), 0.0))
+    proof = challenged(device, cloud)
     claim = claim_of(cloud.received(proof, 0.0))
     assert claim.proves(STRANGER.public_key) and not claim.proves(LAPTOP.public_key)
     assert not replace(claim, device="tablet").proves(LAPTOP.public_key)

@@ -13,7 +13,17 @@ from paceline.wire.effects import Deliver, Disconnected, Effect, KeepKey, MakeKe
 from paceline.wire.identity import PAUSE_S, CloudRenewal, DeviceRenewal
 from paceline.wire.link import LinkMachine, LinkState
 from paceline.wire.messages import KeyKept, NewKey, RenewKey
-from tests.wire.identities import DEVICE, LAPTOP, STRANGER, checked, cloud_end, device_end, frame_of, shake_hands
+from tests.wire.identities import (
+    DEVICE,
+    LAPTOP,
+    STRANGER,
+    challenged,
+    checked,
+    cloud_end,
+    device_end,
+    frame_of,
+    shake_hands,
+)
 from tests.wire.samples import KEY, SIGNATURE, have, opening
 
 NEW = PrivateKey(bytes([9] * 32))
@@ -76,8 +86,7 @@ def test_a_link_lost_in_mid_renewal_locks_nobody_out(stored: bool) -> None:
     """The device holds both keys then, and shows both: whichever the cloud has, it is let in, and drops the other."""
     held = NEW if stored else LAPTOP
     device, cloud = LinkMachine(device_end(DEVICE, LAPTOP, NEW)), LinkMachine(cloud_end())
-    cloud.connection_made(0.0)
-    proof = frame_of(device.received(frame_of(cloud.received(frame_of(device.connection_made(0.0)), 0.0)), 0.0))
+    proof = challenged(device, cloud)
     [asked] = cloud.received(proof, 0.0)
     admitted = cloud.authenticated(checked(asked.claim, held), 0.0)  # type: ignore[union-attr]  # Authenticate
     welcome = next(effect.data for effect in admitted if isinstance(effect, Transmit))

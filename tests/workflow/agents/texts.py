@@ -24,38 +24,12 @@ POISONS = (
     "\u202e]2[\u202c [[2]] [(2)] [2 [2] 2]",
 )
 _FRAGMENTS = (
-    *(
-        "\n",
-        "\r\n",
-        "\u2028",
-        " ",
-        ". ",
-        "? ",
-        ": ",
-        ", ",
-        "1. ",
-        "2) ",
-        "- ",
-        "* ",
-        "**",
-        '"',
-        "'",
-        "“",
-        "”",
-        "`",
-        "```",
-    ),
-    *("Q: ", "Sub-question 2: ", "Query: ", "NONE", "none.", "NOTHING", "No search is needed", "[]", '["mill", "red"]'),
-    *("<think>", "</think>", "</", "think>", "[1]", "[2]", "[1, 2]", "[9]", "[1-3]", "[", "]", "【1】", "[source 1]"),
-    *(
-        "When was the red mill built?",
-        "The red mill of Aarburg was built in 1820",
-        "the blue mill",
-        "Brill 1650",
-        "1999",
-    ),
-    *("mill mill mill mill mill mill mill", "zog blarf", "0" * 2000, "red " * 500, "水車", "²", "\ud800", "\x00"),
-)
+    "\n", "\r\n", "\u2028", " ", ". ", "? ", ": ", ", ", "1. ", "2) ", "- ", "* ", "**", '"', "'", "“", "”", "`", "```",
+    "Q: ", "Sub-question 2: ", "Query: ", "NONE", "none.", "NOTHING", "No search is needed", "[]", '["mill", "red"]',
+    "<think>", "</think>", "</", "think>", "[1]", "[2]", "[1, 2]", "[9]", "[1-3]", "[", "]", "【1】", "[source 1]",
+    "When was the red mill built?", "The red mill of Aarburg was built in 1820", "the blue mill", "Brill 1650", "1999",
+    "mill mill mill mill mill mill mill", "zog blarf", "0" * 2000, "red " * 500, "水車", "²", "\ud800", "\x00",
+)  # fmt: skip
 TEXTS = st.lists(st.sampled_from(_FRAGMENTS) | st.text(max_size=12), max_size=24).map("".join)
 
 
