@@ -85,7 +85,7 @@ def _against_others(options: Options, workload: Workload | None) -> Report:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = random_model(load.shape, STORED)
     stored_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    dtype = load.dtype or served_dtype(device, STORED, stored_bytes)
+    dtype = load.dtype or served_dtype(device, STORED, stored_bytes)[0]
     torch.nn.Module.to(model, device, dtype)
     weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     reference = _Transformers(copy.deepcopy(model), load)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.batching.block_manager import KvPrefix
-from paceline.core.batching.segment import PlacedSegment, SeqId
+from paceline.core.batching.segment import PlacedSegment, SeqId, common_length
 from paceline.core.sampling.dist import FIRST, GAMMA, SECOND, Dist, mixed
 from paceline.engine.base import NO_FIELDS, LoadedModel, ModelInfo
 from paceline.engine.sequence_table import RowListEngine
@@ -216,11 +215,7 @@ def _num_common(rows: Sequence[FakeRow], tokens: tuple[int, ...], known: int) ->
     if len(rows) <= known or len(tokens) <= known or rows[known].token != tokens[known]:
         return known  # most cached sequences: a loop over each of them takes longer than the engine's step
     held = tuple(row.token for row in rows[: len(tokens)])
-    low, high = 0, len(held)
-    while low < high:  # slices, which are compared without a loop in Python
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if held[low:middle] == tokens[low:middle] else (low, middle - 1)
-    return max(low, known)
+    return max(common_length(held, tokens), known)
 
 
 class FakeEngine(RowListEngine[FakeRow]):
@@ -293,10 +288,8 @@ class FakeEngine(RowListEngine[FakeRow]):
         for other, rows in (*self._ended, *running):
             if other == salt and (common := _num_common(rows, wanted, len(longest))) > len(longest):
                 longest = rows[:common]
-        if stored is not None and len(longest) < len(stored.tokens) < len(tokens):
-            with contextlib.suppress(EngineError):
-                self.import_kv(seq, stored)
-                return len(stored.tokens)
+        if imported := self._import_longer(seq, stored, len(longest), len(tokens)):
+            return imported
         free = self.free_rows()
         if not longest or (free is not None and len(longest) > free):
             return 0

@@ -23,14 +23,14 @@ from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.model_config import MASKED_KINDS, cache_input, windows
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
 from paceline.engine.self_test import agrees, plain_scores, prompt_for
-from paceline.engine.sequence_table import SequenceTable
+from paceline.engine.sequence_table import TableEngine
 from paceline.engine.tensors import engine_error, kv_from_tensors, kv_to_tensors, use_device
 from paceline.errors import EngineError
 
 log = logging.getLogger("paceline.engine")
 
 
-class HFEngine:
+class HFEngine(TableEngine):
     """The engine contract on `model`, which must be in evaluation mode and is owned by this engine.
 
     recompute None: test the cache on a short prompt with a tree, and recompute if the scores differ.
@@ -38,11 +38,11 @@ class HFEngine:
     """
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, *, recompute: bool | None = None) -> None:
-        self._model, self._info = model, info
+        super().__init__(info)
+        self._model = model
         self._windows = windows(model.config)
         self._cache_input = cache_input(model)
         self._can_select_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
         self._caches: dict[SeqId, DynamicCache] = {}
         self._tokens: dict[SeqId, list[int]] = {}  # committed ones; empty unless rows are recomputed
         self._row_shapes: list[tuple[int, int, int]] | None = None  # of K and V: (layers, kv heads, dim)
@@ -51,10 +51,6 @@ class HFEngine:
         if recompute is None and not self._cache_works():
             log.warning("%s: its cache cannot be rolled back; every forward recomputes the sequence", info.name)
             self._recompute = True
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
 
     def forward(self, batch: Batch) -> Output:
         use_device(self._model.device)
@@ -123,29 +119,12 @@ class HFEngine:
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:  # noqa: ARG002  # shares nothing
         if seq in self._table:
             raise EngineError(f"sequence {seq} exists already")
-        if stored is None or not len(stored.tokens) < len(tokens):
-            return 0
-        try:
-            self.import_kv(seq, stored)
-        except EngineError as error:
-            log.warning("stored KV of a document is computed again: %s", error)
-            return 0
-        return len(stored.tokens)
+        return self._import_longer(seq, stored, 0, len(tokens))
 
     def release(self, seq: SeqId) -> None:
         self._table.release(seq)
         self._caches.pop(seq, None)
         self._tokens.pop(seq, None)
-
-    def length(self, seq: SeqId) -> int:
-        return self._table.length(seq)
-
-    @property
-    def block_size(self) -> int:
-        return 1
-
-    def free_rows(self) -> int | None:
-        return None
 
     def check(self) -> None:
         lengths = self._table.lengths()

@@ -41,7 +41,7 @@ def choose_format(requested: DType, device: torch.device, config: PretrainedConf
     if requested != "auto":
         computed, why = getattr(torch, requested), "as asked"
     else:
-        computed, why = _served(device, None if quantization else stored, size)
+        computed, why = served_dtype(device, None if quantization else stored, size)
     if quantization and on_cpu:
         computed, why = torch.float32, "in which processors compute quantised weights"
     is_kept_half = stored in STORED and computed == torch.float32 and not _is_small(stored, size)
@@ -60,12 +60,8 @@ def format_of(requested: DType, device: torch.device, directory: Path) -> Number
     return choose_format(requested, device, config, directory)
 
 
-def served_dtype(device: torch.device, stored: torch.dtype | None, size: int) -> torch.dtype:
-    """The number format in which a model is computed whose weights are `size` bytes in the format `stored`."""
-    return _served(device, stored, size)[0]
-
-
-def _served(device: torch.device, stored: torch.dtype | None, size: int) -> tuple[torch.dtype, str]:
+def served_dtype(device: torch.device, stored: torch.dtype | None, size: int) -> tuple[torch.dtype, str]:
+    """The number format in which a model is computed whose weights are `size` bytes in the format `stored`, and why."""
     if device.type == "cuda":
         return torch.bfloat16, "as on every GPU"
     if stored not in STORED:

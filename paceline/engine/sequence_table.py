@@ -1,4 +1,4 @@
-"""Sequence table: the cached rows and the open tree of each sequence, and the base of engines that keep rows in lists.
+"""Sequence table: the cached rows and the open tree of each sequence, and the bases of engines that keep one.
 
 All engines share these checks, so they refuse the same segments with the same error messages. Knows no tensors.
 
@@ -9,17 +9,20 @@ dropped are left out, those on its path are committed as they come, and the othe
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from paceline.core.batching.block_manager import OutOfBlocks
+from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
 from paceline.core.batching.segment import ROOT, Batch, PlacedSegment, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.errors import EngineError
+
+log = logging.getLogger("paceline.engine")
 
 
 class OpenTree(NamedTuple):
@@ -306,16 +309,54 @@ def _placed_tree(segment: Segment, rows: CachedRows) -> PlacedSegment:
     )
 
 
-Row = TypeVar("Row")
-
-
-class RowListEngine(ABC, Generic[Row]):
-    """Engine that computes on the host from a list of rows for each sequence, one batch after the other: all but
-    `_append`, and `export_kv`, `import_kv` and `begin`, which differ."""
+class TableEngine(ABC):
+    """Base of engines whose sequences are in a table of their own; of engines without blocks or a fixed bound, unless
+    they say otherwise."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._info = info
         self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @abstractmethod
+    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None: ...
+
+    def _import_longer(self, seq: SeqId, stored: KvPrefix | None, cached: int, num_tokens: int) -> int:
+        """Begin with the stored rows where they are more than the cached ones, and fewer than the tokens.
+
+        Returns how many; 0 where they are not, or cannot be imported."""
+        if stored is None or not cached < len(stored.tokens) < num_tokens:
+            return 0
+        try:
+            self.import_kv(seq, stored)
+        except EngineError as error:
+            log.warning("stored KV of a document is computed again: %s", error)
+            return 0
+        return len(stored.tokens)
+
+    def length(self, seq: SeqId) -> int:
+        return self._table.length(seq)
+
+    @property
+    def block_size(self) -> int:
+        return 1
+
+    def free_rows(self) -> int | None:
+        return None
+
+
+Row = TypeVar("Row")
+
+
+class RowListEngine(TableEngine, Generic[Row]):
+    """Engine that computes on the host from a list of rows for each sequence, one batch after the other: all but
+    `_append`, and `export_kv`, `import_kv` and `begin`, which differ."""
+
+    def __init__(self, info: ModelInfo) -> None:
+        super().__init__(info)
         self._rows: dict[SeqId, list[Row]] = {}
         self._salts: dict[SeqId, str] = {}  # of sequences that have begun with one
 
@@ -336,10 +377,6 @@ class RowListEngine(ABC, Generic[Row]):
 
     def _committed(self, seq: SeqId) -> list[Row]:
         return self._rows[seq][: self._table.length(seq) - self._table.num_open_rows(seq)]
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
 
     def forward(self, batch: Batch) -> Output:
         placed = self._table.place(batch)
@@ -377,16 +414,6 @@ class RowListEngine(ABC, Generic[Row]):
         self._table.release(seq)
         self._rows.pop(seq, None)
         self._salts.pop(seq, None)
-
-    def length(self, seq: SeqId) -> int:
-        return self._table.length(seq)
-
-    @property
-    def block_size(self) -> int:
-        return 1
-
-    def free_rows(self) -> int | None:
-        return None
 
     def check(self) -> None:
         held = {seq: len(rows) for seq, rows in self._rows.items()}

@@ -13,15 +13,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.batching.segment import common_length
 from paceline.core.sampling.sampler import Mask, Thinking
 from paceline.engine.base import TextModel
 
-T = TypeVar("T")
 Part = Literal["before", "thinking", "answer"]  # before: it is not known yet which of the others follows
 
 SWITCH: Final = "enable_thinking"  # variable by which most chat templates turn it on and off
@@ -132,7 +132,7 @@ class ThinkingText:
         return text
 
 
-class ThinkingMask:
+class ThinkingMask(Mask):
     """`core.sampling.sampler.Mask` that lets any thinking come first: the form holds behind it, the budget ends it.
 
     One blank token, a line end or two, may stand between the second mark and the answer, as models write it.
@@ -169,9 +169,6 @@ class ThinkingMask:
         if self._form is None:
             return True
         return part != "thinking" and self._form.complete(self._answer(path, at) if part == "answer" else path)
-
-    def at_once(self, work: Callable[[], T]) -> T:
-        return work()
 
     def _answer(self, path: Sequence[int], at: int) -> Sequence[int]:
         """The answer's tokens, from `at` on. What the last token of the mark holds beyond it is encoded anew."""
@@ -252,17 +249,3 @@ class _Path:
             self._text += self._token_bytes(token)
             self._tokens.append(token)
             self._starts.append(len(self._text))
-
-
-def common_length(known: list[int], tokens: list[int]) -> int:
-    """Length of the common prefix, by bisection, since comparing slices is fast."""
-    low, high = 0, min(len(known), len(tokens))
-    if known[:high] == tokens[:high]:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if known[low:middle] == tokens[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

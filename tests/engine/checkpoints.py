@@ -127,6 +127,20 @@ def recurrent() -> PretrainedConfig:
     )
 
 
+def sizeable(*, tied: bool) -> PretrainedConfig:
+    """Megabytes of weights: enough to see where they lie."""
+    return Qwen2Config(
+        vocab_size=4000,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=tied,
+    )
+
+
 def save(config: PretrainedConfig, directory: Path, *, seed: int = 1, dtype: torch.dtype = torch.float32) -> Path:
     """Write a random model of this configuration, in safetensors."""
     torch.manual_seed(seed)

@@ -299,11 +299,6 @@ def test_a_text_that_a_template_hides_is_continued_behind_the_start_of_an_answer
     assert written(tokenizer, begun) == written(tokenizer, tokenizer.chat([QUESTION])) + "<think>a</think>"
 
 
-def test_an_empty_last_message_of_the_assistant_begins_a_new_turn() -> None:
-    tokenizer, _ = both("STRIPPED")
-    assert tokenizer.chat([QUESTION, {"role": "assistant", "content": ""}]) == tokenizer.chat([QUESTION])
-
-
 def test_roles_that_must_alternate_are_made_to() -> None:
     tokenizer, _ = both("NO_SYSTEM")
     apart = [SYSTEM, {"role": "user", "content": "One."}, {"role": "user", "content": "Two."}]

@@ -25,11 +25,9 @@ def read(directory: Path, text: str) -> SamplingDefaults:
             {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05},
             SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05),
         ),
-        ({"do_sample": True, "min_p": 0.1}, SamplingDefaults(min_p=0.1)),
         ({"do_sample": False}, SamplingDefaults(temperature=0.0)),
         ({"do_sample": False, "temperature": 0.6}, SamplingDefaults(temperature=0.6)),
         ({"eos_token_id": 4, "max_new_tokens": 96}, NO_DEFAULTS),
-        ({}, NO_DEFAULTS),
     ],
 )
 def test_recommended_settings_are_read(tmp_path: Path, config: dict[str, object], expected: SamplingDefaults) -> None:
@@ -44,15 +42,11 @@ def test_a_model_without_the_file_recommends_nothing(tmp_path: Path) -> None:
     "config",
     [
         '{"temperature": 7}',
-        '{"temperature": "hot"}',
         '{"temperature": NaN}',
         '{"temperature": true}',
-        '{"top_p": -1}',
         '{"top_k": 2.5}',
-        '{"repetition_penalty": 0}',
         "[1]",
         "not JSON",
-        '{"temperature": [0.5]}',
     ],
 )
 def test_invalid_values_are_ignored(tmp_path: Path, config: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -61,6 +55,5 @@ def test_invalid_values_are_ignored(tmp_path: Path, config: str, caplog: pytest.
     assert caplog.text or config == "[1]"
 
 
-@pytest.mark.parametrize("model", [DEVICE, CLOUD])
-def test_the_demo_pair_is_greedy(model: Path) -> None:
-    assert sampling_defaults(model) == SamplingDefaults(temperature=0.0)
+def test_the_demo_pair_is_greedy() -> None:
+    assert sampling_defaults(DEVICE) == sampling_defaults(CLOUD) == SamplingDefaults(temperature=0.0)

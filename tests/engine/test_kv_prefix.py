@@ -22,7 +22,7 @@ from tests.engine.conftest import DEVICE, HERE
 from tests.engine.trials import assert_same, extend, scratch, sequences
 
 PROMPT = [(5 * i * i + i) % 97 for i in range(21)]
-SUBJECTS = ["fake", "hf-llama", "paged-llama", "paged-gemma2", "recompute-llama"]
+SUBJECTS = ["fake", "hf-llama", "paged-llama", "recompute-llama"]
 
 
 def exported(engine: Engine) -> KvPrefix:

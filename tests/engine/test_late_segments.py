@@ -53,7 +53,7 @@ def play(engine: Engine, seq: SeqId, random: Random, moves: int) -> None:
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**9))
 def test_property_11_a_prune_commutes_with_late_segments(
     subject: str, seed: int, load: Callable[[str], Engine]
@@ -63,7 +63,7 @@ def test_property_11_a_prune_commutes_with_late_segments(
         play(engine, seq, Random(seed), 8)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 10**9))
 def test_property_11_on_tables_with_long_histories(seed: int) -> None:
     engine = FakeEngine()

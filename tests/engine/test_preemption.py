@@ -157,7 +157,7 @@ def scores_of(engine: Engine, count: int, seed: int) -> tuple[Scores, StepExecut
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_answers_in_little_memory_have_the_scores_of_those_with_room(
     subject: str, seed: int, checkpoint: Callable[[str], Path]
 ) -> None:

@@ -14,7 +14,7 @@ from paceline.errors import EngineError
 from tests.engine.trials import assert_same, extend, scratch, sequences
 
 TEXT = [(5 * i * i + i) % 97 for i in range(90)]
-CACHING = ["fake", "paged-llama", "paged-gemma2"]
+CACHING = ["fake", "paged-llama"]
 SUBJECTS = [*CACHING, "hf-llama", "recompute-llama"]
 
 

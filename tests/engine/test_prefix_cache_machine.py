@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -114,24 +113,10 @@ def machine(engine: Engine, reference: Engine) -> type[RuleBasedStateMachine]:
     return Sequences
 
 
-@pytest.mark.parametrize("max_unused", [None, 3])
-def test_sequences_are_what_their_tokens_say(
-    max_unused: int | None,
-    checkpoint: Callable[[str], Path],
-    load: Callable[[str], Engine],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sequences_are_what_their_tokens_say(checkpoint: Callable[[str], Path], load: Callable[[str], Engine]) -> None:
     options = EngineOptions(backend="paged", dtype="float32", kv_rows=ROWS)
     engine = load_engine(checkpoint("llama"), options, name="short")
-    if max_unused is not None:
-        monkeypatch.setattr(engine, "_blocks", _limited(engine, max_unused), raising=True)
     limits = settings(
         max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
     )
     run_state_machine_as_test(machine(engine, load("paged-llama")), settings=limits)
-
-
-def _limited(engine: Engine, max_unused: int) -> object:
-    from paceline.core.batching.block_manager import BlockManager
-
-    return BlockManager(ROWS // engine.block_size, engine.block_size, max_unused)

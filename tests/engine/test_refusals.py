@@ -9,7 +9,6 @@ import pytest
 
 from paceline.core.batching.block_manager import OutOfBlocks
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine
@@ -187,27 +186,8 @@ def test_a_tree_that_cannot_grow_for_lack_of_memory_is_as_it_was(small: Engine) 
         found = extend(small, seq, [4], parents=[1], ids=[2])
         small.prune(seq, [0], [1, 2])
         more = extend(small, seq, [5], parents=[2], ids=[3])
-        assert_same((*found, *more), scratch_after_release(small, seq, [*[1] * 40, 2, 3, 4, 5])[-2:])
-
-
-def scratch_after_release(engine: Engine, seq: SeqId, tokens: list[int]) -> tuple[Dist, ...]:
-    """Score from scratch if there is no room for a second sequence."""
-    engine.release(seq)
-    return scratch(engine, tokens)
-
-
-def test_forks_share_blocks_until_one_writes(checkpoint: Callable[[str], Path]) -> None:
-    engine = load_engine(checkpoint("llama"), EngineOptions(backend="paged", kv_rows=64), name="llama")
-    with sequences(engine, 3) as (seq, one, two):
-        extend(engine, seq, [5] * 40)
-        engine.fork(seq, one)
-        assert engine.free_rows() == 16
-        extend(engine, one, [6])  # copies the last block, which is half full
-        assert engine.free_rows() == 0
-        engine.fork(seq, two)
-        refuses(engine, Segment(two, 40, (7,)))
-        engine.release(one)
-        assert_same(extend(engine, two, [7]), extend(engine, seq, [7]))  # `seq` is the block's only owner by now
+        small.release(seq)  # there is no room for a second one
+        assert_same((*found, *more), scratch(small, [*[1] * 40, 2, 3, 4, 5])[-2:])
 
 
 def test_an_architecture_that_paged_cannot_serve_falls_back_with_one_line(

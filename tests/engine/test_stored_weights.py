@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from paceline.engine import number_format
 from paceline.engine.loader import EngineOptions, quiet
@@ -16,6 +16,7 @@ from paceline.engine.number_format import choose_format
 from paceline.engine.stage import load_stage
 from paceline.engine.stored_weights import FloatRows, Scratch, StoredLinear
 from paceline.engine.tensors import dists
+from tests.engine.checkpoints import sizeable
 from tests.engine.conftest import load_stored
 from tests.engine.test_weights_memory import mapped_bytes
 from tests.engine.trials import assert_same, scratch
@@ -54,18 +55,8 @@ def test_a_linear_of_many_tiles_is_one_product() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_are_in_memory_once_and_in_the_mapping_of_their_file(tmp_path: Path, tied: bool) -> None:
-    config = Qwen2Config(
-        vocab_size=4000,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=tied,
-    )
     with quiet():
-        AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path)
+        AutoModelForCausalLM.from_config(sizeable(tied=tied)).to(torch.bfloat16).save_pretrained(tmp_path)
     size = (tmp_path / "model.safetensors").stat().st_size
     engine = load_stored(tmp_path, "m", EngineOptions(backend="paged", kv_rows=256, device="cpu"))
     scratch(engine, range(200))

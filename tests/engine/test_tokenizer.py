@@ -55,7 +55,7 @@ def plain(tmp_path: Path) -> Tokenizer:
 SHIPPED = Tokenizer.load(DEVICE)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=80))
 def test_any_text_comes_back_whole(text: str) -> None:
     ids = SHIPPED.encode(text)
@@ -100,10 +100,6 @@ def test_a_raw_prompt_reads_special_tokens_and_is_never_empty(tmp_path: Path, pl
     reader.save(str(tmp_path / "begun" / "tokenizer.json"))
     with pytest.raises(RequestError, match="no token to begin with"):
         Tokenizer.load(tmp_path / "begun").raw("")
-
-
-def test_single_digits_are_tokens_of_their_own() -> None:
-    assert len(SHIPPED.encode("4711")) == 4
 
 
 def test_the_fingerprint_sees_content_and_not_formatting(tmp_path: Path, plain: Tokenizer) -> None:
@@ -268,8 +264,6 @@ def test_a_model_without_a_template_is_written_to_in_chatml_and_that_is_said(
 def test_unusable_files_are_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         Tokenizer.load(tmp_path)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        Tokenizer.load(write(tmp_path / "broken", template="{% for %}"))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="cannot be read"):
         Tokenizer.load(tmp_path)

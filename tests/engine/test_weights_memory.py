@@ -10,11 +10,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.loader import EngineOptions, load_engine
 from paceline.engine.paged.packed_linear import release_mapped_weights
+from tests.engine.checkpoints import sizeable
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mappings are read from /proc")
 
@@ -33,17 +34,7 @@ def mapped_bytes(file: Path) -> int:
 @pytest.mark.parametrize("tied", [True, False])
 def test_packed_weights_leave_the_mapping_of_their_file(tmp_path: Path, tied: bool) -> None:
     torch.manual_seed(1)
-    config = Qwen2Config(
-        vocab_size=4000,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=tied,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(sizeable(tied=tied)).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     assert file.stat().st_size > 16_000_000
     engine = load_engine(tmp_path, EngineOptions(backend="paged", kv_rows=64, dtype="float32", device="cpu"), name="m")
@@ -67,16 +58,6 @@ def test_a_mapping_with_written_pages_stays_as_it_is(tmp_path: Path) -> None:
     weight[70_000] = 5.0
     release_mapped_weights(nn.Linear(2, 2))
     assert weight[70_000] == 5.0 and weight.sum() == 200_004.0
-
-
-def test_a_mapping_that_is_only_read_is_given_back(tmp_path: Path) -> None:
-    file = tmp_path / "model.safetensors"
-    save_file({"weight": torch.ones(200_000)}, file)
-    with safe_open(file, framework="pt") as opened:
-        weight = opened.get_tensor("weight")
-    assert weight.sum() == 200_000.0 and mapped_bytes(file) >= 800_000
-    assert release_mapped_weights(nn.Linear(2, 2)) >= 800_000
-    assert mapped_bytes(file) == 0 and weight.sum() == 200_000.0
 
 
 def test_rows_of_an_embedding_do_not_stay(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.hub import download
-from paceline.hub.cache import find
+from paceline.hub.cache import cached_models, find, remove
 from paceline.hub.download import HubName, pull
 from tests.hub.standin import COMMIT, StandInHub, serving
 
@@ -88,6 +88,16 @@ def test_a_newer_version_is_fetched_beside_the_older_one(hub: StandInHub) -> Non
     hub.repositories["house/tiny"] = FILES | {"model.safetensors": b"other weights"}
     pulled = pull(HubName.parse("house/tiny"))
     assert (pulled.fetched, pulled.size) == (len(b"other weights"), len(b"other weights") + 4)
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_revision_is_removed_alone() -> None:
+    pull(HubName.parse("house/tiny"))
+    with pytest.raises(ConfigError, match="not in the cache"):
+        remove(HubName.parse("house/tiny@v1"))
+    assert cached_models()
+    remove(HubName.parse("house/tiny@0123456"))
+    assert not cached_models()
 
 
 def _first(described: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from lab.training.batches import Weights, encode_all
 from lab.training.texts import names
-from lab.training.texts.attributes import ATTRIBUTES, BY_KIND
+from lab.training.texts.attributes import ATTRIBUTES
 from lab.training.texts.corpus import (
     Conversation,
     converse,
@@ -17,8 +17,7 @@ from lab.training.texts.corpus import (
     single,
     write_document,
 )
-from lab.training.texts.entities import KINDS
-from lab.training.texts.phrases import NO_DOCUMENT_ANSWER, OUTSIDE_ANSWER, outside_question
+from lab.training.texts.phrases import NO_DOCUMENT_ANSWER, OUTSIDE_ANSWER
 from paceline.models import DEVICE
 
 
@@ -59,10 +58,6 @@ def test_guessing_a_value_does_not_pay(attribute: object) -> None:
     assert max(values.count(value) for value in set(values)) / len(values) < 0.05
 
 
-def test_every_kind_has_attributes_enough_for_a_long_document() -> None:
-    assert all(len(BY_KIND[kind]) >= 5 for kind in KINDS)
-
-
 def test_a_document_states_all_its_facts_and_not_the_missing_one() -> None:
     rng = random.Random(6)
     for _ in range(500):
@@ -92,16 +87,6 @@ def test_an_answer_holds_its_values_and_the_document_those_not_called_missing() 
 def test_one_seed_one_corpus() -> None:
     assert _conversations(50, seed=8) == _conversations(50, seed=8)
     assert _conversations(50, seed=8) != _conversations(50, seed=9)
-
-
-def test_conversations_cover_what_the_pair_must_learn() -> None:
-    drawn = _conversations(2000, seed=10)
-    turns = [(c, t) for c in drawn for t in c.turns]
-    pairs = {len(t.missing) for c, t in turns if c.document and len(t.values) == 2}
-    assert pairs == {0, 1, 2}
-    assert any(len(c.turns) > 1 for c in drawn) and any(c.system for c in drawn)
-    assert any(c.document is None for c in drawn)
-    assert len({outside_question(random.Random(n)) for n in range(500)}) > 300
 
 
 def test_a_value_that_the_document_lacks_hardly_counts_and_the_words_around_it_do() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from lab.training.average import average
 from lab.training.reading.clozes import cloze, sentences, values
 from lab.training.reading.examples import Example
-from lab.training.reading.mean import mean
 from lab.training.reading.notes import rivals_example
 from lab.training.reading.sources import without_answer
 from lab.training.reading.topics import topic_example
@@ -71,14 +71,14 @@ def test_of_two_values_of_one_kind_the_one_that_is_asked_for_is_pointed_at() -> 
         assert "the alarm" in example.document[max(0, start - 90) : start + 60].lower()
 
 
-def test_the_mean_of_readers_of_one_shape(tmp_path: Path) -> None:
+def test_the_average_of_models_of_one_shape(tmp_path: Path) -> None:
     for name, value in (("a", 1.0), ("b", 2.0), ("c", 6.0)):
         save_file({"heads": torch.full((2, 3), value, dtype=torch.float16)}, tmp_path / name)
-    found = mean([tmp_path / name for name in "abc"])
+    found = average([tmp_path / name for name in "abc"])
     assert torch.equal(found["heads"], torch.full((2, 3), 3.0, dtype=torch.float16))
     save_file({"heads": torch.ones((2, 4))}, tmp_path / "d")
     with pytest.raises(ValueError, match="same shape"):
-        mean([tmp_path / "a", tmp_path / "d"])
+        average([tmp_path / "a", tmp_path / "d"])
 
 
 def test_notes_name_their_thing_at_the_top_and_the_answer_stands_below() -> None:

@@ -5,6 +5,5 @@ sources   examples from SQuAD, Natural Questions and HotpotQA, and from the gene
 notes     generated notes as people keep them: lists, prices, dates, code names
 topics    generated notes about one thing, named once at the top: fragments that leave it out
 clozes    questions made of a text's own sentences
-mean      the mean of weights
 train     the training run, which can be continued
 """

@@ -27,9 +27,7 @@ _NUMERALS: Final = "two|three|four|five|six|seven|eight|nine|ten"
 _KINDS: Final = {
     "date": re.compile(rf"\b(?:\d{{1,2}} )?(?:{_MONTHS})\b(?: \d{{1,2}}\b,?)?(?: \d{{4}}\b)?|\b(?:1[0-9]|20)\d\d\b"),
     "money": re.compile(rf"[£$€] ?\d[\d,.]*\d(?: (?:{_UNITS}))?"),
-    "number": re.compile(
-        rf"\b\d[\d,.]*(?<=\d)(?: ?(?:{_UNITS})\b)?|\b(?:two|three|four|five|six|seven|eight|nine|ten)\b"
-    ),
+    "number": re.compile(rf"\b\d[\d,.]*(?<=\d)(?: ?(?:{_UNITS})\b)?|\b(?:{_NUMERALS})\b"),
     "name": re.compile(r"(?<=[a-z,] )[A-Z][\w'’-]+(?: (?:(?:of|de|van|von) )?(?:the )?[A-Z][\w'’-]+){0,4}"),
     "phrase": re.compile(
         r"(?<=\b(?:the|our|its|and|for|was|are) )[a-z]{4,}(?: [a-z]{4,}){0,2}(?= (?:of|in|and|to|at|on)\b|[,.;])"

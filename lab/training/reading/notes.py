@@ -14,6 +14,7 @@ from typing import Final
 
 from lab.training.reading.examples import Example, occurrences
 from lab.training.texts import names, phrases
+from lab.training.texts.corpus import sentence
 from lab.training.texts.names import choices, words
 
 _MONTHS: Final = words("January February March April May June July August September October November December")
@@ -147,14 +148,6 @@ _THINGS: Final = choices(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Relation:
-    draw: Draw
-    label: str
-    states: tuple[str, ...]
-    asks: tuple[str, ...]
-
-
 KINDS: Final[dict[str, Draw]] = {
     "price": _price,
     "date": _date,
@@ -176,11 +169,20 @@ KINDS: Final[dict[str, Draw]] = {
 }
 
 
-def _relations() -> tuple[_Relation, ...]:
-    """Read `relations.txt`: blocks of a kind of value and a label, then wordings; those with a `?` are questions."""
-    blocks = Path(__file__).with_name("relations.txt").read_text("utf-8").split("\n\n")
+@dataclass(frozen=True, slots=True)
+class _Relation:
+    """A kind of value, and how it is stated of a thing {t} and asked for."""
+
+    draw: Draw
+    label: str  # of rivals the roles, of which a sentence gives two, {a} and {b}, their values {v} and {w}
+    states: tuple[str, ...]
+    asks: tuple[str, ...]  # of rivals for the value of {a}
+
+
+def _read(name: str) -> tuple[_Relation, ...]:
+    """Blocks of a kind of value and a label, then wordings; those with a `?` are questions."""
     found = []
-    for block in blocks:
+    for block in Path(__file__).with_name(name).read_text("utf-8").split("\n\n"):
         head, *lines = block.strip().splitlines()
         kind, label = head.split(": ")
         texts = [line.strip() for line in lines]
@@ -189,29 +191,8 @@ def _relations() -> tuple[_Relation, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rivals:
-    draw: Draw
-    roles: tuple[str, ...]
-    states: tuple[str, ...]  # of two roles, {a} and {b}, and their values, {v} and {w}
-    asks: tuple[str, ...]  # for the value of {a}
-
-
-def _rivals() -> tuple[_Rivals, ...]:
-    """Read `rivals.txt`, which is like `relations.txt` with the roles in place of a label."""
-    found = []
-    for block in Path(__file__).with_name("rivals.txt").read_text("utf-8").split("\n\n"):
-        head, *lines = block.strip().splitlines()
-        kind, roles = head.split(": ")
-        texts = [line.strip() for line in lines]
-        asks = tuple(text for text in texts if text.endswith("?"))
-        states = tuple(text for text in texts if text not in asks)
-        found.append(_Rivals(KINDS[kind], choices(roles), states, asks))
-    return tuple(found)
-
-
-_RELATIONS: Final = _relations()
-_RIVALS: Final = _rivals()
+_RELATIONS: Final = _read("relations.txt")
+_RIVALS: Final = _read("rivals.txt")
 _OPENINGS: Final = choices("|||Remember: |NB: |Note to self: |Important: |Update: |PS: |From the letter: |As agreed, ")
 _POSSESSIVES: Final = words("the my our")
 
@@ -222,7 +203,7 @@ def _line(rng: random.Random, relation: _Relation, thing: str, value: str, form:
         if rng.random() < 0.3:
             text = text.replace("the ", rng.choice(("our ", "my ")), 1)
         text = rng.choice(_OPENINGS) + text
-        return text[0].upper() + text[1:] + "."
+        return sentence(text) + "."
     if form == 1:  # a list of labels
         return f"- {thing.capitalize()}, {relation.label}: {value}"
     if form == 2:
@@ -265,14 +246,14 @@ def notes_example(rng: random.Random) -> Example:
 def _question(rng: random.Random, relation: _Relation, thing: str) -> str:
     text = rng.choice(relation.asks).format(t=thing)
     text = text.replace("the " + thing, f"{rng.choice(_POSSESSIVES)} {thing}")
-    return text[0].upper() + text[1:] if rng.random() < 0.9 else text.rstrip("?")
+    return sentence(text) if rng.random() < 0.9 else text.rstrip("?")
 
 
 def rivals_example(rng: random.Random) -> Example:
     """A question about one of two values of the same kind in one sentence, among lines about other things; or about
     a third thing of that kind, which no line has."""
     rivals = rng.choice(_RIVALS)
-    a, b, stranger = rng.sample(rivals.roles, 3)
+    a, b, stranger = rng.sample(choices(rivals.label), 3)
     v = rivals.draw(rng)
     w = next(value for value in iter(lambda: rivals.draw(rng), None) if value not in v and v not in value)
     thing = rng.choice(_THINGS)
@@ -281,17 +262,17 @@ def rivals_example(rng: random.Random) -> Example:
         state = rng.choice(rivals.states).format(a=a, b=b, v=v, w=w, t=thing)
     else:  # the one that is asked for is the second
         state = rng.choice(rivals.states).format(a=b, b=a, v=w, w=v, t=thing)
-    lines = [state[0].upper() + state[1:] + "."]
+    stated = sentence(state) + "."
+    lines = [stated]
     for _ in range(rng.randint(0, 4)):
         relation, other = rng.choice(_RELATIONS), rng.choice([each for each in _THINGS if each != thing])
         line = _line(rng, relation, other, relation.draw(rng), 0)
         lines.insert(rng.randint(0, len(lines)), line)
     document = rng.choice((" ", " ", "\n")).join(lines)
     is_known = rng.random() < 0.85
-    text = asked.format(a=a if is_known else stranger, t=thing)
-    question = text[0].upper() + text[1:]
+    question = sentence(asked.format(a=a if is_known else stranger, t=thing))
     if not is_known:
         return Example(question, document, ())
-    begin = document.index(lines[lines.index(state[0].upper() + state[1:] + ".")])
+    begin = document.index(stated)
     spans = occurrences(document, v)
-    return Example(question, document, tuple(span for span in spans if begin <= span[0] < begin + len(state) + 1))
+    return Example(question, document, tuple(span for span in spans if begin <= span[0] < begin + len(stated)))

@@ -5,12 +5,10 @@ SQuAD titles are split by hash, as for the causal pair. Documents are cut to som
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lab.training.reading.clozes import cloze, sentences
 from lab.training.reading.examples import Example, about, occurrences
@@ -19,7 +17,7 @@ from lab.training.reading.topics import topic_example
 from lab.training.texts import phrases
 from lab.training.texts.corpus import ask, ask_two, draw_facts, missing_fact, write_document
 from lab.training.texts.names import Split, split_of
-from lab.training.texts.squad import crop
+from lab.training.texts.squad import crop, records
 
 Draw = Callable[[random.Random], Example]
 
@@ -28,11 +26,6 @@ _WORDS: Final = (40, 50, 60, 80, 100)  # of a part of a document
 _OTHER_DOCUMENT: Final = 0.12  # share of questions asked of a document that does not hold their answer
 _WITHOUT: Final = 0.08  # share of questions whose document lacks the sentence with the answer
 _TWO: Final = 0.12  # share of questions that ask for a second thing, which the document may not hold
-
-
-def records(path: Path) -> list[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 def squad(data: Path, split: Split) -> list[Example]:

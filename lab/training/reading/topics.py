@@ -18,6 +18,7 @@ from typing import Final
 from lab.training.reading.examples import Example
 from lab.training.reading.notes import KINDS
 from lab.training.texts import phrases
+from lab.training.texts.corpus import sentence
 from lab.training.texts.names import choices
 
 Draw = Callable[[random.Random], str]
@@ -115,11 +116,11 @@ def _document(
     """The text, and where in it the value stands that is asked for; (0, 0) if none is."""
     v, w = (KINDS[kind](rng) for kind in rng.sample(_EXTRAS, 2))
     lead = rng.choice(_LEADS).format(n=name, v=v, w=w)
-    pieces: list[tuple[str, int, int]] = [(_capital(lead), 0, 0)]
+    pieces: list[tuple[str, int, int]] = [(sentence(lead), 0, 0)]
     for attribute in [*others, *([asked] if asked else [])]:
         value = attribute.draw(rng)
         before, after = rng.choice(attribute.states).split("{v}")
-        text, begin = _capital(f"{before}{value}{after}"), len(before)
+        text, begin = sentence(f"{before}{value}{after}"), len(before)
         pieces.append((text, begin, begin + len(value)) if attribute is asked else (text, 0, 0))
     for _ in range(rng.randint(0, 2)):
         pieces.append((rng.choice(phrases.FILLERS).rstrip("."), 0, 0))
@@ -131,7 +132,3 @@ def _document(
     starts = [0, *accumulate(len(piece) + len(mark) for piece, _, _ in pieces)]
     places = [(at + begin, at + stop) for at, (_, begin, stop) in zip(starts, pieces, strict=False) if stop]
     return text, places[0] if places else (0, 0)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

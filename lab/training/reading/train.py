@@ -138,8 +138,7 @@ def stream(tokenizer: Tokenizer, data: Path, rng: random.Random) -> Iterator[lis
     sources = list(mixture(data))
     while True:
         drawn = [encode(tokenizer, example) for example in draw(rng, sources, AHEAD)]
-        usable = [each for each in drawn if each is not None]
-        grouped = batches(usable, BATCH_TOKENS)
+        grouped = batches(drawn, BATCH_TOKENS)
         rng.shuffle(grouped)
         yield from grouped
 

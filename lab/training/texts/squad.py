@@ -15,8 +15,8 @@ from lab.training.texts.names import Split, split_of
 _WORDS_AROUND = 100
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
+def records(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
@@ -24,19 +24,19 @@ class Squad:
     """Answerable questions of one split, by paragraph."""
 
     def __init__(self, data: Path, split: Split) -> None:
-        texts = {r["pid"]: r["text"] for r in _records(data / "squad" / "paragraphs.jsonl.gz")}
+        texts = {r["pid"]: r["text"] for r in records(data / "squad" / "paragraphs.jsonl.gz")}
         grouped: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for record in _records(data / "squad" / "questions.jsonl.gz"):
+        for record in records(data / "squad" / "questions.jsonl.gz"):
             if record["answers"] and split_of(record["title"]) == split:
                 grouped[record["pid"]].append(record)
         self.items = [(texts[pid], questions) for pid, questions in grouped.items()]
-        self.questions = [(text, record) for text, records in self.items for record in records]
+        self.questions = [(text, record) for text, asked in self.items for record in asked]
 
     def converse(self, rng: random.Random, turns: int = 3) -> Conversation:
         """Draw a few questions to one crop of a paragraph, among those whose answer lies in the crop."""
-        text, records = rng.choice(self.items)
-        document = crop(rng, text, min(rng.choice(records)["answers"], key=len))
-        fitting = [r for r in records if min(r["answers"], key=len) in document]
+        text, asked = rng.choice(self.items)
+        document = crop(rng, text, min(rng.choice(asked)["answers"], key=len))
+        fitting = [r for r in asked if min(r["answers"], key=len) in document]
         chosen = rng.sample(fitting, min(turns, len(fitting)))
         return Conversation(document, [Turn(r["question"].strip(), answer_text(r)) for r in chosen])
 

@@ -217,23 +217,22 @@ class BlockManager:
         if rows < 0:
             raise ValueError(f"cannot grow by {rows} rows")
         table, start = self._tables.get(seq) or array("q"), self.length(seq)
-        shared = self._shared(table, start, start + rows)
         grown = self._num_blocks(start + rows) - len(table)
-        self._require_free(grown + len(shared))
-        self._forget_overwritten(table, start, start + rows)
-        copies = self._copy_on_write(table, shared, start)
+        last = start // self.block_size
+        fills_last = rows > 0 and last < len(table)
+        is_shared = fills_last and self._ref_counts[table[last]] > 1
+        self._require_free(grown + is_shared)
+        copies: list[BlockCopy] = []
+        if is_shared:
+            source, target = table[last], self._allocate()
+            table[last] = target
+            self._unref(source)
+            copies.append(BlockCopy(source, target, start % self.block_size))
+        elif fills_last and table[last] in self._registry:
+            self._registry.remove(table[last])  # its content is about to change
         table.extend(self._allocate() for _ in range(grown))
         self._tables[seq], self._lengths[seq] = table, start + rows
         return copies
-
-    def unshare(self, seq: SeqId, start: int, stop: int) -> list[BlockCopy]:
-        """Make the reserved rows start..stop-1 writable again. Returns the copies to perform first."""
-        self._check_range(seq, start, stop)
-        table = self._tables.get(seq, array("q"))
-        shared = self._shared(table, start, stop)
-        self._require_free(len(shared))
-        self._forget_overwritten(table, start, stop)
-        return self._copy_on_write(table, shared, self.length(seq))
 
     def truncate(self, seq: SeqId, length: int) -> None:
         """Drop the rows from `length` on; blocks without rows are freed unless another sequence shares them."""
@@ -306,29 +305,6 @@ class BlockManager:
         free = len(self._free) + len(self._unused)
         if blocks > free:
             raise OutOfBlocks(f"{blocks} blocks are needed, {free} of {self.total} are free")
-
-    def _forget_overwritten(self, table: array[int], start: int, stop: int) -> None:
-        """Registered blocks of these rows that are the sequence's alone: their content is about to change."""
-        end = min(self._num_blocks(stop), len(table)) if stop > start else 0
-        for block in table[start // self.block_size : end]:
-            if self._ref_counts[block] == 1 and block in self._registry:
-                self._registry.remove(block)
-
-    def _shared(self, table: array[int], start: int, stop: int) -> list[int]:
-        """Indices into the table of the blocks of these rows that other sequences share."""
-        end = min(self._num_blocks(stop), len(table)) if stop > start else 0
-        return [place for place in range(start // self.block_size, end) if self._ref_counts[table[place]] > 1]
-
-    def _copy_on_write(self, table: array[int], shared: list[int], length: int) -> list[BlockCopy]:
-        copies = []
-        for place in shared:
-            source, target = table[place], self._allocate()
-            rows = min(length - place * self.block_size, self.block_size)
-            table[place] = target
-            self._unref(source)
-            if rows > 0:
-                copies.append(BlockCopy(source, target, rows))
-        return copies
 
     def _allocate(self) -> int:
         block = self._free.pop() if self._free else self._evict()

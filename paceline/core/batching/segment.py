@@ -198,3 +198,17 @@ def _without_dropped(segment: Segment, placed: PlacedSegment) -> Segment:
     parents = tuple(segment.parents[row] for row in _kept(segment, placed))
     # the wanted rows are the segment's last ones, so what is left of them is last too
     return Segment(segment.seq, segment.start, placed.tokens, parents, len(placed.wanted), placed.ids)
+
+
+def common_length(known: Sequence[int], tokens: Sequence[int]) -> int:
+    """Length of the common prefix of two lists or tuples, by bisection, since comparing slices is fast."""
+    low, high = 0, min(len(known), len(tokens))
+    if known[:high] == tokens[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if known[low:middle] == tokens[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -356,6 +356,7 @@ class Mask(Protocol):
     def at_once(self, work: Callable[[], T]) -> T:
         """Do this, which asks for several masks and changes nothing that others see: where masks are computed on a
         thread, all of it is done there."""
+        return work()
 
 
 # One row's token: what an engine is asked for in place of a distribution, and the reference for its answer.

@@ -28,10 +28,11 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
+from paceline.core.batching.segment import common_length
 from paceline.core.sampling.sampler import MAX_TEXT, Constraint, ConstraintKind, Mask
 from paceline.engine.base import TextModel
 from paceline.engine.grammar.json_schema import TooLarge, content_of, grammar
-from paceline.engine.thinking import ThinkingMask, common_length
+from paceline.engine.thinking import ThinkingMask
 from paceline.engine.tool_formats import BY_NAME, HERMES, ToolFormat
 from paceline.errors import RequestError
 
@@ -232,7 +233,7 @@ def _open_string(text: bytes) -> int | None:
     return opened
 
 
-class EndMask:
+class EndMask(Mask):
     """A mask that keeps an answer from ending: by any of its ends for some tokens, by an end-of-text token for ever."""
 
     def __init__(self, form: Mask | None, constraint: Constraint, vocab_size: int, eos_ids: frozenset[int]) -> None:
@@ -260,11 +261,8 @@ class EndMask:
     def complete(self, path: Sequence[int]) -> bool:
         return self._form is None or self._form.complete(path)
 
-    def at_once(self, work: Callable[[], T]) -> T:
-        return work()
 
-
-class GrammarMask:
+class GrammarMask(Mask):
     """`core.sampling.sampler.Mask` on a matcher that moves from path to path, reusing their common prefix."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: frozenset[int], ends: _Ends | None = None) -> None:
@@ -300,9 +298,6 @@ class GrammarMask:
         """True if the answer may end after this path."""
         allowed = self.allowed(path)
         return any(allowed[token] for token in self._eos_ids)
-
-    def at_once(self, work: Callable[[], T]) -> T:
-        return work()
 
     def _walk(self, tokens: list[int]) -> bool:
         """Bring the matcher to that path. False if the path breaks the constraint, or has an end in it."""

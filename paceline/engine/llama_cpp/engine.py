@@ -24,13 +24,13 @@ import numpy as np
 import psutil
 
 from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
-from paceline.core.batching.segment import Batch, PlacedSegment, SeqId
+from paceline.core.batching.segment import Batch, PlacedSegment, SeqId, common_length
 from paceline.core.sampling.sampler import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.llama_cpp.library import MOST_ROWS, Exactness, LlamaContext, Scores, Stretch, conditions
 from paceline.engine.model_config import sampling_defaults
 from paceline.engine.sampling.host_rows import HostLogits, sample_host_rows
-from paceline.engine.sequence_table import SequenceTable
+from paceline.engine.sequence_table import TableEngine
 from paceline.errors import ConfigError, EngineError
 from paceline.hub.gguf import GgufModel, cache
 from paceline.system import cores
@@ -72,22 +72,18 @@ class _Pass:
         return min(len(self.tokens) - self.at, MOST_ROWS)
 
 
-class LlamaCppEngine:
+class LlamaCppEngine(TableEngine):
     """The engine contract over a context of llama.cpp. Made by `load_gguf`."""
 
     def __init__(self, model: LlamaContext, info: ModelInfo, streams: int) -> None:
         """streams: at most."""
-        self._model, self._info, self._most_streams = model, info, streams
-        self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
+        super().__init__(info)
+        self._model, self._most_streams = model, streams
         self._committed: dict[SeqId, list[int]] = {}  # tokens
         self._streams: dict[SeqId, Stream] = {}
         self._salts: dict[SeqId, str] = {}  # of sequences that have begun with one
         self._free = [Stream(number) for number in range(model.num_streams)]
         self._uses = 0
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
 
     def forward(self, batch: Batch) -> Output:
         placed = self._table.place(batch)
@@ -174,16 +170,10 @@ class LlamaCppEngine:
         if seq in self._table or seq in self._salts:
             raise EngineError(f"sequence {seq} exists already")
         self._salts[seq] = salt
-        longest = len(tokens) - 1
         cached = max((self._shared(stream, tokens, salt) for stream in self._all()), default=0)
-        if stored is not None and min(cached, longest) < len(stored.tokens) <= longest:
-            try:
-                self.import_kv(seq, stored)
-            except EngineError as error:
-                log.warning("stored KV of a document is computed again: %s", error)
-            else:
-                return len(stored.tokens)
-        rows = min(cached, longest)
+        if imported := self._import_longer(seq, stored, cached, len(tokens)):
+            return imported
+        rows = min(cached, len(tokens) - 1)
         if not rows or len(self._streams) == self._most_streams:
             return 0
         self._table.adopt(seq, tokens[:rows])
@@ -198,9 +188,6 @@ class LlamaCppEngine:
         self._table.release(seq)
         self._give_back(seq)
         self._salts.pop(seq, None)
-
-    def length(self, seq: SeqId) -> int:
-        return self._table.length(seq)
 
     @property
     def block_size(self) -> int:
@@ -251,7 +238,7 @@ class LlamaCppEngine:
         if stream.salt != salt:
             return 0
         owner = next((seq for seq, each in self._streams.items() if each is stream), None)
-        return _common(stream.tokens if owner is None else self._committed[owner], tokens)
+        return common_length(stream.tokens if owner is None else self._committed[owner], list(tokens))
 
     def _take(self, seq: SeqId, stream: Stream | None = None) -> Stream:
         """Give the sequence this free stream with its rows, or else an empty one: the one unused for longest."""
@@ -318,7 +305,7 @@ class LlamaCppEngine:
         self._grow(max((len(each.tokens) for each in passes), default=0), 0)
         for each in passes:
             unknown = [position for position, row in each.wanted.items() if each.into[row] is None]
-            each.at = min([_common(each.stream.tokens, each.tokens), *unknown])
+            each.at = min([common_length(each.stream.tokens, each.tokens), *unknown])
             self._shorten(each.stream, each.at)
         waiting = sorted(passes, key=lambda each: each.stream.number)
         while waiting := [each for each in waiting if each.next_rows()]:
@@ -343,14 +330,6 @@ class LlamaCppEngine:
                     each.into[each.wanted[position]] = scores
             each.stream.tokens += each.tokens[each.at : each.at + size]
             each.at += size
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    size = min(len(one), len(other))
-    if list(one[:size]) == list(other[:size]):
-        return size
-    return next(at for at in range(size) if one[at] != other[at])
 
 
 def _measured(kept: Path, known: str) -> Exactness | None:

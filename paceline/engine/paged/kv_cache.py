@@ -5,7 +5,6 @@ Knows nothing of models: `PagedEngine` and `Stage` derive from it and add the fo
 
 from __future__ import annotations
 
-import logging
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from paceline.core.batching.block_manager import BlockCopy, BlockHasher, BlockMa
 from paceline.core.batching.segment import PlacedSegment, SeqId
 from paceline.engine.base import ModelInfo
 from paceline.engine.paged.flat_batch import FlatBatch, SegmentSlots
-from paceline.engine.sequence_table import SequenceTable
+from paceline.engine.sequence_table import TableEngine
 from paceline.engine.tensors import kv_from_tensors, kv_to_tensors
 from paceline.errors import EngineError
 
@@ -125,10 +124,7 @@ def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.frombuffer(pages, dtype=torch.uint8).view(like.dtype).view(shape)
 
 
-log = logging.getLogger("paceline.engine")
-
-
-class PagedKvCache:
+class PagedKvCache(TableEngine):
     """KV cache of a model, or of a span of its layers: the engine contract without `forward`.
 
     A forward is `place` of the sequence table, `_allocate`, the model's computation, then `_written`; `_roll_back` if
@@ -137,15 +133,11 @@ class PagedKvCache:
 
     def __init__(self, info: ModelInfo, storage: KvStorage, *, kv_model: str) -> None:
         """kv_model: identity of the exported rows; that of another model or span of layers is refused at import."""
-        self._info, self.kv_model = info, kv_model
+        super().__init__(info)
+        self.kv_model = kv_model
         self._storage = storage
         self._blocks = BlockManager(storage.num_blocks, storage.block_size, storage.max_unused)
-        self._table = SequenceTable(vocab_size=info.vocab_size, max_positions=info.max_positions)
         self._hashers: dict[SeqId, BlockHasher] = {}  # of sequences whose blocks are cached for later ones
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
 
     def _allocate(self, placed: Sequence[PlacedSegment]) -> FlatBatch:
         """Reserve slots for these rows, at least one. Raises EngineError and leaves everything unchanged."""
@@ -196,13 +188,8 @@ class PagedKvCache:
             raise EngineError(f"sequence {seq} exists already")
         names = BlockHasher(salt, self.block_size, tokens[:-1]).names  # the last row is always computed
         hasher = self._hashers[seq] = BlockHasher(salt, self.block_size)
-        if stored is not None and self._blocks.num_cached(names) < len(stored.tokens) < len(tokens):
-            try:
-                self.import_kv(seq, stored)
-            except EngineError as error:
-                log.warning("stored KV of a document is computed again: %s", error)
-            else:
-                return len(stored.tokens)
+        if imported := self._import_longer(seq, stored, self._blocks.num_cached(names), len(tokens)):
+            return imported
         rows, copies = self._blocks.adopt(seq, names)
         if rows:
             self._storage.copy_blocks(copies)
@@ -260,9 +247,6 @@ class PagedKvCache:
             for name in hasher.rest:  # of a block that this sequence fills no further
                 self._blocks.register(seq, len(hasher.full), name)
         self._blocks.release(seq)
-
-    def length(self, seq: SeqId) -> int:
-        return self._table.length(seq)
 
     @property
     def block_size(self) -> int:

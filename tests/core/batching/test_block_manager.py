@@ -179,17 +179,6 @@ def cached(manager: BlockManager, rows: Sequence[int]) -> int:
     return manager.num_cached(names_of(rows, 4))
 
 
-def test_a_registered_prefix_is_adopted_after_its_sequence_has_ended() -> None:
-    manager = BlockManager(4, 4)
-    hold(manager, 1, [*A, *B])
-    manager.release(SeqId(1))
-    assert manager.free_rows() == 16, "what no sequence uses can be allocated"
-    assert manager.adopt(SeqId(2), names_of([*A, *B, *C], 4)) == (8, ())
-    assert manager.block_table(SeqId(2)) == (0, 1) and manager.free_rows() == 8
-    assert manager.adopt(SeqId(3), names_of([*A, *C], 4)) == (4, ()), "shared while both live"
-    assert manager.free_rows() == 8
-
-
 def test_of_a_block_that_begins_alike_the_common_rows_are_copied() -> None:
     manager = BlockManager(7, 4)
     hold(manager, 1, [*A, *B])

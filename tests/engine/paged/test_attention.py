@@ -54,13 +54,12 @@ def attend(name: str, given: Case, *, padded_to: int | None = None) -> torch.Ten
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("seed", range(2))
-def test_rows_attend_to_what_they_see_and_nothing_else(name: str, shape: str, seed: int) -> None:
-    given = case(MIXED, seed, device=DEVICE, **SHAPES[shape])  # type: ignore[arg-type]
+def test_rows_attend_to_what_they_see_and_nothing_else(name: str, shape: str) -> None:
+    given = case(MIXED, 0, device=DEVICE, **SHAPES[shape])  # type: ignore[arg-type]
     torch.testing.assert_close(attend(name, given), given.expected(), atol=2e-5, rtol=2e-4)
 
 
-@pytest.mark.parametrize("kinds", [["decode"], ["decode"] * 5, ["part", "tree"], ["prompt"]], ids=str)
+@pytest.mark.parametrize("kinds", [["decode"], ["decode", "part", "tree"], ["prompt"]], ids=str)
 def test_tiles_of_long_sequences_are_split_and_combined(name: str, kinds: list[Kind]) -> None:
     given = case(kinds, 7, longest=900, device=DEVICE)
     torch.testing.assert_close(attend(name, given), given.expected(), atol=2e-5, rtol=2e-4)
@@ -86,7 +85,7 @@ def test_padding_changes_no_row(name: str, window: int | None) -> None:
 def test_steps_of_many_answers_keep_their_rows_apart(name: str) -> None:
     """Answers with drafts beside answers without: segments of few sizes, in any order."""
     draw = random.Random(0)
-    for seed in range(150):
+    for seed in range(60):
         kinds: list[Kind] = draw.choices(["decode", "chain"], (3, 2), k=draw.randrange(2, 17))
         given = case(kinds, seed, longest=draw.choice((30, 100)), device=DEVICE)
         torch.testing.assert_close(attend(name, given), given.expected(), atol=2e-5, rtol=2e-4)

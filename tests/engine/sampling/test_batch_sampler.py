@@ -119,13 +119,13 @@ def test_every_row_has_the_token_of_the_reference(kind: str, vocab: int, padding
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.95}, {"top_p": 0.8, "top_k": 20}, {"temperature": 0.0}])
 def test_a_real_vocabulary(dtype: torch.dtype, options: dict[str, float]) -> None:
     rng = np.random.default_rng(1)
-    logits = torch.from_numpy(np.concatenate((peaked(rng, (24, 151_936)), flat(rng, (24, 151_936))))).to(dtype)
+    logits = torch.from_numpy(np.concatenate((peaked(rng, (10, 151_936)), flat(rng, (10, 151_936))))).to(dtype)
     params = SamplingParams(seed=5, **options)  # type: ignore[arg-type]
     rows = [RowSampling(params, position, 151_643, num_top=8 * (position % 2)) for position in range(len(logits))]
     sampler = BatchSampler()
     found = sampler.sample(logits, rows)
     assert [row.token for row in found] == [row.token for row in references(logits, rows)]
-    assert sampler.referred <= (12 if dtype == torch.bfloat16 else 1)  # equal logits are frequent in bfloat16
+    assert sampler.referred <= (5 if dtype == torch.bfloat16 else 1)  # equal logits are frequent in bfloat16
 
 
 @pytest.mark.usefixtures("place")
@@ -164,7 +164,7 @@ def test_small_vocabularies(seed: int, kind: str, vocab: int) -> None:
 def test_rows_that_are_all_searched_further_keep_their_order() -> None:
     """Few rows at a time, as of few answers: those that need more groups come before those that need fewer."""
     rng = np.random.default_rng(3)
-    for position in range(300):
+    for position in range(120):
         count, vocab = int(rng.integers(2, 9)), int(rng.choice([1500, 2048]))
         logits = torch.from_numpy(flat(rng, (count, vocab)) * rng.uniform(0.5, 6.0, (count, 1))).float()
         rows = [
@@ -199,7 +199,7 @@ def test_logits_that_are_not_numbers_are_an_error(options: dict[str, float], dty
         BatchSampler().sample(logits, rows)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1, 64, 130, 257]), st.floats(-30.0, 30.0))
 def test_group_maxima_in_bfloat16(seed: int, vocab: int, mean: float) -> None:
     """By their bits: of groups that are all below 0 too, of infinities and of both zeros."""

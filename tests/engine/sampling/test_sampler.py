@@ -90,7 +90,7 @@ def with_heads(request: SampleRequest) -> SampleRequest:
 
 
 @pytest.mark.parametrize("kind", LOGITS)
-@pytest.mark.parametrize(("vocab", "padding"), [(100, 0), (257, 0), (3000, 8), (20_000, 0)])
+@pytest.mark.parametrize(("vocab", "padding"), [(100, 0), (20_000, 8)])
 def test_heads_are_those_of_the_references_rows(kind: str, vocab: int, padding: int) -> None:
     rng = np.random.default_rng(vocab)
     requests = [with_heads(random_request(rng, LOGITS[kind], vocab, padding=padding)) for _ in range(12)]
