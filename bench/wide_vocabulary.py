@@ -116,9 +116,9 @@ def _report(found: Findings, number: int, taken: Mapping[str, Sequence[Sequence[
         return worst_of((ratio_of(seconds[f"{TREE}, {level}"], seconds[to[level]]) for level in LEVELS), "lower")
 
     token_wise = {level: f"{TOKEN_WISE}, {level}" for level in LEVELS}
-    found.claim(claimed(f"aggregate.wide_vs_token_wise_{number}", worst(token_wise), 0.3, "lower"))
+    found.claim(claimed(f"aggregate.wide_vs_token_wise_{number}", worst(token_wise), 0.25, "lower"))
     alone = worst(dict.fromkeys(LEVELS, ALONE))
-    found.claim(claimed(f"aggregate.wide_vs_device_default_{number}", alone, 1.5, "lower"))
+    found.claim(claimed(f"aggregate.wide_vs_device_default_{number}", alone, 2.0, "lower"))
 
 
 def _per_token(answers: Sequence[Answer]) -> float:

@@ -1,7 +1,8 @@
-"""Files that a request walks through: `python -m lab.walk chat` or `search`.
+"""Files that a request walks through: `python -m lab.walk chat`, `search` or `round`.
 
 chat    from its first function to the first forward of the engine
 search  of a workflow, from its first function to the search of this side's documents
+round   of `draft_verify`, from one chain of drafts to the next, at both sides of a link, without the engines' loops
 
 Serves the fake model in this process, asks once to warm up and once more with every function's start recorded, on all
 threads. Prints the package's files in the order in which they are entered, with the number of calls, and the records
@@ -27,10 +28,20 @@ import paceline
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpServer, listen, url_of
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.side import SIDES
 from paceline.engine.base import LoadedModel
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
+from paceline.runtime.link.connection import Link
+from paceline.runtime.link.transport import TransportClosed
 from paceline.runtime.node import Node
+from paceline.runtime.parts import NodeParts
+from paceline.runtime.service import AskedPrompt, AskedStrategy, GenerateRequest, OutputForm
+from paceline.strategies.registry import STRATEGIES
+from paceline.wire.effects import Claim
+from paceline.wire.messages import Introduction
 
 ROOT: Final = Path(paceline.__file__).parents[1]
 QUESTION: Final = {"role": "user", "content": "Where does the red boat lie?"}
@@ -38,6 +49,10 @@ BODIES: Final[dict[str, dict[str, object]]] = {
     "chat": {"paceline": {"documents": 0}},
     "search": {"paceline": {"workflow": "fast"}},
 }
+ROUND: Final = "round"
+DRAFTS: Final = "paceline/strategies/draft_verify/verifiers", "message"  # where a chain becomes a message
+BEFORE: Final = 3  # chains, until the one whose round is recorded
+LOOP: Final = ("paceline/runtime/engine_loop/", "paceline/engine/", "paceline/core/batching/")
 ENDS: Final = {  # a part of the file, and the function at whose first call the walk ends
     "chat": ("paceline/engine/", "forward"),
     "search": ("paceline/rag/store/documents", "search"),
@@ -98,6 +113,7 @@ class Walk:
         self.records: Counter[str] = Counter()
         self._kind = kind
         self.recording = False  # until the end of the walk
+        self._chains = 0
         self._names: dict[CodeType, str | None] = {}
 
     def _file(self, code: CodeType) -> str | None:
@@ -107,6 +123,15 @@ class Walk:
             ours = path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] == "paceline"
             self._names[code] = path.relative_to(ROOT).as_posix() if ours and code.co_name != "<module>" else None
         return self._names[code]
+
+    def profile_round(self, frame: FrameType, event: str, argument: object) -> None:
+        """For `threading.setprofile`."""
+        file = self._file(frame.f_code) if event == "call" else None
+        if file is not None and file.startswith(DRAFTS[0]) and frame.f_code.co_name == DRAFTS[1]:
+            self._chains += 1
+            self.recording = self._chains == BEFORE
+        if file is None or not file.startswith(LOOP):
+            self.profile(frame, event, argument)
 
     def profile(self, frame: FrameType, event: str, _argument: object) -> None:
         """For `threading.setprofile`."""
@@ -121,21 +146,87 @@ class Walk:
         if (file := self._file(code)) is None:
             return
         self.files[file] += 1
-        folder, name = ENDS[self._kind]
+        folder, name = ENDS.get(self._kind, ("-", ""))
         if file.startswith(folder) and code.co_name == name:
             self.recording = False
 
 
+class Pipe:
+    """One end of a link's connection in memory."""
+
+    def __init__(self, peer: Pipe | None = None) -> None:
+        self._incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._peer = peer or Pipe(self)
+
+    @property
+    def ends(self) -> tuple[Pipe, Pipe]:
+        return self, self._peer
+
+    async def send_bytes(self, data: bytes) -> None:
+        self._peer._incoming.put_nowait(data)
+
+    async def recv_bytes(self) -> bytes:
+        if (data := await self._incoming.get()) is None:
+            raise TransportClosed(1000, "")
+        return data
+
+    async def close(self, _code: int, _reason: str) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        self._peer._incoming.put_nowait(None)
+
+
+async def draft_and_verify() -> None:
+    """An answer of two linked sides, asked for at the device."""
+    keys = {side: PrivateKey(bytes([number] * 32)) for number, side in enumerate(SIDES)}
+
+    async def admit(_claim: Claim) -> bytes:
+        return keys["device"].public_key
+
+    sides = {side: Node(side, fake_model(), None, NodeParts()) for side in SIDES}
+    known = Introduction("bytes", "0" * 64, "fake", list(STRATEGIES), documents=0, asked_by=None)
+    dials = device_handshake(known, device="d", keys=(keys["device"],), server_key=keys["cloud"].public_key)
+    left, right = Pipe().ends
+    async with sides["cloud"], sides["device"], asyncio.TaskGroup() as tasks:
+        device = Link(left, dials, vocab_size=257, on_up=lambda link: sides["device"].on_link(link, "cloud"))
+        answers = cloud_handshake(known, keys["cloud"])
+        cloud = Link(
+            right, answers, authenticate=admit, vocab_size=257, on_up=lambda link: sides["cloud"].on_link(link, "d")
+        )
+        for link in (device, cloud):
+            tasks.create_task(link.run())
+            await asyncio.sleep(0)
+        await device.up.wait()
+        await cloud.up.wait()
+        request = GenerateRequest(
+            AskedPrompt(messages=(QUESTION,)),
+            SamplingParams(),
+            output=OutputForm(max_tokens=60),
+            strategy=AskedStrategy(name="draft_verify"),
+        )
+        async for _ in (await sides["device"].prepare(request)).run():
+            pass
+        await device.close()
+        await cloud.closed.wait()
+
+
 def main() -> None:
     kind = sys.argv[1] if len(sys.argv) > 1 else "chat"
-    if kind not in BODIES:
-        sys.exit(f"lab.walk: {' or '.join(BODIES)}, not {kind!r}")
+    if kind not in (*BODIES, ROUND):
+        sys.exit(f"lab.walk: {' or '.join((*BODIES, ROUND))}, not {kind!r}")
     walk = Walk(kind)
-    threading.setprofile(walk.profile)  # of threads that start from now on: all but this one
-    with tempfile.TemporaryDirectory() as directory, serving(Path(directory)) as url:
-        ask(url, kind)
-        walk.recording = True
-        ask(url, kind)
+    if kind == ROUND:
+        threading.setprofile(walk.profile_round)
+        thread = threading.Thread(target=lambda: asyncio.run(draft_and_verify()))
+        thread.start()
+        thread.join()
+    else:
+        threading.setprofile(walk.profile)  # of threads that start from now on: all but this one
+        with tempfile.TemporaryDirectory() as directory, serving(Path(directory)) as url:
+            ask(url, kind)
+            walk.recording = True
+            ask(url, kind)
     for number, (file, calls) in enumerate(walk.files.items(), 1):
         sys.stdout.write(f"{number:3} {calls:6} {file}" + "\n")
     sys.stdout.write("records: " + ", ".join(f"{name} {count}" for name, count in walk.records.items()) + "\n")

@@ -21,6 +21,7 @@ from paceline.strategies.base import Branch
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import AggregateOptions, OpenSession
 
+from ..bootstrap import Estimate, median_of
 from .wide_engine import VOCAB, WideEngine
 
 QUESTION = b"user: What is there to know of the harbour library of Tarnwick?\nassistant: "
@@ -35,29 +36,26 @@ PACES: Mapping[str, Mapping[Side, float]] = {
     "equal": {"cloud": 0.03, "device": 0.03},
 }
 LEVELS = ("document-private", "open")
-AGGREGATORS: tuple[AggregatorName, ...] = ("mixture", "coin")
 
 
-def rows(answers: int, tokens: int, round_trips: tuple[float, ...]) -> list[dict[str, object]]:
-    """One row a pace, round trip, level and aggregator."""
-    return [
-        {
-            "pace": pace,
-            "rtt_s": trip,
-            "way": f"session, {aggregator}, {level}",
-            **_measured(forward, trip, level, aggregator, answers, tokens),
-        }
-        for pace, forward in PACES.items()
-        for trip in round_trips
-        for level in LEVELS
-        for aggregator in AGGREGATORS
-    ]
+def rows(
+    answers: int, tokens: int, round_trips: tuple[float, ...], aggregator: AggregatorName
+) -> list[tuple[dict[str, object], Estimate]]:
+    """A row for each pace, round trip and level, and the bytes an output token."""
+    found: list[tuple[dict[str, object], Estimate]] = []
+    for pace, forward in PACES.items():
+        for trip in round_trips:
+            for level in LEVELS:
+                sizes, s_per_token = _measured(forward, trip, level, aggregator, answers, tokens)
+                row = {"pace": pace, "rtt_s": trip, "way": f"session, {aggregator}, {level}", "bytes": sizes.value}
+                found.append((row | {"interval_90": sizes.interval, "s_per_token": s_per_token}, sizes))
+    return found
 
 
 def _measured(
     forward: Mapping[Side, float], trip: float, level: str, aggregator: AggregatorName, answers: int, tokens: int
-) -> dict[str, float]:
-    """Medians over answers one after another, the first not counted: it calibrates both sides."""
+) -> tuple[Estimate, float]:
+    """Medians of bytes and seconds over answers one after another, the first not counted: it calibrates both sides."""
     stats = {side: OnlineStats() for side in SIDES}
     sizes: list[float] = []
     times: list[float] = []
@@ -68,7 +66,7 @@ def _measured(
             counted = [each for each in world.messages if not isinstance(each.message, OpenSession)]
             sizes.append(sum(each.num_bytes for each in counted) / len(front.tokens))
             times.append(world.now / len(front.tokens))
-    return {"bytes": statistics.median(sizes), "s_per_token": statistics.median(times)}
+    return median_of(sizes), statistics.median(times)
 
 
 def _world(
