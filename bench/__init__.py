@@ -1,6 +1,7 @@
 """Benches, one module per claim. Each has NAME, SUMMARY and run(options) -> Report, by which `paceline bench` finds it.
 
-- `aggregate`: time per token of `aggregate` against the round trip. `ttft`: time to first token with stored KV.
+- `aggregate`: time per token of `aggregate` against the round trip; `aggregate_virtual`: the part that needs no quiet
+  machine. `ttft`: time to first token with stored KV.
 - `scheduling`: placement of the aggregator. `two_sided`: answers from documents of both sides.
 - `pipeline`: a model in stages, by how drafts flow through them.
 - `draft_verify`: drafts of the device, verified in the cloud. `lookup_tree`: drafting without a model.

@@ -1,12 +1,13 @@
-"""Rows and claims of `bench/aggregate.py`; the measurement itself takes real processes and minutes."""
+"""Rows and claims of `bench/aggregate.py`, whose measurement takes real processes and minutes; and its virtual part."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench import wide_vocabulary
+from bench import aggregate_virtual, wide_vocabulary
 from bench.aggregate import PACES, PRIVATE, WAYS, _claims
 from bench.streamed_answer import Answer
+from paceline.core.side import SIDES, Side
 
 
 def measured(seconds: dict[str, float]) -> dict[str, list[Answer]]:
@@ -36,3 +37,23 @@ def test_152k_ids_run_on_real_processes_each_with_its_own_model() -> None:
         "aggregate.wide_vs_token_wise_1",
         "aggregate.wide_vs_device_default_1",
     }
+
+
+def test_the_bound_counts_stretches_that_both_sides_have_drafted() -> None:
+    drafts = aggregate_virtual.likeliest([0.6, 0.3], rows=4, ahead=3)
+    assert drafts == {(0,), (0, 0), (1,), (0, 0, 0)}
+    ranks: dict[Side, list[int]] = {"cloud": [0, 0, 4, 0, 1, 0], "device": [0, 0, 0, 1, 0, 0]}
+    # Two drafts and the third target; then both sides have the next one, one of them as its second.
+    assert aggregate_virtual.round_trips({"cloud": drafts, "device": drafts}, ranks) == 3
+    nothing: dict[Side, frozenset[tuple[int, ...]]] = {"cloud": frozenset(), "device": frozenset()}
+    assert aggregate_virtual.round_trips(nothing, ranks) == 6
+    assert aggregate_virtual.rates_of([[0, 0], [1, 4]]) == [0.5, 0.25, 0.0, 0.0]
+
+
+def test_most_targets_are_the_first_choice_of_a_side() -> None:
+    learnt = aggregate_virtual.Learnt()
+    forward: dict[Side, float] = {"cloud": 0.03, "device": 0.03}
+    (written,) = aggregate_virtual.write(aggregate_virtual.joint("open"), forward, 0.05, learnt, 12, [3])
+    ranks = {side: aggregate_virtual.ranks_of(side, 3, written.tokens) for side in SIDES}
+    assert len(written.tokens) == 12 and written.s_per_token > 0.0
+    assert sum(min(pair) == 0 for pair in zip(*ranks.values(), strict=True)) > 8

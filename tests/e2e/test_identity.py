@@ -99,7 +99,7 @@ def eventually(held: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def test_an_agent_enrols_and_both_may_be_restarted(site: Site) -> None:
+def test_an_agent_enrols_both_may_be_restarted_and_one_that_is_revoked_is_told_so(site: Site) -> None:
     site.serve()
     code = site.code_file("laptop")
     site.agent("laptop", "--code-file", str(code))
@@ -119,6 +119,9 @@ def test_an_agent_enrols_and_both_may_be_restarted(site: Site) -> None:
         assert not [
             file for file in site.state(name).rglob("*") if file.is_file() and secret in file.read_text("latin-1")
         ]
+    site.devices("revoke", "laptop")
+    eventually(lambda: not site.linked("cloud"), "the link is still there")
+    eventually(lambda: "The server's owner has revoked this device" in site.log("laptop"), "it was not told")
 
 
 def test_a_code_and_a_key_are_read_from_standard_input(site: Site) -> None:
@@ -206,15 +209,6 @@ def _streamed(url: str, body: dict[str, object]) -> tuple[str, dict[str, object]
             for choice in chunk["choices"]:
                 text += choice["delta"].get("content") or ""
     return text, report
-
-
-def test_a_revoked_device_is_cut_and_told_so(site: Site) -> None:
-    site.serve()
-    site.agent("laptop", "--code-file", str(site.code_file("laptop")))
-    eventually(lambda: site.linked("cloud"), "it is not linked")
-    site.devices("revoke", "laptop")
-    eventually(lambda: not site.linked("cloud"), "the link is still there")
-    eventually(lambda: "The server's owner has revoked this device" in site.log("laptop"), "it was not told")
 
 
 def test_a_server_with_another_key_is_refused_with_a_sentence(site: Site) -> None:

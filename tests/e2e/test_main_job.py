@@ -12,20 +12,16 @@ from openai import BadRequestError, OpenAI
 from paceline.strategies.base import SIDES, Side
 from tests.e2e.pair import QUESTION, Pair
 
-ASKED = {
-    "greedy": {"temperature": 0.0},
-    "sampled": {"temperature": 1.0, "seed": 11},
-}
 MAX_TOKENS = 48
 
 
-def request(how: str, **more: object) -> dict[str, Any]:
+def request(**more: object) -> dict[str, Any]:
     messages = [{"role": "user", "content": QUESTION}]
-    return {"model": "fake", "messages": messages, "max_tokens": MAX_TOKENS, **ASKED[how], **more}
+    return {"model": "fake", "messages": messages, "max_tokens": MAX_TOKENS, "temperature": 1.0, "seed": 11, **more}
 
 
-def streamed(client: OpenAI, how: str) -> str:
-    chunks = client.chat.completions.create(**request(how), stream=True)
+def streamed(client: OpenAI) -> str:
+    chunks = client.chat.completions.create(**request(), stream=True)
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
@@ -41,33 +37,26 @@ def curled(url: str, body: dict[str, Any]) -> list[str]:
     return [line.removeprefix("data: ") for line in done.stdout.splitlines() if line.startswith("data: ")]
 
 
-@pytest.mark.parametrize("how", ASKED)
 @pytest.mark.parametrize("side", SIDES)
-def test_openai_and_curl_get_the_same_text_streamed_and_whole(pair: Pair, side: Side, how: str) -> None:
+def test_openai_and_curl_get_the_same_text_streamed_and_whole(pair: Pair, side: Side) -> None:
     client = pair.client(side)
-    whole = client.chat.completions.create(**request(how), extra_body={"paceline": {"report": True}})
+    whole = client.chat.completions.create(**request(), extra_body={"paceline": {"report": True}})
     assert whole.model_extra is not None and whole.model_extra["paceline"]["strategy"] == "aggregate"
     assert whole.model_extra["paceline"]["degraded"] is None
     text = whole.choices[0].message.content
     assert text
-    assert streamed(client, how) == text
-    *chunks, done = curled(pair.url(side), request(how, stream=True))
+    assert streamed(client) == text
+    *chunks, done = curled(pair.url(side), request(stream=True))
     assert done == "[DONE]"
     pieces = [json.loads(chunk)["choices"][0]["delta"].get("content", "") for chunk in chunks]
     assert "".join(pieces) == text
     assert whole.usage is not None and whole.usage.completion_tokens <= MAX_TOKENS
 
 
-@pytest.mark.parametrize("how", ASKED)
-def test_both_sides_write_the_same_answer(pair: Pair, how: str) -> None:
-    """The target token depends on the seed, the prefix and the two distributions alone, not on the side asked."""
-    assert streamed(pair.client("cloud"), how) == streamed(pair.client("device"), how)
-
-
 def test_a_private_document_is_named_at_the_device_and_nowhere_else(pair: Pair) -> None:
     bodies: dict[Side, str] = {}
     for side in SIDES:
-        body = request("sampled", paceline={"report": True})
+        body = request(paceline={"report": True})
         address, kind = f"{pair.url(side)}/v1/chat/completions", "content-type: application/json"
         command = ["curl", "-s", address, "-H", kind, "-d", json.dumps(body)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -85,7 +74,7 @@ def test_many_answers_at_once_are_each_their_own(pair: Pair) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     def answer(seed: int) -> str | None:
-        body = request("sampled") | {"seed": seed}
+        body = request() | {"seed": seed}
         return pair.client("device").chat.completions.create(**body).choices[0].message.content
 
     alone = [answer(seed) for seed in range(16)]
@@ -95,7 +84,7 @@ def test_many_answers_at_once_are_each_their_own(pair: Pair) -> None:
 
 def test_at_the_level_answer_private_the_device_writes_with_what_the_cloud_finds(pair: Pair) -> None:
     private = {"privacy": "answer-private", "report": True}
-    body = request("sampled") | {"messages": [{"role": "user", "content": "When does the harbour library open?"}]}
+    body = request() | {"messages": [{"role": "user", "content": "When does the harbour library open?"}]}
     whole = pair.client("device").chat.completions.create(**body, extra_body={"paceline": private})
     assert whole.model_extra is not None
     report = whole.model_extra["paceline"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
@@ -14,7 +16,7 @@ from pydantic import BaseModel
 from paceline.commands.demo import Children, Pair, start_pair
 from paceline.engine.reader.answer import NOTHING
 from paceline.engine.reader.question import ABILITIES
-from paceline.strategies.base import Side
+from paceline.strategies.base import SIDES, Side
 
 PRIVATE = (
     "Cottage notes. The spare key hangs behind the bird feeder. Wifi for guests: blue-kettle-71. The chimney sweep is "
@@ -24,6 +26,9 @@ PUBLIC = (
     "Village shop of Ardley. Open from 8:15 to 17:30, closed on Wednesdays. Stamps cost 85 cents. The post van leaves "
     "at 16:00. The shop is run by Greta Holm and her daughter."
 )
+
+
+BOTH = "Who is the chimney sweep, and who runs the shop of Ardley?"
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +41,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield start_pair(children, documents, model="demo", embedder="minilm", device="laptop")
 
 
-def answer(pair: Pair, side: Side, question: str) -> tuple[str, dict[str, object]]:
-    client = OpenAI(base_url=f"{pair.url(side)}/v1", api_key="none", max_retries=0, timeout=60.0)
-    found = client.chat.completions.create(
-        model="demo", messages=[{"role": "user", "content": question}], extra_body={"paceline": {"report": True}}
-    )
-    assert found.model_extra is not None
-    return found.choices[0].message.content or "", found.model_extra["paceline"]
+def asked(pair: Pair, side: Side, question: str, **extension: object) -> tuple[str, dict[str, Any]]:
+    """Text and report of a greedy answer."""
+    messages = [{"role": "user", "content": question}]
+    body = {"model": "demo", "messages": messages, "temperature": 0, "paceline": {"report": True, **extension}}
+    found = httpx.post(f"{pair.url(side)}/v1/chat/completions", json=body, timeout=60.0).raise_for_status().json()
+    return found["choices"][0]["message"]["content"], found["paceline"]
 
 
 @pytest.mark.parametrize("side", ["device", "cloud"])
@@ -51,13 +55,13 @@ def answer(pair: Pair, side: Side, question: str) -> tuple[str, dict[str, object
     [
         ("Who is the chimney sweep?", ("Tollen",), {"device"}),
         ("How much do stamps cost?", ("85 cents",), {"cloud"}),
-        ("Who is the chimney sweep, and who runs the shop of Ardley?", ("Tollen", "Greta Holm"), {"cloud", "device"}),
+        (BOTH, ("Tollen", "Greta Holm"), {"cloud", "device"}),
     ],
 )
 def test_each_side_adds_what_its_documents_say(
     pair: Pair, side: Side, question: str, facts: tuple[str, ...], sides: set[Side]
 ) -> None:
-    text, report = answer(pair, side, question)
+    text, report = asked(pair, side, question)
     assert all(fact in text for fact in facts), text
     cited = report["citations"]
     assert isinstance(cited, list) and sides <= {each["side"] for each in cited}
@@ -71,13 +75,13 @@ def test_each_side_adds_what_its_documents_say(
     ["Who invented the steam engine?", "Suggest one emoji that stands for a talk about the key of the shop."],
 )
 def test_where_no_document_answers_it_says_so_and_cites_none(pair: Pair, side: Side, question: str) -> None:
-    text, report = answer(pair, side, question)
+    text, report = asked(pair, side, question)
     assert NOTHING in text and report["citations"] == []
 
 
 @pytest.mark.parametrize("side", ["device", "cloud"])
 def test_a_greeting_is_answered_with_what_it_can_and_cites_none(pair: Pair, side: Side) -> None:
-    text, report = answer(pair, side, "Hello!")
+    text, report = asked(pair, side, "Hello!")
     assert text == f"{ABILITIES}." and report["citations"] == []
 
 
@@ -113,5 +117,24 @@ def test_a_required_call_comes_once_and_whole(pair: Pair, side: Side) -> None:
 
 
 def test_an_answer_is_the_same_on_both_sides_and_every_time(pair: Pair) -> None:
-    asked = [answer(pair, side, "When does the post van leave?")[0] for side in ("device", "cloud", "device")]
-    assert len(set(asked)) == 1
+    texts = [asked(pair, side, "When does the post van leave?")[0] for side in ("device", "cloud", "device")]
+    assert len(set(texts)) == 1
+
+
+# ---- searched for again ---------------------------------------------------------------------------------------------
+def test_documents_searched_for_again_in_mid_answer_are_counted_and_the_text_is_that_of_both_sides(pair: Pair) -> None:
+    told = {side: asked(pair, side, BOTH, strategy="aggregate", search_every=8) for side in SIDES}
+    assert told["cloud"][0] == told["device"][0] != ""
+    for _, report in told.values():
+        assert report["degraded"] is None and report["stats"]["searches"] >= 2
+        assert {cited["side"] for cited in report["citations"]} <= set(SIDES)
+    body = {"model": "demo", "messages": [{"role": "user", "content": BOTH}], "paceline": {"search_every": 4}}
+    refused = httpx.post(f"{pair.url('device')}/v1/chat/completions", json=body)
+    assert refused.status_code == 400 and "search_every" in refused.json()["error"]["message"]
+
+
+def test_a_refusal_cites_no_document_in_whatever_stretch_it_becomes_one(pair: Pair) -> None:
+    question = "Who invented the steam engine?"
+    text, report = asked(pair, "device", question, strategy="aggregate", search_every=8)
+    assert NOTHING in text
+    assert report["stats"]["searches"] > 1 and report["citations"] == []

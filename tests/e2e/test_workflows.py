@@ -1,20 +1,105 @@
-"""Workflows of a real pair with the demonstration models, asked by clients on either side."""
+"""Workflows of a real pair with the demonstration models, asked by clients on either side.
+
+Its web is a SearXNG and a page that are served on loopback.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import OpenAI
 
+from paceline.commands import demo
 from paceline.strategies.base import Side
+from tests.e2e import loopback_web
 from tests.e2e.pair import QUESTION, Pair, running_pair
+
+DOCUMENTS: dict[Side, str] = {
+    "cloud": "When does the harbour library open? The harbour library of Tarnwick opens at eight in the morning.\n",
+    "device": "My landlord is called Velda, and the harbour library has kept a book for me.\n",
+}
+PAGE = (
+    b"<title>Tarnwick</title><p>The harbour library of Tarnwick opens at eight in the morning, and my landlord knows."
+)
+
+
+@dataclass
+class StandIn:
+    """A SearXNG that finds its own page, whatever is asked."""
+
+    url: str = ""
+    queries: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def stand_in() -> Iterator[StandIn]:
+    web = StandIn()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            if url.path == "/search":
+                web.queries += parse_qs(url.query)["q"]
+                found = [{"url": f"{web.url}/page", "title": "Tarnwick", "content": "The harbour library."}]
+                body, kind = json.dumps({"results": found}).encode(), "application/json"
+            else:
+                body, kind = PAGE, "text/html"
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        web.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield web
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def researching_pair(directory: Path, web: StandIn, model: str) -> Iterator[Pair]:
+    """A pair that may fetch from loopback."""
+    usual = demo.command
+    launcher = [sys.executable, str(Path(loopback_web.__file__))]
+
+    def command(*given: str) -> list[str]:
+        return [*launcher, *given] if given[0] in ("serve", "agent") else usual(*given)
+
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(demo, "command", command)
+            flags = ("--web-search", web.url)
+            pair = stack.enter_context(running_pair(directory, model=model, documents=DOCUMENTS, flags=flags))
+        yield pair
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running_pair(tmp_path_factory.mktemp("pair"), model="demo") as pair:
+def web() -> Iterator[StandIn]:
+    with stand_in() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, web: StandIn) -> Iterator[Pair]:
+    with researching_pair(tmp_path_factory.mktemp("pair"), web, "demo") as pair:
         yield pair
 
 
@@ -34,8 +119,7 @@ def report(answer: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("workflow", ["fast", "advanced"])
-@pytest.mark.parametrize("side", ["device", "cloud"])
+@pytest.mark.parametrize(("side", "workflow"), [("device", "fast"), ("cloud", "advanced")])
 def test_both_sides_write_the_answer_after_a_workflow(pair: Pair, side: Side, workflow: str) -> None:
     answer = ask(pair.client(side), workflow, steps=True)
     assert "Velda" in answer.choices[0].message.content
@@ -56,17 +140,6 @@ def test_a_workflow_of_the_cloud_tells_nothing_of_private_documents(pair: Pair) 
     assert {cited["passage"] for cited in report(answer)["citations"] if cited["side"] == "device"} == {""}
 
 
-def test_the_model_s_name_asks_for_a_workflow(pair: Pair) -> None:
-    client = pair.client("device")
-    answer = ask(client, model=f"{client.models.list().data[0].id}:fast")
-    assert "workflow fast" in report(answer)["why"]
-
-
-def test_research_is_refused_where_no_web_search_is_configured(pair: Pair) -> None:
-    with pytest.raises(BadRequestError, match="no provider"):
-        ask(pair.client("device"), "research")
-
-
 def test_a_client_that_leaves_a_workflow_leaves_nothing_behind(pair: Pair) -> None:
     client = pair.client("device")
     with client.chat.completions.create(
@@ -77,3 +150,43 @@ def test_a_client_that_leaves_a_workflow_leaves_nothing_behind(pair: Pair) -> No
     ) as events:
         next(iter(events))
     assert "Velda" in ask(client, "advanced").choices[0].message.content
+
+
+def sides(answer: Any) -> set[str]:
+    return {cited["side"] for cited in report(answer)["citations"]}
+
+
+@pytest.mark.parametrize("side", ["device", "cloud"])
+def test_both_sides_and_the_web_are_behind_one_answer(pair: Pair, web: StandIn, side: Side) -> None:
+    web.queries.clear()
+    answer = ask(pair.client(side), model=f"{pair.client(side).models.list().data[0].id}:research", steps=True)
+    told = report(answer)
+    assert "Velda" in answer.choices[0].message.content
+    assert (told["strategy"], told["degraded"]) == ("aggregate", None)
+    assert sides(answer) == {"device", "cloud", "web"}
+    assert f"{web.url}/page" in {cited.get("url") for cited in told["citations"]}
+    assert web.queries and told["stats"]["sent_web_query_bytes"] >= len(web.queries[0])
+    assert not any("velda" in query.lower() for query in web.queries)
+    stages = {step["stage"] for step in told["steps"]}
+    assert stages >= {"plan", "search web", "fetch", "embed page"}
+
+
+def test_a_plain_client_sees_the_answer_alone(pair: Pair) -> None:
+    client = pair.client("device")
+    names = [model.id for model in client.models.list().data]
+    assert f"{names[0]}:research" in names
+    answer = client.chat.completions.create(
+        model=f"{names[0]}:research", messages=[{"role": "user", "content": QUESTION}], max_tokens=64, temperature=0.0
+    )
+    assert "reasoning_content" not in (answer.choices[0].message.model_extra or {})
+    response = client.responses.create(
+        model=f"{names[0]}:research", input=QUESTION, max_output_tokens=64, extra_body={"paceline": {"steps": True}}
+    )
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+
+
+def test_local_only_asks_no_web(pair: Pair, web: StandIn) -> None:
+    web.queries.clear()
+    answer = ask(pair.client("device"), "research", privacy="local-only")
+    assert not web.queries and sides(answer) <= {"device"}
+    assert report(answer)["degraded"] == "workflow_incomplete"

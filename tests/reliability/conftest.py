@@ -9,6 +9,7 @@ from typing import Protocol
 
 import pytest
 
+from tests.e2e.pair import Pair, running_pair
 from tests.forked import Starts, starting
 from tests.reliability.real_server import RealServer, hurried, many_files, real_server
 from tests.slow import slow_in
@@ -68,4 +69,14 @@ def hall(forked: Starts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
             directory = tmp_path_factory.mktemp("hall")
             server = real_server(directory, *hurried(directory))
             running = ended.enter_context(server)
+        yield running
+
+
+@pytest.fixture(scope="session")
+def pair(forked: Starts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """A linked pair whose device answers its cloud as often as it is asked. Modules that stop one have another."""
+    asks = ("--cloud-asks-per-minute", "100000", "--cloud-asks-per-hour", "1000000")
+    with ExitStack() as ended:
+        with starting(forked):
+            running = ended.enter_context(running_pair(tmp_path_factory.mktemp("pair"), agent_flags=asks))
         yield running

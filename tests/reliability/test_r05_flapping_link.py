@@ -75,7 +75,7 @@ async def test_a_storm_of_devices_returns_to_a_restarted_server(
     tmp_path: Path, size: Callable[[int, int], int], figure: Figure
 ) -> None:
     """Each has its own key and its own link; clients meanwhile get answers, and no 5xx once the server is there."""
-    count = size(16, 500)
+    count = size(8, 500)
     state, port = tmp_path / "cloud", free_port(0)
     serve = command("serve", "--model", "fake", "--port", str(port), "--state-dir", str(state))
     model = fake_model()

@@ -38,7 +38,7 @@ def test_answers_of_clients_that_leave_end_and_give_back_their_memory_and_descri
     site: tuple[int, httpx.Client], size: Callable[[int, int], int], figure: Figure
 ) -> None:
     process, http = site
-    count = size(50, 300)
+    count = size(25, 300)
     descriptors = Path(f"/proc/{process}/fd")
     answers(http)
     before, rows = len(list(descriptors.iterdir())), free_rows(http)

@@ -25,7 +25,7 @@ def test_malformed_frames_close_their_connection_and_nothing_else(
     calm = calm_p95(hall)
     before, all_links, late = hall.rss(), list[RawLink](), list[RawLink]()
     with Honest(hall.url) as honest, ExitStack() as opened:
-        for _ in range(0, size(300, 10_000), AT_ONCE):
+        for _ in range(0, size(160, 10_000), AT_ONCE):
             links = [opened.enter_context(RawLink(hall.address)) for _ in range(AT_ONCE)]
             for link in links:
                 link.send(broken_frames(rng, mutator.garbage()))

@@ -183,9 +183,9 @@ async def test_a_device_that_sends_mutated_messages_harms_neither_the_server_nor
         campaign = Campaign(rng, relink, ask)
         honest = Honest(server.url)
         await honest.begin()
-        await campaign.run(size(20, 300), server.url, kinds=KINDS)  # caches and pools are filled
+        await campaign.run(size(8, 300), server.url, kinds=KINDS)  # caches and pools are filled
         before = memory(server)
-        sequences = size(48, 2000)
+        sequences = size(32, 2000)
         async with honest.beside():
             await campaign.run(sequences, server.url, kinds=KINDS)
         unharmed(children, server)
@@ -237,9 +237,9 @@ async def test_a_cloud_that_sends_mutated_messages_harms_no_agent_and_learns_no_
             async with client_of(agent.url) as http:  # what a text takes here is known: it is tried there
                 await ask_strictly(http, ALONE | {"workflow": "advanced"})
             await campaign.join({*ANSWERED_BY}, agent.url, kinds=kinds)
-            await campaign.run(size(20, 300), agent.url, kinds=kinds)
+            await campaign.run(size(8, 300), agent.url, kinds=kinds)
             before = memory(agent)
-            sequences = size(48, 2000)
+            sequences = size(32, 2000)
             async with honest.beside():
                 await campaign.run(sequences, agent.url, kinds=kinds)
             growth = memory(agent) - before

@@ -31,7 +31,7 @@ ATTACKS: dict[str, tuple[bytes, bytes]] = {
 def test_frames_without_end_cost_little_and_end_soon(
     hall: RealServer, size: Callable[[int, int], int], figure: Figure
 ) -> None:
-    number = size(12, 70)  # of each
+    number = size(6, 70)  # of each
     with ExitStack() as stack, Honest(hall.url) as honest:
         before = hall.rss()
         links = {name: [stack.enter_context(RawLink(hall.address)) for _ in range(number)] for name in ATTACKS}

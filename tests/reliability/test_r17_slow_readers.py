@@ -34,7 +34,7 @@ def unread(server: RealServer, stack: ExitStack, request: bytes) -> socket.socke
 def test_slow_readers_cost_little_and_nobody_else(
     hall: RealServer, size: Callable[[int, int], int], figure: Figure
 ) -> None:
-    number = size(20, 100)
+    number = size(10, 100)
     calm = calm_p95(hall)
     body = {"model": "fake", "stream": True, "max_tokens": size(200, 600), **NO_END}
     body["messages"] = [{"role": "user", "content": "Hi"}]

@@ -51,7 +51,7 @@ async def test_no_frame_that_was_seen_lets_anybody_in(
         seen.append(link.captured)
     linked = hall.log().count("linked with replayed")
     every = [frame for captured in seen for frame in captured]
-    tries, accepted = size(300, 10_000), 0
+    tries, accepted = size(100, 10_000), 0
     for number in range(tries):
         frames = list(rng.choice(seen))  # hello, proof and more as they were
         if number % 3 == 1:

@@ -58,7 +58,7 @@ def guess(rng: random.Random, code_id: str = "") -> dict[str, Any]:
 async def test_guesses_hit_no_code_and_void_one(
     hall: RealServer, size: Callable[[int, int], int], rng: random.Random, figure: Figure
 ) -> None:
-    registry, hits, tries = hall.registry(), 0, size(300, 10_000)
+    registry, hits, tries = hall.registry(), 0, size(100, 10_000)
     for number in range(8):
         registry.add(f"guessed-{number}")
     async with httpx.AsyncClient(base_url=hall.url, timeout=WAIT, trust_env=False) as http:

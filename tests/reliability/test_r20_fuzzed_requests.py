@@ -19,7 +19,7 @@ def test_no_request_makes_the_server_fail(
 ) -> None:
     mutator, statuses, before = RequestMutator(rng), Counter[int](), hall.rss()
     with Honest(hall.url) as honest, hall.client("bert") as http:
-        for _ in range(size(300, 40_000)):
+        for _ in range(size(200, 40_000)):
             request = mutator.request()
             try:
                 answer = http.request(

@@ -1,5 +1,5 @@
 """R23: five times what a server can answer. What is too much is refused at once and told when to come again; the rest
-is answered about as fast, and another key gets in. More of it: tests/e2e/test_doors.py.
+is answered about as fast, and another key gets in. Its background responses: tests/e2e/test_doors.py.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Load:
 def test_five_times_too_much_is_refused_and_the_rest_is_answered(
     small: RealServer, size: Callable[[int, int], int], figure: Figure
 ) -> None:
-    answers = size(100, 2000)
+    answers = size(48, 2000)
     peak = Load(small.url, "ann", PLACES, answers)
     asyncio.run(peak.run())
     over = Load(small.url, "ann", 5 * PLACES, answers)

@@ -110,7 +110,7 @@ def test_another_user_s_id_is_answered_as_one_that_never_was(
     before = [user.snapshot(paths) for user in users]
     tried = 0
     pairs = list(itertools.permutations(users, 2))
-    for owner, stranger in rng.sample(pairs, size(8, len(pairs))):
+    for owner, stranger in rng.sample(pairs, size(4, len(pairs))):
         for path in paths:
             wholly = owner.ids
             # A file or batch of another's in a store of one's own.
@@ -170,7 +170,7 @@ def test_refusals_of_foreign_ids_take_as_long_as_those_of_unknown_ones(
     ann, bert = users[:2]
     times: dict[str, list[float]] = {"foreign": [], "unknown": []}
     for path in ("/v1/files/{file_id}", "/v1/responses/{response_id}", "/v1/vector_stores/{store_id}"):
-        for _ in range(size(40, 500)):
+        for _ in range(size(10, 500)):
             for kind in rng.sample(sorted(times), 2):
                 url = path.format(**(ann.ids if kind == "foreign" else ann.unknown))
                 begun = time.perf_counter()
@@ -204,7 +204,7 @@ def test_no_answer_is_cheaper_because_another_key_has_asked(
     warm: list[tuple[int, float]] = []  # bert's, of what ann has asked
     cold: list[tuple[int, float]] = []  # bert's, of what nobody has
     own: list[tuple[int, float]] = []  # ann's own, again
-    for _ in range(size(30, 500)):
+    for _ in range(size(8, 500)):
         secret = text()
         ask(ann, secret)
         for kind in rng.sample((warm, cold), 2):
@@ -245,7 +245,7 @@ def test_no_text_is_read_sooner_because_another_key_has_had_it_read(
             return f"The code of the garage is {rng.randrange(10**6)}. " + TEXT.format(user="Ann") * 12
 
         times: dict[str, list[float]] = {"warm": [], "cold": [], "own": []}
-        for _ in range(size(30, 200)):
+        for _ in range(size(5, 200)):
             secret = text()
             ask("ann", secret)
             for kind in rng.sample(("warm", "cold"), 2):

@@ -112,7 +112,7 @@ def test_no_name_writes_outside(
     files = server.state / "docs" / "files"
     before = tree(tmp_path)
     refused, stored = 0, set()
-    tried = names(size(100, 500), rng)
+    tried = names(size(75, 500), rng)
     with httpx.Client(base_url=server.child.url, trust_env=False, timeout=60.0) as client:
         for name in tried:
             body, headers = form(name)

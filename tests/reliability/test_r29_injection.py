@@ -77,7 +77,7 @@ def test_nothing_in_retrieved_text_is_executed_or_fetched(
     poisoned: Poisoned, size: Callable[[int, int], int], figure: Figure
 ) -> None:
     assert poisoned.listener.counts(), "the control: a program that fetches is counted"
-    http, passages = poisoned.http, size(16, 200)
+    http, passages = poisoned.http, size(8, 200)
     ids = []
     for number in range(passages):
         text = f"The mill number{number} is red. {poisoned.poison(number)}\n"

@@ -106,7 +106,7 @@ def test_no_mark_leaves_the_device_at_any_level(
 ) -> None:
     assert marked.found((marked.files("device-notes")[0]).read_bytes()), "the search finds what there is"
     counts: Counter[str] = Counter()
-    chats = size(6, 200)
+    chats = size(4, 200)
     for level in LEVELS:
         for side in ("device", "cloud"):
             if side == "cloud" and level in ("answer-private", "local-only"):

@@ -105,7 +105,7 @@ def test_no_flipped_bit_changes_what_is_read(
     source, file, store = made
     truth = content(source, file, store)
     kinds = {"told": 0, "harmless": 0, "changed": 0}
-    flips = size(50, 1000)
+    flips = size(30, 1000)
     for number in range(flips):
         base = tmp_path / str(number)
         shutil.copytree(source.parent, base)
@@ -130,7 +130,7 @@ def test_every_flipped_bit_of_a_sealed_value_is_told(
     columns = [("documents", "key"), ("documents", "sealed"), ("chunks", "text"), ("chunks", "title"),
                ("texts", "text"), ("files", "key"), ("files", "name"), ("vector_stores", "name"),
                ("vector_stores", "metadata"), ("attached", "attributes")]  # fmt: skip
-    told, flips = 0, size(50, 1000)
+    told, flips = 0, size(30, 1000)
     for number in range(flips):
         base = tmp_path / str(number)
         shutil.copytree(source.parent, base)

@@ -12,7 +12,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import httpx
@@ -22,7 +22,7 @@ import pytest
 
 from lab.baselines.dragon import shaped
 from paceline.core.side import SIDES
-from tests.e2e.pair import QUESTION, Pair, running_pair
+from tests.e2e.pair import QUESTION, Pair
 from tests.reliability.conftest import Figure
 from tests.reliability.honest import STRICT, client_of
 
@@ -37,13 +37,6 @@ WAYS = (
     {"strategy": "aggregate", "debug": {"aggregator": "coin"}},
     {"strategy": "aggregate", **shaped("sequence")},
 )
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    asks = ("--cloud-asks-per-minute", "100000", "--cloud-asks-per-hour", "1000000")
-    with running_pair(tmp_path_factory.mktemp("soak"), agent_flags=asks) as made:
-        yield made
 
 
 class Soak:
@@ -131,8 +124,8 @@ async def test_a_pair_that_has_served_many_sessions_is_as_it_was(
     pair: Pair, rng: random.Random, size: Callable[[int, int], int], figure: Figure
 ) -> None:
     soak = Soak(pair, rng)
-    nightly_s, per_sample, enough = size(0, 3600), size(16, 200), size(6, 12)
-    await soak.sessions(size(40, 1000))  # caches and pools are filled
+    nightly_s, per_sample, enough = size(0, 3600), size(12, 200), size(4, 12)
+    await soak.sessions(size(24, 1000))  # caches and pools are filled
     before = await soak.idle()
     begun = time.monotonic()
     at: list[float] = []

@@ -134,7 +134,7 @@ def test_a_full_disk_is_told_without_paths_and_damages_nothing(
     assert set(before.values()) == {200}, before
     kept = server.call("GET", "/v1/files").json()["data"]
     refused = dict.fromkeys(before, 0)
-    rounds = size(12, 200)
+    rounds = size(8, 200)
     with full(server):
         for number in range(rounds):
             for name, answer in write_all(server, number).items():
@@ -161,7 +161,7 @@ def test_a_full_disk_is_told_without_paths_and_damages_nothing(
 def test_a_disk_without_a_byte_left_is_told_and_damages_nothing(
     tmp_path: Path, size: Callable[[int, int], int], figure: Figure
 ) -> None:
-    state, rounds = tmp_path / "state", size(4, 60)
+    state, rounds = tmp_path / "state", size(2, 60)
     with small_disk(state, 32), Children(tmp_path) as children:
         server = Server(children, tmp_path)
         assert {answer.status_code for answer in write_all(server, 0).values()} == {200}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -80,9 +81,6 @@ CONSTRAINTS = {
 }
 MASKS = {name: GRAMMARS.mask(constraint) for name, constraint in CONSTRAINTS.items()}
 WAYS = [(strategy, name) for strategy in STRATEGIES.values() for name in manners(strategy)]
-EVERY_WAY = pytest.mark.parametrize(
-    ("strategy", "way"), WAYS, ids=[f"{strategy.name}, {name}" for strategy, name in WAYS]
-)
 
 
 def speaking() -> dict[Side, Engine]:
@@ -125,12 +123,12 @@ CASES: list[tuple[str, str, Side, str]] = [
 ]
 
 
-# Two of them with each way by turns: both constraints, both pairs of models, both fronts; all at a greater depth.
+# One of them with each way by turns; all at a greater depth.
 TRIED = [
     pytest.param(*way, *case, id=f"{'-'.join(case)}-{way[0].name}, {way[1]}")
     for number, way in enumerate(WAYS)
     for at, case in enumerate(CASES)
-    if DEPTH > 1 or at // 2 == number % 2
+    if DEPTH > 1 or at == number % len(CASES)
 ]
 
 
@@ -177,8 +175,16 @@ ENDS = {  # of a model that says "!" for ever, or ends as soon as it may
 }
 
 
-@EVERY_WAY
-@pytest.mark.parametrize(("name", "front"), [("not early", "cloud"), ("never", "device"), ("closed", "cloud")])
+# The ends and the fronts by turns; all of these at a greater depth.
+ENDED = [
+    pytest.param(*way, front, name, id=f"{name}-{front}-{way[0].name}, {way[1]}")
+    for number, way in enumerate(WAYS)
+    for at, (name, front) in enumerate(product(ENDS, SIDES))
+    if DEPTH > 1 or at == number % 6
+]
+
+
+@pytest.mark.parametrize(("strategy", "way", "front", "name"), ENDED)
 def test_where_an_answer_ends_is_the_same_whichever_strategy_writes(
     strategy: Strategy, way: str, front: Side, name: str
 ) -> None:

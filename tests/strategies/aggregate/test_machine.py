@@ -74,8 +74,9 @@ def test_the_side_that_decides_waits_for_its_own_documents(front: bool) -> None:
     assert target.lanes == (b"" if front else b"\x01")
 
 
-@pytest.mark.parametrize("writer", SIDES)
-@pytest.mark.parametrize(("manner", "front"), list(zip(MANNERS.values(), cycle(SIDES), strict=False)), ids=MANNERS)
+@pytest.mark.parametrize(
+    ("manner", "writer", "front"), list(zip(MANNERS.values(), cycle(SIDES), cycle((*SIDES, *SIDES[::-1])))), ids=MANNERS
+)
 def test_where_neither_side_has_documents_the_writers_text_is_written(
     manner: Manner, writer: Side, front: Side
 ) -> None:

@@ -56,14 +56,19 @@ def every_manner(
     one_writer: bool = False,
     samplings: Mapping[str, SamplingParams] | None = None,
     fronts: bool = False,
+    networks: bool = False,
 ) -> pytest.MarkDecorator:
-    """Parameters `strategy` and `manner`, and those that are asked for of `sampling` and `front`. with_peer: of both
-    sides alone, or of one side alone. half, 0 or 1: the first manner of each strategy and this half of the others, for
-    laws that take long. one_writer: where one model's text is written, and no mixture of both. fronts: both with the
-    first manner of a strategy; with the others by turns, so that every two of manner, front and sampling meet. All of
-    these at a greater depth."""
-    names = ["strategy", "manner", *(["front"] if fronts else []), *(["sampling"] if samplings else [])]
-    found: dict[str, tuple[object, ...]] = {}
+    """Parameters `strategy` and `manner`, and those that are asked for of `sampling`, `front` and `reorders`.
+
+    with_peer: of both sides alone, or of one side alone. half, 0 or 1: the first manner of each strategy and this half
+    of the others, for laws that take long. one_writer: where one model's text is written, and no mixture of both.
+    fronts: both with the first manner of a strategy; with the others by turns, so that every two of manner, front and
+    sampling meet. networks: a link in order, and one that reorders, which is slow, by turns with the fronts. All of
+    these at a greater depth.
+    """
+    names = ["strategy", "manner", *(["front"] if fronts or networks else [])]
+    names += [*(["reorders"] if networks else []), *(["sampling"] if samplings else [])]
+    found: dict[str, object] = {}
     for strategy in STRATEGIES.values():
         if with_peer not in (None, strategy.needs_peer) or (one_writer and strategy.text_of == "both"):
             continue
@@ -72,11 +77,24 @@ def every_manner(
             if half is not None and not whole and number % 2 != half:
                 continue
             for at, (how, sampling) in enumerate((samplings or {"": None}).items()):
-                turn = SIDES[(number + number // 2 + at) % 2]
-                for front in (SIDES if whole else (turn,)) if fronts else ("",):
-                    case = "".join(f"{each}-" for each in (how, front) if each) + f"{strategy.name}, {name}"
-                    found[case] = (strategy, manner, *([front] if fronts else []), *([sampling] if samplings else []))
+                for front, reorders in _turns(whole, number, at, networks) if fronts or networks else [("", False)]:
+                    network = ("reordering" if reorders else "in order") if networks else ""
+                    case = "".join(f"{each}-" for each in (how, front, network) if each) + f"{strategy.name}, {name}"
+                    values = [strategy, manner, *([front] if front else []), *([reorders] if networks else [])]
+                    marks = [pytest.mark.slow] if reorders else []
+                    found[case] = pytest.param(*values, *([sampling] if samplings else []), marks=marks)
     return pytest.mark.parametrize(names, list(found.values()), ids=list(found))
+
+
+def _turns(whole: bool, number: int, at: int, networks: bool) -> list[tuple[Side, bool]]:
+    """Front and network of the cases of a manner by its number, and of a sampling."""
+    if not networks:
+        return [(front, False) for front in (SIDES if whole else (SIDES[(number + number // 2 + at) % 2],))]
+    if DEPTH > 1:
+        return [(front, reorders) for front in SIDES for reorders in (False, True)]
+    if whole:
+        return [("device", False), ("cloud", True)]
+    return [(SIDES[(number // 2 + number // 4 + at) % 2], (number // 2 + at) % 2 == 0)]
 
 
 def every_seed(count: int) -> pytest.MarkDecorator:
@@ -93,17 +111,6 @@ def deeper(every: int) -> int:
 
 EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
 EVERY_SAMPLING = pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
-
-
-def front_and_network(front_in_order: Side) -> pytest.MarkDecorator:
-    """Parameters `front` and `reorders`: this front over a link in order, the other one over a link that reorders,
-    which is slow; at a greater depth all four combinations."""
-    fronts = SIDES if DEPTH > 1 else (front_in_order,)
-    in_order = [pytest.param(front, False, id=f"{front}, in order") for front in fronts]
-    fronts = SIDES if DEPTH > 1 else (other(front_in_order),)
-    slow = pytest.mark.slow
-    reordering = [pytest.param(front, True, id=f"{front}, reordering", marks=slow) for front in fronts]
-    return pytest.mark.parametrize(("front", "reorders"), [*in_order, *reordering])
 
 
 def settled(manner: Manner, sampling: SamplingParams) -> SamplingParams:
@@ -403,4 +410,4 @@ def check_repeats(strategy: Strategy, manner: Manner, front: Side, *, reorders: 
         if world.events % 16 == 0:
             world.front.preview(LinkLost())
 
-    assert play() == play() == play(look)
+    assert play() == play(look)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from paceline.strategies.base import Side, Strategy
 from tests.strategies.cases import Manner
-from tests.strategies.conformance.laws import check_cancel, every_manner, front_and_network
+from tests.strategies.conformance.laws import check_cancel, every_manner
 from tests.strategies.conformance.worlds import IN_ORDER, REORDERING
 
 
-@every_manner(half=0)
-@front_and_network("cloud")
+@every_manner(half=0, networks=True)
 def test_cancelled_at_any_step_everything_is_released(
     strategy: Strategy, manner: Manner, front: Side, reorders: bool
 ) -> None:

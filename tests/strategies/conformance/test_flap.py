@@ -11,7 +11,6 @@ from tests.strategies.conformance.laws import (
     check_return,
     every_manner,
     every_seed,
-    front_and_network,
 )
 
 
@@ -31,8 +30,7 @@ def test_a_link_that_flaps_and_loses_messages_ends_in_a_whole_answer(
     check_flap(strategy, manner, front, SAMPLINGS["sampled"], seeds, reorders=True)
 
 
-@every_manner(with_peer=True, half=0)
-@front_and_network("device")
+@every_manner(with_peer=True, half=0, networks=True)
 def test_a_peer_that_returns_is_taken_in_again_and_the_text_stays(
     strategy: Strategy, manner: Manner, front: Side, reorders: bool
 ) -> None:

@@ -7,19 +7,15 @@ import pytest
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.base import Side, Strategy
 from tests.strategies.cases import SAMPLINGS, Manner
-from tests.strategies.conformance.laws import check_loss, every_manner, front_and_network
+from tests.strategies.conformance.laws import check_loss, every_manner
 from tests.strategies.conformance.worlds import IN_ORDER, REORDERING
 
 pytestmark = pytest.mark.slow
 
-GREEDY_AND_SAMPLED = pytest.mark.parametrize(
-    "sampling", [SAMPLINGS["greedy"], SAMPLINGS["sampled"]], ids=["greedy", "sampled"]
-)
+GREEDY_AND_SAMPLED = {name: SAMPLINGS[name] for name in ("greedy", "sampled")}
 
 
-@every_manner(half=1)
-@front_and_network("cloud")
-@GREEDY_AND_SAMPLED
+@every_manner(half=1, networks=True, samplings=GREEDY_AND_SAMPLED)
 def test_a_peer_lost_for_good_at_any_step_leaves_the_prefix_and_the_front_goes_on(
     strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, reorders: bool
 ) -> None:

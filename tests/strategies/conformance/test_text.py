@@ -19,7 +19,6 @@ from tests.strategies.conformance.laws import (
     check_without_documents,
     every_manner,
     every_seed,
-    front_and_network,
 )
 
 
@@ -70,8 +69,7 @@ def test_a_front_alone_names_itself_where_it_reads_a_document(strategy: Strategy
     check_lane_alone(strategy, manner, front)
 
 
-@every_manner(half=1)
-@front_and_network("device")
+@every_manner(half=1, networks=True)
 @pytest.mark.parametrize("empty", SIDES)
 def test_a_side_without_documents_has_no_say(
     strategy: Strategy, manner: Manner, front: Side, empty: Side, reorders: bool
@@ -80,7 +78,6 @@ def test_a_side_without_documents_has_no_say(
     check_without_documents(strategy, manner, front, empty, range(DEPTH), reorders=reorders)
 
 
-@every_manner(half=0)
-@front_and_network("device")
+@every_manner(half=0, networks=True)
 def test_a_run_repeats_exactly(strategy: Strategy, manner: Manner, front: Side, reorders: bool) -> None:
     check_repeats(strategy, manner, front, reorders=reorders)

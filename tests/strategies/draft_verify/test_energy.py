@@ -76,8 +76,9 @@ def write(
     return written
 
 
-@pytest.mark.parametrize("how", [IN_STEPS, VerifyOptions(rescoring=False)], ids=["in steps", "beside decoding"])
-@pytest.mark.parametrize("budget", [0.1, 0.3])
+@pytest.mark.parametrize(
+    ("how", "budget"), [(IN_STEPS, 0.1), (VerifyOptions(rescoring=False), 0.3)], ids=["in steps", "beside decoding"]
+)
 def test_the_joules_a_token_stay_within_the_budget_in_the_long_run(how: VerifyOptions, budget: float) -> None:
     """Within 2 %, with acceptance, times and joules learnt live; and the sample path keeps bound (i) all the while."""
     queue = EnergyQueue(budget, per="token", weight=None if budget > 0.1 else 0.05)

@@ -15,7 +15,7 @@ from paceline.strategies.draft_verify.pace import Pace
 from paceline.wire.verify_messages import VerifyOptions
 from tests.depth import DEPTH
 
-STEPS, SEEDS = 10_000, 3 * DEPTH
+STEPS, SEEDS = 10_000, DEPTH
 BUDGET, WEIGHT, MOST = 1.2, 10.0, 15  # Table I
 DRAFT_S, VERIFY_S = 0.0154, 0.1
 LEAST_J, MOST_J = 0.15, 0.2  # of a draft

@@ -45,18 +45,18 @@ def turns(world: Simulation) -> tuple[float, SimulatedSession]:
     return world.now - began[0], answer
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("count", [1, 3, 4])
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "PipeDec"])
 def test_text_is_the_target_s_for_any_number_of_stages_segment_size_and_drafter(count: int, way: str) -> None:
     """With jitter between stages, so that prunes come early and late."""
     chance = random.Random(f"{count} {way}")
     for sampling in SAMPLINGS.values():
         expected = simulated(PLAIN, sampling=sampling, stages=stages(1)).run().tokens
-        for seed in range(3):
+        for seed in range(2):
             options = Options(False, DraftLimits(rows=chance.choice((1, 2, 5, 16))))
             times = StageTimes(count, lambda n, c=chance: 1.0 + 0.1 * n * c.random(), chance.choice((0.0, 0.3, 2.0)))
             strategy = strategy_with(lambda s=seed, e=expected: Random(e, random.Random(s)), WAYS[way])
-            world = simulated(strategy, options, stages=times, sampling=sampling, needs_dists=seed == 2)
+            world = simulated(strategy, options, stages=times, sampling=sampling, needs_dists=seed == 1)
             assert world.run().tokens == expected, (sampling, seed)
     assert simulated(strategy_of(way), FULL, stages=stages(count), sampling=sampling).run().tokens == expected
 
@@ -89,7 +89,7 @@ def test_documents_are_mixed_on_stages_as_on_one_engine(hop: float, documents: s
 
 
 # ---- turns ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("count", [1, 2, 4, 5])
+@pytest.mark.parametrize("count", [1, 4])
 def test_where_no_draft_is_right_a_token_takes_as_many_turns_as_without_drafts(count: int) -> None:
     """N turns, and 2N where the whole tree is waited for: a tree of N + 1 full segments leaves the first stage after
     N + 1 turns."""
