@@ -48,7 +48,7 @@ RANKS: Final = 4  # of a side's likeliest tokens: further ones are hardly drafte
 class Load:
     tokens: int = 32
     warm: int = 3  # answers that only teach
-    answers: int = 8  # after them
+    answers: int = 16  # after them
     rounds: int = 2  # of several at once, after one that only teaches
     sizes: int = 5  # answers whose bytes are counted
 
@@ -216,9 +216,11 @@ def against_bound(load: Load, found: Findings) -> None:
             raise AssertionError("the drafts' shape has changed a text")
         ranks = {side: [ranks_of(side, seed, text) for seed, text in enumerate(texts, load.warm)] for side in SIDES}
         rates = {side: rates_of(ranks[side]) for side in SIDES}
-        in_flight = SHAPES["tree"].rows * int(FAR / PACES["equal"]["cloud"])  # rows
-        tree = {side: likeliest(rates[side], in_flight, SHAPES["tree"].ahead) for side in SIDES}
-        chain = {side: likeliest(rates[side][:1], SHAPES["chain"].ahead, SHAPES["chain"].ahead) for side in SIDES}
+        in_flight = int(FAR / PACES["equal"]["cloud"])  # forwards
+        tree, chain = (
+            {side: likeliest(rates[side][:width], limits.rows * in_flight, limits.ahead) for side in SIDES}
+            for limits, width in ((SHAPES["tree"], RANKS), (SHAPES["chain"], 1))
+        )
         answers = [{side: ranks[side][i] for side in SIDES} for i in range(len(texts))]
         series = (
             [each.s_per_token for each in trees],
