@@ -1,10 +1,38 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import pytest
 
-from paceline.rag.embedder import MiniLMEmbedder
+from paceline.rag.embedder import MAX_TOKENS, MiniLMEmbedder, package_directory
+
+if TYPE_CHECKING:
+    import torch
 
 
 @pytest.fixture(scope="session")
 def minilm() -> MiniLMEmbedder:
     return MiniLMEmbedder()
+
+
+@pytest.fixture(scope="session")
+def plain_outputs() -> Callable[[str], torch.Tensor]:
+    """(tokens, WIDTH) of a text, special tokens included, by transformers' own encoder."""
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import BertConfig, BertModel
+
+    directory = package_directory()
+    model = BertModel.from_pretrained(directory, config=BertConfig.from_pretrained(directory))
+    model.train(False)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.enable_truncation(MAX_TOKENS)
+    tokenizer.no_padding()
+
+    def outputs(text: str) -> torch.Tensor:
+        with torch.no_grad():
+            rows: torch.Tensor = model(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0]
+            return rows
+
+    return outputs

@@ -120,14 +120,6 @@ def test_drafts_beyond_the_vocabulary_are_a_fault() -> None:
     assert "outside the vocabulary" in str(refusal(encode(draft(1)), vocab_size=5))  # one of its edges is 5
 
 
-def test_drafts_without_distributions_take_three_bytes_beside_their_nodes() -> None:
-    message = choice(5)
-    data = encode(message)
-    assert len(data) == 3 + len(message.nodes), "code, session and epoch"
-    assert decode(data) == message
-    assert decode(msgspec.msgpack.encode(message)) == message
-
-
 def test_a_bad_distribution_is_not_a_fault_of_the_message() -> None:
     """Distributions are decoded once, where they are used."""
     bad = replace(draft(1), dists=[DistPayload(b"", b""), DistPayload(b"\x41", b"\x00")])

@@ -310,12 +310,6 @@ def test_this_side_opens_no_sessions_beyond_the_limit() -> None:
         machine.send(opening(machine.sessions.allocate()))
 
 
-def test_a_token_outside_the_vocabulary_closes_the_link() -> None:
-    machine = ready()
-    machine.received(encode(opening(1)), 1.0)
-    assert down(machine.received(encode(replace(targets(1), tokens=[5, 100])), 1.0)).code == CloseCode.BAD_FRAME
-
-
 # ---- ending ---------------------------------------------------------------------------------------------------------
 def test_draining_lets_open_sessions_end_and_refuses_new_ones() -> None:
     machine = ready()

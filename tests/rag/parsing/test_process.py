@@ -20,7 +20,7 @@ from paceline.rag.parsing import process as process_module
 from paceline.rag.parsing import sandbox
 from paceline.rag.parsing.folders import FoundFile, read_files
 from paceline.rag.parsing.kinds import MAX_REASON, SUFFIXES, Limits
-from paceline.rag.parsing.process import BUDGET_S, WINDOW_S, ParserBudget, ParserPool, ParserProcess
+from paceline.rag.parsing.process import BUDGET_S, WINDOW_S, ParserBudget, ParserPool, ParserProcess, memory_file
 from paceline.rag.parsing.readers import READERS, content, reader
 from tests.rag.parsing.made import ENDLESS
 
@@ -245,9 +245,10 @@ def test_what_a_refused_document_took_counts_and_the_operator_has_no_limit(
 ) -> None:
     monkeypatch.setattr(process_module, "BUDGET_S", 0.5)
     with closing(ParserPool(1, Limits(cpu_s=1))) as pool:
-        for owner, refusal in [("ann", DocumentError), ("ann", RequestError), ("", DocumentError), ("", DocumentError)]:
+        for owner, refusal in [("ann", DocumentError), ("ann", RequestError), ("", DocumentError)]:
             parsed = pool.submit("endless.rtf", lambda: endless.open("rb"), owner=owner)
             assert type(parsed.exception()) is refusal
+        assert pool.submit("a.md", lambda: memory_file(b"# Next"), owner="").result().title == "Next"
 
 
 def test_a_closed_pool_ends_what_it_was_parsing(endless: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from transformers import BertConfig, BertModel
 
-from paceline.rag.embedder import MAX_TOKENS, WIDTH, MiniLMEmbedder, package_directory
+from paceline.rag.embedder import MAX_TOKENS, WIDTH, MiniLMEmbedder
 from paceline.rag.rerank import NO_TOKENS, LateInteraction, best_first, load_reranker
 from tests.rag.index.test_search_quality import CORPUS
 
@@ -23,28 +22,19 @@ def reranker(minilm: MiniLMEmbedder) -> LateInteraction:
     return LateInteraction(minilm)
 
 
-def plain_vectors(text: str) -> list[list[float]]:
-    """Unit vectors of a text's tokens, by transformers' own encoder."""
-    directory = package_directory()
-    model = BertModel.from_pretrained(directory, config=BertConfig.from_pretrained(directory))
-    model.train(False)
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    tokenizer.enable_truncation(MAX_TOKENS)
-    tokenizer.no_padding()
-    with torch.no_grad():
-        outputs = model(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0, 1:-1]
-    return [(row / row.norm()).tolist() for row in outputs]
-
-
 def plain_max_similarity(query: list[list[float]], passage: list[list[float]]) -> float:
     best = [max(sum(a * b for a, b in zip(one, other, strict=True)) for other in passage) for one in query]
     return sum(best) / len(best)
 
 
-def test_a_score_is_the_mean_of_the_greatest_cosines(reranker: LateInteraction) -> None:
+def test_a_score_is_the_mean_of_the_greatest_cosines(
+    reranker: LateInteraction, plain_outputs: Callable[[str], torch.Tensor]
+) -> None:
+    def vectors(text: str) -> list[list[float]]:
+        return [(row / row.norm()).tolist() for row in plain_outputs(text)[1:-1]]
+
     passages = [TEXTS["flat.md"], TEXTS["train.txt"], "word " * 300]
-    query = plain_vectors(QUESTION)
-    expected = [plain_max_similarity(query, plain_vectors(passage)) for passage in passages]
+    expected = [plain_max_similarity(vectors(QUESTION), vectors(passage)) for passage in passages]
     scores = reranker.score(QUESTION, passages)
     assert scores.dtype == np.float32
     assert scores == pytest.approx(expected, abs=1e-4)

@@ -11,31 +11,15 @@ import pytest
 
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
+from tests.rag.store.killed import STEPS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
 # Changes the store in a loop and sends itself SIGKILL just before its n-th SQL statement. Run by
 # tests/reliability/test_r09_power_cut.py.
-CHANGER = """
-import os, signal, sqlite3, sys
-from pathlib import Path
-from paceline.rag.embedder import HashEmbedder
-from paceline.rag.store.documents import DocumentStore
-
-steps = int(sys.argv[2])
-
-def step(*_):
-    global steps
-    steps -= 1
-    if steps == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-connect = sqlite3.connect
-def traced(*arguments, **options):
-    connection = connect(*arguments, **options)
-    connection.set_trace_callback(step)
-    return connection
-
+CHANGER = (
+    STEPS
+    + """
 sqlite3.connect = traced
 store = DocumentStore.open(
     Path(sys.argv[1]), HashEmbedder(), chunk_tokens=16, overlap=4, encrypt=sys.argv[3:] == ["encrypt"]
@@ -48,6 +32,7 @@ while True:
         store.remove(f"document{i % 3}.txt")
     i += 1
 """
+)
 
 ADDER = """
 import sys

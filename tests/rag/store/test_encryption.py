@@ -25,6 +25,7 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.sealing import DamagedError, StoreKey, StoreSeal
+from tests.rag.store.killed import STEPS
 from tests.rag.store.sealed import CELLAR, MARKS, MIB, NOTE, OWNER, content, filled, holding, kv_key
 
 Made = tuple[Path, str, str]  # folder, ids of a file and of a vector store
@@ -89,24 +90,13 @@ def test_a_kill_while_a_store_is_encrypted_loses_nothing(copied: Callable[[bool]
     folder, file, made = copied(False)
     before = content(folder, file, made)
     code = """
-import os, signal, sys
-from pathlib import Path
-from paceline.rag import database
-from paceline.rag.embedder import HashEmbedder
-from paceline.rag.store.documents import DocumentStore
 store = DocumentStore.open(Path(sys.argv[1]), HashEmbedder())
-steps = int(sys.argv[2])
-def step(*_):
-    global steps
-    steps -= 1
-    if steps == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
 store._database._connection.set_trace_callback(step)
 unlink = Path.unlink
 Path.unlink = lambda *a, **k: (step(), unlink(*a, **k))[1]
 store.encrypt()
 """
-    done = subprocess.run([sys.executable, "-c", code, str(folder), str(step)], timeout=60, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", STEPS + code, str(folder), str(step)], timeout=60, capture_output=True)
     assert done.returncode in (-signal.SIGKILL, 0), done.stderr
     after = content(folder, file, made)
     assert [*before[:2], *before[3:]] == [*after[:2], *after[3:]]

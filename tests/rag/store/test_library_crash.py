@@ -22,6 +22,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.files import Paging
 from paceline.rag.store.library import MAX_STARTS, Library
 from paceline.rag.store.vector_stores import FileSpec
+from tests.rag.store.killed import STEPS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
@@ -31,33 +32,17 @@ SENTENCES = 40
 
 # Changes the library in a loop and sends itself SIGKILL just before its n-th step. A step is an SQL statement of any
 # thread or a call that creates or removes a file.
-CHANGER = """
-import io, os, signal, sqlite3, sys
-from pathlib import Path
-from paceline.rag.embedder import HashEmbedder
+CHANGER = (
+    STEPS
+    + """
 from paceline.rag.store.library import Library
-from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.vector_stores import FileSpec
-
-steps = int(sys.argv[2])
-
-def step(*_):
-    global steps
-    steps -= 1
-    if steps == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 def stepping(function):
     def call(*arguments, **options):
         step()
         return function(*arguments, **options)
     return call
-
-connect = sqlite3.connect
-def traced(*arguments, **options):
-    connection = connect(*arguments, **options)
-    connection.set_trace_callback(step)
-    return connection
 
 documents = DocumentStore.open(Path(sys.argv[1]), HashEmbedder(), encrypt=sys.argv[3:] == ["encrypt"])
 sqlite3.connect = traced
@@ -76,6 +61,7 @@ while True:
         library.delete_file(owner, files.pop(0))
     i += 1
 """
+)
 
 
 def check(folder: Path) -> tuple[int, int]:

@@ -131,10 +131,13 @@ def test_a_file_of_an_owner_whose_seconds_are_used_up_fails_with_the_time_to_try
     assert settled(library, BERT, other) == Counts(completed=1)
 
 
-def test_stopping_ends_what_is_parsed_and_the_next_start_reads_it_again(tmp_path: Path) -> None:
+def test_stopping_ends_what_is_parsed_and_the_next_start_reads_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.rag.store.library.MAX_STARTS", 1)
     with DocumentStore.open(tmp_path / "docs", HashEmbedder()) as documents:
         store = ""
-        for _ in range(MAX_STARTS + 2):  # a proper stop is none of the file's failures
+        for _ in range(3):  # a proper stop is none of the file's failures
             library = Library(documents, "cloud")
             store = store or attached(library, ANN, ENDLESS, "endless.rtf")[0]
             library.start()

@@ -181,7 +181,7 @@ async def test_damaged_files_cost_only_time(tmp_path: Path, make: Callable[[Side
 async def test_documents_leave_room_for_an_answer_whose_request_sets_no_limit(tmp_path: Path) -> None:
     positions, least = 512, 64
     cited = 0
-    for words in range(40, 100, 12):
+    for words in range(40, 100, 20):
         with DocumentStore.open(tmp_path / str(words), HashEmbedder()) as store:
             store.add_text("boat.md", "red boat " * words, zone="device")
             model = LoadedModel(FakeEngine(3, spread=0.3, max_positions=positions), ByteTokenizer())
