@@ -27,10 +27,8 @@ from paceline.core.side import SIDES, Side
 from paceline.engine.reader.answer import NOTHING, NOTHING_OF_SEVERAL
 from paceline.models import CLOUD, DEVICE, READER
 from paceline.rag.embedder import Embedder, load_embedder
-from paceline.rag.prompt import prompt_parts, relevance
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.sessions.prompts import PromptSet
-from paceline.strategies.base import Branch
+from paceline.runtime.sessions.prompts import PromptSet, prompts_of
 
 from .bootstrap import Estimate, share_of
 from .findings import claimed
@@ -42,7 +40,6 @@ SUMMARY = "what the demonstration reads in documents it has never seen"
 SET: Final = Path(__file__).parent / "questions" / "notes.json"
 TUNING: Final = SET.with_name("notes_dev.json")
 PASSAGES: Final = 2  # a side, as by default
-MAX_DOCUMENT: Final = 1500  # tokens
 TARGETS: Final = {"single": 0.8, "two": 0.6, "none": 0.9}
 CLAIMED: Final = "test"
 DECLINES: Final = re.compile(
@@ -153,15 +150,9 @@ def answer(pair: Pair, stores: Mapping[Side, DocumentStore], question: str) -> s
 
 
 def prompts(pair: Pair, side: Side, store: DocumentStore, question: str) -> PromptSet:
-    tokenizer, messages = pair.models[side].tokenizer, [{"role": "user", "content": question}]
-    branches = []
-    passages = store.search(question, PASSAGES)
-    for passage in passages:
-        parts = prompt_parts(messages, passage, tokenizer.document_prompt, max_document_tokens=MAX_DOCUMENT)
-        if parts is not None:
-            branches.append(Branch((*parts[0], *parts[1], *parts[2]), relevance(passage)))
-    plain = tokenizer.chat(messages)
-    prompts = PromptSet(tuple(branches) or (Branch(tuple(plain), None),), tuple(passages), len(plain))
+    model, messages = pair.models[side], [{"role": "user", "content": question}]
+    room, together = model.engine.info.max_positions // 2, not model.engine.info.one_document
+    prompts = prompts_of(messages, store, model.tokenizer, k=PASSAGES, max_prompt=room, together=together)
     return prompts.without_relevance() if side == "device" else prompts
 
 

@@ -72,6 +72,9 @@ def _shortened(text: str, limit: int) -> str:
     return f"{text[:head].rsplit(' ', 1)[0]} {text[-(limit - head - 1) :].split(' ', 1)[-1]}"
 
 
+PARTED = "\n\n"  # between passages that stand in one context
+
+
 def passages_text(passage: Passage) -> str:
     """A passage as it stands in prompts: title line, then the text, without blanks around."""
     return passage.titled.strip()
@@ -79,16 +82,15 @@ def passages_text(passage: Passage) -> str:
 
 def prompt_parts(
     messages: Messages,
-    passage: Passage,
+    text: str,
     document_prompt: Callable[[Messages, str], tuple[Ids, Ids, Ids]],
     *,
     max_document_tokens: int,
 ) -> tuple[Ids, Ids, Ids] | None:
-    """Token ids (preamble, document, tail), the document truncated at a word to at most `max_document_tokens`.
+    """Token ids (preamble, document, tail), the document's text truncated at a word to at most `max_document_tokens`.
 
     None when not even its first word fits: the branch must be omitted.
     """
-    text = passages_text(passage)
     word_ends = [match.end() for match in re.finditer(r"\S+", text)]
     low, high = 0, len(word_ends)  # `low` words fit; more than `high` do not
     best: tuple[Ids, Ids, Ids] | None = None

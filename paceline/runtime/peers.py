@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import chain
 
 import msgspec
@@ -22,7 +23,7 @@ from paceline.runtime.resources import LONG_ANSWER, Background, Resources
 from paceline.runtime.service import GenerateRequest
 from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
-from paceline.runtime.sessions.prompts import PeerScales, PromptSet, build_prompts, query_with_text
+from paceline.runtime.sessions.prompts import PeerScales, PromptSet, prompts_of, query_with_text
 from paceline.runtime.sessions.remote import Admit, SearchServer, TextServer, to_wire
 from paceline.strategies.base import MachineConfig, PeerTerms, Seat, Strategy
 from paceline.strategies.registry import STRATEGIES
@@ -330,19 +331,20 @@ async def _prompts(
     length, positions = len(opening.targets), resources.max_positions
     end = stretch_of(length, options.stretch, opening.max_tokens)[1] if options.stretch else length + 1
     reads = resources.side in STRATEGIES[opening.strategy].joins_with_documents
-    return await build_prompts(
+    work = partial(
+        prompts_of,
         _conversation(opening),
         resources.store,
         resources.tokenizer,
-        resources.work,
-        owner=f"peer:{peer}",
         k=min(opening.top_k_documents, MAX_PASSAGES) if reads else 0,
         max_prompt=positions - max(end, min(opening.max_tokens, positions // 2)),
         query=_query(resources, opening, options),
         kv=resources.prefiller,
         temperature=temperature,
         template=msgspec.json.decode(opening.template or "{}", type=dict[str, object]),
+        together=resources.reads_together(options.reading),
     )
+    return await resources.work.search(work, f"peer:{peer}")
 
 
 def _clamp(limits: DraftLimits) -> DraftLimits:

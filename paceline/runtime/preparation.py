@@ -30,7 +30,7 @@ from paceline.runtime.sessions.output_text import Written, token_strings
 from paceline.runtime.sessions.prompts import (
     PeerScales,
     PromptSet,
-    build_prompts,
+    prompts_of,
     query_with_text,
     raw_prompt,
     too_long,
@@ -399,17 +399,16 @@ class Preparation:
         query: str | None = None,
         length: int = 0,
     ) -> PromptSet:
-        """query: see `build_prompts`. length: output tokens that must fit the context behind any of them."""
+        """query: see `prompts_of`. length: output tokens that must fit the context behind any of them."""
         resources, positions = self._resources, self._resources.max_positions
         if request.prompt.tokens is not None:
             return raw_prompt(request.prompt.tokens, positions, resources.vocab_size)
         default = self._max_tokens_default or min(MIN_ANSWER_TOKENS, positions // 8)
-        prompts = await build_prompts(
+        work = partial(
+            prompts_of,
             request.prompt.messages,
             resources.store,
             resources.tokenizer,
-            resources.work,
-            owner=request.account.owner,
             k=request.sources.documents,
             max_prompt=positions - max(length, min(request.output.max_tokens or default, positions // 2)),
             query=query,
@@ -420,7 +419,9 @@ class Preparation:
             others=peer_passages,
             temperature=self._peers.scales.temperature,
             template=request.prompt.template,
+            together=resources.reads_together(str(request.strategy.options.get("reading", ""))),
         )
+        prompts = await resources.work.search(work, request.account.owner)
         if prompts.plain_tokens >= positions:
             raise too_long(positions, prompts.plain_tokens, "messages")
         return prompts

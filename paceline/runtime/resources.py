@@ -244,6 +244,10 @@ class Resources:
             return table
         return over(table) if lifetime == "answer" else self._document_tables.table(owner, table, removals)
 
+    def reads_together(self, reading: str) -> bool:
+        """Whether several passages stand in one context. reading: as in `Options`."""
+        return not self.info.one_document if not reading else reading == "together"
+
     @property
     def num_documents(self) -> int:
         return 0 if self.store is None else self.store.count()

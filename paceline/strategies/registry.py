@@ -32,7 +32,14 @@ def unregister(name: str) -> None:
     codec.unregister(*STRATEGIES.pop(name).messages)
 
 
-_NOT_DEBUG: Final = {"needs_dists", "writer", "search_every", "joules_per_token", "joules_per_step"}  # said elsewhere
+_NOT_DEBUG: Final = {
+    "needs_dists",
+    "writer",
+    "reading",
+    "search_every",
+    "joules_per_token",
+    "joules_per_step",
+}  # said elsewhere
 
 
 def debug_options(given: Mapping[str, object], asked: str) -> dict[str, object]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Final, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 import msgspec
 
@@ -539,6 +539,8 @@ class Options(SentPart, frozen=True):
 
     rescoring: bool = True  # document scores are updated with the text, see `core.aggregation.weights.decayed_evidence`
     drafting: DraftLimits = DraftLimits()
+    # How a side reads its passages: each in a context of its own, which are mixed, or all in one. Empty: by its model.
+    reading: Literal["", "apart", "together"] = ""
 
     @property
     def stats_kind(self) -> str:

@@ -72,7 +72,7 @@ def layout(messages: Sequence[Mapping[str, object]], document: str) -> tuple[lis
 
 
 def document_of(limit: int) -> str | None:
-    parts = prompt_parts(said("q"), PASSAGE, layout, max_document_tokens=limit)
+    parts = prompt_parts(said("q"), passages_text(PASSAGE), layout, max_document_tokens=limit)
     return None if parts is None else bytes(parts[1][1:-1]).decode()
 
 

@@ -14,8 +14,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import fake_model
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.sessions.prompts import PromptSet, build_prompts
-from paceline.runtime.units import NodeUnits, PlainWork
+from paceline.runtime.sessions.prompts import PromptSet, prompts_of
 from tests.e2e.pair import DEVICE, QUESTION, Pair, running_pair
 from tests.reliability.conftest import Figure
 from tests.reliability.streams import Stream, percentile
@@ -25,13 +24,12 @@ MAX_TOKENS = 60
 SEED = 4
 
 
-async def prompts_of_the_cloud(directory: Path) -> PromptSet:
+def prompts_of_the_cloud(directory: Path) -> PromptSet:
     """The server's branches for the question."""
     model = fake_model(0)
     messages = [{"role": "user", "content": QUESTION}]
     with DocumentStore.open(store_of(directory, "cloud"), load_embedder("hash")) as store:
-        work = PlainWork(NodeUnits().registry("cloud"))
-        return await build_prompts(messages, store, model.tokenizer, work, k=2, max_prompt=2048)
+        return prompts_of(messages, store, model.tokenizer, k=2, max_prompt=2048)
 
 
 def ask(pair: Pair, drafts: Shape) -> Stream:
@@ -69,7 +67,7 @@ async def test_an_agent_killed_at_any_token_leaves_a_whole_marked_answer(
 ) -> None:
     kills, gaps = size(3, MAX_TOKENS), list[float]()
     with running_pair(tmp_path, stoppable=True) as pair:
-        prompts = await prompts_of_the_cloud(tmp_path)
+        prompts = prompts_of_the_cloud(tmp_path)
         model, sampling = fake_model(0), SamplingParams(temperature=1.0, seed=SEED)
 
         def continued(prefix: list[int]) -> str:

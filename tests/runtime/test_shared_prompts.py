@@ -42,13 +42,13 @@ async def test_eight_choices_are_prepared_once_and_are_those_of_eight_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    build = preparation.build_prompts
+    build = preparation.prompts_of
 
-    async def counted(*given: object, **named: object) -> object:
+    def counted(*given: object, **named: object) -> object:
         made.append(given)
-        return await build(*given, **named)  # type: ignore[arg-type]  # passed on as they came
+        return build(*given, **named)  # type: ignore[arg-type]  # passed on as they came
 
-    monkeypatch.setattr(preparation, "build_prompts", counted)
+    monkeypatch.setattr(preparation, "prompts_of", counted)
     with DocumentStore.open(tmp_path, HashEmbedder()) as store:
         store.add_text("boat.txt", "The red boat lies in the harbour behind the old mill.", zone="cloud")
         async with Node("cloud", fake_model(), store) as node:

@@ -81,6 +81,7 @@ class Extension(Schema):
     privacy: Privacy = "document-private"
     documents: Annotated[int, Field(ge=0, le=MAX_DOCUMENTS)] | None = None
     vector_stores: StoreIds | None = None  # read instead of this side's own collection, which is named `default`
+    reading: Literal["apart", "together"] | None = None  # of passages, see `wire.messages.Options`
     search_every: Annotated[int, Field(ge=MIN_STRETCH, le=MAX_STRETCH)] | None = None  # tokens, of `aggregate`
     on_device_loss: OnLoss = "continue"
     energy: EnergyFields | None = None

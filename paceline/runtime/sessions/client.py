@@ -14,9 +14,11 @@ from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import SeqId
 from paceline.core.printable import printable
 from paceline.core.sampling.sampler import Mask, Thinking
+from paceline.core.words import Words
 from paceline.engine.base import TextModel
 from paceline.engine.thinking import Piece
 from paceline.errors import LinkClosed, LinkError, PacelineError, RequestError
+from paceline.rag.prompt import query_of
 from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.link.connection import Link
 from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, GenerationResult, Logprobs, TextDelta
@@ -519,9 +521,25 @@ class ClientSession(Session):
         if not self._lanes:  # both sides have found the same, and neither decided more than the other
             return (*self._citations, *self._peer_citations)
         own = self._citations if self._lanes[self.prepared.side] else ()
-        if self._deciding:
+        if self.prepared.prompts.together:
+            said = self._tokenizer.decode(self.written.tokens)
+            own = sharing_words(own, said, query_of(self.prepared.request.prompt.messages))
+        elif self._deciding:
             own = tuple(citation for index, citation in enumerate(own) if index in self._deciding)
         return (*own, *(self._peer_citations if self._lanes[other(self.prepared.side)] else ()))
+
+
+SHORT: Final = 3  # letters of a word that any passage may have
+
+
+def sharing_words(citations: Sequence[Citation], said: str, question: str) -> tuple[Citation, ...]:
+    """Those of passages of one context that hold a word of the answer which the question does not, and which some of
+    the passages do not hold either. All, where none does."""
+    held = [set(Words(citation.passage).words()) for citation in citations]
+    told = {word for word in Words(said).words() if len(word) > SHORT or not word.isalpha()}
+    told.difference_update(Words(question).words(), held[0].intersection(*held[1:]) if held else ())
+    found = tuple(citation for citation, words in zip(citations, held, strict=True) if told & words)
+    return found or tuple(citations)
 
 
 def _peer_citations(side: Side, passages: Sequence[RetrievedPassage]) -> tuple[Citation, ...]:

@@ -7,17 +7,26 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 from paceline.core.aggregation.weights import log_weight
 from paceline.engine.base import NO_FIELDS, TextModel
 from paceline.errors import RequestError
-from paceline.rag.prompt import RELEVANCE_TEMPERATURE, Messages, passages_text, prompt_parts, query_of, relevance
+from paceline.rag.prompt import (
+    PARTED,
+    RELEVANCE_TEMPERATURE,
+    Ids,
+    Messages,
+    passages_text,
+    prompt_parts,
+    query_of,
+    relevance,
+)
 from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller
 from paceline.runtime.engine_loop.requests import StoredPrefix
 from paceline.runtime.service import Citation
-from paceline.runtime.units import PlainWork
 from paceline.strategies.base import Branch, Side, other
 from paceline.wire.messages import RelevanceScale
 
@@ -38,13 +47,14 @@ def device_log_weight(temperature: float = RELEVANCE_TEMPERATURE) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """Prompts of one side: a branch per passage, or the conversation alone."""
+    """Prompts of one side: a branch per passage, or one with all of them (`together`), or the conversation alone."""
 
     branches: tuple[Branch, ...]
-    passages: tuple[Passage, ...]  # in the order of their branches; empty if none was found
+    passages: tuple[Passage, ...]  # in the order in which they are read; empty if none was found
     plain_tokens: int  # prompt tokens of the conversation without a document
     prefixes: tuple[StoredPrefix, ...] = ()  # prefixes of the prompts that are stored or to be stored
-    peer_passages: tuple[Passage, ...] = ()  # of the other side's documents; their branches follow those of `passages`
+    peer_passages: tuple[Passage, ...] = ()  # of the other side's documents, read after `passages`
+    together: bool = False
 
     def citations(self, side: Side) -> tuple[Citation, ...]:
         """Citations of the branches with a document. side: this side."""
@@ -79,7 +89,7 @@ class PromptSet:
     def with_equal_sides(self) -> PromptSet:
         """The same prompts. The documents of each side together have the weight 1, and among themselves weigh as
         before."""
-        own = len(self.passages)
+        own = len(self.branches) - (0 if self.together else len(self.peer_passages))
         return replace(self, branches=(*_as_one(self.branches[:own]), *_as_one(self.branches[own:])))
 
     def without_relevance(self, temperature: float = RELEVANCE_TEMPERATURE) -> PromptSet:
@@ -102,53 +112,6 @@ def _as_one(branches: Sequence[Branch]) -> Sequence[Branch]:
         return branches
     log_h = log_weight(scores)
     return [Branch(each.prompt, None if each.score is None else each.score - log_h) for each in branches]
-
-
-async def build_prompts(
-    messages: Messages,
-    store: DocumentStore | None,
-    tokenizer: TextModel,
-    work: PlainWork,
-    *,
-    k: int,
-    max_prompt: int,
-    owner: str = "",
-    query: str | None = None,
-    kv: DocumentPrefiller | None = None,
-    selection: Selection = MANAGED,
-    min_score: float = MIN_SCORE,
-    found: Sequence[Passage] | None = None,
-    others: Sequence[Passage] = (),
-    temperature: float = RELEVANCE_TEMPERATURE,
-    template: Mapping[str, object] = NO_FIELDS,
-) -> PromptSet:
-    """Search and tokenize, off the event loop, in the owner's turn. A passage that does not fit within `max_prompt`
-    tokens is left out.
-
-    query: for the search; by default derived from the conversation. selection: the documents to search. found: passages
-    to be read instead of what a search finds. others: passages of the other side, each a branch as well. The
-    conversation itself is never truncated; the caller must refuse it when `plain_tokens` is too large. temperature: of
-    relevance. template: further variables of the chat template.
-    """
-    return await work.search(
-        partial(
-            _build,
-            messages,
-            store,
-            tokenizer,
-            k,
-            max_prompt,
-            query,
-            kv,
-            selection,
-            min_score,
-            found,
-            others,
-            temperature,
-            template,
-        ),
-        owner,
-    )
 
 
 def query_with_text(messages: Messages, tokens: Sequence[int], tokenizer: TextModel) -> str:
@@ -181,47 +144,71 @@ def too_long(positions: int, tokens: int, param: str) -> RequestError:
     )
 
 
-def _build(
+def prompts_of(
     messages: Messages,
     store: DocumentStore | None,
     tokenizer: TextModel,
+    *,
     k: int,
     max_prompt: int,
-    query: str | None,
-    kv: DocumentPrefiller | None,
-    selection: Selection,
-    min_score: float,
-    found: Sequence[Passage] | None,
-    others: Sequence[Passage],
-    temperature: float,
-    template: Mapping[str, object],
+    query: str | None = None,
+    kv: DocumentPrefiller | None = None,
+    selection: Selection = MANAGED,
+    min_score: float = MIN_SCORE,
+    found: Sequence[Passage] | None = None,
+    others: Sequence[Passage] = (),
+    temperature: float = RELEVANCE_TEMPERATURE,
+    template: Mapping[str, object] = NO_FIELDS,
+    together: bool = False,
 ) -> PromptSet:
+    """Search and tokenize. A passage that does not fit within `max_prompt` tokens is left out.
+
+    query: for the search; by default derived from the conversation. selection: the documents to search. found: passages
+    to be read instead of what a search finds. others: passages of the other side, to be read as well. The
+    conversation itself is never truncated; the caller must refuse it when `plain_tokens` is too large. temperature: of
+    relevance. template: further variables of the chat template. together: all passages stand in one context.
+    """
     plain = tokenizer.chat(messages, template_kwargs=template)
     document_prompt = partial(tokenizer.document_prompt, template_kwargs=template)
-    branches: list[Branch] = []
-    passages: list[Passage] = []
-    peer_passages: list[Passage] = []
-    prefixes: list[StoredPrefix] = []
     room = max_prompt - len(plain)
     if found is None:
         found = ()
         if store is not None and k > 0 and room > 0 and (asked := query_of(messages) if query is None else query):
             found = store.search(asked, k, selection, min_score=min_score)
-    for place, passage in enumerate((*found, *others) if room > 0 else ()):
-        parts = prompt_parts(messages, passage, document_prompt, max_document_tokens=room)
-        if parts is None or sum(map(len, parts)) > max_prompt:
-            continue
-        preamble, document, tail = parts
-        branches.append(Branch((*preamble, *document, *tail), relevance(passage, temperature)))
-        if place >= len(found):
-            peer_passages.append(passage)
-            continue
-        passages.append(passage)
+    read: list[tuple[Passage, tuple[Ids, Ids, Ids]]] = []  # with the tokens before it, its own, and those after it
+    own = 0  # of them
+    for place, passage in enumerate((*found, *others)):
+        text, left = passages_text(passage), room
+        if together and read:
+            (preamble, _, tail) = read[0][1]
+            text = PARTED + text
+            left = max_prompt - sum(len(ids) for ids in (preamble, tail, *(document for _, (_, document, _) in read)))
+        parts = prompt_parts(messages, text, document_prompt, max_document_tokens=left) if left > 0 else None
+        if parts is not None and ((together and read) or sum(map(len, parts)) <= max_prompt):
+            read.append((passage, parts))
+            own += place < len(found)
+    prefixes = []
+    for passage, (preamble, document, _) in read[: min(own, 1) if together else own]:
         if kv is not None and not passage.url:  # a page is not stored, nor is its KV
             prefixes.append(kv.prefix(passage, (*preamble, *document)))
-    if not branches:
-        branches.append(Branch(tuple(plain), None))
-    return PromptSet(tuple(branches), tuple(passages), len(plain), tuple(prefixes), tuple(peer_passages))
+    branches = [
+        Branch((*preamble, *document, *tail), relevance(passage, temperature))
+        for passage, (preamble, document, tail) in read
+    ]
+    if together and read:
+        preamble, _, tail = read[0][1]
+        documents = chain.from_iterable(document for _, (_, document, _) in read)
+        score = log_weight([branch.score for branch in branches if branch.score is not None])
+        branches = [Branch((*preamble, *documents, *tail), score)]
+    passages = tuple(passage for passage, _ in read)
+    return PromptSet(
+        tuple(branches) or (Branch(tuple(plain), None),),
+        passages[:own],
+        len(plain),
+        tuple(prefixes),
+        passages[own:],
+        together and bool(read),
+    )
 
 
 # Whether the relevance of two sides' documents can be compared: the same embedder at both, and the cloud's temperature.

@@ -1,0 +1,59 @@
+"""Several passages in one context, or each in its own."""
+
+from __future__ import annotations
+
+from paceline.core.aggregation.weights import log_weight
+from paceline.engine.fake import ByteTokenizer
+from paceline.rag.prompt import relevance
+from paceline.rag.records import Passage
+from paceline.runtime.service import Citation
+from paceline.runtime.sessions.client import sharing_words
+from paceline.runtime.sessions.prompts import PromptSet, prompts_of
+
+ASKED = [{"role": "user", "content": "Who keeps the key?"}]
+OWN = (
+    Passage("boat.md", 1, "Boat", "Mr Iwu keeps the key of boat 12.", 0.7),
+    Passage("mill.md", 2, "Mill", "The mill is closed.", 0.4),
+)
+THEIRS = (Passage("town.md", 3, "Town", "The town hall opens at nine.", 0.5),)
+
+
+def read(*, together: bool, max_prompt: int = 2000) -> PromptSet:
+    return prompts_of(
+        ASKED, None, ByteTokenizer(), k=2, max_prompt=max_prompt, found=OWN, others=THEIRS, together=together
+    )
+
+
+def test_all_passages_stand_in_one_context_in_their_order_and_weigh_as_before() -> None:
+    prompts = read(together=True)
+    (branch,) = prompts.branches
+    text = ByteTokenizer().decode(branch.prompt)
+    places = [text.index(passage.text) for passage in (*OWN, *THEIRS)]
+    assert places == sorted(places) and text.index("Who keeps the key?") > places[-1]
+    assert branch.score == log_weight([relevance(passage) for passage in (*OWN, *THEIRS)])
+    assert (prompts.passages, prompts.peer_passages) == (OWN, THEIRS)
+    apart = read(together=False)
+    assert len(apart.branches) == 3 and (apart.passages, apart.peer_passages) == (OWN, THEIRS)
+
+
+def test_what_does_not_fit_one_context_is_cut_and_the_rest_left_out() -> None:
+    whole = read(together=True).longest
+    for room in range(read(together=True, max_prompt=0).plain_tokens, whole + 1):
+        prompts = read(together=True, max_prompt=room)
+        assert prompts.longest <= max(room, prompts.plain_tokens)
+        assert len(prompts.branches) == 1 and prompts.together == bool(prompts.passages)
+    assert read(together=True, max_prompt=whole - 1).peer_passages, "cut at a word"
+
+
+def test_the_sides_weigh_alike_in_one_context_too() -> None:
+    assert [branch.score for branch in read(together=True).with_equal_sides().branches] == [0.0]
+    apart = read(together=False).with_equal_sides().branches
+    assert [sum(branch.score == 0.0 for branch in apart)] == [1], "the other side's only passage"
+
+
+def test_a_passage_of_one_context_is_cited_for_a_word_that_the_answer_has_of_it() -> None:
+    cited = [Citation("device", each.document, each.text, each.score) for each in (*OWN, *THEIRS)]
+    for said, documents in {"It is Mr Iwu in 12.": ["boat.md"], "At nine; closed.": ["mill.md", "town.md"]}.items():
+        assert [each.document for each in sharing_words(cited, said, "Who keeps the key?")] == documents
+    assert sharing_words(cited, "The key.", "Who keeps the key?") == tuple(cited), "nothing tells them apart"
+    assert sharing_words([], "Nine.", "When?") == ()
