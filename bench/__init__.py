@@ -7,6 +7,7 @@
 - `draft_verify`: drafts of the device, verified in the cloud. `lookup_tree`: drafting without a model.
 - `engine`: milliseconds per forward (`gpu_step`: its part on a GPU). `constraints`: validity of answers.
 - `notes`: what the demonstration reads in notes written by hand (`questions/notes.json`).
+- `answers`: right answers of one side, of both by several ways, and of one context; real models as well.
 - `leakage`: what a curious cloud learns of a device's documents beyond the answers.
 - `perplexity`: perplexity of text given documents. `streams`, `surface`: throughput and CPU of the HTTP server.
 - `serving`: the HTTP server against others on the same weights, its prefix cache, host time and memory.

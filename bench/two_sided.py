@@ -143,10 +143,10 @@ def generated(count: int) -> Iterator[Question]:
 
 def real(folder: Path, name: str, count: int, embedder: Embedder) -> Iterator[Question]:
     """A sample with a fixed seed of the set's answerable questions, without those that the pair was trained on."""
-    texts = {each["pid"]: str(each["text"]) for each in _lines(folder / f"{name}_paragraphs.jsonl.gz")}
+    texts = {each["pid"]: str(each["text"]) for each in lines(folder / f"{name}_paragraphs.jsonl.gz")}
     usable = [
         each
-        for each in _lines(folder / f"{name}.jsonl")
+        for each in lines(folder / f"{name}.jsonl")
         if each["answers"]
         and each.get("answerable", True)
         and ("title" not in each or split_of(each["title"]) == "held_out")
@@ -164,6 +164,6 @@ def _best(embedder: Embedder, question: str, paragraphs: Sequence[str]) -> str:
     return paragraphs[int((vectors[1:] @ vectors[0]).argmax())]
 
 
-def _lines(file: Path) -> list[dict[str, Any]]:
+def lines(file: Path) -> list[dict[str, Any]]:
     with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]

@@ -48,17 +48,19 @@ class Pair:
             }
         )
 
-    def write(self, branches: Mapping[Side, Sequence[Branch]]) -> str:
-        """Answer greedily from these prompts of one side or both."""
+    def write(self, branches: Mapping[Side, Sequence[Branch]], options: Mapping[str, object] = {}) -> str:
+        """Answer greedily from these prompts of one side or both. options: of the strategy."""
         sides = [side for side in SIDES if side in branches]
         front = sides[0]
         tokenizer, engine = self.models[front].tokenizer, self.models[front].engine
         strategy = STRATEGIES["aggregate" if len(sides) > 1 else "autoregressive"]
         sampling = SamplingParams(temperature=0.0)
         plain = {"drafting": DraftLimits(width=1, rows=1, ahead=0)}  # drafts change no token, cost time
-        options = strategy.options_for(RoutingContext(front, Wish(strategy.name, sampling, options=plain)))
-        assert options is not None, "neither strategy declines"
-        config = a_config(front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, options)
+        chosen = strategy.options_for(
+            RoutingContext(front, Wish(strategy.name, sampling, options=plain | dict(options)))
+        )
+        assert chosen is not None, "neither strategy declines"
+        config = a_config(front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, chosen)
         engines: dict[str, Engine] = {side: self.models[side].engine for side in SIDES}
         prompts: dict[str, tuple[Branch, ...]] = {side: tuple(branches[side]) for side in sides}
         world = Simulation(SimulatedRequest(strategy, front, config, prompts), engines, network=Network((0.01, 0.02)))

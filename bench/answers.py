@@ -1,0 +1,210 @@
+"""`paceline bench answers`: who reads how, and whether the answer is right; real models (`--models`) or the reader.
+
+Questions about one document, about one on each side, and such as none answers: written by hand (`questions/`), and
+with a data folder also from SQuAD (one side) and HotpotQA and 2WikiMultihopQA (both, by type). Each side has the two
+best passages of its own documents. Ways: each side alone; everything in one context, which privacy allows at the device
+only; both sides together, each with its passages in one context or each in its own (`reading`), with weights that
+follow the text or, as published, with fixed ones. Greedy, with the program's own strategies and engines.
+
+An answer is right if an accepted text of each fact stands in it as whole words, or, where nothing answers, if it says
+so. It is faithful if each of its numbers and names stands in a passage that was read, or in the question. The questions
+of the notes' half `test` are not asked here: they are for `bench notes`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from lab.demo_pair import Pair
+from lab.training.texts.squad import normal_form
+from paceline.core.side import SIDES, Side
+from paceline.models import READER
+from paceline.rag.embedder import Embedder, load_embedder
+from paceline.rag.records import Passage
+from paceline.runtime.sessions.prompts import prompts_of
+from paceline.strategies.base import Branch
+
+from .bootstrap import Estimate, estimate, share_of
+from .findings import claimed
+from .notes import DECLINES, PASSAGES, SET, TUNING, is_right, load, stored
+from .notes import Question as Asked
+from .report import Options, Report
+from .two_sided import lines
+
+NAME = "answers"
+SUMMARY = "right answers of one side, of both, and of one context that holds everything"
+MODELS: Final = True
+T = TypeVar("T")
+FEW, MANY = 8, 200  # questions of each kind
+NAMED: Final = re.compile(r"\b(?:[A-Z][\w'-]+|\w*\d[\w.:/-]*\b)")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    reads: Mapping[Side, Sequence[Side]]  # whose passages each side reads that writes
+    options: Mapping[str, object] = field(default_factory=dict)
+    apart: bool = False
+
+
+BOTH: Final[Mapping[Side, Sequence[Side]]] = {side: (side,) for side in SIDES}
+TOGETHER: Final = "both sides"
+ONE_CONTEXT: Final = ("one context, device", "one context, cloud")
+WAYS: Final[Mapping[str, Way]] = {
+    "device": Way({"device": ("device",)}),
+    "cloud": Way({"cloud": ("cloud",)}),
+    **{name: Way({side: SIDES}) for name, side in zip(ONE_CONTEXT, SIDES, strict=True)},
+    TOGETHER: Way(BOTH),
+    "fixed weights": Way(BOTH, {"rescoring": False}),
+    "passages apart": Way(BOTH, apart=True),
+    "as published": Way(BOTH, {"rescoring": False}, apart=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    asked: Asked
+    passages: Mapping[Side, Sequence[Passage]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    right: bool
+    faithful: bool
+    length: int  # characters
+
+
+def run(options: Options) -> Report:
+    embedder, count = load_embedder("minilm"), FEW if options.quick else MANY
+    real = options.models
+    pair = Pair({side: real.load(side) for side in SIDES}) if real else Pair.load(READER, READER)
+    ways = WAYS
+    if pair.models["device"].engine.info.fingerprint == pair.models["cloud"].engine.info.fingerprint:
+        ways = {name: way for name, way in WAYS.items() if name != ONE_CONTEXT[1]}  # the same model
+    rows: list[dict[str, object]] = []
+    found: dict[str, dict[str, list[Outcome]]] = {}
+    for kind, questions in kinds(options.data, count, embedder).items():
+        found[kind] = {
+            name: [outcome(pair, way, question, real=bool(real)) for question in questions]
+            for name, way in ways.items()
+        }
+        for name, outcomes in found[kind].items():
+            share = share_of([each.right for each in outcomes])
+            faithful = sum(each.faithful for each in outcomes) / len(outcomes)
+            length = sum(each.length for each in outcomes) / len(outcomes)
+            told = {"n": len(outcomes), "right": share.value, "interval_90": share.interval}
+            rows.append({"questions": kind, "way": name, **told, "faithful": faithful, "characters": length})
+    conditions = {
+        "models": real.label if real else "reader",
+        "embedder": "minilm",
+        "passages": PASSAGES,
+        "temperature": 0.0,
+        "privacy": "document-private; at temperature 0 both levels write the same text",
+        "interval_90": "resampled questions",
+        "quick": options.quick,
+    }
+    suffix = "_real" if real else ""
+    claims = [
+        claimed(f"answers.two_vs_one_context{suffix}", _ratio(found["two"], ONE_CONTEXT), 0.95, "higher"),
+        claimed(f"answers.single_vs_better_side{suffix}", _gain(found["single"], SIDES), -0.02, "higher"),
+        claimed(f"answers.none{suffix}", share_of([each.right for each in found["none"][TOGETHER]]), 0.9, "higher"),
+    ]
+    return Report(NAME, conditions, rows, tuple(claims))
+
+
+def _best(of: Mapping[str, Sequence[Outcome]], names: Sequence[str]) -> Sequence[Outcome]:
+    return max((of[name] for name in names if name in of), key=lambda outcomes: sum(each.right for each in outcomes))
+
+
+def _ratio(of: Mapping[str, Sequence[Outcome]], names: Sequence[str]) -> Estimate:
+    ours, best = of[TOGETHER], _best(of, names)
+    return estimate(
+        len(ours), lambda among: sum(ours[i].right for i in among) / max(1, sum(best[i].right for i in among))
+    )
+
+
+def _gain(of: Mapping[str, Sequence[Outcome]], names: Sequence[str]) -> Estimate:
+    ours, best = of[TOGETHER], _best(of, names)
+    return estimate(len(ours), lambda among: sum(ours[i].right - best[i].right for i in among) / len(among))
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+def outcome(pair: Pair, way: Way, question: Question, *, real: bool) -> Outcome:
+    text = pair.write({side: branches(pair, side, way, question) for side in way.reads}, way.options)
+    right = is_right(question.asked, text, declines=DECLINES if real else None)
+    read = [
+        passage.titled
+        for side in {each for of in way.reads.values() for each in of}
+        for passage in question.passages[side]
+    ]
+    known = f" {normal_form(' '.join([question.asked.text, *read]))} "
+    names = [normal_form(name) for name in NAMED.findall(text.partition(" ")[2])]  # the first word is a capital anyway
+    return Outcome(right, all(f" {name} " in known for name in names if name), len(text))
+
+
+def branches(pair: Pair, side: Side, way: Way, question: Question) -> Sequence[Branch]:
+    model, messages = pair.models[side], [{"role": "user", "content": question.asked.text}]
+    own, *others = [question.passages[each] for each in way.reads[side]]
+    prompts = prompts_of(
+        messages,
+        None,
+        model.tokenizer,
+        k=PASSAGES,
+        max_prompt=model.engine.info.max_positions // 2,
+        found=own,
+        others=others[0] if others else (),
+        together=not (way.apart or model.engine.info.one_document),
+    )
+    joint = len(way.reads) > 1 and side == "device"
+    return (prompts.without_relevance() if joint else prompts).branches
+
+
+# ---- questions -------------------------------------------------------------------------------------------------------
+def kinds(data: Path | None, count: int, embedder: Embedder) -> Mapping[str, Sequence[Question]]:
+    """Questions by kind, at most `count` of each, evenly spread over the sets."""
+    sources: dict[str, list[Question]] = {}
+    for file in (SET, TUNING):
+        documents, asked = load(file)
+        with stored(documents, embedder) as stores:
+            for each in asked:
+                if each.half == "dev":
+                    passages = {side: stores[side].search(each.text, PASSAGES) for side in SIDES}
+                    sources.setdefault(each.kind, []).append(Question(each, passages))
+    if data is not None:
+        for kind, question in _read(data / "two_sided_qa", embedder, count):
+            sources.setdefault(kind, []).append(question)
+    return {kind: _spread(questions, count) for kind, questions in sources.items()}
+
+
+def _read(folder: Path, embedder: Embedder, count: int) -> Iterator[tuple[str, Question]]:
+    """Of the published sets: answerable ones of one side, and those with evidence on both by their type."""
+    for name in ("single_side", "both_sides"):
+        texts = {each["pid"]: str(each["text"]) for each in lines(folder / f"{name}_paragraphs.jsonl.gz")}
+        usable: dict[str, list[dict[str, Any]]] = {}
+        for record in lines(folder / f"{name}.jsonl"):
+            if record["answers"] and record.get("answerable", True):
+                usable.setdefault(record.get("type", "squad"), []).append(record)
+        for kind, records in usable.items():
+            for record in _spread(records, count):
+                text = record["question"]
+                passages = {
+                    side: _found(embedder, text, {pid: texts[pid] for pid in record[f"{side}_paragraphs"]})
+                    for side in SIDES
+                }
+                yield kind, Question(Asked(kind, "dev", text, (), (tuple(record["answers"]),)), passages)
+
+
+def _spread(items: Sequence[T], count: int) -> Sequence[T]:
+    """As many of them at most, evenly."""
+    number = min(count, len(items))
+    return [items[at * len(items) // number] for at in range(number)]
+
+
+def _found(embedder: Embedder, question: str, paragraphs: Mapping[str, str]) -> Sequence[Passage]:
+    vectors = embedder.embed([question, *paragraphs.values()])
+    scores = dict(zip(paragraphs, (vectors[1:] @ vectors[0]).tolist(), strict=True))
+    best = sorted(paragraphs, key=lambda pid: -scores[pid])[:PASSAGES]
+    return [Passage(pid, -1, "", paragraphs[pid], scores[pid]) for pid in best]
