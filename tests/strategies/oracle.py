@@ -13,6 +13,8 @@ from paceline.core.aggregation.aggregators import LAST_LEVEL, AggregatorName, Ow
 from paceline.core.aggregation.weights import (
     decayed_evidence,
     dequantize_score,
+    evidence_head,
+    expected_evidence,
     log_weight,
     mix,
     mix_weighted,
@@ -42,7 +44,7 @@ def side_dist(
     key = (engine.info.fingerprint, tuple(branches), tuple(prefix), repr(sampling), rescoring, mask)
     if key in _KNOWN:
         return _KNOWN[key]
-    dists, scores = [], []
+    dists, heads, scores = [], [], []
     for index, branch in enumerate(branches):
         seq = SeqId(1_000_000 + index)
         wanted = len(prefix) + 1 if rescoring else 1
@@ -55,9 +57,12 @@ def side_dist(
         for row, token in zip(rows[:-1], prefix if rescoring else (), strict=True):  # the last is the one asked for
             merit = decayed_evidence(merit, math.log(max(row.prob(token), 1e-30)))
         scores.append((branch.score or 0.0) + merit)
+        heads.append(evidence_head(rows[-1]))
         dists.append(process_logits(rows[-1], sampling, Counter(prefix), np.array(branch.prompt, dtype=np.int32)))
     has_documents = any(branch.score is not None for branch in branches)
     log_h = log_weight(scores) if has_documents else None
+    if log_h is not None and rescoring:
+        log_h += expected_evidence(mix(heads, scores))
     _KNOWN[key] = (
         mix(dists, scores),
         log_h if log_h is None or not rescoring else dequantize_score(quantize_score(log_h)),

@@ -44,10 +44,12 @@ Probs = NDArray[np.float64]
 def expected(
     who: tuple[Side, ...], by: dict[Side, Engine], prefix: tuple[int, ...], *, rescoring: bool = False
 ) -> Probs:
-    """(VOCAB,) the mixture of all documents of these sides. rescoring: what each has predicted of the prefix counts."""
+    """(VOCAB,) the mixture of all documents of these sides. rescoring: what each has predicted of the prefix counts,
+    and how sure a side is of the next token."""
     scores: list[float] = []
     rows: list[Probs] = []
     for side in who:
+        first = len(rows)
         for branch in SHORT[side]:
             assert branch.score is not None
             segment = Segment(SeqId(1), 0, (*branch.prompt, *prefix), None, "all")
@@ -57,6 +59,11 @@ def expected(
             evidence = sum(0.5**age * each for age, each in enumerate(reversed(said)))
             scores.append(branch.score + (evidence if rescoring else 0.0))
             rows.append(known[-1].probs)
+        if rescoring:
+            own = np.exp(scores[first:])
+            likely = (own / own.sum()) @ np.array(rows[first:])
+            sure = float(likely @ np.maximum(np.log(np.maximum(likely, 1e-30)), -5.0))
+            scores[first:] = [score + sure for score in scores[first:]]
     weights = np.exp(scores)
     mixture: Probs = (weights / weights.sum()) @ np.array(rows)
     return mixture
@@ -115,9 +122,9 @@ def test_a_named_seed_does_not_change_the_distribution(seeded: bool, private: bo
         )
         first, second = Simulation(this, by).run().tokens
         drawn[first, second] += 1
-    first_law = expected(SIDES, by, ())
     law, without = (
-        np.array([first_law[token] * expected(SIDES, by, (token,), rescoring=rescoring) for token in range(VOCAB)])
+        expected(SIDES, by, (), rescoring=rescoring)[:, np.newaxis]
+        * np.array([expected(SIDES, by, (token,), rescoring=rescoring) for token in range(VOCAB)])
         for rescoring in (True, False)
     )
     gain = np.digitize(law / np.maximum(without, 1e-30), (0.67, 0.82, 0.9, 1.0, 1.1, 1.22, 1.5))

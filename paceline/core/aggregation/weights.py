@@ -70,6 +70,17 @@ def decayed_evidence(before: float, log_probability: float) -> float:
     return EVIDENCE_DECAY * before + EVIDENCE_SCALE * max(log_probability, -MAX_SURPRISAL)
 
 
+def expected_evidence(dist: Dist) -> float:
+    """The evidence that a side expects of its next token: -5 to 0 nats, near its negative entropy where few tokens are
+    likely. A side that is sure, as where its documents hold what comes next, counts more for that token than one that
+    could go on in many ways. dist: its mixture, or the head of it that `evidence_head` keeps.
+
+    Tokens count from `MAX_SURPRISAL` nats on and not by a threshold, so that rounding changes it little.
+    """
+    likely = dist.probs[dist.probs > NEGLIGIBLE_PROB]
+    return float(likely @ np.maximum(np.log(likely) + MAX_SURPRISAL, 0.0)) - MAX_SURPRISAL
+
+
 def evidence_head(dist: Dist) -> Dist:
     """The tokens that `decayed_evidence` can depend on: some hundred at most, in place of a whole vocabulary."""
     return dist.kept(dist.probs > NEGLIGIBLE_PROB)

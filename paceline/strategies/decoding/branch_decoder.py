@@ -24,6 +24,7 @@ from paceline.core.aggregation.weights import (
     dequantize_score,
     evidence_after,
     evidence_head,
+    expected_evidence,
     log_weight,
     mix,
     mix_heads,
@@ -277,7 +278,9 @@ class BranchMixer:
             for branch, added in zip(self._branches, node.evidence, strict=True)
             if branch.score is not None
         ]
-        node.log_evidence = dequantize_score(quantize_score(log_weight(scores))) if scores else None
+        if scores:
+            log_h = log_weight(scores) + expected_evidence(mix(heads, self._row_weights(node)))
+            node.log_evidence = dequantize_score(quantize_score(log_h))
 
     def _evidence(self, node: PrefixNode) -> Evidence:
         """What the text up to this node adds to each document's score."""
