@@ -236,9 +236,7 @@ class BranchMixer:
 
     def plain(self, rows: Sequence[Dist]) -> Dist:
         """The mixture of each branch's row, without any processing; a head that the engine has mixed as it is."""
-        if len(rows) == 1:
-            return rows[0].within(self._vocab_size)
-        return mix(rows, self._weights).within(self._vocab_size)
+        return (rows[0] if len(rows) == 1 else mix(rows, self._weights)).within(self._vocab_size)
 
     def _mixed(self, node: PrefixNode, dists: Sequence[Dist], path: Sequence[int]) -> Dist:
         counts = Counter(path) if self._penalised else NO_COUNTS
