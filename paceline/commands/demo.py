@@ -48,14 +48,14 @@ def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
     return kept | {"PYTHONUNBUFFERED": "1", "PYTHON_KEYRING_BACKEND": "keyring.backends.null.Keyring"}
 
 
-def free_port(preferred: int, host: str = "127.0.0.1") -> int:
+def free_port(preferred: int) -> int:
     """`preferred` if nothing listens there, else any free port."""
     for number in (preferred, 0):
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, number))
+            probe.bind(("127.0.0.1", number))
             return int(probe.getsockname()[1])
-    raise PacelineError(f"no free port on {host}: end a program that listens there")
+    raise PacelineError("no free port on 127.0.0.1: end a program that listens there")
 
 
 @dataclass(slots=True)

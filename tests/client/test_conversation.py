@@ -133,14 +133,14 @@ def test_the_client_needs_neither_torch_nor_our_server() -> None:
     assert shown.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("url", ["ftp://example.org", "http://[::1", "localhost:8000", "http:/x"])
-def test_an_address_that_is_none_is_said_to_be_none(url: str) -> None:
-    assert "is no address: give one such as" in sentence(chat("--url", url, "Who?"))
+def test_an_address_that_is_none_is_said_to_be_none() -> None:
+    for url in ("ftp://example.org", "http://[::1", "localhost:8000", "http:/x"):
+        assert "is no address: give one such as" in sentence(chat("--url", url, "Who?"))
 
 
-@pytest.mark.parametrize("key", ["schlüssel", "a\x1bb"])
-def test_what_cannot_be_a_key_is_not_sent(key: str, url: str) -> None:
-    assert "The key has characters that no key has" in sentence(chat("--url", url, "--key", key, "Who?"))
+def test_what_cannot_be_a_key_is_not_sent(url: str) -> None:
+    for key in ("schlüssel", "a\x1bb"):
+        assert "The key has characters that no key has" in sentence(chat("--url", url, "--key", key, "Who?"))
 
 
 def test_bytes_in_another_encoding_are_refused_and_the_next_question_is_asked(

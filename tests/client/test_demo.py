@@ -162,29 +162,20 @@ def test_a_signal_ends_it_in_order_and_the_handlers_are_put_back(number: signal.
     assert signal.getsignal(number) is before
 
 
-def test_a_right_answer_has_no_faults() -> None:
+def test_each_fault_is_named_and_a_right_answer_has_none() -> None:
     assert list(faults(BOTH, RIGHT)) == []
-
-
-@pytest.mark.parametrize(
-    ("told", "fault"),
-    [
+    cases: list[tuple[Told, str]] = [
         (Told([("It is Ada.", "device")], RIGHT.report), "'at nine' is not in the answer"),
         (Told(PIECES, {"citations": CITED[:1]}), "no document of the device is cited"),
         (Told([(text, "cloud") for text, _ in PIECES], RIGHT.report), "decided by documents of the device"),
         (Told([("Ada", "cloud")], RIGHT.report), "no token was decided by documents of the device"),
         (Told(PIECES, {**RIGHT.report, "degraded": "device_lost"}), "degraded: device_lost"),
-    ],
-)
-def test_each_fault_is_named(told: Told, fault: str) -> None:
-    assert any(fault in each for each in faults(BOTH, told))
-
-
-def test_an_answer_from_the_wrong_sides_documents_is_a_fault() -> None:
-    told = Told([("It is ", "device"), ("Ada", "cloud")], {"citations": CITED})
-    assert list(faults(DemoQuestion("Who?", ("Ada",), ("device",)), told)) == [
-        "'Ada' was decided by documents of the cloud"
     ]
+    for told, fault in cases:
+        assert any(fault in each for each in faults(BOTH, told))
+    told = Told([("It is ", "device"), ("Ada", "cloud")], {"citations": CITED})
+    (fault,) = faults(DemoQuestion("Who?", ("Ada",), ("device",)), told)
+    assert fault == "'Ada' was decided by documents of the cloud", "the wrong side's"
 
 
 def test_the_footer_says_who_decided_and_what_was_read_and_no_private_name() -> None:

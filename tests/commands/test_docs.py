@@ -12,6 +12,8 @@ from paceline.commands.main import build
 from paceline.errors import ConfigError
 from tests.rag.parsing.made import pdf, shown
 
+APP = build(())
+
 
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -25,7 +27,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def docs(*arguments: str) -> Result:
-    return CliRunner().invoke(build(()), ["docs", *arguments])
+    return CliRunner().invoke(APP, ["docs", *arguments])
 
 
 def in_hash(*arguments: str) -> Result:

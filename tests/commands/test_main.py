@@ -71,7 +71,7 @@ print(*sorted(kinds), "|", *sorted(name for name in sys.modules if name.startswi
 """
 
 
-@pytest.mark.parametrize("command", ["serve --help", "agent --help", "docs add --help", "chat --help"])
+@pytest.mark.parametrize("command", ["serve --help", "docs add --help", "chat --help"])
 def test_help_imports_nothing_that_it_does_not_show(command: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", IMPORTED, *command.split()], capture_output=True, text=True, check=True

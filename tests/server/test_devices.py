@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 import typer
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from device_agent.enrolment import _checked, _request, _to_json, exchange
@@ -113,10 +111,10 @@ def test_a_code_may_be_typed_in_any_case_with_or_without_dashes(registry: Regist
     assert normalised("ab-c d") == "ABCD"
 
 
-@pytest.mark.parametrize("code", ["", "K7QF", "K7QF-2M9X-4TBA-9HJ1", "K7QF-2M9X-4TBA-9HJCC", "K7QF-2M9X-4TBA-9HJé"])
-def test_what_cannot_be_a_code_is_told_before_anything_is_sent(code: str) -> None:
-    with pytest.raises(ValueError, match="looks like"):
-        code_secrets(code)
+def test_what_cannot_be_a_code_is_told_before_anything_is_sent() -> None:
+    for code in ("", "K7QF", "K7QF-2M9X-4TBA-9HJ1", "K7QF-2M9X-4TBA-9HJCC", "K7QF-2M9X-4TBA-9HJé"):
+        with pytest.raises(ValueError, match="looks like"):
+            code_secrets(code)
 
 
 def test_a_code_holds_for_ten_minutes(registry: Registry, clock: Clock) -> None:
@@ -159,15 +157,6 @@ def test_a_guess_at_an_unknown_code_takes_no_lock(registry: Registry) -> None:
     with closing(sqlite3.connect(registry.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         refused(registry, guess)
-
-
-@settings(max_examples=5)
-@given(guess=st.text(ALPHABET, min_size=12, max_size=12))
-def test_no_guess_enrols(guess: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    known = Registry(tmp_path_factory.getbasetemp() / "guesses")
-    code = known.add("phone")
-    if normalised(code)[4:] != guess:
-        refused(known, asked(code[:4] + guess))
 
 
 def test_of_two_devices_that_race_with_one_code_one_wins(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import stat
 from pathlib import Path
 
@@ -242,13 +241,3 @@ def test_the_commands_and_a_running_server(tmp_path: Path) -> None:
     assert key not in listed.stdout
     assert [row["state"] for row in json.loads(command(tmp_path, "list", "--json").stdout)] == ["revoked", "valid"]
     assert isinstance(command(tmp_path, "revoke", "app").exception, ConfigError)
-
-
-def test_an_unreadable_file_lets_nobody_in() -> None:
-    def broken() -> tuple[()]:
-        raise sqlite3.OperationalError("disk I/O error")
-
-    service = ScriptedService()
-    with running(create_app(service, keyring=Keyring({}, broken))) as url:
-        fault(request("POST", url + CHAT, json=BODY), 500)
-    assert not service.requests

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from device_agent.cloud import Cloud, http_url, link_url
@@ -21,19 +20,17 @@ from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpServer, listen, url_of
 from paceline.errors import ConfigError, LinkClosed
-from paceline.runtime.identity import PrivateKey, device_handshake, verify
+from paceline.runtime.identity import PrivateKey, verify
 from paceline.runtime.link.connection import Link
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.codec import decode
 from paceline.wire.identity import Claim
-from paceline.wire.link import LinkMachine
-from paceline.wire.messages import SUBPROTOCOL, Challenge, Welcome
+from paceline.wire.messages import SUBPROTOCOL
 from server import links
 from server.app import add_devices
 from server.devices import Registry
 from server.links import Links
 from tests.api.scripted import ScriptedService
-from tests.wire.identities import CLOUD, DEVICE, frame_of
+from tests.wire.identities import CLOUD, DEVICE
 
 pytestmark = pytest.mark.usefixtures("cheap_codes")
 KEY = PrivateKey(bytes([1] * 32))
@@ -226,62 +223,8 @@ async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.anyio
-async def test_a_server_with_another_key_is_told_nothing_but_the_name(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with site(tmp_path, key=PrivateKey.generate()) as here:
-        kept, key = Credentials(tmp_path / "agent"), PrivateKey.generate()
-        kept.put(http_url(here.url), Credential("phone", KEY.public_key, (key,)))
-        cloud = here.agent(tmp_path / "agent", None, lambda _: None)
-        assert await cloud.enrol()
-        here.keep(cloud)
-        await logged(caplog, "set up anew, or somebody is in between")
-        assert here.peers.links.empty()
-
-
-@pytest.mark.anyio
-async def test_a_captured_handshake_can_be_replayed_forty_times_in_vain(tmp_path: Path) -> None:
-    """Against a real server: whole, its parts alone, in both orders; the honest link beside it stays."""
-    frames: list[bytes] = []
-    async with site(tmp_path) as here:
-        credential = await exchange(here.url, here.registry.add("phone"))
-        handshake = device_handshake(DEVICE, device="phone", keys=credential.keys, server_key=credential.server_key)
-        device = LinkMachine(handshake)
-        async with connected(here.url) as connection:
-            frames.append(frame_of(device.connection_made(0.0)))
-            await connection.send(frames[0])
-            frames.append(frame_of(device.received(await connection.recv(decode=False), 0.0)))
-            await connection.send(frames[1])
-            assert isinstance(decode(await connection.recv(decode=False)), Welcome)
-            honest, _ = await here.peers.links.get()
-            ends = []
-            for number in range(40):
-                async with connected(here.url) as replay:
-                    for frame in (frames, frames[:1] * 2, frames[1:], frames[::-1])[number % 4]:
-                        await replay.send(frame)
-                    with pytest.raises(ConnectionClosed):
-                        while True:
-                            assert isinstance(decode(await replay.recv(decode=False)), Challenge)
-                    ends.append(replay.close_code)
-            assert here.peers.links.empty() and not honest.closed.is_set()
-        assert set(ends[::4]) == {CloseCode.BAD_CREDENTIAL}
-        assert {code for number, code in enumerate(ends) if number % 4} == {CloseCode.UNEXPECTED_MESSAGE}
-
-
 def connected(url: str) -> connect:
     return connect(link_url(url), subprotocols=[Subprotocol(SUBPROTOCOL)], ping_interval=None, proxy=None)
-
-
-@pytest.mark.anyio
-async def test_a_revoked_device_loses_its_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "WATCH_S", 0.01)
-    async with site(tmp_path) as here:
-        ours, theirs = await here.linked(tmp_path / "agent", here.registry.add("phone"))
-        Registry(tmp_path / "server").revoke("phone")  # as `paceline devices revoke` does, in another process
-        await theirs.closed.wait()
-        await ours.closed.wait()
-        assert theirs.close_code == ours.close_code == CloseCode.REVOKED
 
 
 @pytest.mark.anyio

@@ -1,4 +1,4 @@
-"""`paceline serve` and `paceline agent` as real processes with the fake model: start, link, answer, stop."""
+"""`paceline serve` and `paceline agent` as real processes with the fake model: start, answer, stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -21,11 +20,9 @@ from paceline.api.http.server import listen
 from paceline.commands.demo import configured
 from paceline.errors import ConfigError
 from server.commands import register as register_server
-from server.devices import Registry
 from tests.api.scripted import request
-from tests.forked import USUAL, starting
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
+pytestmark = pytest.mark.slow
 
 STARTER = (
     "import sys, typer, server.commands, device_agent.commands\n"
@@ -43,8 +40,8 @@ def command(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def program(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A running program and its URL, stopped by SIGTERM."""
+def program(*arguments: str) -> Iterator[str]:
+    """The URL of a running program, stopped by SIGTERM."""
     process = subprocess.Popen(
         command(*arguments, "--model", "fake", "--port", "0"),
         cwd=ROOT,
@@ -58,7 +55,7 @@ def program(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         line = process.stdout.readline()
         ready = re.fullmatch(r"paceline: serving fake on (http://127\.0\.0\.1:\d+) \(0 documents\)\n", line)
         assert ready is not None, line
-        yield process, ready[1]
+        yield ready[1]
     finally:
         process.send_signal(signal.SIGTERM)
         rest, _ = process.communicate(timeout=30)
@@ -72,63 +69,21 @@ def both_programs() -> typer.Typer:
     return app
 
 
-def ask(url: str, **fields: object) -> httpx.Response:
-    body = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "seed": 7}
-    return request("POST", f"{url}/v1/chat/completions", json=body | fields)
-
-
-def test_a_server_and_an_agent_link_and_either_can_be_asked(tmp_path: Path) -> None:
-    code = Registry(tmp_path / "cloud").add("phone")
-    with program("serve", "--state-dir", str(tmp_path / "cloud")) as (_, server):
-        arguments = ("agent", "--state-dir", str(tmp_path / "device"), "--cloud", server, "--code", code)
-        arguments += ("--cloud-may-ask", "on")
-        with program(*arguments) as (_, agent):
-            # The agent serves before it is linked: an answer that the server's device joins shows that it is.
-            joined = next(answer for answer in _until(server) if answer.status_code == 200)
-            assert joined.json()["usage"]["completion_tokens"] <= 12
-            texts = {ask(url).json()["choices"][0]["message"]["content"] for url in (server, agent)}
-            assert len(texts) == 1  # one model, one seed, one text
-        for asked in ({"device": "phone"}, {}):  # while it was linked, both were joined
-            alone = ask(server, paceline=asked)
-            assert alone.json()["paceline"] == {"degraded": "device_missing", "why": "the device is not linked"}
-            for on_loss in ("pause", "fail"):
-                refused = ask(server, paceline={**asked, "on_device_loss": on_loss})
-                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "device_missing")
-        Registry(tmp_path / "cloud").revoke("phone")
-        assert any("paceline" not in ask(server).json() for _ in range(400)), "none belongs to it any more"
-        assert ask(server, paceline={"on_device_loss": "fail"}).status_code == 503
-
-
-@pytest.mark.parametrize("folder", ["--docs-dir", "--state-dir"])
 @pytest.mark.parametrize("side", ["serve", "agent"])
-def test_a_folder_of_documents_or_answers_that_others_may_write_is_refused(
-    tmp_path: Path, side: str, folder: str
-) -> None:
+def test_a_folder_of_documents_or_answers_that_others_may_write_is_refused(tmp_path: Path, side: str) -> None:
     folders = {"--docs-dir": tmp_path / "docs", "--state-dir": tmp_path / "state"}
-    for each in folders.values():
-        each.mkdir()
     arguments = [argument for name, each in folders.items() for argument in (name, str(each))]
-    folders[folder].chmod(0o777)
-    ended = CliRunner().invoke(both_programs(), [side, *arguments, "--model", "fake", "--port", "0"])
-    assert isinstance(ended.exception, ConfigError) and f"Others may write to {folders[folder]}" in str(ended.exception)
-    folders[folder].chmod(0o755)
-    with program(side, *arguments):
-        assert folders[folder].stat().st_mode & 0o777 == 0o700
-
-
-def _until(url: str) -> Iterator[httpx.Response]:
-    """Request answers that need the device until one is generated with it."""
-    for _ in range(400):
-        answer = ask(url, paceline={"device": "phone", "strategy": "aggregate"})
-        if "paceline" not in answer.json():
-            yield answer
-    pytest.fail("the device has not linked")
-
-
-def test_an_agent_without_a_cloud_serves_alone(tmp_path: Path) -> None:
-    with program("agent", "--state-dir", str(tmp_path)) as (_, url):
-        answer = ask(url)
-        assert answer.status_code == 200 and "paceline" not in answer.json()
+    for each in folders.values():
+        each.mkdir(exist_ok=True)
+        each.chmod(0o777)
+        ended = CliRunner().invoke(both_programs(), [side, *arguments, "--model", "fake", "--port", "0"])
+        assert isinstance(ended.exception, ConfigError) and f"Others may write to {each}" in str(ended.exception)
+        each.chmod(0o755)
+    body = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12}
+    with program(side, *arguments) as url:
+        answer = request("POST", f"{url}/v1/chat/completions", json=body)
+        assert answer.status_code == 200 and "paceline" not in answer.json(), "alone"
+        assert [each.stat().st_mode & 0o777 for each in folders.values()] == [0o700] * 2
 
 
 def test_what_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
@@ -160,6 +115,5 @@ def test_a_program_starts_without_libraries_that_it_may_not_need() -> None:
         "import sys, paceline.server.program, paceline.device_agent.program; "
         "print({'openai', 'torch', 'transformers'} & {*sys.modules} or 'none')"
     )
-    with starting(USUAL):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.strip() == "none"

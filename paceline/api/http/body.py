@@ -166,9 +166,7 @@ def least_bytes(request: Request) -> int:
 
 
 @contextlib.asynccontextmanager
-async def read_upload(
-    request: Request, arrival: Arrival, turn: Callable[[], Awaitable[None]], field: str = "file"
-) -> AsyncIterator[Upload]:
+async def read_upload(request: Request, arrival: Arrival, turn: Callable[[], Awaitable[None]]) -> AsyncIterator[Upload]:
     """Write the file of a form to `arrival`. turn: waits until the next part of the body may be handled. Raises
     RequestError: 400 for any other form, 413 beyond MAX_FILE_BYTES, 408 when it arrives too slowly, and what
     `Arrival.write` raises."""
@@ -185,9 +183,9 @@ async def read_upload(
     except ValueError:  # an unknown charset
         raise RequestError("The form cannot be read: its names are not in the charset it says.") from None
     try:
-        file = form.get(field)
+        file = form.get("file")
         if not isinstance(file, UploadFile):
-            raise RequestError(f"The form has no file in the field {field}.", param=field)
+            raise RequestError("The form has no file in the field file.", param="file")
         fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
         yield Upload(file.filename or "", fields)
     finally:

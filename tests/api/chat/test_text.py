@@ -17,7 +17,7 @@ from paceline.engine.base import LoadedModel
 from paceline.engine.fake import EOS, VOCAB, ByteTokenizer, FakeEngine
 from paceline.runtime.node import Node
 from tests.api.chat.test_output import stream, whole
-from tests.api.chat.test_tools import TOOLS, joined, tool, without_ids
+from tests.api.chat.test_tools import TOOLS, joined, tool
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, schema_format
 from tests.api.scripted import client_of, running
@@ -109,18 +109,6 @@ def test_invalid_bytes_are_replaced_alike_in_both(http: httpx.Client, reciter: R
     assert both(http)[0] == "a\ufffd\ufffd(b"
 
 
-@pytest.mark.parametrize("text", FEW)
-def test_arguments_arrive_in_every_script(http: httpx.Client, reciter: Reciter, text: str) -> None:
-    arguments = json.dumps({"city": text}, ensure_ascii=False)
-    reciter.text = f'A.\n<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>'.encode()
-    fields = GREEDY | {"tools": TOOLS}
-    choice = whole(http, **fields)["choices"][0]
-    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "A."
-    (call,) = choice["message"]["tool_calls"]
-    assert call["function"] == {"name": "weather", "arguments": arguments}
-    assert without_ids(joined(stream(http, **fields))) == without_ids(choice["message"])
-
-
 @pytest.mark.parametrize(
     ("choice", "names"),
     [("required", {"weather", "time"}), ({"type": "function", "function": {"name": "weather"}}, {"weather"})],
@@ -139,38 +127,33 @@ def test_a_model_that_writes_something_else_makes_the_required_call(
             assert arguments == {} or isinstance(arguments["city"], str)
 
 
-@pytest.mark.parametrize(
-    ("param", "fields"),
-    [
-        ("response_format", {"response_format": schema_format(schema=FROB)}),
-        ("response_format", {"response_format": schema_format(schema=FROB), "tools": TOOLS}),
-        ("tools", {"tools": [tool("f", FROBS)]}),
-        ("functions", {"functions": [{"name": "f", "parameters": FROBS}]}),
-    ],
-)
-def test_a_schema_that_cannot_be_kept_is_refused_before_the_stream(
-    http: httpx.Client, param: str, fields: dict[str, object]
-) -> None:
-    for streamed in (False, True):
-        error = fault(http.post("/v1/chat/completions", json=BODY | GREEDY | fields | {"stream": streamed}))
-        assert (error["param"], error["code"]) == (param, "invalid_json_schema")
+def test_a_schema_that_cannot_be_kept_is_refused_before_the_stream(http: httpx.Client) -> None:
+    for fields in (
+        {"response_format": schema_format(schema=FROB)},
+        {"response_format": schema_format(schema=FROB), "tools": TOOLS},
+        {"tools": [tool("f", FROBS)]},
+        {"functions": [{"name": "f", "parameters": FROBS}]},
+    ):
+        for streamed in (False, True):
+            error = fault(http.post("/v1/chat/completions", json=BODY | GREEDY | fields | {"stream": streamed}))
+            assert (error["param"], error["code"]) == (next(iter(fields)), "invalid_json_schema")
 
 
 ODD = {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}}}
 
 
-@pytest.mark.parametrize("strict", [True, False, None])
-def test_an_unsupported_keyword_is_accepted_unless_strict(http: httpx.Client, strict: bool | None) -> None:
-    function = {"name": "f", "parameters": ODD, "strict": strict}
-    for fields in (
-        {"response_format": schema_format(schema=ODD, strict=strict)},
-        {"tools": [{"type": "function", "function": function}], "tool_choice": "required"},
-    ):
-        answer = http.post("/v1/chat/completions", json=BODY | GREEDY | fields | {"max_tokens": 5})
-        if strict:
-            assert "uniqueItems" in str(fault(answer)["message"])
-        else:
-            assert answer.status_code == 200
+def test_an_unsupported_keyword_is_accepted_unless_strict(http: httpx.Client) -> None:
+    for strict in (True, False, None):
+        function = {"name": "f", "parameters": ODD, "strict": strict}
+        for fields in (
+            {"response_format": schema_format(schema=ODD, strict=strict)},
+            {"tools": [{"type": "function", "function": function}], "tool_choice": "required"},
+        ):
+            answer = http.post("/v1/chat/completions", json=BODY | GREEDY | fields | {"max_tokens": 5})
+            if strict:
+                assert "uniqueItems" in str(fault(answer)["message"])
+            else:
+                assert answer.status_code == 200
 
 
 def test_a_conversation_that_is_too_long_is_refused_as_openai_words_it(http: httpx.Client) -> None:
@@ -181,8 +164,3 @@ def test_a_conversation_that_is_too_long_is_refused_as_openai_words_it(http: htt
         error = response.json()["error"]
         assert error["code"] == "context_length_exceeded"
         assert error["message"].startswith("This model's maximum context length is 4096 tokens. However, your messages")
-
-
-def test_a_limit_beyond_the_context_is_clamped(http: httpx.Client, reciter: Reciter) -> None:
-    reciter.text = b"yes"
-    assert both(http, max_tokens=10**9)[:2] == ("yes", "stop")

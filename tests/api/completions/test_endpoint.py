@@ -226,7 +226,7 @@ class BlockedEngine(FakeEngine):
         return super().forward(batch)
 
 
-@pytest.mark.parametrize("more", [{"echo": True, "logprobs": 1}, {"stream": True}, {}])
+@pytest.mark.parametrize("more", [{"echo": True, "logprobs": 1}, {"stream": True}])
 def test_a_client_that_leaves_frees_its_prompt_s_rows(tmp_path: Path, more: dict[str, object]) -> None:
     """`serving_node` asserts that the engine holds no rows."""
     engine = BlockedEngine()

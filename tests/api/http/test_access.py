@@ -35,14 +35,14 @@ def keyed() -> Iterator[tuple[ScriptedService, str]]:
         yield service, url
 
 
-@pytest.mark.parametrize("header", [None, "Bearer", "Bearer wrong", "Basic sk-open", "sk-open", "Bearer sk-open2"])
-def test_a_wrong_key_is_none_whatever_is_asked(keyed: tuple[ScriptedService, str], header: str | None) -> None:
+def test_a_wrong_key_is_none_whatever_is_asked(keyed: tuple[ScriptedService, str]) -> None:
     """Of every route, see `tests/api/test_openapi.py`."""
-    headers = {} if header is None else {"authorization": header}
-    for method, path in (("POST", CHAT), ("GET", "/x")):
-        response = request(method, keyed[1] + path, headers=headers, content=b"not even JSON")
-        assert fault(response, 401)["code"] == "invalid_api_key"
-        assert response.headers["www-authenticate"] == "Bearer"
+    for header in (None, "Bearer", "Bearer wrong", "Basic sk-open", "sk-open", "Bearer sk-open2"):
+        headers = {} if header is None else {"authorization": header}
+        for method, path in (("POST", CHAT), ("GET", "/x")):
+            response = request(method, keyed[1] + path, headers=headers, content=b"not even JSON")
+            assert fault(response, 401)["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
 
 
 def test_a_bound_key_is_joined_by_its_device_and_no_other(keyed: tuple[ScriptedService, str]) -> None:
@@ -54,6 +54,12 @@ def test_a_bound_key_is_joined_by_its_device_and_no_other(keyed: tuple[ScriptedS
     with client_of(url, "sk-open") as http:
         assert post(http, paceline={"device": "laptop"}).status_code == 200
     assert [asked.joining.device for asked in service.requests[-3:]] == ["phone", "phone", "laptop"]
+
+
+def joined(service: ScriptedService) -> tuple[str | None, bool, bool, str]:
+    """Of the last request: its device, whether it may be any, whether it may be named, who asks."""
+    asked = service.requests[-1]
+    return asked.joining.device, asked.joining.any_device, asked.joining.names_device, asked.account.asker
 
 
 def test_a_key_that_is_bound_to_no_device_is_joined_by_the_one_it_names_if_it_may() -> None:
@@ -71,22 +77,10 @@ def test_a_key_that_is_bound_to_no_device_is_joined_by_the_one_it_names_if_it_ma
                 if name == "chats":
                     assert "scope 'devices'" in fault(named, 403)["message"]
                 assert post(http).status_code == 200
-                asked = service.requests[-1]
-                assert (
-                    asked.joining.device,
-                    asked.joining.any_device,
-                    asked.joining.names_device,
-                    asked.account.asker,
-                ) == (None, False, False, name)
+                assert joined(service) == (None, False, False, name)
     with serving(service) as url, client_of(url) as http:
         assert post(http, paceline={"device": "phone"}).status_code == 200
-        asked = service.requests[-1]
-        assert (asked.joining.device, asked.joining.any_device, asked.joining.names_device, asked.account.asker) == (
-            "phone",
-            True,
-            True,
-            "",
-        )
+        assert joined(service) == ("phone", True, True, "")
 
 
 def test_a_device_is_not_named_at_a_device() -> None:
@@ -114,11 +108,11 @@ def test_only_this_machine_may_be_served_without_keys() -> None:
         check_exposure(host, Keyring({"k": None}))
 
 
-@pytest.mark.parametrize("key", ["k\xe9y", "schl\xfcssel=phone", "\u9375", "a\x00b", "a\nb", "sk-\udcff"])
-def test_a_key_that_no_client_could_send_is_refused_without_being_shown(key: str) -> None:
-    with pytest.raises(ConfigError, match="Key 2 of api_keys") as refused:
-        parse_keys(["fine", key])
-    assert key not in str(refused.value)
+def test_a_key_that_no_client_could_send_is_refused_without_being_shown() -> None:
+    for key in ("k\xe9y", "schl\xfcssel=phone", "\u9375", "a\x00b", "a\nb", "sk-\udcff"):
+        with pytest.raises(ConfigError, match="Key 2 of api_keys") as refused:
+            parse_keys(["fine", key])
+        assert key not in str(refused.value)
 
 
 def test_a_keyring_takes_odd_headers() -> None:

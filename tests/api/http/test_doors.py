@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.api.app import create_app, include
-from paceline.api.http import admission
 from paceline.api.http.admission import MAX_OPEN_PER_ADDRESS
 from paceline.api.http.auth import Keyring
 from paceline.api.http.body import Schema, within
@@ -25,7 +24,7 @@ from paceline.api.http.logs import PAUSE_S, Seldom, quieten
 from paceline.api.http.routing import OpenRoute
 from paceline.api.http.server import MAX_CONNECTIONS, connections_within
 from paceline.errors import RequestError
-from tests.api.scripted import WAIT, ScriptedService, client_of, running
+from tests.api.scripted import WAIT, ScriptedService, running
 
 FORWARDED = b"x-forwarded-for"
 MOVES = ("enter", "known", "upgraded", "speak", "gone")
@@ -182,22 +181,6 @@ def half(url: str, stack: ExitStack, header: bytes = b"") -> socket.socket:
 def first_line(client: socket.socket, wait: float) -> bytes | None:
     """What the server says; None if it says nothing for so long."""
     return client.recv(65_536).split(b"\r\n")[0] if select.select([client], [], [], wait)[0] else None
-
-
-def test_open_routes_have_few_places_and_keys_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "OPEN_BODY_S", 2.0)
-    with door() as url, ExitStack() as stack, client_of(url, "key") as http:
-        waiting = [half(url, stack) for _ in range(MAX_OPEN_PER_ADDRESS)]
-        assert all(first_line(client, 0.0) is None for client in waiting)
-        refused = half(url, stack)
-        answer = b""
-        while part := refused.recv(65_536):
-            answer += part
-        assert answer.startswith(b"HTTP/1.1 429 ") and b"too_many_requests" in answer and b"retry-after: 1" in answer
-        assert http.get("/v1/models").status_code == 200
-        waiting[0].sendall(b'"a": 12}')
-        assert first_line(waiting[0], WAIT) == b"HTTP/1.1 200 OK"
-        assert all((first_line(client, WAIT) or b"").startswith(b"HTTP/1.1 408 ") for client in waiting[1:])
 
 
 @pytest.mark.parametrize("trusted", [(), ("127.0.0.1",)])

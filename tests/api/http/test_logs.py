@@ -17,7 +17,7 @@ LOGS = f"""
 import logging
 from paceline.api.http.logs import configure_logging
 
-configure_logging("info")
+configure_logging("debug")
 log = logging.getLogger("paceline.node")
 log.warning("the device left an answer: %s", {FORGED!r})
 try:
@@ -26,23 +26,6 @@ except ValueError:
     log.exception("a session failed")
 # Of an answer that is broken off on purpose; the line of its request says why.
 logging.getLogger("uvicorn.error").error("ASGI callable returned without completing response.")
-"""
-
-
-def test_what_a_stranger_says_forges_no_line_of_the_log() -> None:
-    done = subprocess.run([sys.executable, "-c", LOGS], capture_output=True, text=True, timeout=60, check=True)
-    lines = done.stderr.split("\n")
-    begun = [line for line in lines if line and not line.startswith("    ")]
-    assert [line.split(" ")[2] for line in begun] == ["WARNING", "ERROR"]
-    assert all(line.isprintable() for line in lines)
-    assert any("Traceback" in line for line in lines)
-
-
-DEBUGS = """
-import logging
-from paceline.api.http.logs import configure_logging
-
-configure_logging("debug")
 for name in ("sse_starlette.sse", "python_multipart.multipart", "httpcore.http11", "some.package"):
     logging.getLogger(name).debug("chunk: %s", "the text of an answer")
     logging.getLogger(name).warning("something is wrong")
@@ -50,10 +33,14 @@ logging.getLogger("paceline.api").debug("of our own")
 """
 
 
-def test_no_other_package_says_at_debug_what_an_answer_holds() -> None:
-    done = subprocess.run([sys.executable, "-c", DEBUGS], capture_output=True, text=True, timeout=60, check=True)
-    assert "the text" not in done.stderr
-    assert done.stderr.count("something is wrong") == 4 and "of our own" in done.stderr
+def test_what_a_stranger_says_forges_no_line_of_the_log_and_no_other_package_says_there_what_an_answer_holds() -> None:
+    done = subprocess.run([sys.executable, "-c", LOGS], capture_output=True, text=True, timeout=60, check=True)
+    lines = done.stderr.split("\n")
+    begun = [line for line in lines if line and not line.startswith("    ")]
+    assert [line.split(" ")[2] for line in begun] == ["WARNING", "ERROR", *["WARNING"] * 4, "DEBUG"]
+    assert all(line.isprintable() for line in lines)
+    assert any("Traceback" in line for line in lines)
+    assert "the text" not in done.stderr and "of our own" in done.stderr
 
 
 def test_a_text_on_one_line_has_nothing_that_moves_a_cursor() -> None:

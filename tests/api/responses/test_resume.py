@@ -20,7 +20,7 @@ from paceline.runtime.service import TextDelta
 from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, client_of, done, serving
 from tests.server.test_programs import ROOT, command
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
+pytestmark = pytest.mark.slow
 
 INTERRUPTIONS = 100
 EVENT = re.compile(rb"event: (\S+)\ndata: ([^\n]*)\n\n")

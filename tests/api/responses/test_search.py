@@ -115,24 +115,14 @@ def test_a_filter_holds_for_the_side_s_own_collection_too(
     assert reading[0].requests[-1].sources.selection.document_ids == frozenset()
 
 
-@pytest.mark.parametrize(
-    ("tool", "param"),
-    [
+def test_a_search_that_cannot_be_made_is_refused_by_name(raw: httpx.Client) -> None:
+    cases: list[tuple[dict[str, object], str]] = [
         ({"vector_store_ids": ["default"], "max_num_results": 51}, "tools[0].max_num_results"),
         ({"ranking_options": {"score_threshold": 2}}, "tools[0].ranking_options.score_threshold"),
         ({"ranking_options": {"hybrid_search": {}}}, "tools[0].ranking_options.hybrid_search"),
         ({"vector_store_ids": ["default"], "filters": {"type": "in", "key": "a", "value": 1}}, "tools[0].filters"),
-    ],
-)
-def test_a_search_that_cannot_be_made_is_refused_by_name(
-    raw: httpx.Client, tool: dict[str, object], param: str
-) -> None:
-    body = {"model": "scripted", "input": "Hi", "tools": [{"type": "file_search"} | tool]}
-    answer = raw.post("/v1/responses", json=body)
-    assert error_of(answer)[:2] == (400, param), answer.text
-
-
-def test_a_store_that_is_not_there_is_not_found(raw: httpx.Client) -> None:
-    tool = {"type": "file_search", "vector_store_ids": ["vs_unknown"]}
-    answer = raw.post("/v1/responses", json={"model": "scripted", "input": "Hi", "tools": [tool]})
-    assert answer.status_code == 404
+    ]
+    for tool, param in cases:
+        body = {"model": "scripted", "input": "Hi", "tools": [{"type": "file_search"} | tool]}
+        answer = raw.post("/v1/responses", json=body)
+        assert error_of(answer)[:2] == (400, param), answer.text

@@ -66,16 +66,14 @@ def test_lines_of_a_chat_add_up_to_the_whole_answer(http: httpx.Client, service:
     assert joined == timeless(chat(http, stream=False).json())
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_lines_of_a_generation_add_up_to_the_whole_answer(
-    http: httpx.Client, service: ScriptedService, name: str
-) -> None:
-    service.script = Script(SCRIPTS[name])
-    *parts, last = lines(generate(http))
-    text = "".join(part["response"] for part in parts)
-    whole = timeless(generate(http, stream=False).json())
-    assert whole["response"] == text and whole["done_reason"] == last["done_reason"]
-    assert (whole["prompt_eval_count"], whole["eval_count"]) == (7, 3)
+def test_lines_of_a_generation_add_up_to_the_whole_answer(http: httpx.Client, service: ScriptedService) -> None:
+    for events in SCRIPTS.values():
+        service.script = Script(events)
+        *parts, last = lines(generate(http))
+        whole = timeless(generate(http, stream=False).json())
+        assert whole["response"] == "".join(part["response"] for part in parts)
+        assert whole["done_reason"] == last["done_reason"]
+        assert (whole["prompt_eval_count"], whole["eval_count"]) == (7, 3)
 
 
 @pytest.mark.parametrize("stream", [True, False])

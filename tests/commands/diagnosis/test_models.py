@@ -25,11 +25,11 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(DEVICE, tmp_path / "model"))
 
 
-@pytest.mark.parametrize("wanted", ["demo", "demo-causal", "fake", "fake:3", str(DEVICE)])
-def test_a_model_that_can_be_loaded_is_fine(wanted: str) -> None:
-    status, text = model(SETTINGS, wanted)
-    assert status == "ok" and text.startswith(f"{wanted}: ")
-    assert wanted.startswith("fake") or ("million weights" in text and "GiB free" in text)
+def test_a_model_that_can_be_loaded_is_fine() -> None:
+    for wanted in ("demo", "demo-causal", "fake:3", str(DEVICE)):
+        status, text = model(SETTINGS, wanted)
+        assert status == "ok" and text.startswith(f"{wanted}: ")
+        assert wanted.startswith("fake") or ("million weights" in text and "GiB free" in text)
 
 
 def test_a_cut_file_a_missing_part_and_a_missing_configuration_are_named(folder: Path) -> None:
