@@ -156,7 +156,7 @@ def branches(pair: Pair, side: Side, way: Way, question: Question) -> Sequence[B
         max_prompt=model.engine.info.max_positions // 2,
         found=own,
         others=others[0] if others else (),
-        together=not (way.apart or model.engine.info.one_document),
+        together=not (way.apart or model.tokenizer.one_document),
     )
     joint = len(way.reads) > 1 and side == "device"
     return (prompts.without_relevance() if joint else prompts).branches

@@ -67,6 +67,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         "pad_token": SPECIAL_TOKENS[PAD],
         "additional_special_tokens": list(SPECIAL_TOKENS[SYSTEM:END]),
         "clean_up_tokenization_spaces": False,
+        "one_document": True,
         "model_max_length": 1024,
         "chat_template": _CHAT_TEMPLATE,
     }

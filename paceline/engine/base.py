@@ -54,7 +54,6 @@ class ModelInfo:
     num_weights: int = 0  # of the whole model; 0: unknown
     shape: ModelShape | None = None  # for models of its energy; None: not known
     doubt: str = ""  # why a row's token may depend on more than its tokens, as on rows computed with it; empty: exact
-    one_document: bool = False  # it was trained to read a single one: several are read apart, see `Options.reading`
     refusals: tuple[str, ...] = ()  # what it says of its own, as where no document answers: such an answer cites none
     thinking: tuple[str, str] | None = None  # marks between which it thinks before it answers; None: it does not
     tools: str = "hermes"  # name of the format in which it writes calls
@@ -272,6 +271,10 @@ class TextModel(Protocol):
     @property
     def fingerprint(self) -> str:
         """Equal iff two models give every id the same meaning."""
+
+    @property
+    def one_document(self) -> bool:
+        """The model was trained to read a single one: several are read apart, see `wire.messages.Options`."""
 
     @property
     def thinking(self) -> tuple[str, str] | None:

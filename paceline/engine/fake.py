@@ -134,6 +134,7 @@ class ByteTokenizer:
     def fingerprint(self) -> str:
         return sha256(b"paceline bytes 1").hexdigest()
 
+    one_document = True
     thinking: tuple[str, str] | None = None
     tools = "hermes"
 
@@ -248,7 +249,7 @@ class FakeEngine(RowListEngine[FakeRow]):
             raise EngineError(f"the fake model knows {VOCAB} ids, not {vocab_size}")
         wider = "" if vocab_size == VOCAB else f" {vocab_size}"
         identity = sha256(f"paceline fake 1 {seed} {order} {spread}{wider}".encode()).hexdigest()
-        super().__init__(ModelInfo("fake", identity, vocab_size, max_positions, "float64", "fake", one_document=True))
+        super().__init__(ModelInfo("fake", identity, vocab_size, max_positions, "float64", "fake"))
         self._key = _hash64(seed & _MASK ^ GAMMA)
         self._order, self._spread = order, spread
         self._num_recent = max(len(_ANSWER_MARK), order or 0)

@@ -277,7 +277,6 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
         backend="hf",
         sampling=sampling_defaults(directory),
         num_weights=num_weights,
-        one_document=getattr(config, "one_document", False) is True,
         shape=shape_of(config, {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}),
     )
     return model, info

@@ -51,6 +51,8 @@ _logger = logging.getLogger("paceline.engine")
 class Tokenizer:
     """Vocabulary and chat template of one model. Made by `Tokenizer.load`."""
 
+    one_document: bool = False
+
     def __init__(self, serialised: bytes, template: str | None, special: SpecialTokens) -> None:
         """template: None for ChatML, whose end then ends an answer as well where the vocabulary has it as a token."""
         self._hf = tokenizers.Tokenizer.from_buffer(serialised)
@@ -97,7 +99,9 @@ class Tokenizer:
                     "add a chat_template.jinja to its folder, or ask it with /v1/completions",
                     path,
                 )
-            return cls(source.read_bytes(), template, SpecialTokens.read(path))
+            tokenizer = cls(source.read_bytes(), template, SpecialTokens.read(path))
+            tokenizer.one_document = _json(path / "tokenizer_config.json").get("one_document") is True
+            return tokenizer
         except PacelineError:
             raise
         except Exception as error:  # the library raises bare Exception

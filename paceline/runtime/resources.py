@@ -246,7 +246,7 @@ class Resources:
 
     def reads_together(self, reading: str) -> bool:
         """Whether several passages stand in one context. reading: as in `Options`."""
-        return not self.info.one_document if not reading else reading == "together"
+        return not self.tokenizer.one_document if not reading else reading == "together"
 
     @property
     def num_documents(self) -> int:

@@ -320,7 +320,6 @@ def load_reader(directory: Path, *, name: str, fingerprint: str) -> ReaderEngine
         backend="reader",
         sampling=sampling_defaults(directory),
         num_weights=sum(weight.size for weight in weights.values()),
-        one_document=True,
         refusals=(NOTHING, ENGLISH_ONLY, CANNOT, ABILITIES),
     )
     return ReaderEngine(info, Pointer(weights, installed_tokenizer(), calibration), tokenizer)
