@@ -261,7 +261,7 @@ def test_property_8_rows_below_a_part_that_stayed_open_score_as_their_path(
         growing = Growing(engine, seq)
         if prompt:
             growing.extend(prompt)
-        growing.play(data, 5)
+        growing.play(data, 7)
 
 
 def test_property_8_a_tree_over_many_blocks_is_compacted_in_place(engine: Engine) -> None:

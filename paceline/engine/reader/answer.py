@@ -109,11 +109,6 @@ class AnswerDists:
         return Dist.dense(probs)
 
 
-def prompt_dist(wording: Wording) -> Dist:
-    """Of a row of the prompt, where the reader has nothing to say."""
-    return Dist.dense(wording.plain)
-
-
 def _find(said: Ids, joint: Ids) -> int | None:
     size = len(joint)
     return next((i for i in range(len(said) - size + 1) if said[i : i + size] == joint), None)

@@ -37,7 +37,6 @@ from paceline.engine.reader.answer import (
     Wording,
     listed,
     part_of,
-    prompt_dist,
 )
 from paceline.engine.reader.pointer import Pointer, SpanCalibration, SpanReading, shared_words, words_in
 from paceline.engine.reader.question import (
@@ -183,7 +182,7 @@ class ReaderEngine(RowListEngine[int]):
     def _dist(self, owner: str | SeqId, tokens: Ids) -> Dist:
         mark = self._prompts.assistant
         if mark not in tokens:
-            return prompt_dist(self._wording)
+            return Dist.dense(self._wording.plain)  # of a row of the prompt
         cut = len(tokens) - tokens[::-1].index(mark)
         return self._answer_of(owner, tokens[:cut]).next(tokens[cut:])
 

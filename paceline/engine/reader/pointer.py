@@ -83,7 +83,7 @@ class Pointer:
             window = slice(start, start + room)
             found = self._spans(question, head, read.ids[window], read.offsets[window], document)
             for text, score in found:
-                odds[text] = _log_add(odds.get(text, -math.inf), score)
+                odds[text] = _log_sum((odds.get(text, -math.inf), score))
             best = max(best, _log_sum([score for _, score in found]))
             if start + room >= len(read.ids):
                 break
@@ -152,7 +152,3 @@ def _trimmed(text: str) -> str:
 def _log_sum(values: Sequence[float]) -> float:
     top = max(values, default=-math.inf)
     return top if top == -math.inf else top + math.log(math.fsum(math.exp(value - top) for value in values))
-
-
-def _log_add(a: float, b: float) -> float:
-    return _log_sum((a, b))

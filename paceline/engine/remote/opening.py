@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -92,11 +93,7 @@ def _weights(directory: Path) -> int:
     for file in directory.glob("*.safetensors"):
         with file.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        for key, tensor in header.items():
-            count = 1
-            for length in tensor.get("shape", (0,)) if key != "__metadata__" else (0,):
-                count *= length
-            size += count
+        size += sum(math.prod(tensor["shape"]) for key, tensor in header.items() if key != "__metadata__")
     return size
 
 
