@@ -9,7 +9,7 @@ from typing import Final
 from lab.configs import a_config
 from lab.simulation import Channel, FadingChannel, Network, RadioParameters, SimulatedRequest, Simulation
 from paceline.core.drafting.budget import OnlineStats
-from paceline.core.offloading import EnergyQueue, OffloadStats
+from paceline.core.offloading import THROUGHPUT_WEIGHT, EnergyQueue, OffloadStats
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES
 from paceline.strategies.base import Branch
@@ -80,7 +80,9 @@ def total(answers: Sequence[Taken]) -> Taken:
 
 def play(way: Way, setting: Setting, engines: Mapping[str, PairedEngine]) -> list[Taken]:
     """Write the setting's answers, at temperature 1, with noise and fading that are the same for every way."""
-    queue = None if way.budget is None else EnergyQueue(way.budget, per=way.per)
+    # A served budget weighs throughput by what drafts cost; the paper's, of a step, by its constant.
+    weight = None if way.per == "token" else THROUGHPUT_WEIGHT
+    queue = None if way.budget is None else EnergyQueue(way.budget, per=way.per, weight=weight)
     stats = OnlineStats(offload=OffloadStats(queue=queue, compute_w=COMPUTE_W, send_w=SEND_W))
     return [_play(way, setting, engines, stats, seed) for seed in range(setting.answers)]
 
