@@ -126,7 +126,6 @@ class Conversation:
             self._extension[name] = value
 
     def chosen(self, name: str) -> str | None:
-        """What `choose` or the construction has set."""
         value = self._model if name == "model" else self._extension.get(name)
         return None if value is None else str(value)
 

@@ -60,7 +60,6 @@ class Told:
         return [(each["side"], each["document"]) for each in found] if isinstance(found, list) else []
 
     def lanes(self) -> Counter[str]:
-        """Pieces by the side whose documents decided them."""
         return Counter(lane for _, lane in self.pieces if lane)
 
     def lanes_of(self, part: str) -> frozenset[str]:

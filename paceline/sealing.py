@@ -396,7 +396,6 @@ REMOVE = "remove responses.sqlite, tables and answers.seal: they hold past answe
 
 
 def answers_key(state: Path) -> StoreKey:
-    """The key of the answers in this state folder."""
     return StoreKey(state / "answers", what="stored responses", anew=REMOVE)
 
 

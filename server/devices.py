@@ -126,7 +126,6 @@ class Registry:
         return code
 
     def devices(self) -> list[Device]:
-        """List all devices by name."""
         with self._file.reading() as rows:
             devices = {row[0]: _device(*row) for row in rows.execute(_DEVICES)}
             for name, expires, role in rows.execute(
@@ -138,7 +137,6 @@ class Registry:
         return [devices[name] for name in sorted(devices)]
 
     def has_devices(self) -> bool:
-        """A device is enrolled, be it linked or not."""
         with self._file.reading() as rows:
             known = "SELECT 1 FROM identities WHERE role = 'device' AND revoked_at IS NULL"
             return rows.execute(known).fetchone() is not None

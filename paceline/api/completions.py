@@ -84,9 +84,8 @@ class LegacyLogprobs:
 class Offsets:
     """Offset of each token in the choice's text, in characters. All tokens of one character have its offset."""
 
-    def __init__(self, start: int = 0) -> None:
-        """`start`: below 0 when the first tokens are not part of the text."""
-        self._at = start
+    def __init__(self) -> None:
+        self._at = 0  # below 0 where the first tokens are no part of the text
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def next(self, data: bytes) -> int:
@@ -244,8 +243,6 @@ def completion_call(asked: CompletionRequest, service: Service, identity: Identi
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """A prompt that is repeated in front of its answers."""
-
     text: str
     token_bytes: tuple[bytes, ...]  # of each token
     logprobs: tuple[Logprobs, ...] | None  # of all tokens but the first; None: not requested
@@ -493,7 +490,6 @@ async def _tokens(service: Service, prompt: Input, model: str) -> Tokens:
 
 
 async def _echoes(service: Service, call: CompletionCall, prompts: Sequence[Tokens]) -> tuple[EchoedPrompt, ...]:
-    """The prompts to echo. Equal prompts are scored once."""
     scored: dict[Tokens, tuple[Logprobs, ...] | None] = {}
     for prompt in prompts:
         if call.asked.logprobs is not None and prompt not in scored:

@@ -61,7 +61,6 @@ class Error(BaseModel):
 
 
 def refusals(model: type[BaseModel]) -> Responses:
-    """`responses` of a router whose errors have this shape."""
     return {
         "4XX": {"model": model, "description": "The request cannot be served as it is.", "headers": _HEADERS},
         "5XX": {"model": model, "description": "The server cannot answer it, perhaps only now.", "headers": _HEADERS},

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProgramContext:
-    """The object of the command's context (`typer.Context.obj`)."""
-
     checks: NodeChecks = field(default_factory=dict)
 
 

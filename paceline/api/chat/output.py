@@ -281,7 +281,6 @@ def _annotations(choice: ChoiceBuilder, citations: Sequence[Citation], links: Ad
 
 
 def step_line(step: WorkflowStep) -> str:
-    """A step of a workflow as a line of reasoning."""
     failed = " (failed)" if step.state == "failed" else ""
     unit = f" on {step.unit}" if step.unit else ""
     return f"{step.stage}{failed}, {step.seconds:.2f} s{unit}: {step.text}\n"

@@ -474,7 +474,6 @@ def _part(part: Part, role: str, where: str) -> str:
 
 
 def _calls(message: Message, where: str) -> list[tuple[str, str]]:
-    """Name and JSON of the arguments of each call."""
     calls: list[tuple[str, str]] = []
     for index, call in enumerate(message.tool_calls):
         if call.function is not None:

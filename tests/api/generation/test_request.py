@@ -129,7 +129,7 @@ ODD: list[object] = [
 def test_no_value_of_a_field_is_the_servers_fault(http: httpx.Client) -> None:
     for number, field in enumerate([*NULLABLE, "model", "messages"]):
         tools: Json = {"tools": [{"function": {"name": "f"}}]} if field in ("tool_choice", "response_format") else {}
-        for value in ODD[number % 2 :: 2]:
+        for value in ODD[number % 4 :: 4]:
             response = post(http, **tools | {field: value})
             assert response.status_code in (200, 400, 404), (field, value, response.text)
             if response.status_code != 200:

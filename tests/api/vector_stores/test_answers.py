@@ -16,11 +16,10 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
 from paceline.runtime.parts import NodeParts, Offer
 from tests.api.scripted import ScriptedService, client_of, running, serving
+from tests.api.vector_stores.test_files import BOAT, POLL, client
 
 MODEL = "fake"
-POLL = 20  # ms
 OWN = "The red boat of the harbour museum is old."
-BOAT = "The red boat belongs to Ann Bell."
 ASK = "Who owns the red boat?"
 
 
@@ -35,14 +34,12 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def ann(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="ann", max_retries=0) as made:
-        yield made
+    yield from client(url, "ann")
 
 
 @pytest.fixture
 def bert(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="bert", max_retries=0) as made:
-        yield made
+    yield from client(url, "bert")
 
 
 @pytest.fixture
