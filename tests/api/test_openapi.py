@@ -28,10 +28,12 @@ FILE = Path(__file__).parents[2] / "openapi" / "openapi.json"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FastAPI, str, dict[str | None, str]]]:
-    """(application, URL, keys by scope) of the whole server. The key of None has all scopes."""
+    """(application, URL, keys by scope) of the whole server. None: of all. `not chat`: of all others."""
     directory = tmp_path_factory.mktemp("server")
     keys = Keys(directory)
     made: dict[str | None, str] = {scope: keys.create(scope, scopes=[scope]) for scope in SCOPES}
+    for scope in SCOPES:
+        made[f"not {scope}"] = keys.create(f"not {scope}", scopes=[other for other in SCOPES if other != scope])
     made[None] = keys.create("all")
     made["revoked"] = keys.create("revoked")
     keys.revoke("revoked")
@@ -84,7 +86,7 @@ def test_every_route_refuses_a_missing_key_a_wrong_one_and_one_without_its_scope
                     assert answer.status_code in (200, 400), route
                 else:
                     assert "API key" in told(answer, route, 401)
-            for scope in (*SCOPES, None):
+            for scope in (None, route.scope or "chat", f"not {route.scope or 'chat'}"):
                 answer = http.request(route.method, route.concrete, headers={"authorization": f"Bearer {keys[scope]}"})
                 if route.scope is None or scope in (route.scope, None):
                     assert answer.status_code not in (401, 403), (route, scope, answer.text)
