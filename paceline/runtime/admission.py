@@ -12,7 +12,7 @@ from paceline.core.energy import EnergyUse
 from paceline.core.fair import FairQueue
 from paceline.core.side import SIDES
 from paceline.errors import RequestError
-from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
+from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, Generation, GenerationResult, TextDelta
 from paceline.runtime.sessions.client import ClientSession, is_refusal
 
 # An answer for which documents are searched for again as it grows: a session for each stretch of it.
@@ -57,6 +57,57 @@ class Stretches:
 
     async def aclose(self) -> None:
         await self.session.aclose()
+
+
+# An answer to a question in parts: each is answered in turn, by a search of its own and by whom it finds.
+#
+# One context or one mixture for all of it goes on with the part that it has begun with, and leaves the other out or
+# fills it from the wrong document. Each part's text is that of the part asked alone, with a seed of its own.
+
+
+BETWEEN: Final = "\n"
+
+
+class Parts:
+    """Generation of such an answer, as if it were one."""
+
+    def __init__(
+        self,
+        first: Generation,
+        later: Sequence[GenerateRequest],
+        prepare: Callable[[GenerateRequest], Awaitable[Generation]],
+    ) -> None:
+        """first: of the first part. later: requests of the others, which `prepare` begins."""
+        self._part, self._later, self._prepare = first, later, prepare
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._part.prompt_tokens
+
+    async def run(self) -> AsyncIterator[GenerateEvent]:
+        ended: list[GenerationResult] = []
+        for following in (*self._later, None):
+            async with aclosing(self._part.run()) as events:  # type: ignore[type-var]  # every one is a generator
+                async for event in events:
+                    if isinstance(event, GenerationResult):
+                        ended.append(event)
+                    else:
+                        yield event
+            if following is None or ended[-1].reason != "stop" or ended[-1].stop:
+                break
+            if (limit := following.output.max_tokens) is not None:
+                left = limit - sum(part.completion_tokens for part in ended)
+                if left <= 0:
+                    ended[-1] = replace(ended[-1], reason="length")
+                    break
+                following = replace(following, output=replace(following.output, max_tokens=left))
+            yield TextDelta(BETWEEN, 0)
+            self._part = await self._prepare(following)
+        reasons = "; ".join(dict.fromkeys(part.strategy_reason for part in ended))
+        yield replace(joined(ended), strategy_reason=f"each part of the question is answered in turn: {reasons}")
+
+    async def aclose(self) -> None:
+        await self._part.aclose()
 
 
 def joined(parts: Sequence[GenerationResult]) -> GenerationResult:

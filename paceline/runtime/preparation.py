@@ -14,16 +14,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from paceline.core.sampling.sampler import Constraint, Mask, Thinking
+from paceline.engine.reader.question import separate_questions
 from paceline.engine.thinking import thinking_after
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage
-from paceline.runtime.admission import AnswerPlaces, Stretches
+from paceline.runtime.admission import AnswerPlaces, Parts, Stretches
 from paceline.runtime.energy import SideEnergy
 from paceline.runtime.link.connection import Link
 from paceline.runtime.lookup_tables.store import Lifetime
 from paceline.runtime.peers import Peers
 from paceline.runtime.resources import Resources, without_drafts
-from paceline.runtime.service import GenerateRequest, SharedPrompt
+from paceline.runtime.service import GenerateRequest, Generation, SharedPrompt
 from paceline.runtime.sessions.client import ClientSession, PreparedRequest
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.output_text import Written, token_strings
@@ -116,13 +117,36 @@ class Preparation:
         resources = self._resources
         raw_prompt(request.prompt.tokens or (), resources.max_positions, resources.vocab_size, room=room)
 
-    async def prepare(self, request: GenerateRequest, *, in_workflow: bool = False) -> ClientSession | Stretches:
+    async def prepare(self, request: GenerateRequest, *, in_workflow: bool = False) -> Generation:
         """An answer without a workflow, or a text of one, whose place is taken. Raises RequestError for a request that
         cannot be fulfilled; by then nothing has been sent but the query of `answer-private`."""
         with self._place(request.account.owner, anyhow=in_workflow) as egress:
-            session = await self._write(await self._begin(request), request, egress)
+            begun = await self._begin(request)
+            first, *later = [request] if in_workflow else self._parts(request, begun.context)
+            session = await self._write(begun, first, egress)
         whole = session.prepared.end >= session.prepared.limit
-        return session if whole else Stretches(session, self._go_on)
+        written = session if whole else Stretches(session, self._go_on)
+        return Parts(written, later, partial(self.prepare, in_workflow=True)) if later else written
+
+    def _parts(self, request: GenerateRequest, context: RoutingContext) -> Sequence[GenerateRequest]:
+        """The request, or one for each part of its question, where documents are read and the text is free of form."""
+        prompt, output, sources = request.prompt, request.output, request.sources
+        searched = sources.documents and sources.passages is None and context.own.documents + context.peer.documents
+        free = output.constraint is None and output.top_logprobs is None and not prompt.template
+        last = prompt.messages[-1] if prompt.messages else {}
+        if not (searched and free and request.strategy.name == AUTO and last.get("role") == "user"):
+            return [request]
+        if self._resources.tokenizer.one_document:  # it may take the question apart itself
+            return [request]
+        parts = separate_questions(last["content"])
+        return [
+            replace(
+                request,
+                prompt=replace(prompt, messages=(*prompt.messages[:-1], {**last, "content": part}), shared=None),
+                sampling=request.sampling.nth(index),
+            )
+            for index, part in enumerate(parts)
+        ] or [request]
 
     async def begin(self, request: GenerateRequest) -> Callable[[GenerateRequest], Awaitable[ClientSession]]:
         """Take the place of a workflow, whose `closed` gives it back. What would be refused as an answer is refused

@@ -7,7 +7,6 @@ the end, the admission of a call's requests.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -146,7 +145,7 @@ def sampling_of(asked: SamplingFields, model: ModelInfo) -> SamplingParams:
         presence_penalty=asked.presence_penalty,
         frequency_penalty=asked.frequency_penalty,
         logit_bias=biases_of(asked.logit_bias, model.vocab_size),
-        seed=seed_of(asked.seed, 0),
+        seed=secrets.randbits(63) if asked.seed is None else asked.seed,
         **{name: value for name, value in chosen.items() if value is not None},
     )
 
@@ -316,17 +315,7 @@ def device_of(name: str | None, service: Service, identity: Identity) -> str | N
 def choices_of(request: GenerateRequest, count: int) -> tuple[GenerateRequest, ...]:
     """Requests of `count` choices, each of which can be requested again alone by its seed."""
     first = request.sampling
-    return tuple(replace(request, sampling=replace(first, seed=seed_of(first.seed, index))) for index in range(count))
-
-
-def seed_of(seed: int | None, index: int) -> int:
-    """The seed of a choice: of the first the given one, of others a hash, so that answers to neighbouring seeds are not
-    each other's choices."""
-    if seed is None:
-        seed = secrets.randbits(63)
-    if index == 0:
-        return seed
-    return int.from_bytes(hashlib.sha256(f"{seed}/{index}".encode()).digest()[:8], "little", signed=True)
+    return tuple(replace(request, sampling=first.nth(index)) for index in range(count))
 
 
 # Input texts of OpenAI's older endpoints: one or several, each as a string or as token ids.

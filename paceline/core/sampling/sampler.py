@@ -9,9 +9,10 @@ The temperature applies before the mixture. At temperature 0 the target is the a
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
@@ -66,6 +67,14 @@ class SamplingParams:
     def looks_back(self) -> bool:
         """True if a token's logit depends on the tokens before it."""
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
+
+    def nth(self, index: int) -> SamplingParams:
+        """Those of one of several texts: of the first these, of others with a hash for a seed, so that texts of
+        neighbouring seeds are not each other's."""
+        if index == 0:
+            return self
+        digest = hashlib.sha256(f"{self.seed}/{index}".encode()).digest()
+        return replace(self, seed=int.from_bytes(digest[:8], "little", signed=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from typing import Final
 
 MAX_PARTS = 3
 MAX_CHARACTERS = 1000  # of a message's end, that are read: patterns take the square of them
@@ -62,6 +63,24 @@ def parts_of(message: str) -> tuple[str, ...]:
             found += _conjoined(clause.strip(" ,;"))
     named = [found[0], *(_whole(part, found[0]) for part in found[1:])] if found else [question]
     return tuple(f"{part[:1].upper()}{part[1:]}?" for part in named[:MAX_PARTS])
+
+
+_REFERS: Final = re.compile(
+    r"\b(?:it|its|he|him|his|she|her|hers|they|them|their|this|that|these|those|there|then|one|ones|so|each|both|same)\b",
+    re.IGNORECASE,
+)
+MAX_ALONE: Final = 300  # characters of a message that is nothing but questions
+
+
+def separate_questions(message: str) -> tuple[str, ...]:
+    """The parts of a message that is nothing but questions, where each can be asked by itself; else none."""
+    text = message.strip()
+    before, question = asked(text)
+    if before or len(text) > MAX_ALONE or "\n" in text or not _ASKED.match(question):
+        return ()
+    parts = parts_of(text)
+    alone = all(_ASKED.match(part) for part in parts) and not any(map(_REFERS.search, parts[1:]))
+    return parts if 1 < len(parts) < MAX_PARTS + 1 and alone else ()
 
 
 def _conjoined(clause: str) -> list[str]:
