@@ -183,7 +183,7 @@ async def test_joint_answers_teach_no_table_that_outlives_them_but_one_in_memory
         kept = [len(each) for table in tables for each in (table, table.bigrams) if each is not None]
         assert any(kept[-2:]) == (front == "device" and strategy == "aggregate") and not any(kept[:2])
         while taught.rows > sum(kept):  # the other side's part ends after the answer
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
     assert filed(tmp_path) == {}
 
 

@@ -73,8 +73,8 @@ async def answers(
 
 
 async def test_answers_of_two_documents_that_do_not_fit_at_once_all_end(tmp_path: Path) -> None:
-    unlimited = await answers(tmp_path / "docs", None, 32)
-    for rows, count in ((560, 1), (560, 32), (700, 8), (1500, 32)):
+    unlimited = await answers(tmp_path / "docs", None, 24)
+    for rows, count in ((560, 1), (560, 24), (1500, 16)):
         assert await answers(tmp_path / "docs", rows, count) == unlimited[:count]
 
 
@@ -142,9 +142,9 @@ async def joint_answers(folder: Path, short: Collection[Side], count: int) -> li
 
 async def test_joint_answers_have_their_texts_when_a_side_or_both_are_short_of_memory(tmp_path: Path) -> None:
     """None is written by one side alone, and none waits for one that waits for it."""
-    expected = await joint_answers(tmp_path, (), 6)
+    expected = await joint_answers(tmp_path, (), 4)
     for short in (("cloud",), ("device",), SIDES):
-        assert await joint_answers(tmp_path, short, 6) == expected
+        assert await joint_answers(tmp_path, short, 4) == expected
 
 
 @pytest.mark.parametrize("rows", [600, 1000])
