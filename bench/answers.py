@@ -4,7 +4,8 @@ Questions about one document, about one on each side, and such as none answers: 
 with a data folder also from SQuAD (one side) and HotpotQA and 2WikiMultihopQA (both, by type). Each side has the two
 best passages of its own documents. Ways: each side alone; everything in one context, which privacy allows at the device
 only; both sides together, each with its passages in one context or each in its own (`reading`), with weights that
-follow the text or, as published, with fixed ones. Greedy, with the program's own strategies and engines.
+follow the text or, as published, with fixed ones; and as served, a question in parts part by part. Greedy, with the
+program's own strategies and engines.
 
 An answer is right if an accepted text of each fact stands in it as whole words, or, where nothing answers, if it says
 so. It is faithful if each of its numbers and names stands in a passage that was read, or in the question. The questions
@@ -14,17 +15,22 @@ of the notes' half `test` are not asked here: they are for `bench notes`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lab.demo_pair import Pair
 from lab.training.texts.squad import normal_form
 from paceline.core.side import SIDES, Side
+from paceline.engine.reader.question import separate_questions
 from paceline.models import READER
 from paceline.rag.embedder import Embedder, load_embedder
 from paceline.rag.records import Passage
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.admission import BETWEEN
 from paceline.runtime.sessions.prompts import prompts_of
 from paceline.strategies.base import Branch
 
@@ -48,16 +54,18 @@ class Way:
     reads: Mapping[Side, Sequence[Side]]  # whose passages each side reads that writes
     options: Mapping[str, object] = field(default_factory=dict)
     apart: bool = False
+    in_parts: bool = False
 
 
 BOTH: Final[Mapping[Side, Sequence[Side]]] = {side: (side,) for side in SIDES}
-TOGETHER: Final = "both sides"
+TOGETHER: Final = "as served"
 ONE_CONTEXT: Final = ("one context, device", "one context, cloud")
 WAYS: Final[Mapping[str, Way]] = {
     "device": Way({"device": ("device",)}),
     "cloud": Way({"cloud": ("cloud",)}),
     **{name: Way({side: SIDES}) for name, side in zip(ONE_CONTEXT, SIDES, strict=True)},
-    TOGETHER: Way(BOTH),
+    TOGETHER: Way(BOTH, in_parts=True),
+    "not in parts": Way(BOTH),
     "fixed weights": Way(BOTH, {"rescoring": False}),
     "passages apart": Way(BOTH, apart=True),
     "as published": Way(BOTH, {"rescoring": False}, apart=True),
@@ -67,7 +75,7 @@ WAYS: Final[Mapping[str, Way]] = {
 @dataclass(frozen=True, slots=True)
 class Question:
     asked: Asked
-    passages: Mapping[Side, Sequence[Passage]]
+    search: Callable[[str], Mapping[Side, Sequence[Passage]]]  # of both sides' documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +94,14 @@ def run(options: Options) -> Report:
         ways = {name: way for name, way in WAYS.items() if name != ONE_CONTEXT[1]}  # the same model
     rows: list[dict[str, object]] = []
     found: dict[str, dict[str, list[Outcome]]] = {}
-    for kind, questions in kinds(options.data, count, embedder).items():
-        found[kind] = {
-            name: [outcome(pair, way, question, real=bool(real)) for question in questions]
-            for name, way in ways.items()
-        }
-        for name, outcomes in found[kind].items():
+    with kinds(options.data, count, embedder) as asked:
+        for kind, questions in asked.items():
+            found[kind] = {
+                name: [outcome(pair, way, question, real=bool(real)) for question in questions]
+                for name, way in ways.items()
+            }
+    for kind, of in found.items():
+        for name, outcomes in of.items():
             share = share_of([each.right for each in outcomes])
             faithful = sum(each.faithful for each in outcomes) / len(outcomes)
             length = sum(each.length for each in outcomes) / len(outcomes)
@@ -133,21 +143,24 @@ def _gain(of: Mapping[str, Sequence[Outcome]], names: Sequence[str]) -> Estimate
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
 def outcome(pair: Pair, way: Way, question: Question, *, real: bool) -> Outcome:
-    text = pair.write({side: branches(pair, side, way, question) for side in way.reads}, way.options)
-    right = is_right(question.asked, text, declines=DECLINES if real else None)
-    read = [
-        passage.titled
-        for side in {each for of in way.reads.values() for each in of}
-        for passage in question.passages[side]
-    ]
-    known = f" {normal_form(' '.join([question.asked.text, *read]))} "
+    parts = separate_questions(question.asked.text) if way.in_parts and real else ()
+    sides = {each for read in way.reads.values() for each in read}
+    texts, known = [], [question.asked.text]
+    for part in parts or (question.asked.text,):
+        found = question.search(part)
+        writers = [side for side, read in way.reads.items() if any(map(found.get, read))] or list(way.reads)
+        texts.append(pair.write({side: branches(pair, side, way, part, found) for side in writers}, way.options))
+        known += [passage.titled for side in sides for passage in found[side]]
+    text = BETWEEN.join(texts)
+    stands = f" {normal_form(' '.join(known))} "
     names = [normal_form(name) for name in NAMED.findall(text.partition(" ")[2])]  # the first word is a capital anyway
-    return Outcome(right, all(f" {name} " in known for name in names if name), len(text))
+    right = is_right(question.asked, text, declines=DECLINES if real else None)
+    return Outcome(right, all(f" {name} " in stands for name in names if name), len(text))
 
 
-def branches(pair: Pair, side: Side, way: Way, question: Question) -> Sequence[Branch]:
-    model, messages = pair.models[side], [{"role": "user", "content": question.asked.text}]
-    own, *others = [question.passages[each] for each in way.reads[side]]
+def branches(pair: Pair, side: Side, way: Way, text: str, found: Mapping[Side, Sequence[Passage]]) -> Sequence[Branch]:
+    model, messages = pair.models[side], [{"role": "user", "content": text}]
+    own, *others = [found[each] for each in way.reads[side]]
     prompts = prompts_of(
         messages,
         None,
@@ -158,28 +171,33 @@ def branches(pair: Pair, side: Side, way: Way, question: Question) -> Sequence[B
         others=others[0] if others else (),
         together=not (way.apart or model.tokenizer.one_document),
     )
-    joint = len(way.reads) > 1 and side == "device"
+    joint = len(way.reads) > 1 and side == "device"  # as in a request
     return (prompts.without_relevance() if joint else prompts).branches
 
 
 # ---- questions -------------------------------------------------------------------------------------------------------
-def kinds(data: Path | None, count: int, embedder: Embedder) -> Mapping[str, Sequence[Question]]:
+@contextmanager
+def kinds(data: Path | None, count: int, embedder: Embedder) -> Iterator[Mapping[str, Sequence[Question]]]:
     """Questions by kind, at most `count` of each, evenly spread over the sets."""
-    sources: dict[str, list[Question]] = {}
-    for file in (SET, TUNING):
-        documents, asked = load(file)
-        with stored(documents, embedder) as stores:
+    found: dict[str, list[Question]] = {}
+    with ExitStack() as stack:
+        for file in (SET, TUNING):
+            documents, asked = load(file)
+            stores = stack.enter_context(stored(documents, embedder))
             for each in asked:
                 if each.half == "dev":
-                    passages = {side: stores[side].search(each.text, PASSAGES) for side in SIDES}
-                    sources.setdefault(each.kind, []).append(Question(each, passages))
-    if data is not None:
-        for kind, question in _read(data / "two_sided_qa", embedder, count):
-            sources.setdefault(kind, []).append(question)
-    return {kind: _spread(questions, count) for kind, questions in sources.items()}
+                    found.setdefault(each.kind, []).append(Question(each, partial(_search, stores)))
+        if data is not None:
+            for question in _read(data / "two_sided_qa", embedder, count):
+                found.setdefault(question.asked.kind, []).append(question)
+        yield {kind: _spread(questions, count) for kind, questions in found.items()}
 
 
-def _read(folder: Path, embedder: Embedder, count: int) -> Iterator[tuple[str, Question]]:
+def _search(stores: Mapping[Side, DocumentStore], text: str) -> Mapping[Side, Sequence[Passage]]:
+    return {side: stores[side].search(text, PASSAGES) for side in SIDES}
+
+
+def _read(folder: Path, embedder: Embedder, count: int) -> Iterator[Question]:
     """Of the published sets: answerable ones of one side, and those with evidence on both by their type."""
     for name in ("single_side", "both_sides"):
         texts = {each["pid"]: str(each["text"]) for each in lines(folder / f"{name}_paragraphs.jsonl.gz")}
@@ -189,12 +207,9 @@ def _read(folder: Path, embedder: Embedder, count: int) -> Iterator[tuple[str, Q
                 usable.setdefault(record.get("type", "squad"), []).append(record)
         for kind, records in usable.items():
             for record in _spread(records, count):
-                text = record["question"]
-                passages = {
-                    side: _found(embedder, text, {pid: texts[pid] for pid in record[f"{side}_paragraphs"]})
-                    for side in SIDES
-                }
-                yield kind, Question(Asked(kind, "dev", text, (), (tuple(record["answers"]),)), passages)
+                paragraphs = {side: {pid: texts[pid] for pid in record[f"{side}_paragraphs"]} for side in SIDES}
+                asked = Asked(kind, "dev", record["question"], (), (tuple(record["answers"]),))
+                yield Question(asked, partial(_found, embedder, paragraphs))
 
 
 def _spread(items: Sequence[T], count: int) -> Sequence[T]:
@@ -203,8 +218,13 @@ def _spread(items: Sequence[T], count: int) -> Sequence[T]:
     return [items[at * len(items) // number] for at in range(number)]
 
 
-def _found(embedder: Embedder, question: str, paragraphs: Mapping[str, str]) -> Sequence[Passage]:
-    vectors = embedder.embed([question, *paragraphs.values()])
-    scores = dict(zip(paragraphs, (vectors[1:] @ vectors[0]).tolist(), strict=True))
-    best = sorted(paragraphs, key=lambda pid: -scores[pid])[:PASSAGES]
-    return [Passage(pid, -1, "", paragraphs[pid], scores[pid]) for pid in best]
+def _found(
+    embedder: Embedder, paragraphs: Mapping[Side, Mapping[str, str]], question: str
+) -> Mapping[Side, Sequence[Passage]]:
+    found: dict[Side, Sequence[Passage]] = {}
+    for side, texts in paragraphs.items():
+        vectors = embedder.embed([question, *texts.values()])
+        scores = dict(zip(texts, (vectors[1:] @ vectors[0]).tolist(), strict=True))
+        best = sorted(texts, key=lambda pid: -scores[pid])[:PASSAGES]
+        found[side] = [Passage(pid, -1, "", texts[pid], scores[pid]) for pid in best]
+    return found
