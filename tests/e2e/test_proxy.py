@@ -63,7 +63,7 @@ def test_what_passes_a_proxy_with_a_certificate(tmp_path: Path, monkeypatch: pyt
     with Children(tmp_path) as children:
         key = json.loads(children.run(command("keys", "create", "k", "--json", *state)))["key"]
         code = json.loads(children.run(command("devices", "add", "d", "--json", *state)))["code"]
-        port, tls = free_port(0), free_port(0, ADDRESS)
+        port, tls = free_port(0), free_port(0)
         serve = command("serve", *FLAGS, "--port", str(port), "--trusted-proxies", "127.0.0.1", *state)
         server = children.start("server", serve, port=port)
         with nginx(tmp_path, port, tls) as certificate:
