@@ -62,7 +62,7 @@ def side_dist(
     has_documents = any(branch.score is not None for branch in branches)
     log_h = log_weight(scores) if has_documents else None
     if log_h is not None and rescoring:
-        log_h += expected_evidence(mix(heads, scores))
+        log_h += expected_evidence(heads, scores)
     _KNOWN[key] = (
         mix(dists, scores),
         log_h if log_h is None or not rescoring else dequantize_score(quantize_score(log_h)),

@@ -61,8 +61,8 @@ def expected(
             rows.append(known[-1].probs)
         if rescoring:
             own = np.exp(scores[first:])
-            likely = (own / own.sum()) @ np.array(rows[first:])
-            sure = float(likely @ np.maximum(np.log(np.maximum(likely, 1e-30)), -5.0))
+            nats = [row @ np.maximum(np.log(np.maximum(row, 1e-30)), -5.0) for row in rows[first:]]
+            sure = float(own @ nats) / float(own.sum())
             scores[first:] = [score + sure for score in scores[first:]]
     weights = np.exp(scores)
     mixture: Probs = (weights / weights.sum()) @ np.array(rows)

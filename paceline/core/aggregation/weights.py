@@ -70,15 +70,21 @@ def decayed_evidence(before: float, log_probability: float) -> float:
     return EVIDENCE_DECAY * before + EVIDENCE_SCALE * max(log_probability, -MAX_SURPRISAL)
 
 
-def expected_evidence(dist: Dist) -> float:
-    """The evidence that a side expects of its next token: -5 to 0 nats, near its negative entropy where few tokens are
-    likely. A side that is sure, as where its documents hold what comes next, counts more for that token than one that
-    could go on in many ways. dist: its mixture, or the head of it that `evidence_head` keeps.
+def expected_evidence(heads: Sequence[Dist], log_weights: Sequence[float]) -> float:
+    """The evidence that a side's documents expect of the next token, by their weights: -5 to 0 nats, near the negative
+    entropy where few tokens are likely. A side that is sure, as where its documents hold what comes next, counts more
+    for that token than one that could go on in many ways. heads: `evidence_head` of each branch; log_weights: of each,
+    before the softmax.
 
     Tokens count from `MAX_SURPRISAL` nats on and not by a threshold, so that rounding changes it little.
     """
-    likely = dist.probs[dist.probs > NEGLIGIBLE_PROB]
-    return float(likely @ np.maximum(np.log(likely) + MAX_SURPRISAL, 0.0)) - MAX_SURPRISAL
+    shares = softmax(log_weights) if len(heads) > 1 else [1.0]
+    return sum(share * _likely_nats(dist.probs) for share, dist in zip(shares, heads, strict=True)) - MAX_SURPRISAL
+
+
+def _likely_nats(probs: ProbArray) -> float:
+    likely = probs[probs > NEGLIGIBLE_PROB]
+    return float(likely @ np.maximum(np.log(likely) + MAX_SURPRISAL, 0.0))
 
 
 def evidence_head(dist: Dist) -> Dist:

@@ -277,7 +277,7 @@ class BranchMixer:
             if branch.score is not None
         ]
         if scores:
-            log_h = log_weight(scores) + expected_evidence(mix(heads, self._row_weights(node)))
+            log_h = log_weight(scores) + expected_evidence(heads, self._row_weights(node))
             node.log_evidence = dequantize_score(quantize_score(log_h))
 
     def _evidence(self, node: PrefixNode) -> Evidence:
