@@ -91,10 +91,13 @@ class WorkflowRun:
         web: NodeWeb | None = None,
         cloud: CloudTexts | None = None,
         answer: Admit | None = None,
+        *,
+        apart: bool = True,
     ) -> None:
         """side: this one. admit: prepares a generation of this side. closed: called once, when it has ended. web: that
         `research` searches; None: it is done without, and the answer says so. cloud: whose model may write agents'
-        texts that read nothing private; None: this side's writes all. answer: prepares the answer; None: `admit`."""
+        texts that read nothing private; None: this side's writes all. answer: prepares the answer; None: `admit`.
+        apart: the answer reads each passage in a context of its own, and so can begin with those that are there."""
         assert request.sources.workflow is not None
         self.places = places
         self.registry = driver.registry
@@ -107,6 +110,7 @@ class WorkflowRun:
         self._driver = driver
         self._admit = admit
         self._admit_answer = answer or admit
+        self._apart = apart
         self._closed: Callable[[], None] | None = closed
         self._question = query_of(request.prompt.messages)
         self._events: asyncio.Queue[GenerateEvent | Exception] = asyncio.Queue()
@@ -222,7 +226,7 @@ class WorkflowRun:
     async def read(self, launch: Launch, found: Sequence[Found]) -> int:
         """Prefill passages as branches of the answer, so that the answer finds their rows. Where it waits for no more
         than such reading, it begins now and reads them itself. Returns tokens, about."""
-        if all(stage in self._stages.reads for stage in waits_for(self._stages.answer.read)):
+        if not self._apart or all(stage in self._stages.reads for stage in waits_for(self._stages.answer.read)):
             return 0
         own, others = (
             [passage for passage in passages if any(passage is each.passage for each in found)]
@@ -393,7 +397,8 @@ class Workflows:
             link if searched and side == "device" and request.joining.privacy != "local-only" else None,
         )
         web, cloud = self._web_for(request, link), self._cloud_for(request, link)
-        return WorkflowRun(request, side, places, self._driver, self._admit, closed, web, cloud, answer)
+        apart = not resources.reads_together(str(request.strategy.options.get("reading", "")))
+        return WorkflowRun(request, side, places, self._driver, self._admit, closed, web, cloud, answer, apart=apart)
 
     def names(self) -> tuple[WorkflowName, ...]:
         """Those that can run here."""

@@ -135,11 +135,11 @@ class Models:
 
 
 async def answered(
-    places: ScriptedPlaces, models: Models, request: GenerateRequest = ASKED
+    places: ScriptedPlaces, models: Models, request: GenerateRequest = ASKED, *, apart: bool = True
 ) -> tuple[str, GenerationResult]:
     driver = WorkflowDriver(UnitRegistry("device"))
     text, done = "", None
-    async for event in WorkflowRun(request, "device", places, driver, models.admit).run():
+    async for event in WorkflowRun(request, "device", places, driver, models.admit, apart=apart).run():
         if isinstance(event, GenerationResult):
             done = event
         else:
@@ -220,6 +220,13 @@ async def test_passages_are_read_while_the_workflow_goes_on_and_the_last_ones_wi
     assert [found.document for found in passages] == ["keys.md", "map.md"]
     (asked,) = models.of("answer")
     assert {found.document for found in asked.sources.passages or ()} == {"keys.md", "rooms.md"}
+
+
+async def test_passages_of_one_context_are_read_with_the_answer_alone() -> None:
+    """What is computed of one depends on those before it, which are not known yet."""
+    models = Models(rewrite=("Which key is on the map?\n",))
+    await answered(ScriptedPlaces({"key": KEY, "map": BROOM}, {"key": MAP}), models, apart=False)
+    assert not models.of("read") and models.of("answer")
 
 
 @pytest.mark.parametrize("stage", ["embed", "search", "search_far", "rerank"])
