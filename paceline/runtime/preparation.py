@@ -18,7 +18,7 @@ from paceline.engine.reader.question import separate_questions
 from paceline.engine.thinking import thinking_after
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage
-from paceline.runtime.admission import AnswerPlaces, Parts, Stretches
+from paceline.runtime.admission import BETWEEN, AnswerPlaces, Parts, Stretches
 from paceline.runtime.energy import SideEnergy
 from paceline.runtime.link.connection import Link
 from paceline.runtime.lookup_tables.store import Lifetime
@@ -133,6 +133,7 @@ class Preparation:
         prompt, output, sources = request.prompt, request.output, request.sources
         searched = sources.documents and sources.passages is None and context.own.documents + context.peer.documents
         free = output.constraint is None and output.top_logprobs is None and not prompt.template
+        free = free and not any(BETWEEN in stop for stop in output.stop)
         last = prompt.messages[-1] if prompt.messages else {}
         if not (searched and free and request.strategy.name == AUTO and last.get("role") == "user"):
             return [request]

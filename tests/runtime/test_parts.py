@@ -67,6 +67,7 @@ async def test_only_a_free_answer_of_documents_has_parts(tmp_path: Path, monkeyp
             {"documents": 0},
             {"constraint": Constraint("json_object")},
             {"top_logprobs": 0},
+            {"stop": ("\n\n",)},  # the line end between two parts may be of it
         ):
             generation = await bench.device.prepare(asking(QUESTION, **differs))
             assert not isinstance(generation, Parts), differs
@@ -85,11 +86,21 @@ async def test_only_a_free_answer_of_documents_has_parts(tmp_path: Path, monkeyp
     [
         "What is a lease?",
         "What is a lease, and when does it end?",  # refers to the first part
+        "What is the rent and what else do I pay?",
         "How do vaccines work and how are they made?",
         "I rent a flat. What is the rent, and when is it due?",  # what stands before belongs to both
         "Write a poem about the sea and what is in it",
         "What does this print?\nprint(1) and what is 2?",
         "What is " + "very " * 80 + "old, and where is the harbour?",
+        "Who is Ann? Where is Bob? What is the rent? When is it due?",  # more than are answered
+        "Who is Ann? Where is Bob? What is the rent? What is a lease?",
+        "Who wrote 'What is love, and when does love end'?",
+        'What does "who is Ann? Where is Bob?" mean?',
+        "Why is `a and what is b` wrong?",
+        "Where did the man and the woman meet?",  # no part without other words
+        "What time and where is the meeting?",
+        "What are my son and my daughter called?",
+        "What is the name of my landlord and where does he live?",
     ],
 )
 def test_what_cannot_be_asked_part_by_part_is_asked_whole(text: str) -> None:

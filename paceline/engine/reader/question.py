@@ -54,33 +54,40 @@ def asked(message: str) -> tuple[str, str]:
     return "\n".join(each for each in sentences if each not in questions), " ".join(questions)
 
 
-def parts_of(message: str) -> tuple[str, ...]:
-    """At least one; what follows the last of MAX_PARTS is left out."""
+def parts_of(message: str, most: int = MAX_PARTS) -> tuple[str, ...]:
+    """At least one; what follows the last of `most` is left out."""
     question = asked(message)[1]
     found: list[str] = []
     for sentence in re.split(r"(?<=\?)\s+", question):
         for clause in _CLAUSE.split(sentence.strip().rstrip("?.! ")):
             found += _conjoined(clause.strip(" ,;"))
     named = [found[0], *(_whole(part, found[0]) for part in found[1:])] if found else [question]
-    return tuple(f"{part[:1].upper()}{part[1:]}?" for part in named[:MAX_PARTS])
+    return tuple(f"{part[:1].upper()}{part[1:]}?" for part in named[:most])
 
 
 _REFERS: Final = re.compile(
-    r"\b(?:it|its|he|him|his|she|her|hers|they|them|their|this|that|these|those|there|then|one|ones|so|each|both|same)\b",
+    r"\b(?:it|its|he|him|his|she|her|hers|they|them|their|this|that|these|those|there|then|one|ones|so|each|both|same"
+    r"|others?|else|former|latter)\b",
     re.IGNORECASE,
 )
+_QUOTING: Final = re.compile(r"[\"`\u201c\u201d\u00ab\u00bb(\[{]|(?:^|\s)['\u2018]")
 MAX_ALONE: Final = 300  # characters of a message that is nothing but questions
 
 
 def separate_questions(message: str) -> tuple[str, ...]:
-    """The parts of a message that is nothing but questions, where each can be asked by itself; else none."""
+    """The parts of a message that is nothing but questions, where each can be asked by itself in its own words; else
+    none, as where there are more than MAX_PARTS."""
     text = message.strip()
     before, question = asked(text)
     if before or len(text) > MAX_ALONE or "\n" in text or not _ASKED.match(question):
         return ()
-    parts = parts_of(text)
-    alone = all(_ASKED.match(part) for part in parts) and not any(map(_REFERS.search, parts[1:]))
-    return parts if 1 < len(parts) < MAX_PARTS + 1 and alone else ()
+    if _QUOTING.search(text):  # a quotation may hold what looks like a further question
+        return ()
+    parts = parts_of(text, MAX_PARTS + 1)
+    alone = all(_ASKED.match(part) and part[:-1].lower() in text.lower() for part in parts)
+    alone = alone and not any(_ASKED.fullmatch(part[:-1]) for part in parts)  # "What time and where is the fair?"
+    alone = alone and not any(map(_REFERS.search, parts[1:]))
+    return parts if 1 < len(parts) <= MAX_PARTS and alone else ()
 
 
 def _conjoined(clause: str) -> list[str]:
