@@ -113,8 +113,9 @@ class Parts:
 def joined(parts: Sequence[GenerationResult]) -> GenerationResult:
     """The result of an answer from those of its stretches."""
     first, last = parts[0], parts[-1]
+    searches = sum(part.stats.get("searches", 1.0) for part in parts)
     if first is last:
-        return replace(last, stats={**last.stats, "searches": 1.0})
+        return replace(last, stats={**last.stats, "searches": searches})
     names = dict.fromkeys(name for part in parts for name in part.stats)
     stats = {name: sum(part.stats.get(name, 0.0) for part in parts) for name in names}
     return replace(
@@ -124,7 +125,7 @@ def joined(parts: Sequence[GenerationResult]) -> GenerationResult:
         degraded=next((part.degraded for part in parts if part.degraded), None),
         citations=_once(citation for part in parts for citation in part.citations),
         found=_once(citation for part in parts for citation in part.found),
-        stats=stats | {"cached_tokens": first.stats["cached_tokens"], "searches": float(len(parts))},
+        stats=stats | {"cached_tokens": first.stats["cached_tokens"], "searches": searches},
         energy={side: _sum(uses) for side in SIDES if (uses := [p.energy[side] for p in parts if side in p.energy])},
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.core.side import SIDES, Side
-from paceline.engine.fake import ByteTokenizer
+from paceline.engine.fake import EOS, ByteTokenizer
 from paceline.engine.reader.question import separate_questions
 from paceline.runtime.admission import BETWEEN, Parts
 from paceline.runtime.service import GenerateRequest
@@ -58,6 +58,10 @@ async def test_each_part_is_answered_as_if_it_were_asked_alone(
         assert done.completion_tokens == few and done.reason == "length", "all parts have one limit"
         assert text.startswith(alone[0][0] + BETWEEN)
         assert not node.load().answers, "every place has been given back"
+
+        again = changed(asking(QUESTION, sampling=SamplingParams(logit_bias={EOS: -100.0})), options={"search_every": 8})
+        _, done = await collect(await node.prepare(changed(again, stop_token_ids=(), max_tokens=24)))
+        assert done.stats["searches"] == 3, "stretches of a part count"
 
 
 async def test_only_a_free_answer_of_documents_has_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
