@@ -15,7 +15,7 @@ from functools import partial
 
 from paceline.core.sampling.sampler import Constraint, Mask, Thinking
 from paceline.engine.reader.question import separate_questions
-from paceline.engine.thinking import thinking_after
+from paceline.engine.thinking import NO_THINKING, thinking_after
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage
 from paceline.runtime.admission import BETWEEN, AnswerPlaces, Parts, Stretches
@@ -132,7 +132,7 @@ class Preparation:
         """The request, or one for each part of its question, where documents are read and the text is free of form."""
         prompt, output, sources = request.prompt, request.output, request.sources
         searched = sources.documents and sources.passages is None and context.own.documents + context.peer.documents
-        free = output.constraint is None and output.top_logprobs is None and not prompt.template
+        free = output.constraint is None and output.top_logprobs is None and prompt.template in ({}, NO_THINKING)
         free = free and not any(BETWEEN in stop for stop in output.stop)
         last = prompt.messages[-1] if prompt.messages else {}
         if not (searched and free and request.strategy.name == AUTO and last.get("role") == "user"):

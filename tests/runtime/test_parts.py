@@ -59,8 +59,8 @@ async def test_each_part_is_answered_as_if_it_were_asked_alone(
         assert text.startswith(alone[0][0] + BETWEEN)
         assert not node.load().answers, "every place has been given back"
 
-        again = changed(asking(QUESTION, sampling=SamplingParams(logit_bias={EOS: -100.0})), options={"search_every": 8})
-        _, done = await collect(await node.prepare(changed(again, stop_token_ids=(), max_tokens=24)))
+        endless = asking(QUESTION, sampling=SamplingParams(logit_bias={EOS: -100.0}), stop_token_ids=(), max_tokens=24)
+        _, done = await collect(await node.prepare(changed(endless, options={"search_every": 8})))
         assert done.stats["searches"] == 3, "stretches of a part count"
 
 
@@ -76,9 +76,10 @@ async def test_only_a_free_answer_of_documents_has_parts(tmp_path: Path, monkeyp
             generation = await bench.device.prepare(asking(QUESTION, **differs))
             assert not isinstance(generation, Parts), differs
             await generation.aclose()
-        generation = await bench.device.prepare(asking(QUESTION))
-        assert isinstance(generation, Parts)
-        await generation.aclose()
+        for template in ({}, {"enable_thinking": False}):  # as Anthropic's clients ask where they do not name it
+            generation = await bench.device.prepare(asking(QUESTION, template=template))
+            assert isinstance(generation, Parts)
+            await generation.aclose()
         monkeypatch.setattr(ByteTokenizer, "one_document", True)  # as the demonstration's, which does so itself
         whole = await bench.device.prepare(asking(QUESTION))
         assert not isinstance(whole, Parts)
