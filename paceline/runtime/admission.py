@@ -87,8 +87,12 @@ class Parts:
     async def run(self) -> AsyncIterator[GenerateEvent]:
         ended: list[GenerationResult] = []
         for following in (*self._later, None):
+            begins = bool(ended)
             async with aclosing(self._part.run()) as events:  # type: ignore[type-var]  # every one is a generator
                 async for event in events:
+                    if begins:  # not before: a client that reads slowly has a place meanwhile
+                        begins = False
+                        yield TextDelta(BETWEEN, 0)
                     if isinstance(event, GenerationResult):
                         ended.append(event)
                     else:
@@ -101,7 +105,6 @@ class Parts:
                     ended[-1] = replace(ended[-1], reason="length")
                     break
                 following = replace(following, output=replace(following.output, max_tokens=left))
-            yield TextDelta(BETWEEN, 0)
             self._part = await self._prepare(following)
         reasons = "; ".join(dict.fromkeys(part.strategy_reason for part in ended))
         yield replace(joined(ended), strategy_reason=f"each part of the question is answered in turn: {reasons}")

@@ -134,15 +134,18 @@ class Preparation:
         searched = sources.documents and sources.passages is None and context.own.documents + context.peer.documents
         free = output.constraint is None and output.top_logprobs is None and prompt.template in ({}, NO_THINKING)
         free = free and not any(BETWEEN in stop for stop in output.stop)
+        free = free and request.joining.on_loss != "pause"  # no part can begin, and so wait, without the peer
         last = prompt.messages[-1] if prompt.messages else {}
         if not (searched and free and request.strategy.name == AUTO and last.get("role") == "user"):
             return [request]
         if self._resources.tokenizer.one_document:  # it may take the question apart itself
             return [request]
         parts = separate_questions(last["content"])
+        limit = output.max_tokens or self._max_tokens_default or output.default_tokens  # of all of them
         return [
             replace(
                 request,
+                output=replace(output, max_tokens=limit),
                 prompt=replace(prompt, messages=(*prompt.messages[:-1], {**last, "content": part}), shared=None),
                 sampling=request.sampling.nth(index),
             )

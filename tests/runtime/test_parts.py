@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from paceline.core.side import SIDES, Side
 from paceline.engine.fake import EOS, ByteTokenizer
 from paceline.engine.reader.question import separate_questions
 from paceline.runtime.admission import BETWEEN, Parts
-from paceline.runtime.service import GenerateRequest
+from paceline.runtime.service import GenerateRequest, TextDelta
 from tests.requests import changed
 from tests.runtime.test_node import collect
 from tests.runtime.test_nothing_found import FOUND, HELLO, LARGER_CLOUD, pair
@@ -59,9 +60,16 @@ async def test_each_part_is_answered_as_if_it_were_asked_alone(
         assert text.startswith(alone[0][0] + BETWEEN)
         assert not node.load().answers, "every place has been given back"
 
+        async with aclosing((await node.prepare(asking(QUESTION))).run()) as events:  # type: ignore[type-var]
+            assert any([event == TextDelta(BETWEEN, 0) and node.load().answers == 1 async for event in events])
+
         endless = asking(QUESTION, sampling=SamplingParams(logit_bias={EOS: -100.0}), stop_token_ids=(), max_tokens=24)
         _, done = await collect(await node.prepare(changed(endless, options={"search_every": 8})))
         assert done.stats["searches"] == 3, "stretches of a part count"
+
+        monkeypatch.setattr(node._preparation, "_max_tokens_default", few)
+        _, done = await collect(await node.prepare(asking(QUESTION, max_tokens=None)))
+        assert (done.completion_tokens, done.reason) == (few, "length"), "so do they share the setting's"
 
 
 async def test_only_a_free_answer_of_documents_has_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +79,7 @@ async def test_only_a_free_answer_of_documents_has_parts(tmp_path: Path, monkeyp
             {"documents": 0},
             {"constraint": Constraint("json_object")},
             {"top_logprobs": 0},
+            {"on_loss": "pause"},
             {"stop": ("\n\n",)},  # the line end between two parts may be of it
         ):
             generation = await bench.device.prepare(asking(QUESTION, **differs))

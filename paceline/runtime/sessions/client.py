@@ -536,7 +536,9 @@ def sharing_words(citations: Sequence[Citation], said: str, question: str) -> tu
     """Those of passages of one context that hold a word of the answer which the question does not, and which some of
     the passages do not hold either. All, where none does."""
     held = [set(Words(citation.passage).words()) for citation in citations]
-    told = {word for word in Words(said).words() if len(word) > SHORT or not word.isalpha()}
+    words_said = Words(said)
+    told = {word for word in words_said.words() if len(word) > SHORT or not word.isalpha()}
+    told.update(words_said.pairs())  # of scripts without blanks, however short
     told.difference_update(Words(question).words(), held[0].intersection(*held[1:]) if held else ())
     found = tuple(citation for citation, words in zip(citations, held, strict=True) if told & words)
     return found or tuple(citations)

@@ -57,3 +57,10 @@ def test_a_passage_of_one_context_is_cited_for_a_word_that_the_answer_has_of_it(
         assert [each.document for each in sharing_words(cited, said, "Who keeps the key?")] == documents
     assert sharing_words(cited, "The key.", "Who keeps the key?") == tuple(cited), "nothing tells them apart"
     assert sharing_words([], "Nine.", "When?") == ()
+    scripts = [
+        Citation("device", "a.md", "鍵は田中さんにあります。", 0.5),
+        Citation("device", "b.md", "家賃は六万円です。", 0.5),
+    ]
+    assert sharing_words(scripts, "六万円", "家賃はいくら?") == (scripts[1],), (
+        "words of a script without blanks are short"
+    )
