@@ -6,6 +6,7 @@ machine fails no test.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 from collections.abc import Iterator
@@ -32,6 +33,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["TEST_DEPTH"] = os.environ.get("PACELINE_TEST_DEPTH") or os.environ.get("TEST_DEPTH", "1")  # for workers too
 for key in [key for key in os.environ if key.startswith("PACELINE_")]:
     del os.environ[key]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def modules_are_kept() -> None:
+    """The garbage collector, which many tests call, does not look through all that has been imported."""
+    gc.freeze()
 
 
 @pytest.fixture
