@@ -138,7 +138,11 @@ class Preparation:
         last = prompt.messages[-1] if prompt.messages else {}
         if not (searched and free and request.strategy.name == AUTO and last.get("role") == "user"):
             return [request]
-        if self._resources.tokenizer.one_document:  # it may take the question apart itself
+        tokenizer = self._resources.tokenizer
+        thinks = (
+            tokenizer.thinking is not None and prompt.template != NO_THINKING
+        )  # before a part's text, and of it alone
+        if tokenizer.one_document or thinks:  # those of one document may take the question apart themselves
             return [request]
         parts = separate_questions(last["content"])
         limit = output.max_tokens or self._max_tokens_default or output.default_tokens  # of all of them
