@@ -78,13 +78,15 @@ def expected_evidence(heads: Sequence[Dist], log_weights: Sequence[float]) -> fl
 
     Tokens count from `MAX_SURPRISAL` nats on and not by a threshold, so that rounding changes it little.
     """
-    shares = softmax(log_weights) if len(heads) > 1 else [1.0]
-    return sum(share * _likely_nats(dist.probs) for share, dist in zip(shares, heads, strict=True)) - MAX_SURPRISAL
+    if len(heads) == 1:
+        return _expected(heads[0].probs)
+    return sum(share * _expected(dist.probs) for share, dist in zip(softmax(log_weights), heads, strict=True))
 
 
-def _likely_nats(probs: ProbArray) -> float:
-    likely = probs[probs > NEGLIGIBLE_PROB]
-    return float(likely @ np.maximum(np.log(likely) + MAX_SURPRISAL, 0.0))
+def _expected(likely: ProbArray) -> float:
+    nats = np.log(likely)
+    nats += MAX_SURPRISAL
+    return float(likely @ np.maximum(nats, 0.0, out=nats)) - MAX_SURPRISAL
 
 
 def evidence_head(dist: Dist) -> Dist:
@@ -102,6 +104,12 @@ def quantize_score(score: float) -> int:
 
 def dequantize_score(code: int) -> float:
     return code / SCORE_STEPS
+
+
+def rescored_log_weight(scores: Sequence[float], heads: Sequence[Dist]) -> float:
+    """log h after a prefix, as both sides weigh with it. scores: of the documents, with their evidence; heads: as of
+    `expected_evidence`."""
+    return dequantize_score(quantize_score(log_weight(scores) + expected_evidence(heads, scores)))
 
 
 def side_weights(log_h: Mapping[SideName, float | None]) -> dict[SideName, float]:

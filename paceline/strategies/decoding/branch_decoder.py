@@ -21,15 +21,13 @@ from paceline.core.aggregation.weights import (
     BranchMixture,
     Evidence,
     deciders,
-    dequantize_score,
     evidence_after,
     evidence_head,
-    expected_evidence,
     log_weight,
     mix,
     mix_heads,
     mix_processed,
-    quantize_score,
+    rescored_log_weight,
     row_log_weights,
 )
 from paceline.core.batching.segment import ROOT, LogitsMode, Segment, SeqId
@@ -271,14 +269,11 @@ class BranchMixer:
         node.branch_dists = tuple(heads)
         if parent is not None and not parent.alive:
             parent.branch_dists = ()
-        scores = [
-            branch.score + added
-            for branch, added in zip(self._branches, node.evidence, strict=True)
-            if branch.score is not None
-        ]
-        if scores:
-            log_h = log_weight(scores) + expected_evidence(heads, self._row_weights(node))
-            node.log_evidence = dequantize_score(quantize_score(log_h))
+        if self._branches[0].score is not None:  # this side has documents
+            node.weigh = self._weigh
+
+    def _weigh(self, node: PrefixNode) -> float:
+        return rescored_log_weight(self._row_weights(node), node.branch_dists)
 
     def _evidence(self, node: PrefixNode) -> Evidence:
         """What the text up to this node adds to each document's score."""

@@ -54,7 +54,7 @@ class PrefixNode:
     decided_by: frozenset[int] | None = None  # of that token: branches of this side, where not all alike
     branch_dists: tuple[Dist, ...] = ()  # heads of each document's, where scores follow the text
     evidence: tuple[float, ...] | None = None  # what the text so far adds to the score of each document
-    log_evidence: float | None = None  # log h of this side after the prefix, where scores follow the text
+    weigh: Callable[[PrefixNode], float] | None = None  # of `branch_dists`, for `log_evidence`
     peer_dist: PeerDist | None = None  # as received
     dead: bool = False  # the targets have gone another way
     score: float = 1.0  # of a draft: estimated probability that it is accepted, given the head; 1 for the head
@@ -70,6 +70,14 @@ class PrefixNode:
     predicted: int | None = None  # the token that would be the target here, where what is known determines it
     predicted_from: tuple[bool, int] | None = None  # what was known when `predicted` was last computed
     children: dict[int, PrefixNode] = field(default_factory=dict)
+    _log_evidence: float | None = field(default=None, init=False)
+
+    @property
+    def log_evidence(self) -> float | None:
+        """log h of this side after the prefix, where scores follow the text; computed when it is first asked for."""
+        if self._log_evidence is None and self.weigh is not None and self.branch_dists:
+            self._log_evidence = self.weigh(self)
+        return self._log_evidence
 
     def child(self, token: int) -> PrefixNode:
         """The node one token further, made if need be."""
