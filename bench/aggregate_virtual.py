@@ -72,7 +72,7 @@ DEFAULT: Final = Way("lookup_tree")
 
 @dataclass
 class Learnt:
-    """What each side keeps from answer to answer."""
+    """State that each side keeps from answer to answer."""
 
     stats: Mapping[Side, OnlineStats] = field(default_factory=lambda: {side: OnlineStats() for side in SIDES})
     tables: Mapping[Side, LookupTable] = field(default_factory=lambda: {side: LookupTable(VOCAB) for side in SIDES})
@@ -252,7 +252,7 @@ def _drafted(load: Load, level: str, limits: DraftLimits) -> list[Written]:
 
 
 def ranks_of(side: Side, seed: int, text: Sequence[int]) -> list[int]:
-    """Of each token of the text, how many others the side expected rather, up to `RANKS`."""
+    """Rank of each token of the text among those that the side expected, up to `RANKS`."""
     prompt = BRANCHES[side][0].prompt
     (dists,) = engines()[side].forward(Batch((Segment(SeqId(1), 0, (*prompt, *text[:-1]), None, len(text)),))).dists
     sampling = SamplingParams(seed=seed)

@@ -36,7 +36,7 @@ from paceline.strategies.base import Branch
 
 from .bootstrap import Estimate, estimate, share_of
 from .findings import claimed
-from .notes import DECLINES, PASSAGES, SET, TUNING, is_right, load, stored
+from .notes import DECLINES, PASSAGES, SET, TUNING, conditions, is_right, load, stored
 from .notes import Question as Asked
 from .report import Options, Report
 from .two_sided import lines
@@ -107,22 +107,13 @@ def run(options: Options) -> Report:
             length = sum(each.length for each in outcomes) / len(outcomes)
             told = {"n": len(outcomes), "right": share.value, "interval_90": share.interval}
             rows.append({"questions": kind, "way": name, **told, "faithful": faithful, "characters": length})
-    conditions = {
-        "models": real.label if real else "reader",
-        "embedder": "minilm",
-        "passages": PASSAGES,
-        "temperature": 0.0,
-        "privacy": "document-private; at temperature 0 both levels write the same text",
-        "interval_90": "resampled questions",
-        "quick": options.quick,
-    }
     suffix = "_real" if real else ""
     claims = [
         claimed(f"answers.two_vs_one_context{suffix}", _ratio(found["two"], ONE_CONTEXT), 0.95, "higher"),
         claimed(f"answers.single_vs_better_side{suffix}", _gain(found["single"], SIDES), -0.02, "higher"),
         claimed(f"answers.none{suffix}", share_of([each.right for each in found["none"][TOGETHER]]), 0.9, "higher"),
     ]
-    return Report(NAME, conditions, rows, tuple(claims))
+    return Report(NAME, {"models": real.label if real else "reader", **conditions(options)}, rows, tuple(claims))
 
 
 def _best(of: Mapping[str, Sequence[Outcome]], names: Sequence[str]) -> Sequence[Outcome]:
@@ -198,7 +189,7 @@ def _search(stores: Mapping[Side, DocumentStore], text: str) -> Mapping[Side, Se
 
 
 def _read(folder: Path, embedder: Embedder, count: int) -> Iterator[Question]:
-    """Of the published sets: answerable ones of one side, and those with evidence on both by their type."""
+    """Questions of the published sets: answerable ones of one side, and of both by type."""
     for name in ("single_side", "both_sides"):
         texts = {each["pid"]: str(each["text"]) for each in lines(folder / f"{name}_paragraphs.jsonl.gz")}
         usable: dict[str, list[dict[str, Any]]] = {}

@@ -112,7 +112,12 @@ def run(options: Options) -> Report:
     claims = tuple(
         claimed(f"notes.{kind}{suffix}", shares[f"{kind} {CLAIMED}"], aims[kind], "higher") for kind in TARGETS
     )
-    conditions = {
+    return Report(NAME, conditions(options), rows, claims)
+
+
+def conditions(options: Options) -> dict[str, object]:
+    """Conditions of greedy answers from what both sides have found."""
+    return {
         "embedder": "minilm",
         "passages": PASSAGES,
         "temperature": 0.0,
@@ -120,7 +125,6 @@ def run(options: Options) -> Report:
         "interval_90": "resampled questions",
         "quick": options.quick,
     }
-    return Report(NAME, conditions, rows, claims)
 
 
 def _pairs(options: Options) -> Mapping[str, Callable[[], Pair]]:

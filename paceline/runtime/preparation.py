@@ -139,10 +139,9 @@ class Preparation:
         if not (searched and free and request.strategy.name == AUTO and last.get("role") == "user"):
             return [request]
         tokenizer = self._resources.tokenizer
-        thinks = (
-            tokenizer.thinking is not None and prompt.template != NO_THINKING
-        )  # before a part's text, and of it alone
-        if tokenizer.one_document or thinks:  # those of one document may take the question apart themselves
+        # A model that thinks does so before each part; one of one document may take the question apart itself.
+        thinks = tokenizer.thinking is not None and prompt.template != NO_THINKING
+        if tokenizer.one_document or thinks:
             return [request]
         parts = separate_questions(last["content"])
         limit = output.max_tokens or self._max_tokens_default or output.default_tokens  # of all of them

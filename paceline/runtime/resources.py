@@ -245,7 +245,7 @@ class Resources:
         return over(table) if lifetime == "answer" else self._document_tables.table(owner, table, removals)
 
     def reads_together(self, reading: str) -> bool:
-        """Whether several passages stand in one context. reading: as in `Options`."""
+        """True if several passages are to stand in one context. reading: as in `Options`."""
         return not self.tokenizer.one_document if not reading else reading == "together"
 
     @property

@@ -189,7 +189,7 @@ class ListParser(Generic[Decision]):
         return self.found[before:]
 
     def _is_new(self, text: str, *, usable: bool) -> bool:
-        """Whether a text says something that was not there before, and is no nonsense."""
+        """True if a text says something that was not there before, and is no nonsense."""
         key = folded(text)
         if not key or not usable or is_repetitive(text) or key in self._seen:
             return False

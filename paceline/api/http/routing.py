@@ -186,7 +186,7 @@ DEFAULTS = Settings()
 
 
 def of_app(name: str) -> Any:
-    """What `create_app` has put on the application's state under this name."""
+    """Dependency that finds what `create_app` has put on the application's state under this name."""
 
     async def found(request: Request) -> Any:
         return getattr(request.app.state, name)

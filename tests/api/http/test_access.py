@@ -36,7 +36,7 @@ def keyed() -> Iterator[tuple[ScriptedService, str]]:
 
 
 def test_a_wrong_key_is_none_whatever_is_asked(keyed: tuple[ScriptedService, str]) -> None:
-    """Of every route, see `tests/api/test_openapi.py`."""
+    """Refusals of every route are in `tests/api/test_openapi.py`."""
     for header in (None, "Bearer", "Bearer wrong", "Basic sk-open", "sk-open", "Bearer sk-open2"):
         headers = {} if header is None else {"authorization": header}
         for method, path in (("POST", CHAT), ("GET", "/x")):
@@ -57,7 +57,7 @@ def test_a_bound_key_is_joined_by_its_device_and_no_other(keyed: tuple[ScriptedS
 
 
 def joined(service: ScriptedService) -> tuple[str | None, bool, bool, str]:
-    """Of the last request: its device, whether it may be any, whether it may be named, who asks."""
+    """Facts of the last request: its device, whether it may be any, whether it may be named, who asks."""
     asked = service.requests[-1]
     return asked.joining.device, asked.joining.any_device, asked.joining.names_device, asked.account.asker
 

@@ -223,7 +223,7 @@ async def test_passages_are_read_while_the_workflow_goes_on_and_the_last_ones_wi
 
 
 async def test_passages_of_one_context_are_read_with_the_answer_alone() -> None:
-    """What is computed of one depends on those before it, which are not known yet."""
+    """Rows of one depend on the passages before it, which are not known yet."""
     models = Models(rewrite=("Which key is on the map?\n",))
     await answered(ScriptedPlaces({"key": KEY, "map": BROOM}, {"key": MAP}), models, apart=False)
     assert not models.of("read") and models.of("answer")
