@@ -319,9 +319,15 @@ class ClientSession(Session):
                     returns=False, refusal=reason.removeprefix(REFUSED) if reason.startswith(REFUSED) else ""
                 )
             case SessionMessage():
-                self.deliver(Received(message, self._loop.time()))
+                if not self._leaves:
+                    self.deliver(Received(message, self._loop.time()))
             case _:
                 pass
+
+    @property
+    def _leaves(self) -> bool:
+        """The peer has found nothing and the text is this side's: the peer is left before the first token."""
+        return self._alone is not None and self._peer_found_nothing and not self.written.tokens
 
     def _deliver(self, event: Event) -> None:
         super()._deliver(event)
@@ -330,16 +336,9 @@ class ClientSession(Session):
             self._write_ahead()
 
     def _go_on_alone(self) -> None:
-        """Leave the peer where that has found nothing and the text is this side's, before the first token and between
-        two events of the machine."""
+        """Leave the peer that is to be left, between two events of the machine, which may wait for a mask in one."""
         driver = self._driver
-        if (
-            self._alone is None
-            or not self._peer_found_nothing
-            or driver.running
-            or driver.finished
-            or self.written.tokens
-        ):
+        if self._alone is None or not self._leaves or driver.running or driver.finished:
             return
         (self.prepared, machine), self._alone = self._alone, None
         driver.abandon()
@@ -379,6 +378,8 @@ class ClientSession(Session):
         """
         self._leave_session()
         self.link = None
+        if self._leaves:
+            return
         self._drop_ahead()
         on_loss, peer = self.prepared.request.joining.on_loss, other(self.prepared.side)
         if on_loss == "fail" or (on_loss == "pause" and not returns):
