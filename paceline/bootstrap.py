@@ -23,6 +23,7 @@ from paceline.api.http.auth import Keyring
 from paceline.api.http.doors import DoorLimits, networks
 from paceline.api.http.routing import Addresses, Settings
 from paceline.api.http.server import can_tell, serve, url_of
+from paceline.api.models import read_aliases
 from paceline.api.responses.log import Retention
 from paceline.core.offloading import Unit
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ModelInfo, ServedModel
@@ -184,6 +185,7 @@ async def run_node(
                 node, further_models(settings, shipped, model, further), debug_options=settings.debug_options
             ) as service,
         ):
+            service.aliases = read_aliases(service, settings.model_alias, settings.embedding_alias)
             app, background = await compose(OpenedNode(node, service, model, name, seal, tracer))
             async with asyncio.TaskGroup() as tasks:
                 beside = None if background is None else tasks.create_task(background())

@@ -284,6 +284,8 @@ class NodeSettings(ProgramSettings):
         "writes together with the other side; the others are loaded when a request names them",
     )
     name: str | None = Field(None, description="name the first model is served under; default: the model's own")
+    model_alias: Several = Field((), description="further names of models, as gpt-4o=MODEL, or gpt-4o of the first")
+    embedding_alias: Several = Field((), description="further names of the embedder, as text-embedding-3-small")
     port: int = Field(8000, ge=0, le=65_535, description="port to listen on; 0: any free one")
     host: str = Field("127.0.0.1", description="address to listen on; keys are required unless it is loopback")
     public_url: str | None = Field(

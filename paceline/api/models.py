@@ -7,7 +7,7 @@ models and embedders share one list, since clients read only one. Each endpoint 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from paceline.api.http.pagination import answer
 from paceline.api.http.routing import AdmissionDep, OpenRoute, ServiceDep
 from paceline.api.openapi import REFUSALS, keyed_router, official
 from paceline.engine.base import ModelInfo
-from paceline.errors import RequestError
+from paceline.errors import ConfigError, RequestError
 from paceline.runtime.service import EmbedderInfo, Service
 from paceline.workflow.flows import WORKFLOWS
 
@@ -113,17 +113,21 @@ def _embedding(service: Service, model: EmbedderInfo) -> dict[str, object]:
 
 def served_models(service: Service) -> Iterator[tuple[str, ModelInfo | EmbedderInfo]]:
     """Names of models. Chat models first: a client that takes the first name gets one that can chat. Then the same
-    with a switch, and embedders, by both of their names: some front ends look the one that they are given up here."""
+    with a switch, aliases, and embedders, by both of their names: some front ends look the one that they are given up
+    here."""
     models = service.models()
     switches = [name for name in SWITCHES if name not in WORKFLOWS or name in service.workflows()]
     yield from ((model.name, model) for model in models)
     yield from ((f"{model.name}:{switch}", model) for model in models for switch in switches)
+    aliases = [(alias, any_model(service, alias)) for alias in service.aliases]
+    yield from sorted(aliases, key=lambda alias: isinstance(alias[1], EmbedderInfo))
     yield from ((name, embedder) for embedder in service.embedders() for name in _names(embedder))
 
 
 def chat_model(service: Service, name: str) -> ModelInfo:
     """The model of this name, or of a name with a switch behind it. Raises RequestError 404 for an unknown name and
     for an embedder."""
+    name = service.aliases.get(name, name)
     for model in service.models():
         if name == model.name or name in _with_switches(model):
             return model
@@ -135,6 +139,7 @@ def chat_model(service: Service, name: str) -> ModelInfo:
 def switched(asked: Fields, name: str, service: Service) -> Fields:
     """The request with the switch that the name of its model ends with, if any. Raises RequestError (400) where it
     says otherwise itself."""
+    name = service.aliases.get(name, name)
     found = (_with_switches(model).get(name) for model in service.models() if model.name != name)
     switch = next((switch for switch in found if switch is not None), None)
     if switch is None:
@@ -161,9 +166,26 @@ def _names(embedder: EmbedderInfo) -> tuple[str, ...]:
     return tuple(dict.fromkeys((alias, embedder.name)))
 
 
+def read_aliases(service: Service, chat: Iterable[str], embedding: Iterable[str]) -> dict[str, str]:
+    """The aliases that settings give as ALIAS=NAME, or as ALIAS for the first model of the kind. Raises ConfigError."""
+    known = dict(served_models(service))
+    aliases: dict[str, str] = {}
+    for kind, given in ((ModelInfo, chat), (EmbedderInfo, embedding)):
+        names = [name for name, model in known.items() if isinstance(model, kind)]
+        for text in given:
+            alias, _, wanted = text.partition("=")
+            if alias in known or alias in aliases:
+                raise ConfigError(f"The alias {alias!r} is the name of a model already.")
+            if not alias or not names or (wanted or names[0]) not in names:
+                raise ConfigError(f"The alias {text!r} names no model of its kind. There are: {', '.join(names)}.")
+            aliases[alias] = wanted or names[0]
+    return aliases
+
+
 def check_embedder(service: Service, name: str, dimensions: int | None = None) -> None:
     """Raises RequestError unless this is an embedder, with vectors of `dimensions` if that is given: 404 for an unknown
     name and for a chat model."""
+    name = service.aliases.get(name, name)
     for found in service.embedders():
         if name in _names(found):
             if dimensions not in (None, found.dimensions):
@@ -180,6 +202,7 @@ def check_embedder(service: Service, name: str, dimensions: int | None = None) -
 
 def any_model(service: Service, name: str) -> ModelInfo | EmbedderInfo:
     """A model of either kind. Raises RequestError 404 for an unknown name."""
+    name = service.aliases.get(name, name)
     for embedder in service.embedders():
         if name in _names(embedder):
             return embedder

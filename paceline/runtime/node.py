@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -89,6 +89,7 @@ class Node(NodeTexts):
     """
 
     debug_options = False  # accepted by `ServedModels` where its settings say so
+    aliases: Mapping[str, str] = {}  # likewise
 
     def __init__(
         self,

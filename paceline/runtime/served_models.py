@@ -303,6 +303,8 @@ WATCH_S: Final = 1.0  # between looks at what is idle
 class ServedModels:
     """Use as an async context manager inside that of the first node, on the loop that serves it."""
 
+    aliases: Mapping[str, str] = {}  # replaced at the start, never changed
+
     def __init__(self, first: Node, memory: ModelMemory, *, debug_options: bool = False) -> None:
         """memory: with the further models, which have names of their own. debug_options: as of `Service`."""
         self.debug_options = debug_options

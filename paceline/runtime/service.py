@@ -274,6 +274,10 @@ class Service(Protocol):
     def embedders(self) -> Sequence[EmbedderInfo]:
         """Embedders for `embed`; none where this side keeps no documents."""
 
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Further names for clients, with the name of a chat model, or of an embedder, that each stands for."""
+
     def strategies(self) -> Sequence[str]: ...
 
     @property

@@ -26,6 +26,7 @@ def service(_shared: tuple[ScriptedService, str, httpx.Client]) -> Iterator[Scri
     service.requests.clear()
     service.forgotten.clear()
     service.debug_options = False
+    service.aliases = {}
     service.is_ready = True
     service.refuse_after = None
     yield service

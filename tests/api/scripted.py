@@ -132,6 +132,7 @@ class ScriptedService:
         self.forgotten: list[str] = []  # owners whose answers were
         self.is_ready = True
         self.debug_options = False
+        self.aliases: dict[str, str] = {}
         self.refuse_after: int | None = None
 
     def models(self) -> Sequence[ModelInfo]:

@@ -8,10 +8,12 @@ import httpx
 import pytest
 
 from paceline.api.http.routing import Addresses
+from paceline.api.models import read_aliases
+from paceline.errors import ConfigError
 from paceline.runtime.service import Citation, TextDelta
 from tests.api.chat.test_output import whole
 from tests.api.generation.test_request import fault, post
-from tests.api.scripted import MODEL, Script, ScriptedService, done
+from tests.api.scripted import EMBEDDER, MODEL, Script, ScriptedService, done
 
 HERE = Citation("device", "notes.md", "Of the mill.", 0.5, chunk_id=7, place="Mills")
 
@@ -24,6 +26,31 @@ def test_plain_reads_no_documents_and_local_only_sends_nothing(http: httpx.Clien
     body = {"model": f"{MODEL.name}:plain", "input": "Hi"}
     assert http.post("/v1/responses", json=body).json()["status"] == "completed"
     assert service.requests[-1].sources.documents == 0
+
+
+def test_an_alias_is_asked_as_its_model_on_every_surface(http: httpx.Client, service: ScriptedService) -> None:
+    service.aliases = read_aliases(service, ["gpt-4o", f"fast={MODEL.name}:fast"], ["text-embedding-3-small"])
+    messages = [{"role": "user", "content": "Hi"}]
+    assert post(http, model="gpt-4o").json()["model"] == "gpt-4o"
+    claude = http.post("/v1/messages", json={"model": "gpt-4o", "max_tokens": 9, "messages": messages})
+    ollama = http.post("/api/chat", json={"model": "gpt-4o:latest", "messages": messages, "stream": False})
+    response = http.post("/v1/responses", json={"model": "gpt-4o", "input": "Hi"})
+    assert [answer.status_code for answer in (claude, ollama, response)] == [200, 200, 200]
+    assert {request.model for request in service.requests} == {MODEL.name}
+    post(http, model="fast")
+    assert service.requests[-1].sources.workflow == "fast"
+    body = {"model": "text-embedding-3-small", "input": "Hi", "dimensions": 1536}
+    assert EMBEDDER.name in fault(http.post("/v1/embeddings", json=body))["message"]
+    listed = [model["id"] for model in http.get("/v1/models").json()["data"]]
+    assert [name for name in listed if name in service.aliases] == ["gpt-4o", "fast", "text-embedding-3-small"]
+    assert [model["name"] for model in http.get("/api/tags").json()["models"]] == listed
+    assert http.get("/v1/models/gpt-4o").json()["id"] == "gpt-4o"
+
+
+@pytest.mark.parametrize("alias", [MODEL.name, f"{MODEL.name}:plain", "a=b", "=", f"a={EMBEDDER.name}"])
+def test_an_alias_that_names_nothing_or_a_model_there_is_ends_the_start(service: ScriptedService, alias: str) -> None:
+    with pytest.raises(ConfigError, match="alias"):
+        read_aliases(service, [alias], [])
 
 
 @pytest.mark.parametrize(
