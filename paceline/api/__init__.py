@@ -8,6 +8,7 @@ embeddings     `/v1/embeddings`
 rerank         `/v1/rerank`
 vector_stores  `/v1/vector_stores` and `/v1/files`
 tokens         `/tokenize` and `/detokenize`
+documents      `/v1/documents`: what this side can read, and what may be asked of it
 passages       `/v1/passages/{id}`: cited passages in their documents
 models         models, versions, health
 status         `/v1/status`

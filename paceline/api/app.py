@@ -13,7 +13,7 @@ from pathlib import Path
 from fastapi import APIRouter, FastAPI
 
 from paceline import __version__
-from paceline.api import completions, embeddings, metrics, models, openapi, passages, rerank, status, tokens
+from paceline.api import completions, documents, embeddings, metrics, models, openapi, passages, rerank, status, tokens
 from paceline.api.anthropic import endpoint as anthropic
 from paceline.api.chat import output as chat
 from paceline.api.generation.attachments import Attachments
@@ -44,6 +44,7 @@ ROUTERS = (
     rerank.router,  # /v1/rerank, /v2/rerank
     tokens.router,  # /tokenize, /detokenize
     passages.router,  # /v1/passages/{id}
+    documents.router,  # /v1/documents
     anthropic.router,  # /v1/messages
     ollama.answers,  # /api/chat, /api/generate
     ollama.vectors,  # /api/embed, /api/embeddings

@@ -21,7 +21,7 @@ from paceline.api.generation.schema import Metadata
 from paceline.api.http.body import Schema, encode_json
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
 from paceline.api.http.routing import Caller, ServiceDep, of_app
-from paceline.api.openapi import keyed_router, official
+from paceline.api.openapi import answered, keyed_router, official
 from paceline.api.responses.log import EventLog
 from paceline.api.responses.request import InputItem, Json, input_items, new_id
 from paceline.api.responses.store import ResponseRecord
@@ -52,6 +52,26 @@ class DeletedConversation(BaseModel):
     deleted: bool = True
 
 
+class Changed(BaseModel):
+    updated_at: float  # s since 1970
+
+
+class ListedConversation(BaseModel):
+    id: str
+    object: str
+    created_at: int
+    metadata: Metadata
+    paceline: Changed
+
+
+class ConversationList(BaseModel):
+    object: str
+    data: list[ListedConversation]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class Conversations:
     """Conversations over the log of responses. Used on the event loop.
 
@@ -80,6 +100,14 @@ class Conversations:
             )
         found: dict[str, Any] = json.loads(record.request)
         return found
+
+    async def all(self, owner: str) -> list[dict[str, Any]]:
+        """All of an owner's, the longest unchanged first."""
+        records = await self._log.query(lambda: self._log.conversations.all(PREFIX, owner))
+        return [
+            json.loads(one.request) | {"paceline": {"updated_at": one.created}}
+            for one in sorted(records, key=lambda one: (one.created, one.id))
+        ]
 
     async def update(self, conversation: str, owner: str, metadata: Mapping[str, str]) -> dict[str, Any]:
         after = await self.find(conversation, owner) | {"metadata": dict(metadata)}
@@ -130,6 +158,12 @@ async def create_conversation(asked: ConversationRequest, kept: Kept, caller: Ca
     """Begin a conversation."""
     items = input_items(asked.items, field="items")
     return answer(await kept.create(new_id("conv"), caller.key, asked.metadata, items))
+
+
+@router.get("", responses=answered(ConversationList))
+async def list_conversations(query: Annotated[PageQuery, Query()], kept: Kept, caller: Caller) -> Response:
+    """List this key's conversations by their last change. OpenAI has no such list."""
+    return listing(*page_of(await kept.all(caller.key), query))
 
 
 @router.get("/{conversation_id}", responses=_SHAPE)

@@ -315,6 +315,7 @@ async def create_response(
         clock=lambda: int(time.time()),
         extension=extension,
         links=links,
+        lanes=call.report,
     )
     stored = encode_json({"input": given, "background": asked.background})
     record = ResponseRecord(response_id, caller.key, now, asked.previous_response_id, stored)

@@ -19,6 +19,7 @@ from paceline.api.http.routing import NO_ADDRESSES, Addresses
 from paceline.rag.store.files import FILE_PREFIX
 from paceline.rag.store.vector_stores import AttributesOf
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, TextDelta, WorkflowStep
+from paceline.strategies.base import Side
 
 Json = dict[str, object]
 Event = tuple[str, Json]  # its type and its body, sequence number included
@@ -48,11 +49,12 @@ class ResponseEvents:
         clock: Callable[[], int],
         extension: Callable[[GenerationResult], Json],
         links: Addresses = NO_ADDRESSES,
+        lanes: bool = False,
     ) -> None:
         """`response`: the initial state, with all fields. `parser`: of calls that the text may hold.
 
         `new_id`: makes an id from a prefix such as "msg". `clock`: Unix time, s. `extension`: Paceline's fields of the
-        final response.
+        final response. `lanes`: each delta of text says whose documents decided it, as in a chat.
         """
         self.first = response  # before anything is written
         self._parser = parser
@@ -61,6 +63,7 @@ class ResponseEvents:
         self._clock = clock
         self._extension = extension
         self._links = links
+        self._lanes = lanes
         self._sequence = 0
         self._output: list[Json] = []  # finished items
         self._item: _Message | _Call | _Reasoning | None = None  # the item being written
@@ -82,7 +85,7 @@ class ResponseEvents:
         if event.thinking:
             return self._thought(event.text) if event.text else []
         self._logprobs += logprob_items(event)
-        return self._encode(self._parse(event))
+        return self._encode(self._parse(event), event.lane)
 
     def fail(self, failure: Failure) -> list[Event]:
         """The last event of a failed response, with the output so far."""
@@ -115,12 +118,12 @@ class ResponseEvents:
             return self._parser.push(delta.text)
         return [TextOutput(delta.text)] if delta.text or delta.logprobs else []
 
-    def _encode(self, outputs: Iterable[ParsedOutput]) -> list[Event]:
+    def _encode(self, outputs: Iterable[ParsedOutput], lane: Side | None = None) -> list[Event]:
         events: list[Event] = []
         for output in outputs:
             match output:
                 case TextOutput(text):
-                    events += self._text(text)
+                    events += self._text(text, lane)
                 case ToolCallStart(_, name):
                     events += self._close("completed")
                     call = _Call(self._new_id("fc"), self._new_id("call"), name)
@@ -162,7 +165,7 @@ class ResponseEvents:
         self._item.text.append(text)
         return [*events, self._part("response.reasoning_text.delta", delta=text)]
 
-    def _text(self, text: str) -> list[Event]:
+    def _text(self, text: str, lane: Side | None = None) -> list[Event]:
         events: list[Event] = []
         if not isinstance(self._item, _Message):
             events += self._close("completed")
@@ -174,7 +177,8 @@ class ResponseEvents:
         if text or logprobs:
             message.text.append(text)
             message.logprobs += logprobs
-            events.append(self._part("response.output_text.delta", delta=text, logprobs=logprobs))
+            told = {"paceline": {"lane": lane}} if self._lanes else {}
+            events.append(self._part("response.output_text.delta", delta=text, logprobs=logprobs, **told))
         return events
 
     def _close(self, status: ItemStatus) -> list[Event]:

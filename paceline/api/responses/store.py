@@ -214,10 +214,27 @@ class SealedRows:
 
 
 class ConversationRows:
-    """Changes of conversations. Each method returns by how many bytes they have grown."""
+    """Changes of conversations: each of these methods returns by how many bytes they have grown. And their list."""
 
     def __init__(self, rows: SealedRows) -> None:
         self._rows = rows
+
+    def all(self, prefix: str, owner: str) -> list[ResponseRecord]:
+        """An owner's, without their items. `prefix`: of their ids. One that is damaged is left out."""
+        with self._rows.readable_errors():
+            after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+            ids = self._rows.connection.execute(
+                "SELECT id FROM responses WHERE id >= ? AND id < ? AND owner = ?", (prefix, after, owner)
+            ).fetchall()
+        found = []
+        for (conversation,) in ids:
+            try:
+                record = self._rows.find(conversation)
+            except DamagedError as error:
+                _log.warning("a conversation is left out: %s", error)
+                continue
+            found += [record] if record is not None else []
+        return found
 
     def create(self, record: ResponseRecord, items: Sequence[bytes]) -> int:
         with self._rows.changing():

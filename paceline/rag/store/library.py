@@ -35,6 +35,8 @@ from paceline.rag.rows import (
     find_text,
     insert_document,
     insert_text,
+    managed_documents,
+    read_passages,
     remove_documents,
 )
 from paceline.rag.store.documents import DocumentStore
@@ -447,6 +449,19 @@ class Library:
         """(text, place) of those of these chunks that exist, of any owner. For answers whose owner has read them."""
         with self._database.reading() as database:
             return find_chunks(database, chunk_ids)
+
+    def beginnings(self, limit: int) -> tuple[int, list[tuple[Document, str, str]]]:
+        """The number of managed documents, and the first of them by name: each with its title, or "", and the text it
+        begins with."""
+        with self._database.reading() as database:
+            managed = managed_documents(database)
+            first = {
+                passage.file_id: passage
+                for document in managed[:limit]
+                for passage in read_passages(database, "WHERE documents.id = ? AND position = 0", document.id)
+            }
+        shown = [(document, first[document.id]) for document in managed[:limit] if document.id in first]
+        return len(managed), [(document, passage.title, passage.text) for document, passage in shown]
 
     def passage(self, owner: str, chunk_id: int) -> ShownPassage:
         """A passage of the managed documents or of a store of this owner, in its document.

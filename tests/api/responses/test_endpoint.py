@@ -70,6 +70,21 @@ def test_a_stream_is_resumed_after_any_of_its_events(client: openai.OpenAI) -> N
     assert list(client.responses.retrieve(first.response.id, stream=True)) == everything
 
 
+def test_deltas_name_the_side_that_decided_them_where_a_report_is_asked_for(
+    http: httpx.Client, service: ScriptedService
+) -> None:
+    service.script = Script([TextDelta("A", 1, "cloud"), TextDelta("b", 1, "device"), TextDelta("c", 1), done()])
+    told = {}
+    for report in (True, False):
+        body = post(http, stream=True, paceline={"report": report}).text
+        events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: ")]
+        told[report] = [
+            (event["delta"], event.get("paceline")) for event in events if event["type"] == "response.output_text.delta"
+        ]
+    assert told[True] == [("A", {"lane": "cloud"}), ("b", {"lane": "device"}), ("c", {"lane": None})]
+    assert told[False] == [("A", None), ("b", None), ("c", None)]
+
+
 class City(BaseModel):
     name: str
 

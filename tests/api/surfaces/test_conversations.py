@@ -52,6 +52,24 @@ def test_a_stream_adds_too_and_its_turn_is_there_when_it_has_ended(client: opena
     assert said(client, made.id) == [("user", "Hi"), ("assistant", "Hello there.")]
 
 
+def test_a_key_lists_its_own_by_their_last_change() -> None:
+    with serving(ScriptedService(), {"ann": None, "bert": None}) as url:
+        ann, bert = (httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}) for key in ("ann", "bert"))
+        with ann, bert:
+            made = [ann.post("/v1/conversations", json={"metadata": {"n": str(n)}}).json()["id"] for n in range(3)]
+            item = {"type": "message", "role": "user", "content": "Hi"}
+            ann.post(f"/v1/conversations/{made[0]}/items", json={"items": [item]})
+            first = ann.get("/v1/conversations?limit=2").json()
+            rest = ann.get(f"/v1/conversations?limit=2&after={first['last_id']}").json()
+            assert [one["id"] for one in (*first["data"], *rest["data"])] == [made[0], made[2], made[1]]
+            assert first["has_more"] and not rest["has_more"]
+            assert first["data"][0]["metadata"] == {"n": "0"}
+            assert first["data"][0]["paceline"]["updated_at"] > first["data"][1]["paceline"]["updated_at"]
+            assert bert.get("/v1/conversations").json()["data"] == []
+            assert ann.post("/v1/responses", json={"model": "scripted", "input": "Hi"}).status_code == 200
+            assert len(ann.get("/v1/conversations").json()["data"]) == 3, "responses lie in the same log"
+
+
 def test_an_answer_that_fails_adds_nothing(client: openai.OpenAI, service: ScriptedService) -> None:
     made = client.conversations.create()
     service.script = Script([PacelineError("It cannot go on.")])

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from paceline.api.app import create_app
+from paceline.api.documents import question_of
 from paceline.api.http.auth import Keyring
 from paceline.engine.fake import fake_model
 from paceline.rag.embedder import HashEmbedder
@@ -21,6 +22,7 @@ from tests.api.vector_stores.test_files import BOAT, POLL, client
 MODEL = "fake"
 OWN = "The red boat of the harbour museum is old."
 ASK = "Who owns the red boat?"
+ASKABLE = "What is the red boat of the harbour museum?"
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +134,35 @@ def test_a_side_without_documents_has_no_stores() -> None:
             messages=[{"role": "user", "content": ASK}],
             extra_body={"paceline": {"vector_stores": ["vs_1"]}},
         )
+
+
+# ---- what can be read -----------------------------------------------------------------------------------------------
+def test_documents_are_listed_with_a_question_for_each_and_uploads_are_not(url: str, store: tuple[str, str]) -> None:
+    assert store
+    with client_of(url, "bert") as http:
+        listed = http.get("/v1/documents").json()
+        assert http.get("/v1/documents?limit=0").status_code == 400
+    assert (listed["side"], listed["total"]) == ("cloud", 1)
+    assert listed["data"] == [{"name": "own.txt", "passages": 1, "topic": "own.txt", "question": ASKABLE}]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "question"),
+    [
+        (
+            "The Harbour Library of Tarnwick opens at 8:30 in the morning.",
+            "When does the Harbour Library of Tarnwick open?",
+        ),
+        ("My aunt's boat was built by Edda Marlow.", "Who was my aunt's boat built by?"),
+        ("My friend Bram works as a night baker.", "What does my friend Bram work as?"),
+        ("The password for our wifi is copper lantern.", "What is the password for our wifi?"),
+        ("A ticket for the ferry costs 4 euros.", "How much does a ticket for the ferry cost?"),
+        ("It was built by Edda Marlow.", None),
+        ("The town is loved by", None),
+    ],
+)
+def test_a_question_is_made_of_a_sentence_that_answers_it(sentence: str, question: str | None) -> None:
+    assert question_of(["Remember to buy milk.", sentence]) == question
 
 
 # ---- cited passages -------------------------------------------------------------------------------------------------
