@@ -53,6 +53,7 @@ from paceline.runtime.sessions.routing import (
     peer_missing,
     wish_of,
 )
+from paceline.runtime.sessions.timeline import Timeline
 from paceline.strategies.base import (
     JOINT_LEVELS,
     Machine,
@@ -117,16 +118,20 @@ class Preparation:
         resources = self._resources
         raw_prompt(request.prompt.tokens or (), resources.max_positions, resources.vocab_size, room=room)
 
-    async def prepare(self, request: GenerateRequest, *, in_workflow: bool = False) -> Generation:
-        """An answer without a workflow, or a text of one, whose place is taken. Raises RequestError for a request that
-        cannot be fulfilled; by then nothing has been sent but the query of `answer-private`."""
-        with self._place(request.account.owner, anyhow=in_workflow) as egress:
+    async def prepare(
+        self, request: GenerateRequest, *, in_workflow: bool = False, timeline: Timeline | None = None
+    ) -> Generation:
+        """An answer without a workflow, or a text of one, whose place is taken. timeline: of the parts before this
+        one. Raises RequestError for a request that cannot be fulfilled; by then nothing has been sent but the query of
+        `answer-private`."""
+        timeline = timeline or self._timeline(request)
+        with self._place(request.account.owner, timeline, anyhow=in_workflow) as egress:
             begun = await self._begin(request)
             first, *later = [request] if in_workflow else self._parts(request, begun.context)
             session = await self._write(begun, first, egress)
         whole = session.prepared.end >= session.prepared.limit
         written = session if whole else Stretches(session, self._go_on)
-        return Parts(written, later, partial(self.prepare, in_workflow=True)) if later else written
+        return Parts(written, later, partial(self.prepare, in_workflow=True, timeline=timeline)) if later else written
 
     def _parts(self, request: GenerateRequest, context: RoutingContext) -> Sequence[GenerateRequest]:
         """The request, or one for each part of its question, where documents are read and the text is free of form."""
@@ -162,21 +167,26 @@ class Preparation:
         plain = replace(request, sources=replace(request.sources, workflow=None, passages=()))
         with self._place(request.account.owner) as egress:
             begun = await self._begin(plain)
-            await self._decided(begun, plain, *await self._read(begun, plain, egress))
+            await self._decided(begun, plain, egress, *await self._read(begun, plain, egress))
 
         async def answer(asked: GenerateRequest) -> ClientSession:
-            with self._place(asked.account.owner, anyhow=True) as egress:
+            with self._place(asked.account.owner, self._timeline(asked), anyhow=True) as egress:
                 same = begun.peer == self._peers.peer_for(asked)  # else one has come or gone meanwhile
                 return await self._write(begun if same else await self._begin(asked), asked, egress)
 
         return answer
 
+    def _timeline(self, request: GenerateRequest) -> Timeline | None:
+        wanted = request.output.timeline
+        return Timeline(self._resources.side, asyncio.get_running_loop().time) if wanted else None
+
     @contextmanager
-    def _place(self, owner: str, *, anyhow: bool = False) -> Iterator[Egress]:
-        """A place while something is prepared, given back if that fails, and what is sent meanwhile."""
+    def _place(self, owner: str, timeline: Timeline | None = None, *, anyhow: bool = False) -> Iterator[Egress]:
+        """A place while something is prepared, given back if that fails, and what is sent meanwhile. timeline: of the
+        answer."""
         self._places.take(owner, anyhow=anyhow)
         self.preparing += 1
-        egress = Egress()
+        egress = Egress(timeline)
         try:
             yield egress
         except BaseException:
@@ -220,13 +230,16 @@ class Preparation:
         shared = request.prompt.shared or SharedPrompt()
         if shared.prompts is None:
             shared.prompts = await self._read(begun, request, egress)
-        return self._session(await self._decided(begun, request, *shared.prompts), begun.removals, egress)
+        return self._session(await self._decided(begun, request, egress, *shared.prompts), begun.removals, egress)
 
     async def _read(
         self, begun: Begun, request: GenerateRequest, egress: Egress
     ) -> tuple[PromptSet, Sequence[Passage] | None]:
         """Prompts, and passages of the other side, None if it was to be asked and could not be."""
+        began, timeline = asyncio.get_running_loop().time(), egress.timeline
         prompts = await self._prompts(request)
+        if timeline is not None and request.sources.documents:
+            timeline.note("search", prompts.num_passages, since=began)
         # The query is sent only for a request whose options, constraint and conversation have been accepted here.
         peer_passages: Sequence[Passage] | None = request.sources.other_passages
         link = None if begun.barred else begun.peer[1]
@@ -242,7 +255,12 @@ class Preparation:
         return prompts, peer_passages
 
     async def _decided(
-        self, begun: Begun, request: GenerateRequest, prompts: PromptSet, peer_passages: Sequence[Passage] | None
+        self,
+        begun: Begun,
+        request: GenerateRequest,
+        egress: Egress,
+        prompts: PromptSet,
+        peer_passages: Sequence[Passage] | None,
     ) -> PreparedRequest:
         """The strategy that writes, after what was read, and the claim of memory. Raises RequestError."""
         resources, side, name = self._resources, self._resources.side, None if begun.barred else begun.peer[0]
@@ -253,6 +271,8 @@ class Preparation:
             mask = await self._mask(request)
         choice = choose(begun.found, replace(begun.context, passages=prompts.num_passages))
         strategy, options = STRATEGIES[choice.strategy], choice.options
+        if egress.timeline is not None:
+            egress.timeline.chose(strategy.name, choice.compared)
         _check_budget(request, choice, resources.energy if side == "device" else None)
         if request.sources.passages is not None or not request.sources.documents:
             options = options.in_one_stretch()
@@ -304,7 +324,7 @@ class Preparation:
     async def _go_on(self, earlier: ClientSession) -> ClientSession:
         """The next stretch of an answer, in the place of the one that has ended: with the documents that this side
         finds by the question and the text so far. Raises PacelineError."""
-        with self._place(earlier.prepared.request.account.owner, anyhow=True) as egress:
+        with self._place(earlier.prepared.request.account.owner, earlier.egress.timeline, anyhow=True) as egress:
             return await self._next_stretch(earlier, egress)
 
     async def _next_stretch(self, earlier: ClientSession, egress: Egress) -> ClientSession:
@@ -315,6 +335,7 @@ class Preparation:
         begin, end = stretch_of(length, before.options.stretch, before.limit)
         query = query_with_text(request.prompt.messages, written.tokens[:begin], resources.tokenizer)
         difference = self._peers.scales.difference(before.peer_name)
+        began = asyncio.get_running_loop().time()
         for documents in (request.sources.documents, 0):  # without any it fits memory, as it did before
             reading = replace(request, sources=replace(request.sources, documents=documents))
             found = await self._prompts(reading, query=query, length=end)
@@ -325,6 +346,8 @@ class Preparation:
                 break
         else:
             raise PacelineError("there is no memory for the next part of it")
+        if egress.timeline is not None:
+            egress.timeline.note("search", prompts.num_passages, since=began)
         joined = written.is_asked() or request.joining.on_loss != "continue"
         prepared = replace(
             before,

@@ -65,6 +65,7 @@ class OutputForm:
     constraint: Constraint | None = None  # on the text and its end
     thinking_tokens: int | None = None  # of what the model thinks before, at most; None: no bound but that of all
     top_logprobs: int | None = None  # None: no logprobs
+    timeline: bool = False  # the result has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,19 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened in an answer at one side, or several alike that were near in time, see
+    `runtime.sessions.timeline`."""
+
+    ms: int  # since the answer was asked for
+    side: Side
+    kind: str
+    of: str  # which message, or which strategy; empty for other kinds
+    number: float
+    took_ms: float  # 0 where it took no time
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationResult:
     """Last event of every generation that did not fail."""
 
@@ -191,6 +205,7 @@ class GenerationResult:
     energy: Mapping[Side, EnergyUse] = field(default_factory=dict)  # of the sides whose energy is known here
     end: Logprobs | None = None  # of the token that ended the answer, if one did and logprobs are requested
     steps: tuple[WorkflowStep, ...] = ()  # of the workflow before it, if there was one
+    timeline: tuple[Moment, ...] = ()  # where the request wants it
 
 
 GenerateEvent = TextDelta | GenerationResult

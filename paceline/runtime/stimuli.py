@@ -224,6 +224,9 @@ class LoggedMachine:
             self._read = []
             self._told.clear()
 
+    def stats(self) -> Mapping[str, float]:
+        return self._machine.stats()
+
     def _reading(self, stimulus: int, place: int, dists: Callable[[], tuple[Dist, ...]]) -> tuple[Dist, ...]:
         found = dists()
         self._read.append([stimulus, place, Encoder().encode(found)])

@@ -283,6 +283,9 @@ class Machine(Protocol):
 
     def on(self, event: Event) -> Sequence[Effect]: ...
 
+    def stats(self) -> Mapping[str, float]:
+        """The figures that `Finish` has, so far."""
+
 
 # Records of strategies: everything that the program around a strategy reads of it.
 #

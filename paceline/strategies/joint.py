@@ -183,8 +183,8 @@ class Joint(ABC):
         """Time has passed: send, or ask for, what may have been lost."""
 
     @abstractmethod
-    def _report(self) -> dict[str, float]:
-        """Figures of the answer, which ends."""
+    def stats(self) -> dict[str, float]:
+        """As of `Machine`."""
 
     def _begin(self, branches: tuple[Branch, ...], max_new_tokens: int | None) -> list[Effect]:
         """The prompts are known: prefill them."""
@@ -322,4 +322,4 @@ class Joint(ABC):
     def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
         """end: as of `Finish`."""
         self._finished = True
-        return Finish(reason, self._report(), end)
+        return Finish(reason, self.stats(), end)

@@ -73,7 +73,7 @@ class LookupTree(DraftingSolo):
     def _learn(self) -> list[Effect]:
         return [WakeAt(self._now)] if self._tables.learn() else []
 
-    def _stats(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         decoder = self._decoder
         counts = {"forwards": decoder.forwards, "rows": decoder.rows, "draft_forwards": self._drafter.forwards}
         return {name: float(count) for name, count in counts.items()} | self._tables.stats()

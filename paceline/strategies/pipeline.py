@@ -166,7 +166,7 @@ class Pipeline(DraftingSolo):
     def _learn(self) -> list[Effect]:
         return [WakeAt(self._now)] if self._drafter.feed.slice(self._step_size.sequences) else []
 
-    def _stats(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         decoder = self._decoder
         counted = {"rounds": self._growth.rounds, "draft_forwards": self._drafter.forwards}
         counted |= {"forwards": decoder.forwards, "rows": decoder.rows, "dropped": decoder.dropped}

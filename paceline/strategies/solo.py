@@ -140,7 +140,7 @@ class Solo:
 
     def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
         self._finished = True
-        return Finish(reason, self._stats(), end)
+        return Finish(reason, self.stats(), end)
 
     # ---- what a strategy that drafts adds ---------------------------------------------------------------------------
     def _begin(self, branches: tuple[Branch, ...], max_new_tokens: int | None) -> list[Effect]:
@@ -168,7 +168,7 @@ class Solo:
     def _hear(self, event: FromDraftModel | DraftModelLost) -> list[Effect]:  # noqa: ARG002  # it asks for none
         return []
 
-    def _stats(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         return {}
 
 

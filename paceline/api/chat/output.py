@@ -338,6 +338,7 @@ def report(whole: bool, done: GenerationResult, links: Addresses = NO_ADDRESSES)
         ],
         "stats": dict(done.stats),
         **({"steps": [asdict(step) for step in done.steps]} if done.steps else {}),
+        **({"timeline": [asdict(moment) for moment in done.timeline]} if done.timeline else {}),
         "energy": {side: _energy(use, done.completion_tokens) for side, use in done.energy.items()},
     }
 

@@ -86,6 +86,7 @@ def generation_of(
             stop=tuple(asked.stop),
             stop_token_ids=tuple(asked.stop_token_ids),
             constraint=ended(form, asked),
+            timeline=extension.timeline and extension.report,
         ),
         Sources(
             documents=documents if extension.documents is None else extension.documents,

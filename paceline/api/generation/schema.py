@@ -88,6 +88,7 @@ class Extension(Schema):
     workflow: WorkflowName | None = None  # agents that search before the answer
     steps: bool = False  # tell of their steps as they end
     report: bool = False
+    timeline: bool = False  # in the report: what happened at which side and when
     # Options of strategies by their fields, such as the forms that papers describe: where `--debug-options` is set.
     debug: JsonObject | None = None
 

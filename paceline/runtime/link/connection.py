@@ -73,6 +73,7 @@ class PeerLink(ABC):
         self.close_code: int | None = None
         self.close_reason: str | None = None  # a sentence for the user
         self.total_sent = self.total_received = 0  # bytes of frames
+        self.frame_bytes = 0  # of the frame that is being delivered
         self._transport = transport
         self._driven = machine
         self._authenticate = authenticate
@@ -176,7 +177,8 @@ class PeerLink(ABC):
         try:
             while not self.closed.is_set():
                 data = await self._transport.recv_bytes()
-                self.total_received += len(data)
+                self.frame_bytes = len(data)
+                self.total_received += self.frame_bytes
                 self._apply(self._driven.received(data, loop.time()))
         except TransportClosed as end:
             self._apply(self._driven.connection_lost(end.code, end.reason))

@@ -27,6 +27,7 @@ from paceline.runtime.sessions.driver import ClientPorts, Driver, Ports
 from paceline.runtime.sessions.output_text import AnswerText, Written, logprobs_of
 from paceline.runtime.sessions.prompts import PromptSet
 from paceline.runtime.sessions.routing import Costs
+from paceline.runtime.sessions.timeline import Timeline
 from paceline.strategies.base import (
     Cancelled,
     Emit,
@@ -46,6 +47,7 @@ from paceline.strategies.base import (
     TimerFired,
     other,
 )
+from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
 from paceline.wire.messages import (
     REFUSED,
@@ -245,6 +247,7 @@ class ClientSession(Session):
         return self.prepared.prompts.longest
 
     async def run(self) -> AsyncIterator[GenerateEvent]:
+        self._driver.timeline = self._watched(self.prepared)
         self.deliver(Started(self._loop.time()))
         try:
             while True:
@@ -279,8 +282,24 @@ class ClientSession(Session):
             log.info("the %s cannot take part: %s", other(self.prepared.side), error, extra={"id": self.trace})
             self.link_lost(returns=isinstance(error, LinkClosed))
 
+    def _watched(self, prepared: PreparedRequest) -> Timeline | None:
+        """What a machine's driver notes in, where the client wants a timeline."""
+        told, text_of = self.egress.timeline, STRATEGIES[prepared.strategy].text_of
+        return None if told is None else told.beside("device" if text_of == "cloud" else prepared.side)
+
+    @property
+    def _writer(self) -> Side:
+        """Whose tokens these are, where no document decided them."""
+        theirs = self.link is not None and STRATEGIES[self.prepared.strategy].text_of == "cloud"
+        return "cloud" if theirs else self.prepared.side
+
+    def _note(self, kind: str, of: str = "", *, side: Side | None = None) -> None:
+        if self.egress.timeline is not None:
+            self.egress.timeline.note(kind, of=of, side=side)
+
     def pass_over(self, reason: str) -> None:
         peer = other(self.prepared.side)
+        self._note("passed_over", side=peer)
         log.warning("the %s is passed over: %s", peer, reason, extra={"id": self.trace})
         self._degraded = self._degraded or f"{peer}_lost"
         self._mark_slow()
@@ -303,6 +322,8 @@ class ClientSession(Session):
         self.link_lost(returns=not fault)  # the link may be dead, which its heartbeat notices about as late
 
     def _received(self, message: SessionFrame) -> None:
+        if self.link is not None:
+            self.egress.received(message, self.link.frame_bytes)
         match message:
             case RetrievedPassages(_, passages):
                 self._peer_citations = _peer_citations(other(self.prepared.side), passages)
@@ -342,6 +363,7 @@ class ClientSession(Session):
             return
         (self.prepared, machine), self._alone = self._alone, None
         driver.abandon()
+        self._note("strategy", self.prepared.strategy)
         self._leave_session("the answer is written without it")
         self.link = None
         self._cancel_pause()
@@ -351,6 +373,7 @@ class ClientSession(Session):
             ahead.tell()
         else:
             self._driver = Driver(machine(), self, self)
+            self._driver.timeline = self._watched(self.prepared)
             self.deliver(Started(self._loop.time()))
 
     def _write_ahead(self) -> None:
@@ -363,6 +386,7 @@ class ClientSession(Session):
             return
         group = self._worker.group(claim, asked.priority, owner=asked.owner, criticality=asked.criticality)
         self._ahead = Ahead(self, self._alone[1](), group)
+        self._ahead.driver.timeline = self._watched(self._alone[0])
         self._ahead.deliver(Started(self._loop.time()))
 
     def _drop_ahead(self) -> None:
@@ -380,6 +404,7 @@ class ClientSession(Session):
         self.link = None
         if self._leaves:
             return
+        self._note("refused" if refusal else "lost", side=other(self.prepared.side))
         self._drop_ahead()
         on_loss, peer = self.prepared.request.joining.on_loss, other(self.prepared.side)
         if on_loss == "fail" or (on_loss == "pause" and not returns):
@@ -402,6 +427,7 @@ class ClientSession(Session):
     def link_back(self, link: Link) -> None:
         if self.link is None and not (self._driver.finished or self.written.faulty):
             self.link = link
+            self._note("back", side=other(self.prepared.side))
             self.deliver(LinkBack())
 
     def _pause_expired(self) -> None:
@@ -435,6 +461,7 @@ class ClientSession(Session):
             return
         self._began = self._began or self._loop.time()
         self.written.tokens.append(token.token)
+        self._note("tokens", side=token.lane or self._writer)
         if token.lane is not None:
             self._lane = token.lane
             self._lanes[token.lane] += 1
@@ -499,6 +526,7 @@ class ClientSession(Session):
                 stats={**finish.stats, "cached_tokens": self._cached, **more, **self.egress.stats()},
                 energy={} if (use := self._energy.use) is None else {prepared.side: use},
                 end=None if end is None else self._logprobs(end),
+                timeline=() if (told := self.egress.timeline) is None else told.moments(self._driver.timeline),
             )
         )
 

@@ -16,6 +16,7 @@ from paceline.core.energy import NOT_KNOWN, Spent
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SampledRow
 from paceline.runtime.engine_loop.requests import Answer, BranchJoin, ForwardRequest, Rows
+from paceline.runtime.sessions.timeline import Timeline
 from paceline.strategies.base import (
     ClosePeer,
     Effect,
@@ -117,6 +118,7 @@ class Driver:
     ) -> None:
         """client: None for a peer's part in an answer. drafts: the draft model's engine, for machines that are told of
         one."""
+        self.timeline: Timeline | None = None  # of this machine's part, where it is to be told
         self._machine = machine
         self._ports, self._client = ports, client
         self._sequences = _Sequences(ports)
@@ -135,7 +137,10 @@ class Driver:
         try:
             while self._events and not self.finished:
                 current = self._events.popleft()
-                for effect in self._machine.on(current):
+                effects = self._machine.on(current)
+                if self.timeline is not None:
+                    self.timeline.stepped(current, self._machine.stats())
+                for effect in effects:
                     if self._abandoned:
                         break
                     assert not self.finished, "a machine gave an effect after Finish"
@@ -215,14 +220,18 @@ class _Sequences:
         return self._names[local]
 
 
-# Bytes that one answer has sent to the other side, by kind of message, for its stats and the log.
+# Bytes that one answer has sent to the other side, by kind of message, for its stats and the log; what came of it, for
+# its stats alone.
 
 
 class Egress:
     """Bytes of the messages of one answer on one side. Overhead of the connection is not counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeline: Timeline | None = None) -> None:
+        """timeline: of the answer, where it is to be told."""
+        self.timeline = timeline
         self._bytes: Counter[str] = Counter()
+        self._received: Counter[str] = Counter()
         self._sessions: set[int] = set()
 
     def sent(self, message: SessionFrame, num_bytes: int) -> None:
@@ -230,6 +239,14 @@ class Egress:
         if num_bytes:
             self._bytes[message.kind] += num_bytes
             self._sessions.add(message.session)
+            if self.timeline is not None:
+                self.timeline.sent(message, num_bytes)
+
+    def received(self, message: SessionFrame, num_bytes: int) -> None:
+        """Count a message of the other side."""
+        self._received[message.kind] += num_bytes
+        if self.timeline is not None:
+            self.timeline.received(message, num_bytes)
 
     def __bool__(self) -> bool:
         return bool(self._bytes)
@@ -248,4 +265,8 @@ class Egress:
 
     def stats(self) -> dict[str, float]:
         """Entries of an answer's stats."""
-        return {f"sent_{kind}_bytes": float(size) for kind, size in sorted(self._bytes.items())}
+        return {
+            f"{way}_{kind}_bytes": float(size)
+            for way, counts in (("sent", self._bytes), ("received", self._received))
+            for kind, size in sorted(counts.items())
+        }

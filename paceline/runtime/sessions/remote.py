@@ -126,7 +126,12 @@ async def search_cloud(link: Link, query: str, count: int, egress: Egress) -> tu
     Raises LinkError where the cloud refuses, is lost or mute, or takes longer than TIMEOUT_S.
     """
     events: asyncio.Queue[SessionFrame] = asyncio.Queue()
-    number = link.open_session(events.put_nowait)
+
+    def received(message: SessionFrame) -> None:
+        egress.received(message, link.frame_bytes)
+        events.put_nowait(message)
+
+    number = link.open_session(received)
     opening = search_opening(number, query, count)
     try:
         egress.sent(opening, link.send(opening))

@@ -41,6 +41,7 @@ class StrategyChoice:
     missing: bool = False  # a wanted peer is not linked
     options: Options = field(default=DEFAULT_OPTIONS)  # of the strategy's own type, once it is chosen
     takes: Callable[[RoutingContext], bool] | None = field(default=None, compare=False)  # see `Rule`
+    compared: Mapping[str, float] = field(default_factory=dict, compare=False)  # s a token of the ways to its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,17 @@ class Rule:
     def choice(self, context: RoutingContext) -> StrategyChoice:
         documents = context.own.documents + context.peer.documents
         reason = self.reason.format(peer=other(context.side), documents=documents, barred=context.barred)
-        strategy, compared = self.strategy, ""
+        strategy, compared, costs = self.strategy, "", {}
         if strategy == ALONE != context.wish.strategy:
             strategy, compared = alone_by(context.own)
+            costs = dict(context.own.costs)
         elif strategy == VERIFIED and self.takes is not None:  # no energy budget asks for it
-            known = {name: seconds for name, seconds in context.peer.costs.items() if name in context.common}
-            strategy, compared = fastest(known, strategy)
+            costs = {name: seconds for name, seconds in context.peer.costs.items() if name in context.common}
+            strategy, compared = fastest(costs, strategy)
         reason = "; ".join(filter(None, (reason, compared)))
-        return StrategyChoice(strategy, reason, self.missing(context), takes=self.takes)
+        return StrategyChoice(
+            strategy, reason, self.missing(context), takes=self.takes, compared=costs if compared else {}
+        )
 
 
 def alone_by(own: SideFacts) -> tuple[str, str]:
@@ -264,7 +268,7 @@ def choose(found: Sequence[StrategyChoice], context: RoutingContext) -> Strategy
             continue
         options = STRATEGIES[candidate.strategy].options_for(context)
         if options is not None:
-            return StrategyChoice(candidate.strategy, candidate.reason, candidate.missing, options)
+            return replace(candidate, options=options)
     raise AssertionError(f"every candidate declined: {found}")
 
 

@@ -203,7 +203,7 @@ class Aggregate(Joint):
         own = node.own_dist
         return None if own is None or own.head is not None else filter_top(own.whole, self._config.output.sampling)
 
-    def _report(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         return {**self._stats.report(self._decoder), "alone": float(self._alone)}
 
 

@@ -12,7 +12,17 @@ from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.dist import Dist
 from paceline.core.side import Side
 from paceline.errors import RemoteProtocolError
-from paceline.strategies.base import ClosePeer, Effect, MachineConfig, Sampled, Scored, Send
+from paceline.strategies.base import (
+    ClosePeer,
+    Effect,
+    Emit,
+    Finish,
+    FinishReason,
+    MachineConfig,
+    Sampled,
+    Scored,
+    Send,
+)
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.peer_watch import SYNC_INTERVAL_S
 from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixNode, PrefixTree
@@ -149,8 +159,11 @@ class Drafter(Joint):
             return self._end()
         return self._drafting.draft(self._now, self._bandwidth, self._rtt) if self._decoder.started else []
 
-    def _report(self) -> dict[str, float]:
+    def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
         self._pace.finish()
+        return super()._finish(reason, end)
+
+    def stats(self) -> dict[str, float]:
         decoder, counts = self._decoder, self._counts
         return {
             "forwards": float(decoder.forwards),

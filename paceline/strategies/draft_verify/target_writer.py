@@ -354,7 +354,7 @@ class TargetWriter(Joint):
         first, second = self._rates.probs(_rate_class(draft))[:2]
         return Guess(draft.token, first, draft.second, second)
 
-    def _report(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         stats = {
             "forwards": float(self._decoder.forwards),
             "rows": float(self._decoder.rows),

@@ -356,6 +356,9 @@ class Recorded:
         self._emitted += [effect for effect in effects if isinstance(effect, Emit)]
         return effects
 
+    def stats(self) -> Mapping[str, float]:
+        return self._machine.stats()
+
 
 def check_plain_dists(
     strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, *, linked: bool = True

@@ -57,7 +57,7 @@ class Listener(Joint):
     def _synchronise(self) -> list[Effect]:
         return []
 
-    def _report(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         return {"alone": float(self._alone)}
 
 

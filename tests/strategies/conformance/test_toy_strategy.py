@@ -123,7 +123,7 @@ class Salted(Joint):
     def _synchronise(self) -> list[Effect]:
         return []
 
-    def _report(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         return {"echoes": float(self._echoes)}
 
 

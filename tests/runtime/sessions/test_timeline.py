@@ -1,0 +1,133 @@
+"""The timeline of an answer: its numbers are the report's, whoever writes, whatever happens; and it stays short."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from paceline.core.side import SIDES, Side, other
+from paceline.engine.fake import ByteTokenizer
+from paceline.runtime.service import GenerateRequest, GenerationResult, Moment, TextDelta
+from paceline.runtime.sessions.timeline import MAX_MOMENTS, Timeline
+from paceline.strategies.registry import STRATEGIES
+from tests.requests import changed
+from tests.runtime.test_node import REQUEST, collect, nodes
+from tests.runtime.test_nothing_found import FOUND, HELLO, LARGER_CLOUD, of, pair
+from tests.runtime.test_parts import QUESTION, asking
+
+pytestmark = pytest.mark.anyio
+
+TOLD = changed(REQUEST, timeline=True)
+SECRETS = re.compile(r"key|harbour|landlord|\.md")  # words of the questions and documents
+
+
+def sums(moments: Iterable[Moment]) -> Counter[str]:
+    """By kind, by kind and side, and by kind and what it is of."""
+    found: Counter[str] = Counter()
+    for each in moments:
+        for name in {each.kind, f"{each.kind} {each.side}", f"{each.kind} {each.of}"}:
+            found[name] += each.number  # type: ignore[assignment]  # whole numbers, and ms
+    return found
+
+
+def check(done: GenerationResult) -> Counter[str]:
+    """All numbers are those of the report."""
+    found, stats = sums(done.timeline), done.stats
+    assert found["tokens"] == done.completion_tokens
+    for kind in ("forwards", "rows", "handovers"):
+        assert found[kind] == stats.get(kind, 0)
+    for kind in ("drafted", "accepted"):
+        by_side = [stats[f"{kind}_{side}"] for side in SIDES if f"{kind}_{side}" in stats]
+        assert found[kind] == (sum(by_side) if by_side else stats.get(kind, 0))
+    for way in ("sent", "received"):
+        told = {name: size for name, size in stats.items() if name.startswith(f"{way}_")}
+        assert {f"{way}_{name.split()[1]}_bytes": size for name, size in found.items() if is_of(name, way)} == told
+    assert [each.ms for each in done.timeline] == sorted(each.ms for each in done.timeline)
+    assert not any(SECRETS.search(each.of) for each in done.timeline)
+    return found
+
+
+def is_of(name: str, way: str) -> bool:
+    return name.startswith(f"{way} ") and name.split()[1] not in SIDES
+
+
+@pytest.mark.parametrize("front", SIDES)
+async def test_the_numbers_of_every_strategy_are_those_of_its_report(front: Side) -> None:
+    drafted = 0
+    async with nodes() as (bench, _):
+        for strategy in sorted(STRATEGIES):
+            _, done = await collect(await of(bench, front).prepare(changed(TOLD, strategy=strategy)))
+            found = check(done)
+            assert done.strategy == strategy and found[f"strategy {strategy}"] == 1 == found[f"prefill {front}"] / (
+                done.prompt_tokens
+            )
+            joint = STRATEGIES[strategy].needs_peer
+            assert (found["round_trips"] > 0) == (found["received"] > 0) == joint
+            drafted += found["drafted"]
+        assert drafted > 0
+        _, done = await collect(await of(bench, front).prepare(REQUEST))
+        assert done.timeline == (), "only where it is asked for"
+
+
+@pytest.mark.parametrize(("front", "asked"), [*product(SIDES, ("hello", *SIDES))])
+async def test_a_switch_of_the_strategy_is_told_with_the_figures_of_who_wrote(
+    front: Side, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = FOUND.get(asked, "hello")  # type: ignore[call-overload]
+    async with pair(tmp_path, LARGER_CLOUD, monkeypatch) as (bench, _):
+        request = changed(HELLO, messages=({"role": "user", "content": question},), timeline=True)
+        _, done = await collect(await of(bench, front).prepare(request))
+        found = check(done)
+        switched = asked == front or (front, asked) == ("cloud", "hello")
+        assert found[f"strategy {done.strategy}"] == 1 and found["strategy"] == 1 + switched
+        assert found[f"search {front}"] == (asked == front), "passages"
+        assert found[f"search {other(front)}"] == (asked == other(front))
+
+
+async def test_a_peer_that_is_lost_and_back_is_told() -> None:
+    async with nodes(gated=("cloud",)) as (bench, tasks):
+        events = (await bench.device.prepare(TOLD)).run()
+        bench.engines["cloud"].gate.release()
+        assert isinstance(await anext(events), TextDelta)
+        await bench.unlink()
+        await anext(events)
+        bench.engines["cloud"].release_gate()
+        await bench.link(tasks)
+        *_, done = [event async for event in events]
+    assert isinstance(done, GenerationResult)
+    found = check(done)
+    assert found["lost cloud"] == found["back cloud"] == 1
+
+
+async def test_stretches_and_parts_of_an_answer_have_one_timeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(tmp_path, LARGER_CLOUD, monkeypatch) as (bench, _):
+        asked: GenerateRequest = changed(TOLD, options={"search_every": 8})
+        _, done = await collect(await bench.device.prepare(asked))
+        found = check(done)
+        assert done.stats["searches"] > 1 and sum(each.kind == "search" for each in done.timeline) > 1
+        assert found["prefill device"] > done.prompt_tokens
+
+        monkeypatch.setattr(ByteTokenizer, "one_document", False)
+        _, done = await collect(await bench.device.prepare(changed(asking(QUESTION), timeline=True)))
+        assert check(done)["prefill"] and done.strategy_reason.startswith("each part")
+
+
+def test_a_long_answer_has_a_short_timeline_whose_numbers_add_up() -> None:
+    now = 0.0
+    timeline = Timeline("device", lambda: now)
+    beside = timeline.beside("device")
+    for at in range(5000):
+        now = at / 100
+        timeline.note("tokens", side=SIDES[at % 2])
+        beside.note("rows", 3.0, since=now - 0.002)
+    moments = timeline.moments(beside)
+    assert len(moments) <= MAX_MOMENTS and sums(moments)["tokens"] == 5000 and sums(moments)["rows"] == 15_000
+    assert sum(each.took_ms for each in moments) == pytest.approx(10_000)
+    assert max(each.ms for each in moments) > 49_000 and beside.moments() == ()
