@@ -1,4 +1,4 @@
-"""The commands `paceline chat`, `paceline status` and `paceline demo`. httpx and rich are imported when they run."""
+"""The commands `paceline chat`, `mcp`, `status` and `demo`. httpx and rich are imported when they run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.core.printable import printable_json, printable_lines
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
 from paceline.secret_files import given_secret
 
 from .demo import demo
@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog='Example: paceline chat "When does the museum open?"')(chat)
     app.command(epilog="Example: paceline status --json")(status)
     app.command(epilog="Example: paceline demo --check")(demo)
+    app.command(epilog="Example: paceline mcp --url http://127.0.0.1:8001")(mcp)
 
 
 def chat(
@@ -76,6 +77,40 @@ def chat(
             screen.show_sources(conversation.answer)
         else:
             _converse(conversation, history)
+
+
+def mcp(url: Url = URL, key: Key = None, key_file: KeyFile = None) -> None:
+    """Offer a side's documents to another program as tools, over the Model Context Protocol on standard input.
+
+    For programs that start such commands themselves; others are given URL/mcp. A key needs the scope `vector_stores`,
+    or all, and cannot come from standard input. What is found goes to that program, and to the model that it asks.
+    """
+    from .conversation import Conversation
+
+    version: dict[str, str] = {}  # of the protocol, once it has been agreed on
+    with Conversation(url or URL, key=given_secret("key", key, key_file)) as conversation:
+        for line in sys.stdin.buffer:
+            try:
+                answer = conversation.relay(line, version)
+            except PacelineError as error:
+                asked = _read(line).get("id")
+                fault = {"code": -32000, "message": str(error)}
+                answer = json.dumps({"jsonrpc": "2.0", "id": asked, "error": fault}).encode()
+                if asked is None:  # a notification, which gets no answer
+                    continue
+            result = _read(answer).get("result")
+            if isinstance(result, dict) and "protocolVersion" in result:
+                version = {"mcp-protocol-version": str(result["protocolVersion"])}
+            if answer:
+                typer.echo(answer.strip())
+
+
+def _read(message: bytes) -> dict[str, object]:
+    try:
+        found = json.loads(message)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {}
 
 
 def _given(options: Mapping[str, object]) -> dict[str, object]:

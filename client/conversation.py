@@ -116,6 +116,14 @@ class Conversation:
         with self._readable_errors():
             return _object(self._checked(self._http.get(f"{self._url.removesuffix('/v1')}/readyz")).content)
 
+    def relay(self, message: bytes, headers: Mapping[str, str]) -> bytes:
+        """The answer to a message of the Model Context Protocol; empty for one that gets none. Raises PacelineError."""
+        headers = {"content-type": "application/json", "accept": "application/json, text/event-stream", **headers}
+        with self._readable_errors():
+            response = self._http.post(f"{self._url.removesuffix('/v1')}/mcp", content=message, headers=headers)
+            answered = response.status_code == 202 or "jsonrpc" in _object(response.content)
+            return response.content if answered else self._checked(response).content
+
     def choose(self, name: str, value: str | None) -> None:
         """From the next question on: the model, or a field of the `paceline` object; None: the server's default."""
         if name == "model":

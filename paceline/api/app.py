@@ -13,7 +13,19 @@ from pathlib import Path
 from fastapi import APIRouter, FastAPI
 
 from paceline import __version__
-from paceline.api import completions, documents, embeddings, metrics, models, openapi, passages, rerank, status, tokens
+from paceline.api import (
+    completions,
+    documents,
+    embeddings,
+    mcp,
+    metrics,
+    models,
+    openapi,
+    passages,
+    rerank,
+    status,
+    tokens,
+)
 from paceline.api.anthropic import endpoint as anthropic
 from paceline.api.chat import output as chat
 from paceline.api.generation.attachments import Attachments
@@ -45,6 +57,7 @@ ROUTERS = (
     tokens.router,  # /tokenize, /detokenize
     passages.router,  # /v1/passages/{id}
     documents.router,  # /v1/documents
+    mcp.router,  # /mcp
     anthropic.router,  # /v1/messages
     ollama.answers,  # /api/chat, /api/generate
     ollama.vectors,  # /api/embed, /api/embeddings

@@ -134,8 +134,8 @@ def apart() -> set[str]:
 @pytest.mark.parametrize(
     ("folders", "extras"),
     [
-        (PACKAGES, ("bench", "chat", "documents", "gguf", "gpu", "keyring", "otel", "torch")),
-        (("tests",), ("test", "torch")),
+        (PACKAGES, ("bench", "chat", "documents", "gguf", "gpu", "keyring", "mcp", "otel", "torch")),
+        (("tests",), ("mcp", "test", "torch")),
     ],
     ids=["packages", "tests"],
 )

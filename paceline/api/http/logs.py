@@ -28,8 +28,8 @@ _log = logging.getLogger("paceline.api")
 
 
 def configure_logging(level: str, form: Literal["text", "json"] = "text") -> None:
-    """Log to stderr; of uvicorn and httpx warnings only. What other packages say at DEBUG is left out at any level:
-    sse-starlette writes down every piece of an answer, and HTTP clients headers."""
+    """Log to stderr; of uvicorn and httpx warnings only, of mcp errors. What other packages say at DEBUG is left out
+    at any level: sse-starlette writes down every piece of an answer, and HTTP clients headers."""
     handler = logging.StreamHandler()
     handler.setFormatter(OneLine(_FORMAT) if form == "text" else OneObject())
     logging.basicConfig(level=max(logging.INFO, logging.getLevelNamesMapping()[level.upper()]), handlers=[handler])
@@ -38,6 +38,7 @@ def configure_logging(level: str, form: Literal["text", "json"] = "text") -> Non
     logging.getLogger("uvicorn.error").addFilter(Seldom())
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("mcp").setLevel(logging.ERROR)
 
 
 class OneLine(logging.Formatter):
