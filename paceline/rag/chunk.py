@@ -13,6 +13,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from paceline.rag.parsing.kinds import FULL_STOPS, Kind
 from paceline.rag.parsing.parsed import Parsed
@@ -141,6 +142,8 @@ _PIECE = re.compile(rf"\s+|[^\s{FULL_STOPS}]{{1,64}}[{FULL_STOPS}]{{0,64}}\s*|[{
 _SENTENCE_END = re.compile(rf"[.!?…{FULL_STOPS}][\"'”\u2019»)\]*_]*$")
 # Boundaries between pieces, from the worst to the best end of a chunk.
 _INSIDE, _WORD, _LINE, _SENTENCE, _PARAGRAPH, _SECTION = range(6)
+_NO_BETTER = bytes(min(boundary, _SENTENCE) for boundary in range(256))  # where a chunk may begin as well
+_PART = 2**16  # characters of a text whose pieces are found at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +160,6 @@ class Chunk:
     def titled(self) -> str:
         """Title line and text, as embedded and as put into prompts."""
         return titled(self.title, self.text)
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """The smallest unit that is not split: a word, or a part of a very long one."""
-
-    end: int  # characters
-    tokens: int
-    boundary: int  # after it
 
 
 def split_document(parsed: Parsed, count: Callable[[str], int], *, chunk_tokens: int, overlap: int) -> Iterator[Chunk]:
@@ -195,7 +189,7 @@ def split(
     """
     if not 0 <= overlap <= chunk_tokens / 2:
         raise ValueError(f"overlap must be from 0 to half of chunk_tokens, got {overlap} of {chunk_tokens}")
-    pieces = _Pieces(_pieces(text, count, chunk_tokens, kind == "code"))
+    pieces = _Pieces(text, count, chunk_tokens, kind == "code")
     return _chunks(text, pieces, title, places(text, kind, pages), bool(pages), chunk_tokens, overlap)
 
 
@@ -220,11 +214,16 @@ def _begins_with(body: str, title: str) -> bool:
 
 
 class _Pieces:
-    """The pieces of a text, found as far as they are needed."""
+    """The pieces of a text, which are not split, found as far as they are needed: words, or parts of very long ones."""
 
-    def __init__(self, pieces: Iterator[_Piece]) -> None:
-        self._more = pieces
-        self.boundaries: list[int] = []  # after each piece
+    def __init__(self, text: str, count: Callable[[str], int], limit: int, is_code: bool) -> None:
+        self._text = text
+        self._limit = limit
+        self._known = _KnownPieces(count)
+        headings = () if is_code else heading_starts(text)
+        self._sections = _definition_starts(text) if is_code else [start for start, _, _ in headings]
+        self._heading_ends = [end for _, end, _ in headings]
+        self.boundaries = bytearray()  # after each piece
         self.offsets = [0]  # characters before each piece, and after the last one found
         self.sums = [0]  # tokens before each piece, and after the last one found
 
@@ -235,14 +234,78 @@ class _Pieces:
         """Find more than `limit` tokens from the piece `first` on, and two pieces after `last`, unless the text ends
         before. Returns the number of pieces found so far.
         """
-        while self.sums[-1] - self.sums[first] <= limit or len(self) < last + 2:
-            piece = next(self._more, None)
-            if piece is None:
-                break
-            self.boundaries.append(piece.boundary)
-            self.offsets.append(piece.end)
-            self.sums.append(self.sums[-1] + piece.tokens)
+        while self.offsets[-1] < len(self._text) and (
+            self.sums[-1] - self.sums[first] <= limit or len(self) < last + 2
+        ):
+            self._find_more()
         return len(self)
+
+    def _find_more(self) -> None:
+        """The pieces of the next part of the text."""
+        start, size, end = self.offsets[-1], _PART, 0
+        while end < len(self._text):
+            end = min(start + size, len(self._text))
+            found = _PIECE.findall(self._text, start, end)
+            if end < len(self._text):
+                found.pop()  # more of it may follow
+            if found:
+                break
+            size *= 2
+        known = [self._known[piece] for piece in found]
+        offsets = list(accumulate(map(len, found), initial=start))
+        boundaries = bytearray([boundary for _, boundary in known])
+        # A heading stays with the text below it.
+        for position in _between(self._heading_ends, start, offsets[-1]):
+            piece = bisect_left(offsets, position) - 1
+            if offsets[piece] + len(found[piece].rstrip()) == position < offsets[piece + 1]:
+                boundaries[piece] = _WORD
+        for position in _between(self._sections, start, offsets[-1]):
+            piece = bisect_left(offsets, position)
+            if offsets[piece] == position:
+                boundaries[piece - 1] = _SECTION
+        tokens = [count for count, _ in known]
+        if max(tokens) > self._limit:
+            found, tokens, boundaries = self._split_long(found, tokens, boundaries)
+            offsets = list(accumulate(map(len, found), initial=start))
+        self.boundaries += boundaries
+        self.offsets += offsets[1:]
+        self.sums += list(accumulate(tokens, initial=self.sums[-1]))[1:]
+
+    def _split_long(
+        self, pieces: list[str], tokens: list[int], boundaries: bytearray
+    ) -> tuple[list[str], list[int], bytearray]:
+        """The same with each piece in halves of halves until it has at most `limit` tokens, or is one character."""
+        parts: list[str] = []
+        counts: list[int] = []
+        ends = bytearray()
+        todo = list(zip(pieces, tokens, boundaries, strict=True))[::-1]
+        while todo:
+            piece, count, boundary = todo.pop()
+            if count > self._limit and len(piece) > 1:
+                half = len(piece) // 2
+                todo.append((piece[half:], self._known[piece[half:]][0], boundary))
+                todo.append((piece[:half], self._known[piece[:half]][0], _INSIDE))
+            else:
+                parts.append(piece)
+                counts.append(count)
+                ends.append(boundary)
+        return parts, counts, ends
+
+
+class _KnownPieces(dict[str, tuple[int, int]]):
+    """(tokens, boundary after it) of each piece, which repeat."""
+
+    def __init__(self, count: Callable[[str], int]) -> None:
+        self._count = count
+
+    def __missing__(self, piece: str) -> tuple[int, int]:
+        known = self[piece] = self._count(piece), _boundary(piece)
+        return known
+
+
+def _between(positions: Sequence[int], start: int, end: int) -> Sequence[int]:
+    """Those after `start`, and not after `end`."""
+    return positions[bisect_right(positions, start) : bisect_right(positions, end)]
 
 
 def _last_piece(pieces: _Pieces, first: int, previous: int, limit: int) -> int:
@@ -251,8 +314,9 @@ def _last_piece(pieces: _Pieces, first: int, previous: int, limit: int) -> int:
     furthest = max(bisect_right(sums, sums[first] + limit) - 1, previous + 1)
     if furthest >= len(pieces):
         return len(pieces)
-    earliest = max(bisect_right(sums, sums[first] + limit // 2), previous + 1)
-    return max(range(min(earliest, furthest), furthest + 1), key=lambda last: (pieces.boundaries[last - 1], last))
+    earliest = min(max(bisect_right(sums, sums[first] + limit // 2), previous + 1), furthest)
+    window = pieces.boundaries[earliest - 1 : furthest]
+    return earliest + window.rindex(max(window))
 
 
 def _next_first(pieces: _Pieces, last: int, overlap: int, limit: int) -> int:
@@ -263,40 +327,14 @@ def _next_first(pieces: _Pieces, last: int, overlap: int, limit: int) -> int:
     sums = pieces.sums
     if last == len(pieces) or pieces.boundaries[last - 1] == _SECTION:
         return last
-    earliest = max(sums[last] - overlap, sums[last + 1] - limit)
-    candidates = range(bisect_left(sums, earliest), last)
-    return max(candidates, key=lambda first: (min(pieces.boundaries[first - 1], _SENTENCE), -first), default=last)
+    earliest = bisect_left(sums, max(sums[last] - overlap, sums[last + 1] - limit))
+    if earliest >= last:
+        return last
+    window = pieces.boundaries[earliest - 1 : last - 1].translate(_NO_BETTER)
+    return earliest + window.index(max(window))
 
 
-def _pieces(text: str, count: Callable[[str], int], limit: int, is_code: bool) -> Iterator[_Piece]:
-    known: dict[str, int] = {}  # token counts of words, which repeat
-
-    def tokens_of(word: str) -> int:
-        if word not in known:
-            known[word] = count(word)
-        return known[word]
-
-    sections = (_definition_starts(text), frozenset[int]())
-    if not is_code:
-        headings = heading_starts(text)
-        sections = frozenset(start for start, _, _ in headings), frozenset(end for _, end, _ in headings)
-    for match in _PIECE.finditer(text):
-        parts = _split_word(match[0], tokens_of, limit)
-        end = match.start()
-        for i, part in enumerate(parts):
-            end += len(part)
-            yield _Piece(end, tokens_of(part), _boundary(match, sections) if i == len(parts) - 1 else _INSIDE)
-
-
-def _split_word(word: str, tokens_of: Callable[[str], int], limit: int) -> list[str]:
-    """A word, in halves of halves until each part has at most `limit` tokens."""
-    if len(word) == 1 or tokens_of(word) <= limit:
-        return [word]
-    half = len(word) // 2
-    return _split_word(word[:half], tokens_of, limit) + _split_word(word[half:], tokens_of, limit)
-
-
-def _definition_starts(text: str) -> frozenset[int]:
+def _definition_starts(text: str) -> list[int]:
     """Offsets at which definitions begin: known by their words, or lines at the margin after an empty one, which in
     most languages are definitions or their comments."""
     starts = {start for start, _ in definitions(text)}
@@ -306,20 +344,15 @@ def _definition_starts(text: str) -> frozenset[int]:
             starts.add(position)
         after_empty = not line.strip()
         position += len(line) + 1
-    return frozenset(starts)
+    return sorted(starts)
 
 
-def _boundary(match: re.Match[str], sections: tuple[frozenset[int], frozenset[int]]) -> int:
-    """The boundary after a piece. sections: where they begin, and where their headings end."""
-    begins, ends = sections
-    word = match[0].rstrip()
-    space = match[0][len(word) :]
-    if match.end() in begins:
-        return _SECTION
+def _boundary(piece: str) -> int:
+    """The boundary after a piece, wherever it stands."""
+    word = piece.rstrip()
+    space = piece[len(word) :]
     if not space:
         return _SENTENCE if word[-1] in FULL_STOPS else _INSIDE
-    if match.start() + len(word) in ends:
-        return _WORD  # a heading stays with the text below it
     if space.count("\n") > 1:
         return _PARAGRAPH
     if _SENTENCE_END.search(word):

@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
@@ -262,12 +263,20 @@ class HashEmbedder:
         return len(_WORD.findall(text))
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)
+        vectors = np.zeros((len(texts), 2 * self.dimensions), dtype=np.float32)
         for row, text in zip(vectors, texts, strict=True):
-            for word in _WORD.findall(text.lower()):
-                digest = hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=8).digest()
-                row[int.from_bytes(digest[:4], "little") % self.dimensions] += 1 if digest[4] & 1 else -1
+            if words := _WORD.findall(text.lower()):
+                row += np.bincount([_slot(word) for word in words], minlength=len(row))
+        vectors = vectors[:, : self.dimensions] - vectors[:, self.dimensions :]
         return unit(np.sign(vectors) * np.sqrt(np.abs(vectors)))  # the root keeps a frequent word from dominating
+
+
+@lru_cache(2**16)
+def _slot(word: str) -> int:
+    """The dimension in which a word counts; that many dimensions further, where it counts as less."""
+    digest = hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=8).digest()
+    slot = int.from_bytes(digest[:4], "little") % HashEmbedder.dimensions
+    return slot if digest[4] & 1 else slot + HashEmbedder.dimensions
 
 
 _WORD = re.compile(r"\w+")

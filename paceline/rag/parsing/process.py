@@ -1,7 +1,7 @@
 """The parser processes as their users see them: started when needed, killed at any limit, their answers checked; and a
 few of them behind futures, for a caller that has other work meanwhile.
 
-See `worker` for what one does. One document at a time; several processes parse several documents.
+See `worker` for what one does. One document at a time, or some small plain texts; several processes parse several.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, BinaryIO, Literal, NoReturn, Self
+from typing import Annotated, BinaryIO, Literal, NoReturn, ParamSpec, Self, TypeVar
 
 import msgspec
 
@@ -52,6 +52,8 @@ _TIMES = {getattr(signal, name, -1) for name in ("SIGXCPU", "SIGALRM")}
 _FROM_OUTSIDE = {getattr(signal, name, -1) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")}  # or short of memory
 
 _logger = logging.getLogger("paceline.rag")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class _Hello(msgspec.Struct):
@@ -75,6 +77,7 @@ class _Head(msgspec.Struct):
     size: int = -1
     reason: str = ""
     code: str = ""
+    is_alone: bool = False  # it is to be parsed by itself
 
 
 class ParserProcess:
@@ -113,14 +116,47 @@ class ParserProcess:
         Raises DocumentError when it cannot be a document; ParserLost when the process was killed from outside.
         """
         check_name(name)
-        self.cpu_s = 0.0
-        limits = self._limits.for_size(os.fstat(document.fileno()).st_size)
-        exchange = self._exchange if can_fork() else self._exchange_alone
+        answer = self._answer([name], [document])
+        line, _, text = answer.partition(b"\n")
+        return _checked(name, line, text)
+
+    def parse_together(self, names: Sequence[str], documents: Sequence[BinaryIO]) -> list[Parsed | None]:
+        """Parse small plain texts by one child, as many as `TOGETHER`. None for each that has to be parsed alone: it
+        is of another kind or cannot be a document, or some of them ended the child.
+        """
+        found: list[Parsed | None] = [None] * len(names)
         try:
-            answer, end = exchange(name, document, limits)
+            answer = self._answer(names, documents)
+        except (DocumentError, ParserLost):
+            return found
+        for i, name in enumerate(names):
+            line, _, rest = answer.partition(b"\n")
+            try:
+                head = msgspec.json.decode(line, type=_Head)
+                size = max(0, head.size)
+                answer = rest[size:]
+                if not head.is_alone:
+                    check_name(name)
+                    found[i] = _checked(name, line, rest[:size])
+            except msgspec.MsgspecError:
+                break
+            except DocumentError:
+                continue
+        return found
+
+    def _answer(self, names: Sequence[str], documents: Sequence[BinaryIO]) -> bytes:
+        """What a child wrote of these documents. Raises as `parse` does."""
+        self.cpu_s = 0.0
+        limits = self._limits.for_size(sum(os.fstat(document.fileno()).st_size for document in documents))
+        try:
+            if can_fork():
+                answer, end = self._exchange(names, documents, limits)
+            else:
+                answer, end = self._exchange_alone(names[0], documents[0], limits)
         except BaseException:
             self.close()
             raise
+        name = names[0]
         if end is None or (signal_number := end.signal) in _FROM_OUTSIDE:
             self.close()
             raise ParserLost(f"The process that read {name} was killed; try again, with more free memory.")
@@ -129,7 +165,7 @@ class ParserProcess:
         if signal_number:
             how = "it is damaged or needs too much memory; split it, or convert it to another kind"
             _refuse(name, f"ends the program that reads it (signal {signal_number}): {how}")
-        return _checked(name, answer)
+        return answer
 
     def parse_bytes(self, name: str, data: bytes) -> Parsed:
         """Parse bytes in memory. Raises as `parse` does."""
@@ -198,14 +234,16 @@ class ParserProcess:
         if said.files:
             _logger.info("this machine does not let documents be read without access to the user's files")
 
-    def _exchange(self, name: str, document: BinaryIO, limits: Limits) -> tuple[bytes, _Ended | None]:
-        """The answer, and how the parser ended; None where its whole process is gone."""
+    def _exchange(
+        self, names: Sequence[str], documents: Sequence[BinaryIO], limits: Limits
+    ) -> tuple[bytes, _Ended | None]:
+        """The answers, and how the parser ended; None where its whole process is gone."""
         control = self._started()
         reading, writing = os.pipe()
         try:
             try:
-                asked = msgspec.json.encode({"name": name, "limits": limits}) + b"\n"
-                socket.send_fds(control, [asked], [document.fileno(), writing])
+                asked = msgspec.json.encode({"names": names, "limits": limits}) + b"\n"
+                socket.send_fds(control, [asked], [*(document.fileno() for document in documents), writing])
             except (BrokenPipeError, ConnectionResetError):
                 return b"", None
             finally:
@@ -217,7 +255,7 @@ class ParserProcess:
             os.close(reading)
         if len(answer) > _MAX_HEAD + MAX_TEXT_BYTES:
             self.close()
-            _refuse(name, "makes its reader write too much; convert it to text")
+            _refuse(names[0], "makes its reader write too much; convert it to text")
         control.settimeout(max(1.0, deadline - time.monotonic()))
         try:
             said = _message(control)
@@ -306,9 +344,9 @@ def _read(descriptor: int, deadline: float) -> Iterator[bytes]:
         yield part
 
 
-def _checked(name: str, answer: bytes) -> Parsed:
-    """The document in an answer. Raises DocumentError for a refusal, and for anything that is no answer."""
-    line, _, rest = answer.partition(b"\n")
+def _checked(name: str, line: bytes, rest: bytes) -> Parsed:
+    """The document in an answer: its first line, and the rest. Raises DocumentError for a refusal, and for anything
+    that is no answer."""
     try:
         head = msgspec.json.decode(line, type=_Head)
         text = rest.decode()
@@ -405,10 +443,20 @@ class ParserPool:
         """Parse a file. around: entered by the thread that waits for the parser, and starts it if it has to. owner:
         whose budget it takes from. The future raises as `ParserProcess.parse` and `ParserBudget.check` do, or what
         opening the file does."""
+        return self._submitted(name, self._parse, name, open_document, around, owner)
+
+    def submit_together(
+        self, names: Sequence[str], open_documents: Sequence[Callable[[], BinaryIO]]
+    ) -> Future[list[Parsed | None]]:
+        """Parse small plain texts together, without a budget: see `ParserProcess.parse_together`. None also for a file
+        that cannot be opened."""
+        return self._submitted(names[0], self._parse_together, names, open_documents)
+
+    def _submitted(self, name: str, parse: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         with self._lock:
             if not self._closed:
-                return self._threads.submit(self._parse, name, open_document, around, owner)
-        future: Future[Parsed] = Future()
+                return self._threads.submit(parse, *args, **kwargs)
+        future: Future[T] = Future()
         future.set_exception(_stopping(name))
         return future
 
@@ -436,18 +484,39 @@ class ParserPool:
     def _parse(self, name: str, open_document: Callable[[], BinaryIO], around: Around, owner: str) -> Parsed:
         self._budget.check(owner)
         with open_document() as document, around():
+            return self._with_parser(name, lambda parser: parser.parse(name, document), owner)
+
+    def _parse_together(
+        self, names: Sequence[str], open_documents: Sequence[Callable[[], BinaryIO]]
+    ) -> list[Parsed | None]:
+        found: list[Parsed | None] = [None] * len(names)
+        with ExitStack() as opened:
+            documents: dict[int, BinaryIO] = {}
+            for i, open_document in enumerate(open_documents):
+                with suppress(DocumentError):  # said when it is parsed alone
+                    documents[i] = opened.enter_context(open_document())
+            of_each = [names[i] for i in documents]
+            if of_each:
+                parsed = self._with_parser(
+                    of_each[0], lambda parser: parser.parse_together(of_each, list(documents.values())), ""
+                )
+                for i, one in zip(documents, parsed, strict=True):
+                    found[i] = one
+        return found
+
+    def _with_parser(self, name: str, parse: Callable[[ParserProcess], T], owner: str) -> T:
+        with self._lock:
+            if self._closed:
+                raise _stopping(name)
+            parser = self._idle.pop() if self._idle else ParserProcess(self._limits)
+            self._busy.add(parser)
+        try:
+            return parse(parser)
+        finally:
+            self._budget.spend(owner, parser.cpu_s)
             with self._lock:
-                if self._closed:
-                    raise _stopping(name)
-                parser = self._idle.pop() if self._idle else ParserProcess(self._limits)
-                self._busy.add(parser)
-            try:
-                return parser.parse(name, document)
-            finally:
-                self._budget.spend(owner, parser.cpu_s)
-                with self._lock:
-                    self._busy.discard(parser)
-                    self._idle.append(parser)
+                self._busy.discard(parser)
+                self._idle.append(parser)
 
 
 def _stopping(name: str) -> ParserLost:

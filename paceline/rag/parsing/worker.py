@@ -1,13 +1,14 @@
 """The parser process: `python -m paceline.rag.parsing.worker`, with a Unix socket as standard input.
 
-For each document it receives a line, `{"name", "limits"}`, with two descriptors: the document and a pipe for the
+For a document it receives a line, `{"names", "limits"}`, with two descriptors: the document and a pipe for the
 answer. It imports the reader and forks; the child takes limits on itself, parses, writes the answer and ends, so no
 document meets what another left in memory. Then it reports how the child ended, and what processor time it took. It
 ends with its socket. With a name and limits as arguments it parses one document, its standard input, and answers on
 standard output: for systems that cannot fork.
 
 An answer is a line of JSON, `{"title", "kind", "pages", "size"}` or `{"reason", "code"}`, and the text of that size.
-Its user (`process`) believes none of it without a check.
+Its user (`process`) believes none of it without a check. Several documents, which the line names, have one child and
+as many answers; of those that are no small plain texts it only says so, `{"is_alone"}`, since the others are with them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,23 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
 from paceline.rag.parsing import sandbox
-from paceline.rag.parsing.kinds import EMPTY, MAX_FILE_BYTES, MAX_REASON, MAX_TEXT_BYTES, Kind, Limits, kind_of
+from paceline.rag.parsing.kinds import (
+    EMPTY,
+    MAX_FILE_BYTES,
+    MAX_REASON,
+    MAX_TEXT_BYTES,
+    PLAIN,
+    TOGETHER,
+    TOGETHER_BYTES,
+    Kind,
+    Limits,
+    kind_of,
+)
 from paceline.rag.parsing.readers import missing_library, reader
 from paceline.rag.parsing.readers.content import FailureCode, ReadText, UnreadableError, too_long
 from paceline.rag.parsing.readers.sniffing import kind_by_content
@@ -40,21 +52,21 @@ def main() -> None:
     left = {"network": not sandbox.isolate(), "files": not sandbox.hide_files()}
     _send(control, left)
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 2)
+        message, descriptors, _, _ = socket.recv_fds(control, _MAX_MESSAGE, TOGETHER + 1)
         if not message:
             return
         while not message.endswith(b"\n"):
             message += control.recv(_MAX_MESSAGE)
-        document, answer = descriptors
         asked = json.loads(message)
-        name, limits = asked["name"], Limits(**asked["limits"])
-        with suppress(UnreadableError):  # the child says which library is missing
-            reader(kind_of(name) or "markdown")  # imported here, so that children do not have to
+        names, limits = asked["names"], Limits(**asked["limits"])
+        for name in names:
+            with suppress(UnreadableError):  # the child says which library is missing
+                reader(kind_of(name) or "markdown")  # imported here, so that children do not have to
         child = os.fork()
         if child == 0:
-            _parse_and_end(control, name, limits, document, answer)
-        os.close(document)
-        os.close(answer)
+            _parse_and_end(control, names, limits, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
         ended = _ended(child, control)
         if ended is None:
             return
@@ -96,20 +108,28 @@ def _ended(child: int, control: socket.socket) -> tuple[int, float] | None:
             return status, used.ru_utime + used.ru_stime
 
 
-def _parse_and_end(control: socket.socket, name: str, limits: Limits, document: int, answer: int) -> NoReturn:
-    """Parse the one document, answer, and end this process without what Python does at exits."""
+def _parse_and_end(
+    control: socket.socket, names: Sequence[str], limits: Limits, descriptors: Sequence[int]
+) -> NoReturn:
+    """Parse the documents, answer, and end this process without what Python does at exits. descriptors: of the
+    documents, and for the answers."""
     try:
         control.close()
         spare = sandbox.limit(limits)
-        _write(answer, _answer(name, limits, document, spare))
+        *documents, answers = descriptors
+        for name, document in zip(names, documents, strict=True):
+            _write(answers, _answer(name, limits, document, spare, has_others=len(names) > 1))
         os._exit(0)
     finally:
         os._exit(1)
 
 
-def _answer(name: str, limits: Limits, document: int, spare: mmap.mmap) -> bytes:
+def _answer(name: str, limits: Limits, document: int, spare: mmap.mmap, *, has_others: bool = False) -> bytes:
     try:
-        return _success(*_parse(name, _contents(document)))
+        data = _contents(document, TOGETHER_BYTES if has_others else MAX_FILE_BYTES)
+        if has_others and (len(data) > TOGETHER_BYTES or kind_by_content(data, kind_of(name)) not in PLAIN):
+            return json.dumps({"is_alone": True}).encode() + b"\n"
+        return _success(*_parse(name, data))
     except UnreadableError as error:
         return _failure(error.reason, error.code)
     except MemoryError:
@@ -139,11 +159,11 @@ def _parse(name: str, data: bytes) -> tuple[ReadText, Kind]:
     return content, kind
 
 
-def _contents(document: int) -> bytes:
+def _contents(document: int, most: int) -> bytes:
     """The document from its beginning, and not more than one byte above the limit."""
     os.lseek(document, 0, os.SEEK_SET)
     parts: list[bytes] = []
-    left = MAX_FILE_BYTES + 1
+    left = most + 1
     while left and (part := os.read(document, min(left, _READ))):
         parts.append(part)
         left -= len(part)

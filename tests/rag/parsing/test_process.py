@@ -18,8 +18,9 @@ import pytest
 from paceline.errors import DocumentError, ParserLost, RequestError
 from paceline.rag.parsing import process as process_module
 from paceline.rag.parsing import sandbox
-from paceline.rag.parsing.folders import FoundFile, read_files
+from paceline.rag.parsing.folders import FoundFile, find_files, read_files
 from paceline.rag.parsing.kinds import MAX_REASON, SUFFIXES, Limits
+from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.process import BUDGET_S, WINDOW_S, ParserBudget, ParserPool, ParserProcess, memory_file
 from paceline.rag.parsing.readers import READERS, content, reader
 from tests.rag.parsing.made import ENDLESS
@@ -210,6 +211,48 @@ def test_a_file_of_a_folder_is_read_again_when_its_parser_is_killed(endless: Pat
         )
 
 
+def test_small_texts_are_parsed_together_and_what_is_none_of_them_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {
+        "a.md": b"# First\n\nwords",
+        "b.txt": b"%PDF-1.7 that ends at once",
+        "c.txt": b"caf\xe9, of before Unicode",
+        "d.txt": b" \n",
+        "e.py": b"def f():\n    pass\n",
+        "f.md": b"words " * 20_000,
+        "g.md": b"# Last",
+    }
+    for name, data in contents.items():
+        (tmp_path / name).write_bytes(data)
+    alone: list[str] = []
+    submit = ParserPool.submit
+    monkeypatch.setattr(ParserPool, "submit", lambda pool, name, *rest: alone.append(name) or submit(pool, name, *rest))
+    with closing(ParserPool(1)) as pool:
+        outcomes = list(read_files(find_files([tmp_path])[0], pool))
+    assert [file.name for file, _ in outcomes] == sorted(contents)
+    texts = {file.name: one for file, one in outcomes}
+    assert sorted(alone) == ["b.txt", "d.txt", "f.md", "g.md"], "the last has no neighbour left"
+    assert "damaged" in str(texts["b.txt"]) and "is empty" in str(texts["d.txt"])
+    read = [one for one in texts.values() if isinstance(one, Parsed)]
+    assert [(one.title, one.kind) for one in read[:3]] == [("First", "markdown"), ("", "text"), ("", "code")]
+    assert read[1].text.startswith("caf\xe9") and len(read[3].text) == 120_000 and read[4].title == "Last"
+
+
+def test_small_texts_whose_child_was_killed_are_parsed_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("a.md", "b.md"):
+        (tmp_path / name).write_text(f"# {name}")
+
+    def killed(*_: object) -> tuple[bytes, None]:
+        monkeypatch.undo()
+        return b'{"size": 3, "kind": "markdown"}\nlie', None
+
+    monkeypatch.setattr(ParserProcess, "_exchange", killed)
+    with closing(ParserPool(1)) as pool:
+        outcomes = list(read_files(find_files([tmp_path])[0], pool))
+    assert [one.title for _, one in outcomes if isinstance(one, Parsed)] == ["a.md", "b.md"]
+
+
 def test_the_processor_time_that_a_document_took_is_known_however_its_parser_ended(endless: Path) -> None:
     with ParserProcess(Limits(cpu_s=1)) as parser, endless.open("rb") as document:
         with pytest.raises(DocumentError, match="takes too long"):
@@ -281,15 +324,15 @@ def test_a_closed_pool_ends_what_it_was_parsing(endless: Path) -> None:
 )
 def test_an_answer_that_is_none_is_not_believed(answer: bytes) -> None:
     with pytest.raises(DocumentError, match=r"^a\.pdf .*\.$"):
-        process_module._checked("a.pdf", answer)
+        process_module._checked("a.pdf", *answer.partition(b"\n")[::2])
 
 
 def test_what_a_parser_says_is_cut_and_cleaned() -> None:
     with pytest.raises(DocumentError) as caught:
-        process_module._checked("a.pdf", b'{"reason": "is bad\\n\\u001b[31m%s", "code": "x"}\n' % (b"!" * 5000))
+        process_module._checked("a.pdf", b'{"reason": "is bad\\n\\u001b[31m%s", "code": "x"}' % (b"!" * 5000), b"")
     assert caught.value.code == "invalid_file"
     assert str(caught.value).isprintable() and len(str(caught.value)) <= MAX_REASON + 10
-    read = process_module._checked("a.pdf", b'{"size": 5, "title": "a\\nb", "pages": [9, 3]}\nwords')
+    read = process_module._checked("a.pdf", b'{"size": 5, "title": "a\\nb", "pages": [9, 3]}', b"words")
     assert (read.title, read.pages, read.text) == ("a b", (), "words")
 
 
