@@ -22,7 +22,8 @@ from paceline.errors import ConfigError
 from paceline.sealing import PLAIN, Seal, StoreKey
 
 FILE = "documents.sqlite"
-VERSION = 1  # PRAGMA user_version
+VERSION = 2  # PRAGMA user_version
+_READ_TOO = 1  # had float32 vectors, which are read as they are
 _SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     """CREATE TABLE documents (
@@ -50,7 +51,7 @@ _SCHEMA = (
         position INTEGER NOT NULL,
         text TEXT NOT NULL,
         title TEXT NOT NULL,
-        embedding BLOB NOT NULL,  -- float32, little-endian
+        embedding BLOB NOT NULL,  -- int8 with the norm 1, or float32 of an earlier format, little-endian
         place TEXT NOT NULL DEFAULT '',  -- in the document, for people
         UNIQUE (document, position))""",
     # seq: order of creation, since creation times may be equal.
@@ -139,6 +140,8 @@ class Database:
     def _prepare(self) -> None:
         advice = "choose another folder and add the documents again"
         with self.writing():
+            if self._connection.execute("PRAGMA user_version").fetchone() == (_READ_TOO,):
+                self._connection.execute(f"PRAGMA user_version = {VERSION}")  # else an older release might open it
             if sqlite.is_new(self._connection, self._directory / FILE, VERSION, advice):
                 for statement in (*_SCHEMA, f"PRAGMA user_version = {VERSION}"):
                     self._connection.execute(statement)

@@ -165,9 +165,7 @@ class HybridIndex:
         self._vector_index.update(ids, *self._vectors("WHERE chunks.id > ?", last))
 
     def _vectors(self, where: str, *parameters: object) -> tuple[NDArray[np.int64], Vectors]:
-        ids, vectors = read_vectors(self._database, where, *parameters)
-        flat = np.frombuffer(vectors, "<f4").astype(np.float32)
-        return ids, flat.reshape(len(ids), self._dimensions)
+        return read_vectors(self._database, self._dimensions, where, *parameters)
 
 
 def _scored(

@@ -12,8 +12,6 @@ import json
 import logging
 from pathlib import Path
 
-import numpy as np
-
 from paceline.rag.database import Database
 from paceline.rag.document_kv import FOLDER as KV
 from paceline.rag.document_kv import DocumentKvStore
@@ -81,7 +79,7 @@ def _seal_documents(database: Database) -> None:
         for chunk_id, position, title, text, embedding, place in chunks.fetchall():
             database.execute(
                 "UPDATE chunks SET title = ?, text = ?, embedding = ?, place = ? WHERE id = ?",
-                *seal_chunk(box, position, title, text, np.frombuffer(embedding, "<f4"), place), chunk_id,
+                *seal_chunk(box, position, title, text, embedding, place), chunk_id,
             )  # fmt: skip
         for (text,) in database.execute("SELECT text FROM texts WHERE document = ?", after).fetchall():
             database.execute("UPDATE texts SET text = ? WHERE document = ?", box.seal_text(text, "whole text"), after)

@@ -235,7 +235,7 @@ def test_small_texts_are_parsed_together_and_what_is_none_of_them_alone(
     assert sorted(alone) == ["b.txt", "d.txt", "f.md", "g.md"], "the last has no neighbour left"
     assert "damaged" in str(texts["b.txt"]) and "is empty" in str(texts["d.txt"])
     read = [one for one in texts.values() if isinstance(one, Parsed)]
-    assert [(one.title, one.kind) for one in read[:3]] == [("First", "markdown"), ("", "text"), ("", "code")]
+    assert [(one.title, one.kind) for one in read[:3]] == [("First", "markdown"), ("", "text"), ("e.py", "code")]
     assert read[1].text.startswith("caf\xe9") and len(read[3].text) == 120_000 and read[4].title == "Last"
 
 
