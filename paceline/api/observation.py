@@ -25,6 +25,8 @@ FIRST_TEXT_BOUNDS: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4
 GAP_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12)  # s
 ANSWER_BOUNDS: Final = (0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # s
 
+WEB: Final = "sent_web_"  # begins the stats of bytes that a workflow has sent to the web
+
 _log = logging.getLogger("paceline.answers")
 disable_created_metrics()  # type: ignore[no-untyped-call]  # every count began with the process
 
@@ -46,6 +48,10 @@ class AnswerCounts:
         self.degraded = count("degraded_answers", "Answers that had to do with less", "why")
         self.drafted = count("drafted_tokens", "Tokens that were drafted and verified", "strategy")
         self.accepted = count("accepted_tokens", "Tokens of drafts that were accepted", "strategy")
+        self.joules = count("joules", "Joules of answers at this side, by what took them", "of")
+        self.web = count("web_sent_bytes", "Bytes that answers have sent to the web, by kind", "kind")
+        self.writing = count("writing_seconds", "From the first text to the last, by strategy", "strategy")
+        self.written = count("written_tokens", "Tokens after the first text", "strategy")
         self.prompt_tokens = count("prompt_tokens", "Tokens of prompts")
         self.cached_tokens = count("cached_prompt_tokens", "Of them, those not computed")
         self.first_text = times("first_text", "From the request to the first text", FIRST_TEXT_BOUNDS)
@@ -84,6 +90,7 @@ class AnswerWatch:
         self._began = state.get("began", self._now())  # when the request arrived, s
         self._first: float | None = None  # when the first text came
         self._last: float | None = None
+        self._after_first = 0  # tokens after the first text
         self._lanes = collections.Counter[str]()
         self._ended = False
 
@@ -99,6 +106,7 @@ class AnswerWatch:
             self._first = now
             self._counts.first_text.observe(now - self._began)
         else:
+            self._after_first += event.tokens
             for _ in range(event.tokens):  # that come together share their gap
                 self._counts.gaps.observe((now - self._last) / event.tokens)
         self._last = now
@@ -143,6 +151,15 @@ class AnswerWatch:
         cached = int(result.stats.get("cached_tokens", 0))
         counts.prompt_tokens.inc(result.prompt_tokens)
         counts.cached_tokens.inc(cached)
+        for use in result.energy.values():
+            counts.joules.labels("computing").inc(max(0.0, use.computed.joules))
+            counts.joules.labels("sending").inc(max(0.0, use.sent.joules))
+        for name, size in result.stats.items():
+            if name.startswith(WEB):
+                counts.web.labels(name.removeprefix(WEB).removesuffix("_bytes")).inc(size)
+        if self._first is not None and self._last is not None:
+            counts.writing.labels(strategy).inc(self._last - self._first)
+            counts.written.labels(strategy).inc(self._after_first)
         counts.drafted.labels(strategy).inc(int(result.stats.get("drafted", 0)))
         counts.accepted.labels(strategy).inc(int(result.stats.get("accepted", 0)))
         told: dict[str, str | int | float] = {

@@ -137,6 +137,7 @@ class Peers:
         self.links[peer] = link
         link.tell_documents(lambda: self._resources.num_documents)
         self._may_ask = MayAsk.of(link.peer.asked_by)
+        link.on_sent = self._totals.today.add
         link.on_open = lambda opening: self._on_open(link, peer, opening)
         link.on_down = lambda: self._on_down(link, peer)
         log.info("linked with %s, which holds %s documents", peer, link.peer.documents)

@@ -180,7 +180,7 @@ class Moment:
     """Something that happened in an answer at one side, or several alike that were near in time, see
     `runtime.sessions.timeline`."""
 
-    ms: int  # since the answer was asked for
+    ms: float  # since the answer was asked for
     side: Side
     kind: str
     of: str  # which message, or which strategy; empty for other kinds
@@ -233,6 +233,8 @@ class Load:
     rtt_s: float | None = None  # the longest of theirs; None before one is measured
     sent_bytes: int = 0  # on all links since the start, in frames
     received_bytes: int = 0
+    # Bytes of messages to other sides since midnight or the start, by hour of this machine's day and kind of message.
+    sent_today: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,10 @@ class LinkStatus:
     rtt_s: float | None  # s, smoothed; None: not measured yet
     bandwidth: float | None  # bytes a second towards the peer; None: never the limit
     sent: Mapping[str, int]  # bytes of answers and searches since the link is up, by kind of message
+    received: int = 0  # bytes of frames, likewise
+    asked: int = 0  # answers, searches and texts that this side has asked the peer to take part in, likewise
+    asks: int = 0  # that the peer has asked for here
+    protocol: int = 0  # version of the link's
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.commands.demo import Children, clean_environment, command, configured, free_port
-from tests.e2e.pair import Pair, running_pair
+from paceline.core.side import SIDES
+from tests.e2e.pair import QUESTION, Pair, running_pair
 
 CLIENTS = Path(__file__).parent / "clients"
 TIMEOUT = 240.0  # s for one scenario
@@ -131,6 +133,62 @@ def test_a_server_with_keys_asks_for_one(browse: Browse, tmp_path: Path) -> None
     assert seen["stored"] == [True, None], "kept in the tab alone, unless the user says otherwise"
     assert "POST /v1/chat/completions" in seen["routes"] and "GET /page/app.js" not in seen["routes"]
     assert all("401" in error for error in seen["errors"]), "browsers log refused requests themselves"
+
+
+def test_the_dashboard_shows_the_numbers_of_metrics_and_timelines_those_of_their_reports(
+    browse: Browse, pair: Pair
+) -> None:
+    strategies = ["auto", "draft_verify", "lookup_tree", "autoregressive"]
+    asked = {"model": "fake", "seed": 1, "messages": [{"role": "user", "content": QUESTION}]}
+    bodies = [{**asked, "paceline": {"strategy": name, "report": True, "timeline": True}} for name in strategies]
+    seen = browse("dashboard", pair.url("device"), given=bodies)
+    assert seen["errors"] == [] and seen["faults"] == [] and seen["wide"] <= 360
+    families = text_string_to_metric_families(seen["text"])
+    samples = [sample for family in families for sample in family.samples]
+
+    def total(name: str, **labels: str) -> float:
+        found = (each for each in samples if each.name == f"paceline_{name}" and labels.items() <= each.labels.items())
+        return sum(each.value for each in found)
+
+    figures = seen["figures"]
+    for figure, name in (
+        ("answers", "finished_answers_total"),
+        ("tokens", "tokens_total"),
+        ("forward passes", "engine_steps_total"),
+        ("rows", "engine_rows_total"),
+        ("prompt tokens from the cache", "cached_prompt_tokens_total"),
+        ("bytes sent", "link_sent_bytes_total"),
+        ("bytes received", "link_received_bytes_total"),
+        ("longest round trip", "link_rtt_seconds"),
+        ("bytes to the other side", "sent_today_bytes"),
+        ("documents", "documents"),
+    ):
+        assert figures[figure] == total(name) > 0, figure
+    assert figures["first text after"] == pytest.approx(total("first_text_seconds_sum") / figures["answers"])
+    assert figures["length"] == total("finished_answers_total", outcome="length")
+    for strategy in {report["strategy"] for report in seen["reports"]}:
+        (row,) = [row for row in seen["rows"] if row[0] == strategy]
+        assert int(row[2]) == total("tokens_total", strategy=strategy) > 0
+    lines = [line.split(",") for line in seen["csv"].split("\r\n")[1:-1]]
+    assert sum(int(size) for _, _, size in lines) == total("sent_today_bytes")
+
+    told = browse("timeline", pair.url("device"), given=seen["reports"])
+    assert told["errors"] == [] and told["faults"] == [] and told["wide"] <= 360
+    for report, shown in zip(seen["reports"], told["shown"], strict=True):
+        stats, facts = report["stats"], shown["facts"]
+        sent, received = (
+            {name[len(way) + 1 : -len("_bytes")]: int(size) for name, size in stats.items() if name.startswith(way)}
+            for way in ("sent", "received")
+        )
+        assert {name: (int(up), int(down)) for name, up, down in shown["bytes"]} == {
+            name: (sent.get(name, 0), received.get(name, 0)) for name in {*sent, *received}
+        }
+        tokens = [int(row[3]) for row in shown["all"] if row[0] == "tokens of the answer"]
+        assert sum(tokens) == 60 and all(shown["pictures"])
+        both = [stats[f"drafted_{side}"] for side in SIDES if f"drafted_{side}" in stats]
+        if drafted := sum(both) or stats.get("drafted", 0):
+            assert f" of {drafted:g} (" in facts["drafts accepted"]
+        assert f"{report['energy']['device']['joules']:.3g}" in facts["energy, device"].replace("k", "000")
 
 
 def test_a_conversation_that_is_deleted_while_it_waits_for_its_answer_stays_deleted(browse: Browse, pair: Pair) -> None:

@@ -31,6 +31,7 @@ from paceline.runtime.service import (
     GenerateEvent,
     Generation,
     GenerationResult,
+    Moment,
     Service,
     TextDelta,
     TokenLogprob,
@@ -338,9 +339,13 @@ def report(whole: bool, done: GenerationResult, links: Addresses = NO_ADDRESSES)
         ],
         "stats": dict(done.stats),
         **({"steps": [asdict(step) for step in done.steps]} if done.steps else {}),
-        **({"timeline": [asdict(moment) for moment in done.timeline]} if done.timeline else {}),
+        **({"timeline": [_moment(moment) for moment in done.timeline]} if done.timeline else {}),
         "energy": {side: _energy(use, done.completion_tokens) for side, use in done.energy.items()},
     }
+
+
+def _moment(moment: Moment) -> Json:
+    return {name: value for name, value in asdict(moment).items() if value or name in ("ms", "number")}
 
 
 def _energy(use: EnergyUse, tokens: int) -> Json:

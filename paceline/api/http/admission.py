@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from urllib.parse import unquote
@@ -129,6 +130,7 @@ class AdmissionControl:
         self.open_paths: set[str] = set()  # filled by `routes.register`, and so are the next
         self.error_shapes: dict[str, ErrorShape] = {}  # by prefix, where it is not OpenAI's
         self.draining = False
+        self.refused: Counter[int] = Counter()  # requests by the status of their refusal
         self._places = Shares(max_active)  # of keys
         self._open_places = Shares(MAX_OPEN, most=MAX_OPEN_PER_ADDRESS)  # of addresses
         self._idle = asyncio.Event()
@@ -209,6 +211,8 @@ class AdmissionMiddleware:
                 raise  # the answer has begun: all that is left is to close the connection
             await exchange.refuse(failure_of(error), receive)
         if exchange.status is not None:
+            if exchange.status >= 400:
+                self.admission.refused[exchange.status] += 1
             level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
             _log.log(level, "%s %d %.0f ms %s", request, exchange.status, exchange.ms(), exchange.id)
 

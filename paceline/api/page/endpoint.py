@@ -23,7 +23,12 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-PAGES = {"index.html": "/", "docs.html": "/docs", "passage.html": "/passage"}  # every other file is below /page/
+PAGES = {
+    "index.html": "/",
+    "docs.html": "/docs",
+    "passage.html": "/passage",
+    "dashboard.html": "/dashboard",
+}  # every other file is below /page/
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
@@ -33,7 +34,7 @@ from paceline.wire.effects import (
 )
 from paceline.wire.identity import CloudRenewal, DeviceRenewal, Handshake
 from paceline.wire.link import LinkMachine, PeerMachine
-from paceline.wire.messages import REFUSED, CloseSession, Frame, Introduction, OpenSession, SessionFrame
+from paceline.wire.messages import REFUSED, VERSION, CloseSession, Frame, Introduction, OpenSession, SessionFrame
 
 log = logging.getLogger("paceline.link")
 
@@ -250,6 +251,8 @@ class Link(PeerLink):
         self.on_open: Callable[[OpenSession], None] | None = None  # for a session the peer opens; must `attach` it
         self.on_down: Callable[[], None] | None = None  # called once, after `up`; the last callback of this link
         self.sent_bytes: Counter[str] = Counter()  # of sessions, by kind of message
+        self.on_sent: Callable[[str, int], object] | None = None  # called with kind and bytes of each of these
+        self.asked = self.asks = 0  # sessions that this side has opened, and the peer
         self._on_up = on_up
         self._handlers: dict[int, SessionHandler] = {}
 
@@ -329,6 +332,9 @@ class Link(PeerLink):
             self._handlers.pop(message.session, None)
         num_bytes = next((len(effect.data) for effect in effects if isinstance(effect, Transmit)), 0)
         self.sent_bytes[message.kind] += num_bytes
+        self.asked += isinstance(message, OpenSession)
+        if num_bytes and self.on_sent is not None:
+            self.on_sent(message.kind, num_bytes)
         return num_bytes
 
     def listen(self) -> float:
@@ -376,6 +382,7 @@ class Link(PeerLink):
         session = message.session
         try:
             if isinstance(message, OpenSession):
+                self.asks += 1
                 if self.on_open is not None:
                     self.on_open(message)
                 if session not in self._handlers and session in self._machine.sessions:
@@ -419,12 +426,47 @@ class LinkLoad(TypedDict):
     rtt_s: float | None
     sent_bytes: int
     received_bytes: int
+    sent_today: Mapping[str, Mapping[str, int]]
 
 
 def link_states(links: Mapping[str, Link]) -> tuple[LinkStatus, ...]:
     """What is shown of links that are up, by the name of the peer."""
     found = sorted(links.items())
-    return tuple(LinkStatus(name, link.rtt, link.bandwidth, dict(link.sent_bytes)) for name, link in found)
+    return tuple(
+        LinkStatus(
+            name,
+            link.rtt,
+            link.bandwidth,
+            dict(link.sent_bytes),
+            link.total_received,
+            link.asked,
+            link.asks,
+            VERSION,
+        )
+        for name, link in found
+    )
+
+
+class SentToday:
+    """Bytes that have left this side since midnight, or since the start, by hour and kind."""
+
+    def __init__(self, now: Callable[[], time.struct_time] = time.localtime) -> None:
+        self._now = now
+        self._day = ""
+        self._hours: dict[str, Counter[str]] = {}
+
+    def add(self, kind: str, num_bytes: int) -> None:
+        self._turn()
+        self._hours.setdefault(f"{self._now().tm_hour:02}", Counter())[kind] += num_bytes
+
+    def by_hour(self) -> dict[str, dict[str, int]]:
+        self._turn()
+        return {hour: dict(kinds) for hour, kinds in self._hours.items()}
+
+    def _turn(self) -> None:
+        day = time.strftime("%Y-%m-%d", self._now())
+        if day != self._day:
+            self._day, self._hours = day, {}
 
 
 class LinkTotals:
@@ -433,6 +475,7 @@ class LinkTotals:
     def __init__(self) -> None:
         self._sent = 0  # on links that are down
         self._received = 0
+        self.today = SentToday()
 
     def ended(self, link: Link) -> None:
         """Count a link that is down, once."""
@@ -446,4 +489,5 @@ class LinkTotals:
             rtt_s=max((link.rtt for link in links if link.rtt is not None), default=None),
             sent_bytes=self._sent + sum(link.total_sent for link in links),
             received_bytes=self._received + sum(link.total_received for link in links),
+            sent_today=self.today.by_hour(),
         )

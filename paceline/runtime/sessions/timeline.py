@@ -15,7 +15,7 @@ from paceline.runtime.service import Moment
 from paceline.strategies.base import SIDES, Event, Retrieved, Sampled, Scored, Side, other
 from paceline.wire.messages import RetrievedPassages, SessionFrame
 
-MAX_MOMENTS: Final = 256
+MAX_MOMENTS: Final = 320
 
 
 class Timeline:
@@ -32,7 +32,8 @@ class Timeline:
         self.now = now
         self._began = now() if began is None else began
         self._width = 1  # ms
-        self._found: dict[tuple[int, Side, str, str], tuple[float, float]] = {}  # number, and ms that it took
+        # When it began, its number, and how long it took, ms.
+        self._found: dict[tuple[int, Side, str, str], tuple[float, float, float]] = {}
         self._counts: dict[str, float] = {}  # of the machine, so far
         self._prompts: tuple[int, float] | None = None  # their tokens, and when they were given to the machine
         self._asked: float | None = None  # s, of the first message since the peer's last one
@@ -49,19 +50,19 @@ class Timeline:
         """Something has happened. side: None: this one. since: s, when it began, where it took some time."""
         now = self.now()
         begun = now if since is None else since
-        key = int(1e3 * (begun - self._began)) // self._width, side or self.side, kind, of
-        self._add(key, number, 1e3 * (now - begun))
+        self._add(1e3 * (begun - self._began), side or self.side, kind, of, number, 1e3 * (now - begun))
 
-    def _add(self, key: tuple[int, Side, str, str], number: float, took: float) -> None:
-        known = self._found.get(key, (0.0, 0.0))
-        self._found[key] = known[0] + number, known[1] + took
+    def _add(self, at: float, side: Side, kind: str, of: str, number: float, took: float) -> None:
+        key = int(at) // self._width, side, kind, of
+        known = self._found.get(key, (at, 0.0, 0.0))
+        self._found[key] = min(at, known[0]), known[1] + number, known[2] + took
         while len(self._found) > MAX_MOMENTS:
             self._widen()
 
     def _widen(self) -> None:
         found, self._found, self._width = self._found, {}, 2 * self._width
-        for (at, side, kind, of), (number, took) in found.items():
-            self._add((at // 2, side, kind, of), number, took)
+        for (_, side, kind, of), (at, number, took) in found.items():
+            self._add(at, side, kind, of, number, took)
 
     def chose(self, strategy: str, compared: Mapping[str, float]) -> None:
         """A strategy was chosen. compared: s a token that each way to the same text was taken to need; 0: of one that
@@ -99,7 +100,7 @@ class Timeline:
 
     def _kinds(self, figures: Mapping[str, float]) -> Iterator[tuple[str, str, Side]]:
         """Which figures are told as which kind and side."""
-        yield from ((name, name, self.side) for name in ("forwards", "rows", "handovers"))
+        yield from ((name, name, self.side) for name in ("forwards", "handovers"))
         for kind in ("drafted", "accepted"):
             named = [(f"{kind}_{side}", kind, side) for side in SIDES if f"{kind}_{side}" in figures]
             yield from named or [(kind, kind, self.drafter)]
@@ -113,15 +114,15 @@ class Timeline:
         """In the order in which they began, with those of the machine that has ended the answer."""
         if beside is not None:
             self._take_over(beside)
-        found = sorted(self._found.items(), key=lambda each: each[0][0])
+        found = sorted(self._found.items(), key=lambda each: each[1][0])
         return tuple(
-            Moment(at * self._width, side, kind, of, number, round(took, 3))
-            for (at, side, kind, of), (number, took) in found
+            Moment(round(at, 1), side, kind, of, number, round(took, 1))
+            for (_, side, kind, of), (at, number, took) in found
         )
 
     def _take_over(self, beside: Timeline) -> None:
         while self._width < beside._width:
             self._widen()
-        for (at, side, kind, of), (number, took) in beside._found.items():
-            self._add((at * beside._width // self._width, side, kind, of), number, took)
+        for (_, side, kind, of), (at, number, took) in beside._found.items():
+            self._add(at, side, kind, of, number, took)
         beside._found.clear()  # once: an answer in stretches goes on with this timeline

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from hashlib import sha256
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from paceline.api.app import create_app
+from paceline.api.http.auth import Keyring, StoredKey
 from paceline.api.http.logs import OneObject
 from paceline.api.observation import Observer, new_request_id
+from paceline.core.energy import Energy, EnergyUse
 from paceline.errors import PacelineError
 from paceline.runtime.service import GenerationResult, TextDelta
-from tests.api.scripted import Script, ScriptedService, client_of, serving
+from tests.api.scripted import Script, ScriptedService, client_of, running, serving
 
 ASKED = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -52,7 +56,9 @@ def test_times_are_those_of_tokens_and_lanes_are_counted(clock: Clock, observer:
     clock.now = 0.9
     watch.took(TextDelta("bcd", 3, "cloud"))
     clock.now = 1.0
-    watch.took(result(stats={"drafted": 5, "accepted": 2, "cached_tokens": 7}, degraded="cloud_lost"))
+    use = EnergyUse("power", Energy(3.0), Energy(0.5))
+    stats = {"drafted": 5, "accepted": 2, "cached_tokens": 7, "sent_web_query_bytes": 11}
+    watch.took(result(stats=stats, degraded="cloud_lost", energy={"device": use}))
     watch.left()  # after the end: nothing more
     assert counted(observer, "tokens_total", strategy="aggregate", lane="device") == 1
     assert counted(observer, "tokens_total", strategy="aggregate", lane="cloud") == 3
@@ -61,6 +67,11 @@ def test_times_are_those_of_tokens_and_lanes_are_counted(clock: Clock, observer:
     assert (counted(observer, "prompt_tokens_total"), counted(observer, "cached_prompt_tokens_total")) == (10, 7)
     assert counted(observer, "drafted_tokens_total", strategy="aggregate") == 5
     assert counted(observer, "accepted_tokens_total", strategy="aggregate") == 2
+    joules = [counted(observer, "joules_total", of=each) for each in ("computing", "sending")]
+    assert joules == [3, 0.5]
+    assert counted(observer, "web_sent_bytes_total", kind="query") == 11
+    assert counted(observer, "writing_seconds_total", strategy="aggregate") == pytest.approx(0.6)
+    assert counted(observer, "written_tokens_total", strategy="aggregate") == 3
     for name, total, number in (("first_text", 0.3, 1), ("token_gap", 0.6, 3), ("answer", 1.0, 1)):
         assert counted(observer, f"{name}_seconds_sum") == pytest.approx(total)
         assert counted(observer, f"{name}_seconds_count") == number, "tokens that come together share their gap"
@@ -114,6 +125,19 @@ def test_answers_of_every_endpoint_are_counted_and_logged_with_their_id(
     assert said["id"] == answer.headers["x-request-id"] and said["id"] in line.getMessage()
     assert (said["model"], said["outcome"], said["strategy"]) == ("scripted", "stop", strategy)
     assert said["completion_tokens"] > 0 and said["seconds"] >= said["first_text_s"] >= 0
+
+
+def test_devices_are_named_to_keys_that_may_see_them_and_refusals_are_counted() -> None:
+    keys = [StoredKey.of(sha256(b"few").digest(), scopes=frozenset({"chat"})), StoredKey.of(sha256(b"all").digest())]
+    with running(create_app(ScriptedService(), keyring=Keyring({}, lambda: keys))) as url:
+        for key, named in (("few", False), ("all", True)):
+            with client_of(url, key) as http:
+                seen = samples(http)
+                assert (("paceline_peer_sent_bytes", "draft", "laptop") in seen) == named
+                assert ("laptop" in http.get("/metrics").text) == named
+                assert http.get("/v1/nothing").status_code == 404
+    assert seen["paceline_refused_requests_total", "404"] == 1, "the second came later"
+    assert seen["paceline_requests",] == 0
 
 
 def test_an_answer_that_fails_is_counted(http: httpx.Client, service: ScriptedService) -> None:

@@ -3,12 +3,15 @@
 
 import { createInterface } from "node:readline";
 import { accessibilityFaults, ask, begin, ended, inBrowser, lastAnswer, launched, linked, seeded } from "./browser.mjs";
+import { PICTURES } from "./pictures.mjs";
 
 const FILE = "omber.md";
 const FACT = "The lighthouse of Omber is painted in green stripes.\n";
 const HOSTILE_NAME = "<img src=x onerror=alert(1)>.md";
 
 const SCENARIOS = {
+  ...PICTURES,
+
   // Upload, ask, watch the lanes, stop, retry, reload, find the conversation again.
   async journey(page, { url }) {
     const fields = await seeded(page);

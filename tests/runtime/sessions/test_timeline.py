@@ -39,7 +39,7 @@ def check(done: GenerationResult) -> Counter[str]:
     """All numbers are those of the report."""
     found, stats = sums(done.timeline), done.stats
     assert found["tokens"] == done.completion_tokens
-    for kind in ("forwards", "rows", "handovers"):
+    for kind in ("forwards", "handovers"):
         assert found[kind] == stats.get(kind, 0)
     for kind in ("drafted", "accepted"):
         by_side = [stats[f"{kind}_{side}"] for side in SIDES if f"{kind}_{side}" in stats]
@@ -126,8 +126,8 @@ def test_a_long_answer_has_a_short_timeline_whose_numbers_add_up() -> None:
     for at in range(5000):
         now = at / 100
         timeline.note("tokens", side=SIDES[at % 2])
-        beside.note("rows", 3.0, since=now - 0.002)
+        beside.note("forwards", 3.0, since=now - 0.002)
     moments = timeline.moments(beside)
-    assert len(moments) <= MAX_MOMENTS and sums(moments)["tokens"] == 5000 and sums(moments)["rows"] == 15_000
-    assert sum(each.took_ms for each in moments) == pytest.approx(10_000)
+    assert len(moments) <= MAX_MOMENTS and sums(moments)["tokens"] == 5000 and sums(moments)["forwards"] == 15_000
+    assert sum(each.took_ms for each in moments) == pytest.approx(10_000, rel=0.01)
     assert max(each.ms for each in moments) > 49_000 and beside.moments() == ()

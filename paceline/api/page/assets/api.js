@@ -41,6 +41,11 @@ export async function request(path, { method = "GET", body, signal } = {}) {
   return parsed(answer.status, await answer.text());
 }
 
+/** The text at a path. Raises ApiError. */
+export async function requestText(path) {
+  return (await send(path, { method: "GET" })).text();
+}
+
 /** All objects of a list, however many answers they take. */
 export async function requestAll(path) {
   const found = [];

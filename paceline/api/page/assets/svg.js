@@ -1,0 +1,51 @@
+// Elements of SVG, and the small pictures that the timeline and the dashboard share.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element with attributes; children are elements or text. */
+export function svg(name, attributes = {}, ...children) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+/** A number as people read it: three digits, and k or M for what is large. */
+export function short(number) {
+  const size = Math.abs(number);
+  const [scale, unit] = size >= 1e9 ? [1e9, "G"] : size >= 1e6 ? [1e6, "M"] : size >= 1e4 ? [1e3, "k"] : [1, ""];
+  const scaled = number / scale;
+  return `${Number.isInteger(scaled) ? scaled : Number(scaled.toPrecision(3))}${unit}`;
+}
+
+/** A table with a caption. rows: texts; the first of each is its heading. */
+export function table(caption, head, rows) {
+  const made = document.createElement("table");
+  made.createCaption().textContent = caption;
+  const top = made.createTHead().insertRow();
+  for (const text of head) top.append(cell("th", text, "col"));
+  const body = made.createTBody();
+  for (const [first, ...rest] of rows) {
+    const row = body.insertRow();
+    row.append(cell("th", first, "row"), ...rest.map((text) => cell("td", text)));
+    for (const each of row.cells) each.classList.toggle("prose", /^[^\d–]*$/.test(each.textContent));
+  }
+  return made;
+}
+
+function cell(name, text, scope) {
+  const made = document.createElement(name);
+  made.textContent = text;
+  if (scope) made.scope = scope;
+  return made;
+}
+
+/** The course of some values, the newest at the right. */
+export function sparkline(values, name) {
+  const [wide, high] = [300, 36];
+  const most = Math.max(...values, 0) || 1;
+  const points = values.map((value, at) => `${((wide * at) / Math.max(1, values.length - 1)).toFixed(1)},${(high - 1 - ((high - 2) * value) / most).toFixed(1)}`);
+  const label = values.length ? `${name}: now ${short(values.at(-1))}, at most ${short(most)}` : `${name}: not known yet`;
+  const parts = points.length > 1 ? [svg("polygon", { points: `0,${high} ${points.join(" ")} ${wide},${high}` }), svg("polyline", { points: points.join(" ") })] : [];
+  return svg("svg", { viewBox: `0 0 ${wide} ${high}`, preserveAspectRatio: "none", class: "spark", role: "img", "aria-label": label }, ...parts);
+}
