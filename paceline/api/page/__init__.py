@@ -1,5 +1,4 @@
-"""The web page at `/`, and `/docs` and `/dashboard` for people: files as they are, with no build step and nothing of another
-host.
+"""The web page at `/`, with `/docs` and `/dashboard` for people: files as they are, without build step or other host.
 
 endpoint  the routes of the files, and their headers
 assets    HTML, CSS and ES modules; `app.js` begins
