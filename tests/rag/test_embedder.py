@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor
 
 from lab.training.reading import train
-from paceline.encoder import installed_weights, outputs
+from paceline.encoder import WIDTH, installed_weights, outputs
 from paceline.errors import ConfigError
 from paceline.hub import download
-from paceline.rag.embedder import Embedder, HashEmbedder, MiniLMEmbedder, load_embedder, package_directory
+from paceline.rag.embedder import Embedder, HashEmbedder, MiniLMEmbedder, load_embedder, package_directory, unit
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +38,40 @@ TEXTS = [
 
 
 def test_vectors_agree_with_transformers_own_encoder(
-    minilm: MiniLMEmbedder, plain_outputs: Callable[[str], torch.Tensor]
+    in_float32: MiniLMEmbedder, plain_outputs: Callable[[str], torch.Tensor]
 ) -> None:
-    for text, vector in zip(TEXTS, minilm.embed(TEXTS), strict=True):
+    for text, vector in zip(TEXTS, in_float32.embed(TEXTS), strict=True):
         reference = torch.nn.functional.normalize(plain_outputs(text).mean(0), dim=0).numpy()
         assert np.abs(vector - reference).max() < 2e-6, text
+
+
+def test_vectors_of_the_kernel_can_be_compared_with_those_of_float32(
+    quantised: MiniLMEmbedder, in_float32: MiniLMEmbedder
+) -> None:
+    pages = Path("docs/documents.md").read_text().split("\n\n")[:40]
+    cosines = np.vecdot(quantised.embed([*TEXTS, *pages]), in_float32.embed([*TEXTS, *pages]))
+    assert cosines.min() > 0.99 and cosines[len(TEXTS) :].min() > 0.995 and cosines.mean() > 0.998
+
+
+def test_vectors_of_the_kernel_are_the_same_to_the_last_bit_whatever_stands_beside_them(
+    quantised: MiniLMEmbedder,
+) -> None:
+    texts = [" ".join(TEXTS[0].split() * 8)[:cut] for cut in range(1, 300, 13)]
+    alone = [quantised.token_vectors([text])[0] for text in texts]
+    rows = quantised._load_encoder()(quantised._rows(texts))
+    ends = np.cumsum([len(row) for row in quantised._rows(texts)])
+    for vectors, (start, end) in zip(alone, pairwise([0, *ends]), strict=True):
+        assert np.array_equal(unit(rows[start + 1 : end - 1]), vectors)
+
+
+def test_the_kernel_takes_buffers_of_its_sizes_alone(quantised: MiniLMEmbedder) -> None:
+    encoder = quantised._load_encoder().__self__  # type: ignore[attr-defined]  # a bound method
+    hidden, layer = np.zeros((3, WIDTH), np.float32), encoder._layers[0]
+    for lengths, weights in [([2], layer), ([4, -1], layer), ([3], layer[:-1]), ([3], (*layer[:-1], layer[0]))]:
+        with pytest.raises((ValueError, IndexError)):
+            encoder._kernel.run_layer(hidden, np.array(lengths, np.int32), weights)
+    with pytest.raises((TypeError, BufferError, ValueError)):
+        encoder._kernel.run_layer(bytes(hidden), np.array([3], np.int32), layer)
 
 
 def test_pairs_of_texts_have_the_outputs_that_the_reader_is_trained_with() -> None:

@@ -28,14 +28,14 @@ def plain_max_similarity(query: list[list[float]], passage: list[list[float]]) -
 
 
 def test_a_score_is_the_mean_of_the_greatest_cosines(
-    reranker: LateInteraction, plain_outputs: Callable[[str], torch.Tensor]
+    in_float32: MiniLMEmbedder, plain_outputs: Callable[[str], torch.Tensor]
 ) -> None:
     def vectors(text: str) -> list[list[float]]:
         return [(row / row.norm()).tolist() for row in plain_outputs(text)[1:-1]]
 
     passages = [TEXTS["flat.md"], TEXTS["train.txt"], "word " * 300]
     expected = [plain_max_similarity(vectors(QUESTION), vectors(passage)) for passage in passages]
-    scores = reranker.score(QUESTION, passages)
+    scores = LateInteraction(in_float32).score(QUESTION, passages)
     assert scores.dtype == np.float32
     assert scores == pytest.approx(expected, abs=1e-4)
 
