@@ -21,7 +21,8 @@ from .aggregation import live_placement, payload_bytes
 from .aggregation.process_pair import linked_pair
 from .bootstrap import Estimate, ratio_of, worst_of
 from .findings import claimed
-from .report import Claim, Options, Report, plot_lines
+from .plots import lines
+from .report import Claim, Options, Report
 from .streamed_answer import Answer, Asked
 
 NAME = "aggregate"
@@ -196,10 +197,10 @@ def _size_claims(sizes: list[dict[str, object]]) -> Iterator[Claim]:
     yield Claim("aggregate.bytes_per_token_coin", median["coin"], 16, "lower")
 
 
-def plot(report: Report, file: Path) -> None:
+def plot(report: Report) -> str:
     """Plot seconds per token over the round trip, for the device ten times slower."""
     shown = [row for row in report.rows if row.get("pace") == "device 10x slower"]
     by_trip: dict[object, dict[str, object]] = {}
     for row in shown:
         by_trip.setdefault(row["rtt_s"], {"rtt_s": row["rtt_s"]})[str(row["way"])] = row["s_per_token"]
-    plot_lines(Report(NAME, {}, list(by_trip.values())), file, x="rtt_s", ys=list(WAYS), unit="s per token")
+    return lines(list(by_trip.values()), x="rtt_s", ys=list(WAYS), unit="s per token", title=NAME)

@@ -36,8 +36,9 @@ from . import gpu_step
 from .bootstrap import INSIDE, Estimate, medians_apart, ratio_of
 from .findings import claimed
 from .llama_cpp_forward import llama_cpp, missing
+from .plots import lines
 from .random_model import Shape, random_model
-from .report import Claim, Options, Report, plot_lines
+from .report import Claim, Options, Report
 
 NAME: Final = "engine"
 SUMMARY: Final = "ms per forward at 1-64 rows, and GB/s beside a plain copy's; baselines: transformers, llama.cpp"
@@ -162,8 +163,8 @@ def _claims(measured: Mapping[int, _Forwards]) -> tuple[list[Claim], dict[str, E
     return claims, {name: estimate for name, (estimate, _) in ratios.items()}
 
 
-def plot(report: Report, file: Path) -> None:
-    plot_lines(report, file, x="rows", ys=("transformers_ms", "paged_ms"), unit="ms per forward")
+def plot(report: Report) -> str:
+    return lines(report.rows, x="rows", ys=("transformers_ms", "paged_ms"), unit="ms per forward", title=NAME)
 
 
 class _Transformers:
@@ -230,12 +231,11 @@ def _copy_rate(size: int, device: torch.device) -> float:
 
 
 def main() -> None:
-    """`python -m bench.engine [--quick | --gpu] [--json FILE] [--plot FILE]`; `paceline bench engine` does the same."""
+    """`python -m bench.engine [--quick | --gpu] [--json FILE]`; `paceline bench engine` does the same."""
     parser = argparse.ArgumentParser(description=SUMMARY)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--gpu", action="store_true", help="the step of a 7B model on this machine's GPU alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the graph there")
     arguments = parser.parse_args()
     try:
         report = run_gpu() if arguments.gpu else run(Options(quick=arguments.quick))
@@ -243,8 +243,6 @@ def main() -> None:
         sys.exit(str(error))
     if arguments.json:
         report.write(arguments.json)
-    if arguments.plot and not arguments.gpu:
-        plot(report, arguments.plot)
     sys.stdout.write(json.dumps(report.to_json(), indent=2) + "\n")
 
 

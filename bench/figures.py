@@ -1,7 +1,7 @@
 """docs/figures.md and its plots, printed from the benches' own JSON: `python -m bench.figures` (`--check`: compare).
 
 A result is a file of docs/figures, written by `paceline bench NAME --json docs/figures/NAME.json`. `figures.toml` says
-what each bench did and what each claim means; no claimed value stands there. Plots need matplotlib (`paceline[bench]`).
+what each bench did and what each claim means; no claimed value stands there.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+
+from .plots import Json, claims, reached
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 PAGE = DOCS / "figures.md"
 PLOTS = DOCS / "figures"
 
-Json = Mapping[str, Any]
 Measured = tuple[Json, Json]  # a claim, and the conditions of its run
 
 
@@ -97,38 +97,16 @@ def _image(section: Json) -> Iterator[str]:
         yield f"![{section['title']}: each claim as a multiple of its aim](figures/{_file(section)})"
 
 
-def plot(section: Json, file: Path) -> None:
-    """Plot each claim with an aim as a multiple of that aim, better to the right, with its interval."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    rows = [
-        (section["says"][name], *_reached(claim))
-        for name, runs in _measured(section).items()
-        for claim, _ in runs
-        if claim["target"] is not None
-    ]
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "paceline", "font.size": 9}):
-        figure = Figure(figsize=(9, 0.6 + 0.28 * len(rows)), layout="constrained")
-        axes = figure.subplots()
-        for at, (_, low, value, high) in enumerate(rows):
-            colour = "tab:green" if low >= 1 else "tab:red"
-            axes.plot([low, high], [at, at], color=colour, linewidth=2)
-            axes.plot([value], [at], marker="o", color=colour)
-        axes.axvline(1, color="gray", linewidth=1)
-        axes.set(xscale="log", xlabel="multiple of the aim; right of 1 is better")
-        axes.set_yticks(range(len(rows)), [says for says, *_ in rows])
-        axes.invert_yaxis()
-        figure.savefig(file, metadata={"Date": None, "Creator": None})
-
-
-def _reached(claim: Json) -> tuple[float, float, float]:
-    """(worse end, value, better end) as multiples of the aim."""
-    ends = sorted(claim["interval"] or [claim["value"]] * 2)
-    values = (ends[0], claim["value"], ends[1])
-    if claim["better"] == "higher":
-        return values[0] / claim["target"], values[1] / claim["target"], values[2] / claim["target"]
-    return claim["target"] / values[2], claim["target"] / values[1], claim["target"] / values[0]
+def plot(section: Json) -> str:
+    """Each claim with an aim as a multiple of that aim, as `plots.claims` draws them."""
+    return claims(
+        [
+            (section["says"][name], *reached(claim))
+            for name, runs in _measured(section).items()
+            for claim, _ in runs
+            if claim["target"] is not None
+        ]
+    )
 
 
 def main() -> int:
@@ -139,7 +117,7 @@ def main() -> int:
     PLOTS.mkdir(exist_ok=True)
     for section in tomllib.loads((HERE / "figures.toml").read_text("utf-8"))["section"]:
         if list(_image(section)):
-            plot(section, PLOTS / _file(section))
+            (PLOTS / _file(section)).write_text(plot(section) + "\n", "utf-8")
     return 0
 
 

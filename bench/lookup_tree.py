@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from lab.configs import a_config, changed
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
@@ -28,6 +27,7 @@ from .drafting.single_session import Answer, together
 from .drafting.speeds import Group, forwards, per_step, rate, relative, steps_relative, worst_rank
 from .drafting.workloads import Ids, ModelPrompts, demo_pair, questions, tiny_model_prompts
 from .findings import claimed
+from .plots import bars
 from .report import Claim, Options, Report
 
 NAME = "lookup_tree"
@@ -270,9 +270,7 @@ def _conditions(options: Options, size: Size, models: Sequence[ModelPrompts], co
     }
 
 
-def plot(report: Report, file: Path) -> None:
-    """Plot tokens per second relative to plain decoding, by task and method. Raises ConfigError without matplotlib."""
-    from .report import plot_bars
-
-    bars = [row for row in report.rows if "task" in row and row["model"] == "demo cloud" and row["end"] == ENDINGS[0]]
-    plot_bars(report, bars, file, x="task", group="way", y="vs_plain", unit="times plain decoding")
+def plot(report: Report) -> str:
+    """Plot tokens per second relative to plain decoding, by task and method."""
+    shown = [row for row in report.rows if "task" in row and row["model"] == "demo cloud" and row["end"] == ENDINGS[0]]
+    return bars(shown, x="task", group="way", y="vs_plain", unit="times plain decoding", title=NAME)

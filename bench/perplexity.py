@@ -12,7 +12,6 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, TypeVar
 
 import numpy as np
@@ -29,7 +28,8 @@ from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 
 from .bootstrap import Estimate, estimate
 from .findings import claimed
-from .report import Claim, Options, Report, plot_lines
+from .plots import lines
+from .report import Claim, Options, Report
 from .retrieval.articles import Piece, Shelves, Window
 from .retrieval.corpora import SEED, Material, gather
 from .retrieval.methods import METHODS, Found, Ids, Plan, Retrieved, mixture
@@ -290,7 +290,7 @@ def row(model: str, articles: str, measured: Measured, depth: int) -> dict[str, 
     return {"model": model, "articles": articles, "documents": depth} | found | ratios
 
 
-def plot(report: Report, file: Path) -> None:
+def plot(report: Report) -> str:
     """Plot, for the first model, the reduction of perplexity by each method."""
     first = report.rows[0]["model"]
     rows = [
@@ -299,5 +299,4 @@ def plot(report: Report, file: Path) -> None:
         for each in report.rows
         if each["model"] == first and each["articles"] == "own"
     ]
-    shown = Report(report.bench, report.conditions, rows)
-    plot_lines(shown, file, x="documents", ys=DRAWN, unit="% less perplexity than without documents")
+    return lines(rows, x="documents", ys=DRAWN, unit="% less perplexity than without documents", title=NAME)

@@ -14,11 +14,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
-
-from paceline.errors import ConfigError
 
 from .models import RealModels
 
@@ -121,49 +119,3 @@ def _cpu() -> tuple[str, frozenset[str]]:
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     name = fields.get("model name") or platform.processor() or platform.machine()
     return name, frozenset((fields.get("flags") or fields.get("Features") or "").split())
-
-
-def plot_lines(report: Report, file: Path, *, x: str, ys: Sequence[str], unit: str) -> None:
-    """Plot columns `ys` of the rows over column `x`. Raises ConfigError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("--plot needs matplotlib: pip install 'paceline[bench]'") from error
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for y in ys:
-        points: list[tuple[Any, Any]] = [
-            (row[x], row[y]) for row in report.rows if row.get(x) is not None and row.get(y) is not None
-        ]
-        axes.plot([point[0] for point in points], [point[1] for point in points], marker="o", label=y)
-    axes.set(xlabel=x, ylabel=unit, title=f"{report.bench} at {commit()}")
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    figure.savefig(file)
-
-
-def plot_bars(
-    report: Report, rows: Sequence[Mapping[str, object]], file: Path, *, x: str, group: str, y: str, unit: str
-) -> None:
-    """Plot bars of `y`: one cluster for each value of `x`, with one bar for each value of `group`.
-
-    Raises ConfigError without matplotlib.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("--plot needs matplotlib: pip install 'paceline[bench]'") from error
-    clusters = list(dict.fromkeys(str(row[x]) for row in rows))
-    groups = list(dict.fromkeys(str(row[group]) for row in rows))
-    values = {(str(row[x]), str(row[group])): float(str(row[y])) for row in rows}
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / len(groups)
-    for number, name in enumerate(groups):
-        heights = [values.get((cluster, name), 0.0) for cluster in clusters]
-        axes.bar([i + number * width for i in range(len(clusters))], heights, width, label=name)
-    axes.set_xticks([i + 0.4 - width / 2 for i in range(len(clusters))], clusters)
-    axes.axhline(1.0, color="grey", linewidth=0.5)
-    axes.set(ylabel=unit, title=f"{report.bench} at {commit()}")
-    axes.legend(fontsize="small", ncols=2)
-    figure.savefig(file)

@@ -16,7 +16,6 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -26,7 +25,8 @@ from paceline.core.side import SIDES, Side
 
 from .aggregation.link_replay import Link, Replay, Trace
 from .aggregation.placement_rules import RULES
-from .report import Claim, Options, Report, plot_lines
+from .plots import lines
+from .report import Claim, Options, Report
 
 NAME: Final = "scheduling"
 SUMMARY: Final = "placement of the aggregator on replayed traces; baselines: device, cloud, random, always"
@@ -112,7 +112,7 @@ def run(options: Options, workload: Workload | None = None) -> Report:
     return Report(NAME, conditions, rows, claims)
 
 
-def plot(report: Report, file: Path) -> None:
+def plot(report: Report) -> str:
     """Plot a line for each strategy except the token-wise ones, which would dwarf the others."""
     shown = (*BASELINES, "dragon", OURS)
     points = {latency: {"latency_s": latency} for latency in LATENCIES}
@@ -120,8 +120,7 @@ def plot(report: Report, file: Path) -> None:
         latency, seconds = row["latency_s"], row["seconds"]
         if row["strategy"] in shown and isinstance(latency, float) and isinstance(seconds, float):
             points[latency][str(row["strategy"])] = seconds
-    pivoted = Report(report.bench, report.conditions, list(points.values()), report.claims)
-    plot_lines(pivoted, file, x="latency_s", ys=shown, unit=f"s for {TOKENS} tokens")
+    return lines(list(points.values()), x="latency_s", ys=shown, unit=f"s for {TOKENS} tokens", title=NAME)
 
 
 def measure(name: str, load: Workload) -> Seconds:

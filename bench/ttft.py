@@ -15,7 +15,7 @@ import statistics
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
@@ -44,7 +44,8 @@ from .aggregation.two_process_rig import (
 from .bootstrap import medians_apart
 from .findings import claimed
 from .first_token import WAYS, DeviceBench, FirstToken
-from .report import Options, Report, plot_lines
+from .plots import bars
+from .report import Options, Report
 
 NAME = "ttft"
 SUMMARY = "time to first token with stored document KV, against recomputing it and sending it"
@@ -157,14 +158,12 @@ def run(options: Options, workload: Workload | None = None) -> Report:
     return Report(NAME, conditions, rows, claims)
 
 
-def plot(report: Report, file: Path) -> None:
-    rows: dict[str, dict[str, object]] = {}
-    for row in report.rows:
-        regime = f"{row['document_tokens']} tokens\n{row['mbit_per_s']:g} Mbit/s\nRTT {row['rtt_ms']:g} ms"
-        rows.setdefault(regime, {"regime": regime})[str(row["way"])] = row["ms"]
-    plot_lines(
-        replace(report, rows=list(rows.values())), file, x="regime", ys=tuple(WAYS), unit="ms to the first token"
-    )
+def plot(report: Report) -> str:
+    rows = [
+        row | {"regime": f"{row['document_tokens']} tokens, {row['mbit_per_s']:g} Mbit/s, RTT {row['rtt_ms']:g} ms"}
+        for row in map(dict, report.rows)
+    ]
+    return bars(rows, x="regime", group="way", y="ms", unit="ms to the first token", title=NAME)
 
 
 async def _all(load: Workload) -> tuple[list[dict[str, object]], dict[str, list[float]]]:

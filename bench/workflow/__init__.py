@@ -20,7 +20,8 @@ from typing import Final
 
 from paceline.workflow.flows import WORKFLOWS, WorkflowName
 
-from ..report import Claim, Options, Report, plot_bars
+from ..plots import bars
+from ..report import Claim, Options, Report
 from .cells import Bed, Cell, questions, seconds
 from .lengths import DATA_SETS
 from .phones import EFFICIENCIES, FAMILIES, PHONES, PUBLISHED, TABLE, Efficiency
@@ -69,19 +70,19 @@ def run(options: Options, workload: Workload | None = None) -> Report:
     return Report(NAME, _conditions(options, load), rows, claims)
 
 
-def plot(report: Report, file: Path) -> None:
+def plot(report: Report) -> str:
     """Draw how many times as long the main ways take, by workflow: means over settings, from table 2."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in report.rows:
         if row.get("efficiency") == TABLE.name and "data" in row:
             found[str(row["workflow"]), str(row["way"])].append(float(str(row["vs_ours"])))
     shown = (GPU_ONLY, "NPU only", *(way.name for way in STATICS), OURS)
-    bars: list[Row] = [
+    drawn: list[Row] = [
         {"workflow": workflow, "way": way, "ratio": statistics.fmean(values)}
         for (workflow, way), values in found.items()
         if way in shown
     ]
-    plot_bars(report, bars, file, x="workflow", group="way", y="ratio", unit="seconds, as a multiple of ours")
+    return bars(drawn, x="workflow", group="way", y="ratio", unit="seconds, as a multiple of ours", title=NAME)
 
 
 def _cells(load: Workload, efficiency: Efficiency, phones: Sequence[str], contention: float) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""`paceline bench`: run one of the modules in `bench/`, show its claims, write its JSON and its plot.
+"""`paceline bench`: run one of the modules in `bench/`, show its claims, write its JSON and a page with its plots.
 
 A module is a bench if it assigns NAME and SUMMARY and has run; `bench/report.py` defines its options and its report.
 Measures nothing itself. A claim that does not hold is no error: the figure is the result.
@@ -40,7 +40,7 @@ class ListedBench:
     module: str
 
     def load(self) -> Any:
-        """Its module, whose `run` returns a `Report` and whose `plot`, if there is one, draws it."""
+        """Its module, whose `run` returns a `Report` and whose `plot`, if there is one, draws its rows as SVG."""
         package = importlib.import_module(PACKAGE)
         checkout = Path(str(package.__file__)).parents[1]
         if (checkout / "lab" / "__init__.py").is_file():
@@ -57,9 +57,11 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="fewer repetitions: some minutes at most")] = False,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", help="write conditions, rows and claims there; with all: into that folder, a file each"),
+        typer.Option("--json", help="write conditions, rows and claims there"),
     ] = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", help="draw the graph there (.png, .svg, .pdf)")] = None,
+    report_folder: Annotated[
+        Path | None, typer.Option("--report", help="write results there, and a page with plots of all that lie there")
+    ] = None,
     data: Annotated[Path | None, typer.Option("--data", help="folder with the evaluation sets")] = None,
     models: Annotated[
         str | None, typer.Option("--models", help="real ones: smollm, qwen, a model, or the device's,the cloud's")
@@ -72,21 +74,21 @@ def bench(
             typer.echo(f"{each.name:<14} {each.summary}")
         return
     if name == ALL:
-        if plot_file:
-            raise ConfigError("bench all draws no graph: leave --plot out")
         if models:
             raise ConfigError("bench all runs each bench on its own models: leave --models out")
-        _run_all(found, ["--quick"] * quick + (["--data", str(data)] if data else []), json_file)
+        if json_file:
+            raise ConfigError("bench all writes a file for each bench: give a folder with --report")
+        _run_all(found, ["--quick"] * quick + (["--data", str(data)] if data else []), report_folder)
         return
     if name not in found:
         raise ConfigError(f"unknown bench {name}: choose one of {', '.join(found) or '(none is installed)'}, or {ALL}")
-    for file in (json_file, plot_file):
-        if file and not file.absolute().parent.is_dir():
-            raise ConfigError(f"{file.absolute().parent} does not exist: make it, or choose another place for {file}")
+    if json_file and not json_file.absolute().parent.is_dir():
+        where = json_file.absolute().parent
+        raise ConfigError(f"{where} does not exist: make it, or choose another place for {json_file}")
+    if report_folder:
+        _make(report_folder)
     try:
         chosen = found[name].load()
-        if plot_file and not hasattr(chosen, "plot"):
-            raise ConfigError(f"bench {name} draws no graph: leave --plot out")
         if models and not getattr(chosen, "MODELS", False):
             raise ConfigError(f"bench {name} runs on its own models: leave --models out")
         real = importlib.import_module(f"{PACKAGE}.models").RealModels.parse(models) if models else None
@@ -100,8 +102,11 @@ def bench(
         ) from error
     if json_file:
         report.write(json_file)
-    if plot_file:
-        chosen.plot(report, plot_file)
+    if report_folder:
+        report.write(report_folder / f"{name}.json")
+        if hasattr(chosen, "plot"):
+            (report_folder / f"{name}.svg").write_text(chosen.plot(report), "utf-8")
+        importlib.import_module(f"{PACKAGE}.plots").write_page(report_folder)
     for line in table(report.rows):
         typer.echo(line)
     for claim in report.claims:
@@ -113,15 +118,12 @@ def _run_all(found: Mapping[str, ListedBench], options: Sequence[str], folder: P
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         reports = folder or Path(temporary)
-        try:
-            reports.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"{reports} cannot be made: {error.strerror}. Choose another folder.") from error
+        _make(reports)
         for number, name in enumerate(found, 1):
             typer.echo(f"\n{name} ({number} of {len(found)})", color=False)
             file, began = reports / f"{name}.json", time.monotonic()
             file.unlink(missing_ok=True)
-            command = [sys.executable, "-m", "paceline", "bench", name, *options, "--json", str(file)]
+            command = [sys.executable, "-m", "paceline", "bench", name, *options, "--report", str(reports)]
             ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
             typer.echo(ended.stderr, err=True, nl=False)
             row: dict[str, object] = {"bench": name, "seconds": round(time.monotonic() - began)}
@@ -135,6 +137,13 @@ def _run_all(found: Mapping[str, ListedBench], options: Sequence[str], folder: P
         typer.echo(line)
     if any("failed" in row for row in rows):
         raise typer.Exit(1)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror}. Choose another folder.") from error
 
 
 def benches(package: str = PACKAGE) -> dict[str, ListedBench]:

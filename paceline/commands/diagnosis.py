@@ -61,7 +61,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "nvml": ("pynvml",),
     "otel": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"),
     "openai-ids": ("bpe_openai",),
-    "bench": ("jsonschema", "matplotlib"),
+    "bench": ("jsonschema",),
     "gpu": ("triton",),
 }
 """The modules of each extra that paceline imports; `test` and `lint` are of no use to who runs it."""

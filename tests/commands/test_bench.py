@@ -24,8 +24,8 @@ def run(options):
     return Report(NAME, {"seed": 7}, rows, [Claim("stones.far", 2.0, 1.5, "higher", "1.4x")])
 """
 PLOT = """
-def plot(report, file):
-    file.write_text(report.bench)
+def plot(report):
+    return f"<svg>{report.bench}</svg>"
 """
 
 
@@ -36,6 +36,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     (folder / "report.py").write_text("from bench.report import *")
+    (folder / "plots.py").write_text("from bench.plots import *")
     (folder / "models.py").write_text("from bench.models import *")
     (folder / "stones.py").write_text(MODULE + PLOT)
     monkeypatch.syspath_prepend(tmp_path)
@@ -52,8 +53,8 @@ def test_modules_with_a_name_and_a_run_are_listed(package: Path) -> None:  # noq
 
 
 def test_a_run_shows_rows_and_claims_and_writes_them(package: Path) -> None:
-    files = {kind: package / f"out.{kind}" for kind in ("json", "txt")}
-    arguments = ["bench", "stones", "--quick", "--json", str(files["json"]), "--plot", str(files["txt"])]
+    file, reports = package / "out.json", package / "reports"
+    arguments = ["bench", "stones", "--quick", "--json", str(file), "--report", str(reports)]
     result = CliRunner().invoke(build(()), arguments)
     assert result.stdout.splitlines() == [
         "stone  metres  quick",
@@ -61,7 +62,8 @@ def test_a_run_shows_rows_and_claims_and_writes_them(package: Path) -> None:
         "round           True",
         "stones.far = 2 (target >= 1.5): holds",
     ]
-    written = json.loads(files["json"].read_text())
+    written = json.loads(file.read_text())
+    assert written["claims"] == json.loads((reports / "stones.json").read_text())["claims"]
     assert set(written) == {"bench", "commit", "conditions", "rows", "claims"}
     assert written["claims"] == [
         {
@@ -74,7 +76,10 @@ def test_a_run_shows_rows_and_claims_and_writes_them(package: Path) -> None:
             "holds": True,
         }
     ]
-    assert files["txt"].read_text() == "stones"
+    assert (reports / "stones.svg").read_text() == "<svg>stones</svg>"
+    page = (reports / "index.html").read_text()
+    assert "<td>stones.far</td><td>2</td><td></td><td>≥ 1.5</td><td>yes</td><td>1.4x</td>" in page
+    assert 'src="stones.svg"' in page and "seed 7" in page and page.count("<svg ") == 1
 
 
 @pytest.mark.parametrize(
@@ -82,7 +87,7 @@ def test_a_run_shows_rows_and_claims_and_writes_them(package: Path) -> None:
     [
         (("pebbles",), "unknown bench pebbles: choose one of lacking, stones, or all"),
         (("lacking",), "bench lacking needs a_package_that_nobody_has, which is not installed: run `pip install"),
-        (("all", "--plot", "x.png"), "bench all draws no graph"),
+        (("all", "--json", "x.json"), "bench all writes a file for each bench"),
         (("all", "--models", "smollm"), "bench all runs each bench on its own models"),
         (("stones", "--models", "smollm"), "bench stones runs on its own models"),
         (("stones", "--json", "/nowhere/at/all.json"), "/nowhere/at does not exist"),
@@ -100,7 +105,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured(
 
 WITHOUT_EXTRAS = """
 import sys
-for name in ("jsonschema", "matplotlib", "llama_cpp"):
+for name in ("jsonschema", "llama_cpp"):
     sys.modules[name] = None  # as in a plain installation: an import of it fails
 from paceline.commands.main import main
 main()
@@ -129,13 +134,17 @@ def test_all_benches_run_one_after_another_and_one_that_fails_ends_nothing(
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setenv("PYTHONPATH", f"{package}:{Path.cwd()}")
-    result = CliRunner().invoke(build(()), ["bench", "all", "--quick", "--json", str(package / "new" / "reports")])
+    result = CliRunner().invoke(build(()), ["bench", "all", "--quick", "--report", str(package / "new" / "reports")])
     assert result.exit_code == 1
     last = [line.split() for line in result.stdout.splitlines()[-3:]]
     assert last[0] == ["bench", "seconds", "failed", "claims", "hold"]
     assert last[1][0] == "lacking" and "needs a_package_that_nobody_has" in " ".join(last[1])
     assert last[2][0] == "stones" and last[2][2:] == ["1", "1"]
-    assert {file.name for file in (package / "new" / "reports").iterdir()} == {"stones.json"}
+    assert {file.name for file in (package / "new" / "reports").iterdir()} == {
+        "index.html",
+        "stones.json",
+        "stones.svg",
+    }
 
 
 def test_every_bench_of_the_repository_can_be_loaded_and_says_what_it_measures() -> None:

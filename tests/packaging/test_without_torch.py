@@ -102,7 +102,7 @@ def test_a_start_imports_nothing_large_that_only_some_requests_need() -> None:
     loaded = set(done.stdout.split())
     assert {"numpy", "fastapi", "tokenizers"} <= loaded
     large = {"openai", "torch", "transformers", "huggingface_hub", "gguf", "bm25s", "requests", "lxml", "pypdfium2"}
-    assert not loaded & {*large, "scipy", "prompt_toolkit", "matplotlib", "jsonschema", "yaml", "xllamacpp"}
+    assert not loaded & {*large, "scipy", "prompt_toolkit", "jsonschema", "yaml", "xllamacpp"}
 
 
 @pytest.mark.parametrize(
