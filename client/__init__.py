@@ -3,6 +3,7 @@
 commands      `paceline chat`
 status        `paceline status`
 dialogue      a conversation with its commands
+timeline      how an answer was written, as text
 demo          `paceline demo`
 conversation  requests to OpenAI's API and their streamed answers
 """

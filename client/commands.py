@@ -60,8 +60,9 @@ def chat(
     from .dialogue import Screen
 
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    extension = {"device": device, "strategy": strategy, "privacy": privacy, "documents": documents}
     asked = " ".join(question or []).strip()
+    extension = {"device": device, "strategy": strategy, "privacy": privacy, "documents": documents}
+    extension["timeline"] = None if asked else True  # for /how
     if as_json and not asked:
         raise ConfigError('--json needs a question: paceline chat --json "…"')
     key = given_secret("key", key, key_file)

@@ -17,6 +17,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.secret_files import write_private
 
 from .conversation import Answer, Conversation
+from .timeline import timeline_lines
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -158,6 +159,7 @@ HELP = {
     "/strategy": "/strategy NAME: have answers written so; auto: the server chooses",
     "/privacy": f"/privacy LEVEL: what may leave a device, {', '.join(PRIVACY)}",
     "/report": "show how the last answer was written",
+    "/how": "show what each side did when, and what went over the link, for the last answer",
     "/save": "/save FILE: write the conversation to a new file; .json: as messages, else as Markdown",
     "/quit": "end",
 }
@@ -182,6 +184,7 @@ class Dialogue:
             "/strategy": self._strategy,
             "/privacy": self._privacy,
             "/report": self._report,
+            "/how": self._how,
             "/save": self._save,
         }
 
@@ -247,7 +250,15 @@ class Dialogue:
         if not answer.report:
             raise PacelineError("There is no report: ask something first.")
         shown = {**answer.report, "usage": answer.usage}
+        shown.pop("timeline", None)  # for people: /how
         self._screen.say(json.dumps(shown, indent=2, ensure_ascii=False))
+
+    def _how(self, _: str) -> None:
+        report = self._conversation.answer.report
+        if not report.get("timeline"):
+            raise PacelineError("There is no timeline: ask a Paceline server something first.")
+        for line in timeline_lines(report):
+            self._screen.say(printable(line))
 
     def _save(self, name: str) -> None:
         if not name:

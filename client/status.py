@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.core.printable import printable, printable_json
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError, PacelineError
 from paceline.secret_files import given_secret
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="write JSON to standard out
 
 
 SILENCE_S = 5.0  # a program that is well answers at once, and health checks wait for this one
+WATCH_S = 2.0
+RATES = {"steps": "steps", "rows": "rows", "sent_bytes": "bytes sent", "received_bytes": "bytes received"}
 BOTH = ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
 
 
@@ -45,23 +49,21 @@ def status(
         bool, typer.Option("--ready", help="only say whether it can be asked, for which no key is needed")
     ] = False,
     as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="show it every two seconds, with rates, until Ctrl-C")] = False,
 ) -> None:
     """Show who is linked, what runs, and what was sent to the other side.
 
     Without --url: at a server and an agent of this machine, on their usual ports. A key needs the scope `devices`, or
     all. Exit code 1 if the one that was named does not answer, or none does.
     """
-    from .conversation import Conversation
-
     given = given_secret("key", key, key_file)
-    found: dict[str, Json] = {}
-    faults: dict[str, str] = {}
-    for each in (url,) if url else BOTH:
-        try:
-            with Conversation(each, key=given, silence=SILENCE_S) as conversation:
-                found[each] = conversation.readiness() if ready else conversation.get("/status")
-        except PacelineError as error:
-            faults[each] = str(error)
+    urls = (url,) if url else BOTH
+    if watch:
+        if as_json:
+            raise ConfigError("--watch shows lines for people: leave --json out")
+        _watch(urls, given, ready=ready)
+        return
+    found, faults = _asked(urls, given, ready=ready)
     if as_json:
         rows = [{"url": each, **found.get(each, {"error": faults.get(each)})} for each in (*found, *faults)]
         typer.echo(printable_json(json.dumps(rows, indent=2, ensure_ascii=False)))
@@ -72,6 +74,58 @@ def status(
             typer.echo(printable(sentence), err=True)
     if not found:
         raise typer.Exit(1)
+
+
+def _asked(urls: Sequence[str], key: str | None, *, ready: bool) -> tuple[dict[str, Json], dict[str, str]]:
+    """What each says of itself, and why one says nothing."""
+    from .conversation import Conversation
+
+    found: dict[str, Json] = {}
+    faults: dict[str, str] = {}
+    for each in urls:
+        try:
+            with Conversation(each, key=key, silence=SILENCE_S) as conversation:
+                found[each] = conversation.readiness() if ready else conversation.get("/status")
+        except PacelineError as error:
+            faults[each] = str(error)
+    return found, faults
+
+
+def _watch(urls: Sequence[str], key: str | None, *, ready: bool) -> None:
+    """Show the state again and again in its place, or one below the other where there is no terminal."""
+    from rich.live import Live
+    from rich.text import Text
+
+    before: dict[str, Json] = {}
+    at = 0.0
+    with suppress(KeyboardInterrupt), Live(auto_refresh=False, vertical_overflow="crop") as shown:
+        while True:
+            found, faults = _asked(urls, key, ready=ready)
+            now = time.monotonic()
+            lines = [line for each, state in found.items() for line in _lines(each, state)]
+            for each, state in found.items():
+                lines += _rates(each, before.get(each, {}), state, now - at)
+            text = "\n".join(printable(line) for line in (*lines, *faults.values()))
+            if shown.console.is_terminal:
+                shown.update(Text(text), refresh=True)
+            else:
+                typer.echo(text)
+            before, at = found, now
+            time.sleep(WATCH_S)
+
+
+def _rates(url: str, before: Json, state: Json, seconds: float) -> Iterator[str]:
+    """What has been done and sent a second since the last look."""
+    then, load = before.get("load"), state.get("load")
+    if not (isinstance(then, dict) and isinstance(load, dict)):
+        return
+    rates = []
+    for name, what in RATES.items():
+        old, new = then.get(name), load.get(name)
+        if isinstance(old, int) and isinstance(new, int) and new >= old:
+            rates.append(f"{(new - old) / max(seconds, 1e-3):.3g} {what}")
+    if rates:
+        yield f"{url} now, a second: {', '.join(rates)}"
 
 
 def _lines(url: str, state: Json) -> Iterator[str]:

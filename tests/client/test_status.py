@@ -30,6 +30,20 @@ def test_it_says_who_is_linked_what_runs_and_what_was_sent(url: str) -> None:
     assert row["links"][0]["sent"] == {"draft": 120, "target": 30} and row["url"] == url
 
 
+def test_watched_it_is_shown_again_with_rates_until_interrupted(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([None, None])
+
+    def sleep(_: float) -> None:
+        if next(looks, "ended") == "ended":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("client.status.time.sleep", sleep)
+    shown = status("--url", url, "--watch")
+    assert shown.exit_code == 0 and shown.stdout.count("linked with laptop") >= 3
+    assert f"{url} now, a second: 0 steps, 0 rows, 0 bytes sent, 0 bytes received" in shown.stdout
+    assert status("--url", url, "--watch", "--json").exit_code != 0
+
+
 def test_readiness_needs_no_key() -> None:
     service = ScriptedService()
     with serving(service, {"right": None}) as url:

@@ -129,6 +129,8 @@ def test_commands_are_not_sent_as_questions(url: str, service: ScriptedService, 
         assert "\x1b[36mYes" in terminal.wait("\x1b[35m no"), "each side's colour"
         terminal.enter("/report")
         terminal.wait('"strategy"')
+        terminal.enter("/how")
+        terminal.wait("There is no timeline")
         terminal.enter(f"/save {file}")
         terminal.wait("2 messages")
         terminal.enter(f"/save {file}")
