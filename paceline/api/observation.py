@@ -45,6 +45,7 @@ class AnswerCounts:
 
         self.answers = count("finished_answers", "Answers that have ended, by strategy and how", "strategy", "outcome")
         self.tokens = count("tokens", "Tokens of answers, by the side whose documents decided them", "strategy", "lane")
+        self.chosen = count("chosen_answers", "Answers whose strategy was chosen by auto", "strategy")
         self.degraded = count("degraded_answers", "Answers that had to do with less", "why")
         self.drafted = count("drafted_tokens", "Tokens that were drafted and verified", "strategy")
         self.accepted = count("accepted_tokens", "Tokens of drafts that were accepted", "strategy")
@@ -85,6 +86,7 @@ class AnswerWatch:
         self._now = observer.now
         self._tracer = observer.tracer
         self._model = state.get("model") or observer.model()
+        self._auto = bool(state.get("auto"))
         self._request = str(state.get("request_id", ""))
         self._key = getattr(identity, "name", "") or getattr(identity, "key", "")  # for the log
         self._began = state.get("began", self._now())  # when the request arrived, s
@@ -149,6 +151,8 @@ class AnswerWatch:
     def _result(self, result: GenerationResult) -> dict[str, str | int | float]:
         counts, strategy = self._counts, result.strategy
         cached = int(result.stats.get("cached_tokens", 0))
+        if self._auto:
+            counts.chosen.labels(strategy).inc()
         counts.prompt_tokens.inc(result.prompt_tokens)
         counts.cached_tokens.inc(cached)
         for use in result.energy.values():

@@ -168,7 +168,9 @@ def test_the_dashboard_shows_the_numbers_of_metrics_and_timelines_those_of_their
     assert figures["length"] == total("finished_answers_total", outcome="length")
     for strategy in {report["strategy"] for report in seen["reports"]}:
         (row,) = [row for row in seen["rows"] if row[0] == strategy]
-        assert int(row[2]) == total("tokens_total", strategy=strategy) > 0
+        assert int(row[3]) == total("tokens_total", strategy=strategy) > 0
+        assert int(row[2]) == total("chosen_answers_total", strategy=strategy)
+    assert total("chosen_answers_total") == 1, "one was asked of auto"
     lines = [line.split(",") for line in seen["csv"].split("\r\n")[1:-1]]
     assert sum(int(size) for _, _, size in lines) == total("sent_today_bytes")
 

@@ -405,7 +405,8 @@ def _logprob(one: TokenLogprob) -> Json:
 async def admit_chat(request: Request, call: ChatCall, service: Service) -> list[Generation]:
     """All of the call's generations, or none, by `prepare_all`. Raises RequestError, and ClientGoneError when the
     client leaves."""
-    request.state.model = call.requests[0].model  # for the log
+    request.state.model = call.requests[0].model  # for the log, and the metrics
+    request.state.auto = call.requests[0].strategy.name == "auto"  # likewise
     requests, stores = call.requests, call.asked.paceline.vector_stores
     if stores is not None:
         requests, _ = await select_stores(requests, service, request.state.identity, stores)

@@ -297,7 +297,8 @@ async def create_response(
     with as_written(asked):
         body = parse(ChatRequest, chat_body(asked, items))
         call = chat_call(body, service, caller, documents=settings.documents)
-        request.state.model = call.requests[0].model  # for the log
+        request.state.model = call.requests[0].model  # for the log, and the metrics
+        request.state.auto = call.requests[0].strategy.name == "auto"  # likewise
         wanted, search = await _searching(asked, call, service, caller)
         generation = await while_connected(request.receive, prepare(service, asked, wanted))
     links = settings.addresses.of(request)

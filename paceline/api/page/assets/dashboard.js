@@ -123,10 +123,10 @@ function strategies(all) {
   const rows = names.map((strategy) => {
     const drafted = all.sum("paceline_drafted_tokens_total", { strategy });
     const ratio = speeds[strategy] && speeds[PLAIN] ? `${(speeds[strategy] / speeds[PLAIN]).toFixed(2)}×` : "–";
-    return [strategy, short(all.sum("paceline_finished_answers_total", { strategy })), short(all.sum("paceline_tokens_total", { strategy })),
+    return [strategy, short(all.sum("paceline_finished_answers_total", { strategy })), short(all.sum("paceline_chosen_answers_total", { strategy })), short(all.sum("paceline_tokens_total", { strategy })),
       drafted ? `${percent(all.sum("paceline_accepted_tokens_total", { strategy }), drafted)} of ${short(drafted)}` : "–", speeds[strategy] ? short(speeds[strategy]) : "–", ratio];
   });
-  panel("Strategies").draw("Strategies, as a table", table("What answers were written by", ["strategy", "answers", "tokens", "accepted", "tokens a s", "of plain"], rows));
+  panel("Strategies").draw("Strategies, as a table", table("What answers were written by", ["strategy", "answers", "by auto", "tokens", "accepted", "tokens a s", "of plain"], rows));
 }
 
 function links(all) {
