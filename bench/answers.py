@@ -4,8 +4,9 @@ Questions about one document, about one on each side, and such as none answers: 
 with a data folder also from SQuAD (one side) and HotpotQA and 2WikiMultihopQA (both, by type). Each side has the two
 best passages of its own documents. Ways: each side alone; everything in one context, which privacy allows at the device
 only; both sides together, each with its passages in one context or each in its own (`reading`), with weights that
-follow the text or, as published, with fixed ones; and as served, a question in parts part by part. Greedy, with the
-program's own strategies and engines.
+follow the text or, as published, with fixed ones; and as served, a question in parts part by part, each read by the
+sides whose passages answer it as the reader judges (where none does, the answer is the sentence that says so, without
+what a model may add in general). Greedy, with the program's own strategies and engines.
 
 An answer is right if an accepted text of each fact stands in it as whole words, or, where nothing answers, if it says
 so. It is faithful if each of its numbers and names stands in a passage that was read, or in the question. The questions
@@ -25,14 +26,14 @@ from typing import Any, Final, TypeVar
 from lab.demo_pair import Pair
 from lab.training.texts.squad import normal_form
 from paceline.core.side import SIDES, Side
+from paceline.engine.reader.engine import load_pointer
 from paceline.engine.reader.question import separate_questions
 from paceline.models import READER
 from paceline.rag.embedder import Embedder, load_embedder
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.admission import BETWEEN
-from paceline.runtime.sessions.prompts import prompts_of
-from paceline.strategies.base import Branch
+from paceline.runtime.questions import BETWEEN, UNANSWERED, Judge
+from paceline.runtime.sessions.prompts import PromptSet, prompts_of
 
 from .bootstrap import Estimate, estimate, share_of
 from .findings import claimed
@@ -46,6 +47,7 @@ SUMMARY = "right answers of one side, of both, and of one context that holds eve
 MODELS: Final = True
 T = TypeVar("T")
 FEW, MANY = 8, 200  # questions of each kind
+JUDGE: Final = Judge(partial(load_pointer, READER))
 NAMED: Final = re.compile(r"\b(?:[A-Z][\w'-]+|\w*\d[\w.:/-]*\b)")
 
 
@@ -54,7 +56,7 @@ class Way:
     reads: Mapping[Side, Sequence[Side]]  # whose passages each side reads that writes
     options: Mapping[str, object] = field(default_factory=dict)
     apart: bool = False
-    in_parts: bool = False
+    as_served: bool = False  # in parts, and judged
 
 
 BOTH: Final[Mapping[Side, Sequence[Side]]] = {side: (side,) for side in SIDES}
@@ -64,8 +66,8 @@ WAYS: Final[Mapping[str, Way]] = {
     "device": Way({"device": ("device",)}),
     "cloud": Way({"cloud": ("cloud",)}),
     **{name: Way({side: SIDES}) for name, side in zip(ONE_CONTEXT, SIDES, strict=True)},
-    TOGETHER: Way(BOTH, in_parts=True),
-    "not in parts": Way(BOTH),
+    TOGETHER: Way(BOTH, as_served=True),
+    "whole and not judged": Way(BOTH),
     "fixed weights": Way(BOTH, {"rescoring": False}),
     "passages apart": Way(BOTH, apart=True),
     "as published": Way(BOTH, {"rescoring": False}, apart=True),
@@ -134,13 +136,18 @@ def _gain(of: Mapping[str, Sequence[Outcome]], names: Sequence[str]) -> Estimate
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
 def outcome(pair: Pair, way: Way, question: Question, *, real: bool) -> Outcome:
-    parts = separate_questions(question.asked.text) if way.in_parts and real else ()
+    served = way.as_served and real
+    parts = separate_questions(question.asked.text) if served else ()
     sides = {each for read in way.reads.values() for each in read}
     texts, known = [], [question.asked.text]
     for part in parts or (question.asked.text,):
         found = question.search(part)
-        writers = [side for side, read in way.reads.items() if any(map(found.get, read))] or list(way.reads)
-        texts.append(pair.write({side: branches(pair, side, way, part, found) for side in writers}, way.options))
+        prompts = {side: prompted(pair, side, way, part, found, JUDGE if served else None) for side in way.reads}
+        read = {side: each for side, each in prompts.items() if each.num_passages}
+        if not read and any(each.unanswered for each in prompts.values()):
+            texts.append(UNANSWERED)
+        else:
+            texts.append(pair.write({side: each.branches for side, each in (read or prompts).items()}, way.options))
         known += [passage.titled for side in sides for passage in found[side]]
     text = BETWEEN.join(texts)
     stands = f" {normal_form(' '.join(known))} "
@@ -149,7 +156,9 @@ def outcome(pair: Pair, way: Way, question: Question, *, real: bool) -> Outcome:
     return Outcome(right, all(f" {name} " in stands for name in names if name), len(text))
 
 
-def branches(pair: Pair, side: Side, way: Way, text: str, found: Mapping[Side, Sequence[Passage]]) -> Sequence[Branch]:
+def prompted(
+    pair: Pair, side: Side, way: Way, text: str, found: Mapping[Side, Sequence[Passage]], judge: Judge | None
+) -> PromptSet:
     model, messages = pair.models[side], [{"role": "user", "content": text}]
     own, *others = [found[each] for each in way.reads[side]]
     prompts = prompts_of(
@@ -161,9 +170,10 @@ def branches(pair: Pair, side: Side, way: Way, text: str, found: Mapping[Side, S
         found=own,
         others=others[0] if others else (),
         together=not (way.apart or model.tokenizer.one_document),
+        judge=judge,
     )
     joint = len(way.reads) > 1 and side == "device"  # as in a request
-    return (prompts.without_relevance() if joint else prompts).branches
+    return prompts.without_relevance() if joint else prompts
 
 
 # ---- questions -------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from paceline.api.responses.log import Retention
 from paceline.core.offloading import Unit
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ModelInfo, ServedModel
 from paceline.engine.loader import choose_device, gpu_uuid
+from paceline.engine.reader.engine import is_reader, load_pointer
 from paceline.errors import ConfigError
 from paceline.model_opening import device_of, further_models, opened_model, sampling_of, served_name
 from paceline.model_opening import open_model as open_model
@@ -45,6 +47,7 @@ from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
 from paceline.runtime.parts import Company, Computing, Kept, NodeParts, Offer
+from paceline.runtime.questions import Judge
 from paceline.runtime.served_models import ServedModels
 from paceline.runtime.stimuli import FILE as STIMULI
 from paceline.runtime.stimuli import StimulusLog
@@ -148,7 +151,8 @@ async def run_node(
         temperature = RELEVANCE_TEMPERATURE  # a device follows its clouds
         if isinstance(settings, ServerSettings):
             temperature = settings.tuning.relevance_temperature
-        kept = Kept(open_kv(settings, store), open_tables(settings, model, seal), temperature)
+        judge = next((Judge(partial(load_pointer, folder)) for folder in shipped.values() if is_reader(folder)), None)
+        kept = Kept(open_kv(settings, store), open_tables(settings, model, seal), temperature, judge)
         cloud_texts = isinstance(settings, AgentSettings) and settings.tuning.cloud_texts
         terms = Company(expects_peer, open_to_peer, asks, cloud_texts, tracer)
         tools = Tools(reranker, open_web(settings))
@@ -161,7 +165,7 @@ async def run_node(
             parts = NodeParts(
                 replace(offer, name=its_name),
                 replace(computing, draft_engine=None, units=workflow_units(settings), energy=energy),
-                Kept(),
+                Kept(judge=judge),
                 replace(terms, open_to_peer=False, asks=None, cloud_texts=False),
             )
             tools = Tools(reranker=reranker, web=open_web(settings))

@@ -6,6 +6,7 @@ parts          what a node is made of besides its model and documents
 texts          its services for texts that it does not answer
 served_models  several models behind one service
 admission      places of answers, and answers written in stretches
+questions      parts of a question, and whether documents answer them
 preparation    from a request to a session that is ready to run
 turnstile      work in turns of its owners
 resources      engine, tokenizer, documents, n-gram tables, grammars and statistics of a side

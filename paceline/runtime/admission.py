@@ -12,6 +12,7 @@ from paceline.core.energy import EnergyUse
 from paceline.core.fair import FairQueue
 from paceline.core.side import SIDES
 from paceline.errors import RequestError
+from paceline.runtime.questions import BETWEEN
 from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, Generation, GenerationResult, TextDelta
 from paceline.runtime.sessions.client import ClientSession, is_refusal
 
@@ -63,9 +64,6 @@ class Stretches:
 #
 # One context or one mixture for all of it goes on with the part that it has begun with, and leaves the other out or
 # fills it from the wrong document. Each part's text is that of the part asked alone, with a seed of its own.
-
-
-BETWEEN: Final = "\n"
 
 
 class Parts:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paceline.rag.document_kv import DocumentKvStore
     from paceline.runtime.asking import CloudAsks
     from paceline.runtime.lookup_tables.store import TableStore
+    from paceline.runtime.questions import Judge
     from paceline.runtime.stimuli import StimulusLog
     from paceline.runtime.tracing import Tracer
     from paceline.runtime.units import NodeUnits
@@ -48,6 +49,7 @@ class Kept:
     kv: DocumentKvStore | None = None
     tables: TableStore | None = None  # n-grams for drafts, saved at the end; None: kept in memory only
     relevance_temperature: float = RELEVANCE_TEMPERATURE  # by which cosines are divided
+    judge: Judge | None = None  # None: all passages that are found are read
 
 
 @dataclass(frozen=True, slots=True)

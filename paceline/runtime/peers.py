@@ -311,7 +311,8 @@ class Peers:
             session.refuse("it is busy with others of this side")
             return
         self._counted[session] = tokens
-        found = RetrievedPassages(0, _found(resources.side, prompts.passages))
+        unanswered = resources.side == "cloud" and prompts.unanswered
+        found = RetrievedPassages(0, _found(resources.side, prompts.passages), unanswered)
         max_new_tokens = min(positions - prompts.longest, len(opening.targets) + share.tokens)
         session.retrieved(prompts.branches, max_new_tokens, found, prompts.prefixes, claim=share.rows, salt=salt)
 
@@ -344,6 +345,7 @@ async def _prompts(
         temperature=temperature,
         template=msgspec.json.decode(opening.template or "{}", type=dict[str, object]),
         together=resources.reads_together(options.reading),
+        judge=resources.judge if options.judged and not opening.targets else None,
     )
     return await resources.work.search(work, f"peer:{peer}")
 

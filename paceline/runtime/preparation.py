@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from paceline.core.sampling.sampler import Constraint, Mask, Thinking
-from paceline.engine.reader.question import separate_questions
-from paceline.engine.thinking import NO_THINKING, thinking_after
+from paceline.engine.thinking import thinking_after
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage
-from paceline.runtime.admission import BETWEEN, AnswerPlaces, Parts, Stretches
+from paceline.runtime.admission import AnswerPlaces, Parts, Stretches
 from paceline.runtime.energy import SideEnergy
 from paceline.runtime.link.connection import Link
 from paceline.runtime.lookup_tables.store import Lifetime
 from paceline.runtime.peers import Peers
+from paceline.runtime.questions import parts_asked, unanswered_form
 from paceline.runtime.resources import Resources, without_drafts
 from paceline.runtime.service import GenerateRequest, Generation, SharedPrompt
-from paceline.runtime.sessions.client import ClientSession, PreparedRequest
+from paceline.runtime.sessions.client import AloneWay, ClientSession, PreparedRequest
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.output_text import Written, token_strings
 from paceline.runtime.sessions.prompts import (
@@ -73,6 +73,7 @@ log = logging.getLogger("paceline.node")
 
 _ASKING = frozenset({"system", "user"})  # roles of messages that no model has written
 _TAIL = 64  # tokens at the end of a prompt: more than a template writes between a message and the answer
+UNANSWERED_REASON = "documents were found, and none answers the question"
 MIN_ANSWER_TOKENS = 256  # reserved beside documents for an answer without a limit, if the context is long enough
 
 
@@ -127,38 +128,15 @@ class Preparation:
         timeline = timeline or self._timeline(request)
         with self._place(request.account.owner, timeline, anyhow=in_workflow) as egress:
             begun = await self._begin(request)
-            first, *later = [request] if in_workflow else self._parts(request, begun.context)
+            first, *later = (
+                [request]
+                if in_workflow
+                else parts_asked(request, begun.context, self._resources.tokenizer, self._max_tokens_default)
+            )
             session = await self._write(begun, first, egress)
         whole = session.prepared.end >= session.prepared.limit
         written = session if whole else Stretches(session, self._go_on)
         return Parts(written, later, partial(self.prepare, in_workflow=True, timeline=timeline)) if later else written
-
-    def _parts(self, request: GenerateRequest, context: RoutingContext) -> Sequence[GenerateRequest]:
-        """The request, or one for each part of its question, where documents are read and the text is free of form."""
-        prompt, output, sources = request.prompt, request.output, request.sources
-        searched = sources.documents and sources.passages is None and context.own.documents + context.peer.documents
-        free = output.constraint is None and output.top_logprobs is None and prompt.template in ({}, NO_THINKING)
-        free = free and not any(BETWEEN in stop for stop in output.stop)
-        free = free and request.joining.on_loss != "pause"  # no part can begin, and so wait, without the peer
-        last = prompt.messages[-1] if prompt.messages else {}
-        if not (searched and free and request.strategy.name == AUTO and last.get("role") == "user"):
-            return [request]
-        tokenizer = self._resources.tokenizer
-        # A model that thinks does so before each part; one of one document may take the question apart itself.
-        thinks = tokenizer.thinking is not None and prompt.template != NO_THINKING
-        if tokenizer.one_document or thinks:
-            return [request]
-        parts = separate_questions(last["content"])
-        limit = output.max_tokens or self._max_tokens_default or output.default_tokens  # of all of them
-        return [
-            replace(
-                request,
-                output=replace(output, max_tokens=limit),
-                prompt=replace(prompt, messages=(*prompt.messages[:-1], {**last, "content": part}), shared=None),
-                sampling=request.sampling.nth(index),
-            )
-            for index, part in enumerate(parts)
-        ] or [request]
 
     async def begin(self, request: GenerateRequest) -> Callable[[GenerateRequest], Awaitable[ClientSession]]:
         """Take the place of a workflow, whose `closed` gives it back. What would be refused as an answer is refused
@@ -269,7 +247,7 @@ class Preparation:
             form = replace(request.output.constraint or Constraint("text"), thinking=thinking)
             request = replace(request, output=replace(request.output, constraint=form))
             mask = await self._mask(request)
-        choice = choose(begun.found, replace(begun.context, passages=prompts.num_passages))
+        choice = choose(begun.found, replace(begun.context, wish=wish_of(request), passages=prompts.num_passages))
         strategy, options = STRATEGIES[choice.strategy], choice.options
         if egress.timeline is not None:
             egress.timeline.chose(strategy.name, choice.compared)
@@ -277,6 +255,9 @@ class Preparation:
         if request.sources.passages is not None or not request.sources.documents:
             options = options.in_one_stretch()
         prompts, unlike = _weighed(strategy, prompts, side, self._peers.scales, self._peers.scales.difference(name))
+        may_say = prompts.unanswered or (strategy.needs_peer and not prompts.passages)
+        unanswered = await self._unanswered(request) if may_say and request.strategy.options.get("judged") else None
+        told = "" if unanswered is None or strategy.needs_peer else UNANSWERED_REASON
         share = resources.claim_or_refuse(prompts.branches, self._limit(request, prompts))
         if not share.drafts:
             options = without_drafts(options)
@@ -286,7 +267,7 @@ class Preparation:
             request=request,
             side=side,
             strategy=strategy.name,
-            reason="; ".join(filter(None, (choice.reason, unlike, _searched_once(request, options)))),
+            reason="; ".join(filter(None, (choice.reason, unlike, told, _searched_once(request, options)))),
             options=options,
             prompts=prompts,
             max_new_tokens=resources.max_positions - prompts.longest,
@@ -295,7 +276,8 @@ class Preparation:
             missing=None if complete else f"{other(side)}_{'refused' if begun.barred else 'missing'}",
             peer_name=name if strategy.needs_peer else None,
             cache_key=resources.cache_key(salt) if strategy.needs_peer else b"",
-            mask=mask,
+            mask=unanswered if told else mask,
+            unanswered=unanswered,
             thinking=thinking,
             claim=share.rows,
             salt=salt,
@@ -309,6 +291,15 @@ class Preparation:
     async def _mask(self, request: GenerateRequest) -> Mask | None:
         constraint = request.output.constraint
         return None if constraint is None else await self._resources.mask(constraint, request.account.owner)
+
+    async def _unanswered(self, request: GenerateRequest) -> Mask | None:
+        """The form of an answer that says that no document answers; None where the engine keeps none."""
+        form = unanswered_form(str(request.prompt.messages[-1]["content"]))
+        try:
+            return await self._resources.mask(form, request.account.owner)
+        except RequestError as error:
+            log.info("an answer does not say that no document answers: %s", error)
+            return None
 
     def _thinking(self, request: GenerateRequest, prompts: PromptSet) -> Thinking | None:
         """What the answer may begin with before it. A raw text is continued as it is."""
@@ -374,7 +365,10 @@ class Preparation:
         resources = self._resources
         link = self._peers.link(prepared.peer_name) if joined else None  # it may have changed meanwhile
         machine = partial(self._machine, removals=removals, written=written, link=link)
-        alone = _alone(prepared, resources.facts(answers=1 + len(self._clients)))
+        ways: list[AloneWay | None] = []
+        for each in (prepared, replace(prepared, prompts=replace(prepared.prompts, unanswered=True))):
+            alone = _alone(each, resources.facts(answers=1 + len(self._clients))) if written is None else None
+            ways.append(None if alone is None else (alone, partial(machine, alone, joined=False)))
         session = ClientSession(
             machine(prepared, joined=joined),
             resources.worker,
@@ -384,7 +378,7 @@ class Preparation:
             self._closed,
             resources.drafts if prepared.draft_claim is not None else None,
             written,
-            None if alone is None or written is not None else (alone, partial(machine, alone, joined=False)),
+            tuple(ways),
         )
         session.egress = egress
         self._clients.add(session)
@@ -474,6 +468,7 @@ class Preparation:
             temperature=self._peers.scales.temperature,
             template=request.prompt.template,
             together=resources.reads_together(str(request.strategy.options.get("reading", ""))),
+            judge=resources.judge if request.strategy.options.get("judged") and query is None else None,
         )
         prompts = await resources.work.search(work, request.account.owner)
         if prompts.plain_tokens >= positions:
@@ -521,13 +516,25 @@ def _alone(prepared: PreparedRequest, own: SideFacts) -> PreparedRequest | None:
     side, options, passages = prepared.side, prepared.options, prepared.prompts.passages
     if prepared.request.strategy.name != AUTO or not STRATEGIES[prepared.strategy].needs_peer:
         return None
-    if options.stretch or options.energy_budget is not None or (prepared.writer != side and not passages):
+    says_so = prepared.prompts.unanswered and prepared.unanswered is not None
+    writes = prepared.writer == side or passages
+    if options.stretch or options.energy_budget is not None or not (says_so or writes):
         return None
     strategy, compared = alone_by(own)
     reason = f"the {side} alone has found something" if passages else prepared.nothing_found
+    if says_so:
+        reason = UNANSWERED_REASON
     plain = Options(rescoring=options.rescoring, drafting=options.drafting)
     reason = "; ".join(filter(None, (reason, compared)))
-    return replace(prepared, strategy=strategy, reason=reason, options=plain, peer_name=None, nothing_found="")
+    return replace(
+        prepared,
+        strategy=strategy,
+        reason=reason,
+        options=plain,
+        peer_name=None,
+        nothing_found="",
+        mask=prepared.unanswered if says_so else prepared.mask,
+    )
 
 
 def _nothing_found(context: RoutingContext, strategy: Strategy) -> str:

@@ -173,6 +173,7 @@ class Resources:
         self._draft_info = None if draft_engine is None else (draft_engine.info, draft_engine.block_size)
         self.store = store
         self.relevance = scale_of(store, parts.kept.relevance_temperature)
+        self.judge = None if self.tokenizer.one_document else parts.kept.judge
         self.prefiller = None if kv is None or store is None else DocumentPrefiller(kv, store, self.worker, model)
         self._compiling = CompilingThreads(model.tokenizer)
         self._mask_threads = MaskThreads(self.worker)

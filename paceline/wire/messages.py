@@ -451,6 +451,7 @@ class RetrievedPassages(SessionFrame, frozen=True, tag="found"):
     max_bytes = MAX_FRAME_BYTES
 
     passages: Annotated[list[RetrievedPassage], msgspec.Meta(max_length=64)]
+    unanswered: bool = False  # of a cloud: it found some, and none answers; a device says only that it read none
 
 
 class WrittenText(SessionFrame, frozen=True, tag="text"):
@@ -541,6 +542,8 @@ class Options(SentPart, frozen=True):
     drafting: DraftLimits = DraftLimits()
     # How a side reads its passages: each in a context of its own, which are mixed, or all in one. Empty: by its model.
     reading: Literal["", "apart", "together"] = ""
+    # Passages are read only where the reader finds an answer in one of a side's, see `runtime.questions`.
+    judged: bool = False
 
     @property
     def stats_kind(self) -> str:

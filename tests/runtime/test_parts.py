@@ -11,7 +11,8 @@ from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.core.side import SIDES, Side
 from paceline.engine.fake import EOS, ByteTokenizer
 from paceline.engine.reader.question import separate_questions
-from paceline.runtime.admission import BETWEEN, Parts
+from paceline.runtime.admission import Parts
+from paceline.runtime.questions import BETWEEN
 from paceline.runtime.service import GenerateRequest, TextDelta
 from tests.requests import changed
 from tests.runtime.test_node import collect

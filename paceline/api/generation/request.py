@@ -114,6 +114,8 @@ def options_of(extension: Extension, service: Service) -> dict[str, object]:
     """Options of strategies that the request asks for, by field. Raises RequestError (400) where `debug` is not known
     or not accepted."""
     options: dict[str, object] = {"search_every": extension.search_every or 0}
+    if extension.unanswered == "write":
+        options["unanswered"] = "write"
     if extension.reading is not None:
         options["reading"] = extension.reading
     if extension.energy is not None:

@@ -82,6 +82,8 @@ class Extension(Schema):
     documents: Annotated[int, Field(ge=0, le=MAX_DOCUMENTS)] | None = None
     vector_stores: StoreIds | None = None  # read instead of this side's own collection, which is named `default`
     reading: Literal["apart", "together"] | None = None  # of passages, see `wire.messages.Options`
+    # Where documents were found and none answers: begin by saying so, or write as if none had been found.
+    unanswered: Literal["say", "write"] = "say"
     search_every: Annotated[int, Field(ge=MIN_STRETCH, le=MAX_STRETCH)] | None = None  # tokens, of `aggregate`
     on_device_loss: OnLoss = "continue"
     energy: EnergyFields | None = None

@@ -293,9 +293,26 @@ def is_reader(directory: Path) -> bool:
 
 
 def load_reader(directory: Path, *, name: str, fingerprint: str) -> ReaderEngine:
+    """Raises ConfigError for a folder that lacks weights, and where the embedder is not installed."""
+    pointer, tokenizer = load_pointer(directory), Tokenizer.load(directory)
+    info = ModelInfo(
+        name=name,
+        fingerprint=fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        max_positions=int(_config(directory)["max_position_embeddings"]),
+        dtype="float32",
+        backend="reader",
+        sampling=sampling_defaults(directory),
+        num_weights=pointer.num_weights,
+        refusals=(NOTHING, ENGLISH_ONLY, CANNOT, ABILITIES),
+    )
+    return ReaderEngine(info, pointer, tokenizer)
+
+
+def load_pointer(directory: Path) -> Pointer:
     """Read the trained weights of the folder; the word embeddings are those of the installed embedder.
 
-    Raises ConfigError for a folder that lacks weights, and where the embedder is not installed.
+    Raises ConfigError as `load_reader` does.
     """
     from safetensors.numpy import load_file
 
@@ -305,23 +322,11 @@ def load_reader(directory: Path, *, name: str, fingerprint: str) -> ReaderEngine
     try:
         weights = {key: value.astype(np.float32) for key, value in load_file(directory / "model.safetensors").items()}
         calibration = SpanCalibration(*(float(config[name]) for name in ("middle", "slope", "words")))
-        positions = int(config["max_position_embeddings"])
+        int(config["max_position_embeddings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{directory} cannot be loaded ({error}): install paceline again") from error
     weights[WORDS] = installed_weights()[WORDS]
-    tokenizer = Tokenizer.load(directory)
-    info = ModelInfo(
-        name=name,
-        fingerprint=fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        max_positions=positions,
-        dtype="float32",
-        backend="reader",
-        sampling=sampling_defaults(directory),
-        num_weights=sum(weight.size for weight in weights.values()),
-        refusals=(NOTHING, ENGLISH_ONLY, CANNOT, ABILITIES),
-    )
-    return ReaderEngine(info, Pointer(weights, installed_tokenizer(), calibration), tokenizer)
+    return Pointer(weights, installed_tokenizer(), calibration)
 
 
 def _config(directory: Path) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class Pointer:
 
     def __init__(self, weights: Mapping[str, Floats], tokenizer: Tokenizer, calibration: SpanCalibration) -> None:
         self._weights = weights
+        self.num_weights = sum(weight.size for weight in weights.values())
         self._tokenizer = tokenizer
         self._calibration = calibration
 

@@ -74,17 +74,21 @@ _QUOTING: Final = re.compile(r"[\"`\u201c\u201d\u00ab\u00bb(\[{]|(?:^|\s)['\u201
 MAX_ALONE: Final = 300  # characters of a message that is nothing but questions
 
 
-def separate_questions(message: str) -> tuple[str, ...]:
-    """The parts of a message that is nothing but questions, where each can be asked by itself in its own words; else
-    none, as where there are more than MAX_PARTS."""
+def only_asks(message: str) -> bool:
+    """True of a short message that is nothing but questions in words of its own: no quotation, nothing to do."""
     text = message.strip()
     before, question = asked(text)
-    if before or len(text) > MAX_ALONE or "\n" in text or not _ASKED.match(question):
+    short = not before and len(text) <= MAX_ALONE and "\n" not in text
+    return short and _ASKED.match(question) is not None and _QUOTING.search(text) is None
+
+
+def separate_questions(message: str) -> tuple[str, ...]:
+    """The parts of a message that only asks, where each can be asked by itself in its own words; else none, as where
+    there are more than MAX_PARTS."""
+    if not only_asks(message):  # a quotation may hold what looks like a further question
         return ()
-    if _QUOTING.search(text):  # a quotation may hold what looks like a further question
-        return ()
-    parts = parts_of(text, MAX_PARTS + 1)
-    alone = all(_ASKED.match(part) and part[:-1].lower() in text.lower() for part in parts)
+    parts = parts_of(message, MAX_PARTS + 1)
+    alone = all(_ASKED.match(part) and part[:-1].lower() in message.lower() for part in parts)
     alone = alone and not any(_ASKED.fullmatch(part[:-1]) for part in parts)  # "What time and where is the fair?"
     alone = alone and not any(map(_REFERS.search, parts[1:]))
     return parts if 1 < len(parts) <= MAX_PARTS and alone else ()

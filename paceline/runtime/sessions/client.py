@@ -14,7 +14,6 @@ from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import SeqId
 from paceline.core.printable import printable
 from paceline.core.sampling.sampler import Mask, Thinking
-from paceline.core.words import Words
 from paceline.engine.base import TextModel
 from paceline.engine.thinking import Piece
 from paceline.errors import LinkClosed, LinkError, PacelineError, RequestError
@@ -25,7 +24,7 @@ from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, G
 from paceline.runtime.sessions.base import Session
 from paceline.runtime.sessions.driver import ClientPorts, Driver, Ports
 from paceline.runtime.sessions.output_text import AnswerText, Written, logprobs_of
-from paceline.runtime.sessions.prompts import PromptSet
+from paceline.runtime.sessions.prompts import PromptSet, sharing_words
 from paceline.runtime.sessions.routing import Costs
 from paceline.runtime.sessions.timeline import Timeline
 from paceline.strategies.base import (
@@ -86,6 +85,7 @@ class PreparedRequest:
     peer_name: str | None  # the peer that may return; None where the strategy needs none
     cache_key: bytes = b""  # by which the peer recognises answers that may share KV
     mask: Mask | None = None  # of the request's constraint
+    unanswered: Mask | None = None  # of an answer that says that no document answers, if the peer finds nothing either
     thinking: Thinking | None = None  # that the answer may begin with
     claim: int = 0  # KV rows of all branches together
     salt: str | None = None  # of its KV; None: shared with no other answer
@@ -117,6 +117,9 @@ class PreparedRequest:
             trace=request.account.trace,
             template=json.dumps(dict(template), ensure_ascii=False) if template else "",
         )
+
+
+AloneWay = tuple[PreparedRequest, Callable[[], Machine]]
 
 
 class Ahead:
@@ -201,10 +204,11 @@ class ClientSession(Session):
         closed: Callable[[ClientSession], None],
         drafts: Worker | None = None,
         written: Written | None = None,
-        alone: tuple[PreparedRequest, Callable[[], Machine]] | None = None,
+        alone: Sequence[AloneWay | None] = (None, None),
     ) -> None:
         """drafts: of the draft model, where the machine is told of one. written: in earlier stretches of the answer.
-        alone: how this side writes where the peer has found nothing; None: as it does with the peer."""
+        alone: how this side writes where the peer has found nothing, and where that has found what does not answer;
+        None: as it does with the peer."""
         super().__init__(machine, worker, prepared.salt, drafts, client=self, masked=prepared.mask is not None)
         if self._drafts is not None:
             self._drafts.claim(prepared.draft_claim or 0)
@@ -235,7 +239,7 @@ class ClientSession(Session):
         self._too_slow = False  # the peer was passed over or given up for it
         self._pause: asyncio.TimerHandle | None = None  # set while waiting for a lost peer
         self._peer_citations: tuple[Citation, ...] = ()
-        self._alone = alone
+        self._alone, self._unanswered = alone
         self._ahead: Ahead | None = None  # of `_alone`
         self._peer_found_nothing = False  # as it says
         self._began: float | None = None  # s, when the first token came
@@ -325,7 +329,10 @@ class ClientSession(Session):
         if self.link is not None:
             self.egress.received(message, self.link.frame_bytes)
         match message:
-            case RetrievedPassages(_, passages):
+            case RetrievedPassages(_, passages, unanswered):
+                if unanswered and self._unanswered is not None and not self.prepared.prompts.passages:
+                    self._drop_ahead()
+                    self._alone = self._unanswered
                 self._peer_citations = _peer_citations(other(self.prepared.side), passages)
                 self._peer_found_nothing = not passages
                 if passages:
@@ -362,6 +369,7 @@ class ClientSession(Session):
         if self._alone is None or not self._leaves or driver.running or driver.finished:
             return
         (self.prepared, machine), self._alone = self._alone, None
+        self._masked = self.prepared.mask is not None
         driver.abandon()
         self._note("strategy", self.prepared.strategy)
         self._leave_session("the answer is written without it")
@@ -380,6 +388,8 @@ class ClientSession(Session):
         """Begin to write what is this side's if the peer finds nothing, once the prompts are computed, from whose KV it
         begins. Not with a mask, which follows one machine, nor where memory is too short for both texts."""
         if self._alone is None or self._ahead is not None or self._masked or self._driver.finished:
+            return
+        if self._alone[0].mask is not None:
             return
         asked, claim, capacity = self.prepared.request.account, self.prepared.claim, self._worker.capacity
         if capacity is not None and 2 * claim > capacity:
@@ -556,21 +566,6 @@ class ClientSession(Session):
         elif self._deciding:
             own = tuple(citation for index, citation in enumerate(own) if index in self._deciding)
         return (*own, *(self._peer_citations if self._lanes[other(self.prepared.side)] else ()))
-
-
-SHORT: Final = 3  # letters of a word that any passage may have
-
-
-def sharing_words(citations: Sequence[Citation], said: str, question: str) -> tuple[Citation, ...]:
-    """Those of passages of one context that hold a word of the answer which the question does not, and which some of
-    the passages do not hold either. All, where none does."""
-    held = [set(Words(citation.passage).words()) for citation in citations]
-    words_said = Words(said)
-    told = {word for word in words_said.words() if len(word) > SHORT or not word.isalpha()}
-    told.update(words_said.pairs())  # of scripts without blanks, however short
-    told.difference_update(Words(question).words(), held[0].intersection(*held[1:]) if held else ())
-    found = tuple(citation for citation, words in zip(citations, held, strict=True) if told & words)
-    return found or tuple(citations)
 
 
 def _peer_citations(side: Side, passages: Sequence[RetrievedPassage]) -> tuple[Citation, ...]:

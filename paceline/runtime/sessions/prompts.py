@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from typing import Final
 
 from paceline.core.aggregation.weights import log_weight
+from paceline.core.words import Words
 from paceline.engine.base import NO_FIELDS, TextModel
 from paceline.errors import RequestError
 from paceline.rag.prompt import (
@@ -26,6 +28,7 @@ from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller
 from paceline.runtime.engine_loop.requests import StoredPrefix
+from paceline.runtime.questions import Judge
 from paceline.runtime.service import Citation
 from paceline.strategies.base import Branch, Side, other
 from paceline.wire.messages import RelevanceScale
@@ -55,6 +58,7 @@ class PromptSet:
     prefixes: tuple[StoredPrefix, ...] = ()  # prefixes of the prompts that are stored or to be stored
     peer_passages: tuple[Passage, ...] = ()  # of the other side's documents, read after `passages`
     together: bool = False
+    unanswered: bool = False  # passages were found, and none answers
 
     def citations(self, side: Side) -> tuple[Citation, ...]:
         """Citations of the branches with a document. side: this side."""
@@ -103,6 +107,21 @@ class PromptSet:
             return self
         score = device_log_weight(temperature) - math.log(number)
         return replace(self, branches=tuple(Branch(branch.prompt, score) for branch in self.branches))
+
+
+SHORT: Final = 3  # letters of a word that any passage may have
+
+
+def sharing_words(citations: Sequence[Citation], said: str, question: str) -> tuple[Citation, ...]:
+    """Those of passages of one context that hold a word of the answer which the question does not, and which some of
+    the passages do not hold either. All, where none does."""
+    held = [set(Words(citation.passage).words()) for citation in citations]
+    words_said = Words(said)
+    told = {word for word in words_said.words() if len(word) > SHORT or not word.isalpha()}
+    told.update(words_said.pairs())  # of scripts without blanks, however short
+    told.difference_update(Words(question).words(), held[0].intersection(*held[1:]) if held else ())
+    found = tuple(citation for citation, words in zip(citations, held, strict=True) if told & words)
+    return found or tuple(citations)
 
 
 def _as_one(branches: Sequence[Branch]) -> Sequence[Branch]:
@@ -160,6 +179,7 @@ def prompts_of(
     temperature: float = RELEVANCE_TEMPERATURE,
     template: Mapping[str, object] = NO_FIELDS,
     together: bool = False,
+    judge: Judge | None = None,
 ) -> PromptSet:
     """Search and tokenize. A passage that does not fit within `max_prompt` tokens is left out.
 
@@ -167,6 +187,7 @@ def prompts_of(
     to be read instead of what a search finds. others: passages of the other side, to be read as well. The
     conversation itself is never truncated; the caller must refuse it when `plain_tokens` is too large. temperature: of
     relevance. template: further variables of the chat template. together: all passages stand in one context.
+    judge: of the passages of both sides, where the conversation is a question.
     """
     plain = tokenizer.chat(messages, template_kwargs=template)
     document_prompt = partial(tokenizer.document_prompt, template_kwargs=template)
@@ -175,6 +196,10 @@ def prompts_of(
         found = ()
         if store is not None and k > 0 and room > 0 and (asked := query_of(messages) if query is None else query):
             found = store.search(asked, k, selection, min_score=min_score)
+    unanswered = False
+    if judge is not None and (found or others) and (asked := judge.question(messages)):
+        found, others = (each if judge.finds(asked, each) else () for each in (found, others))
+        unanswered = not (found or others)
     read: list[tuple[Passage, tuple[Ids, Ids, Ids]]] = []  # with the tokens before it, its own, and those after it
     own = 0  # of them
     for place, passage in enumerate((*found, *others)):
@@ -208,6 +233,7 @@ def prompts_of(
         tuple(prefixes),
         passages[own:],
         together and bool(read),
+        unanswered,
     )
 
 

@@ -7,8 +7,7 @@ from paceline.engine.fake import ByteTokenizer
 from paceline.rag.prompt import relevance
 from paceline.rag.records import Passage
 from paceline.runtime.service import Citation
-from paceline.runtime.sessions.client import sharing_words
-from paceline.runtime.sessions.prompts import PromptSet, prompts_of
+from paceline.runtime.sessions.prompts import PromptSet, prompts_of, sharing_words
 
 ASKED = [{"role": "user", "content": "Who keeps the key?"}]
 OWN = (

@@ -1,0 +1,112 @@
+"""What a message asks: its parts, each of which is answered in turn, and whether documents answer them.
+
+Of the second the reader says what models that read cannot: a small model that is given passages takes an answer out of
+them, right or wrong. The reader has learnt to tell (a question and a passage, 30 to 80 ms of a core). Where it finds an
+answer in none of a side's passages, the side is one that has found nothing; where that holds for both, the answer says
+so.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from paceline.core.sampling.sampler import Constraint
+from paceline.engine.base import TextModel
+from paceline.engine.reader.pointer import Pointer
+from paceline.engine.reader.question import is_foreign, only_asks, separate_questions
+from paceline.engine.thinking import NO_THINKING
+from paceline.errors import ConfigError
+from paceline.rag.prompt import Messages
+from paceline.rag.records import Passage
+from paceline.runtime.service import GenerateRequest
+from paceline.runtime.sessions.routing import AUTO
+from paceline.strategies.base import RoutingContext
+
+log = logging.getLogger("paceline.node")
+
+BETWEEN: Final = "\n"  # parts of an answer
+LEAST: Final = 0.1  # probability that a passage answers, of the best one; chosen on questions, bench/LOG.md
+MAX_SYSTEM: Final = 600  # characters of a system message that is no more than a manner: a longer one may hold anything
+UNANSWERED: Final = "The documents do not say."
+GENERALLY: Final = " In general: "
+_OWN: Final = re.compile(r"\b(?:my|mine|our|ours|i|we|me|us)\b", re.IGNORECASE)
+
+
+def parts_asked(
+    request: GenerateRequest, context: RoutingContext, tokenizer: TextModel, max_tokens: int | None
+) -> Sequence[GenerateRequest]:
+    """The request, or one for each part of its question, where documents are read and the text is free of form; each
+    says whether its passages are judged. max_tokens: of an answer whose request sets none."""
+    prompt, output, sources, options = request.prompt, request.output, request.sources, request.strategy.options
+    searched = sources.documents and sources.passages is None and context.own.documents + context.peer.documents
+    free = output.constraint is None and output.top_logprobs is None and prompt.template in ({}, NO_THINKING)
+    last = prompt.messages[-1] if prompt.messages else {}
+    if not (searched and free and request.strategy.name == AUTO and last.get("role") == "user"):
+        return [request]
+    # A model that thinks does so before each part; one of one document may take the question apart itself.
+    thinks = tokenizer.thinking is not None and prompt.template != NO_THINKING
+    if tokenizer.one_document or thinks:
+        return [request]
+    judged = options.get("unanswered") != "write" and not options.get("search_every")
+    request = replace(request, strategy=replace(request.strategy, options={**options, "judged": judged}))
+    if request.joining.on_loss == "pause" or any(BETWEEN in stop for stop in output.stop):
+        return [request]  # no part can begin, and so wait, without the peer
+    limit = output.max_tokens or max_tokens or output.default_tokens  # of all of them
+    return [
+        replace(
+            request,
+            output=replace(output, max_tokens=limit),
+            prompt=replace(prompt, messages=(*prompt.messages[:-1], {**last, "content": part}), shared=None),
+            sampling=request.sampling.nth(index),
+        )
+        for index, part in enumerate(separate_questions(last["content"]))
+    ] or [request]
+
+
+def unanswered_form(question: str) -> Constraint:
+    """How an answer begins that no document holds. What one asks of oneself nobody knows in general: there it ends."""
+    rest = "" if _OWN.search(question) else f"{GENERALLY}(.|\\n)+"
+    return Constraint("regex", re.escape(UNANSWERED).replace("\\ ", " ") + rest)
+
+
+class Judge:
+    """Functions of question and passages alone, for any thread. The weights are read when the first one is asked."""
+
+    def __init__(self, load: Callable[[], Pointer]) -> None:
+        """load: raises ConfigError where there is no reader here: then every passage is taken for an answer."""
+        self._load = load
+        self._lock = threading.Lock()
+        self._loaded: Pointer | None = None
+        self._missing = False
+
+    def question(self, messages: Messages) -> str:
+        """The question of a conversation that is nothing else; empty for any other, as one that has gone on."""
+        *before, last = messages
+        text, told = str(last.get("content", "")), [str(message.get("content", "")) for message in before]
+        is_first = all(message.get("role") == "system" for message in before) and len("".join(told)) <= MAX_SYSTEM
+        if last.get("role") != "user" or not is_first or not only_asks(text) or is_foreign(text):
+            return ""
+        return "" if any(each and self._answers(text, each) for each in told) else text
+
+    def finds(self, question: str, passages: Sequence[Passage]) -> bool:
+        """One of the passages answers the question."""
+        return any(self._answers(question, passage.titled) for passage in passages)
+
+    def _answers(self, question: str, text: str) -> bool:
+        pointer = self._pointer()
+        return pointer is None or pointer.read(question, text).answered >= LEAST
+
+    def _pointer(self) -> Pointer | None:
+        with self._lock:
+            if self._loaded is None and not self._missing:
+                try:
+                    self._loaded = self._load()
+                except ConfigError as error:
+                    self._missing = True
+                    log.warning("whether documents answer a question is not judged here: %s", error)
+            return self._loaded
