@@ -18,6 +18,7 @@ import httpx
 
 from paceline.errors import ConfigError, PacelineError
 
+REASONING = "reasoning"  # in place of a lane: text that the model thinks before its answer, or steps of a workflow
 SILENCE_S = 60.0  # after which an answer is given up; a running server sends at least a comment every 15
 
 Json = Mapping[str, object]
@@ -33,6 +34,7 @@ class Answer:
 
     model: str
     text: str = ""
+    reasoning: str = ""  # before it
     finish_reason: str | None = None
     usage: Json | None = None
     report: Json = field(default_factory=dict)  # strategy, why, degraded, citations, stats
@@ -41,6 +43,7 @@ class Answer:
         return {
             "model": self.model,
             "content": self.text,
+            "reasoning": self.reasoning,
             "finish_reason": self.finish_reason,
             "usage": self.usage,
             "paceline": dict(self.report),
@@ -142,7 +145,7 @@ class Conversation:
         self.answer = Answer(self._model or "")
 
     def ask(self, question: str) -> Iterator[tuple[str, str | None]]:
-        """Stream pieces of text with their lanes; `answer` has the rest.
+        """Stream pieces of text with their lanes, or REASONING; `answer` has the rest.
 
         Question and answer join the conversation once the answer is complete. Raises PacelineError, also after the
         first piece; the question is then dropped.
@@ -218,7 +221,12 @@ def _take(chunk: Json, answer: Answer) -> Iterator[tuple[str, str | None]]:
     if choice.get("finish_reason"):
         answer.finish_reason = str(choice["finish_reason"])
     delta = choice.get("delta")
-    text = delta.get("content") if isinstance(delta, dict) else None
+    if not isinstance(delta, dict):
+        return
+    thought, text = delta.get("reasoning_content"), delta.get("content")
+    if isinstance(thought, str) and thought:
+        answer.reasoning += thought
+        yield thought, REASONING
     if isinstance(text, str) and text:
         answer.text += text
         yield text, lane if isinstance(lane, str) else None

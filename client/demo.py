@@ -161,7 +161,7 @@ def demo(
 
 def put(screen: Screen, child: Child, question: DemoQuestion, *, check: bool) -> bool:
     """Ask one question and show the answer as it arrives. True if the request failed or, with `check`, is wrong."""
-    from .conversation import Conversation, Silent
+    from .conversation import REASONING, Conversation, Silent
 
     screen.say(f"\n{question.text}  (asked at the {child.name})", "bold")
     began, told, first = time.monotonic(), Told(), 0.0
@@ -172,7 +172,8 @@ def put(screen: Screen, child: Child, question: DemoQuestion, *, check: bool) ->
                 nonlocal first
                 for piece in conversation.ask(question.text):
                     first = first or time.monotonic() - began
-                    told.pieces.append(piece)
+                    if piece[1] != REASONING:
+                        told.pieces.append(piece)
                     yield piece
 
             screen.show(collected())

@@ -6,7 +6,7 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,7 +16,7 @@ from paceline.core.printable import printable, printable_lines
 from paceline.errors import ConfigError, PacelineError
 from paceline.secret_files import write_private
 
-from .conversation import Answer, Conversation
+from .conversation import REASONING, Answer, Conversation
 from .timeline import timeline_lines
 
 if TYPE_CHECKING:
@@ -113,31 +113,38 @@ class Screen:
         self._console = console or Console()
 
     def show(self, pieces: Iterable[tuple[str, str | None]]) -> None:
-        """Write the pieces as they arrive; if any was written, end the line even after an error."""
-        begun = False
+        """Write the pieces as they arrive; if any was written, end the line even after an error. Reasoning is dim, and
+        left out where this is no terminal."""
+        begun = thinks = False
         try:
             for text, lane in pieces:
+                if lane == REASONING and not self._console.is_terminal:
+                    continue
+                if thinks and lane != REASONING:
+                    self._console.print("\n")
+                thinks = lane == REASONING
                 begun = True
-                self.say(text, COLOURS.get(lane or "", ""), end="")
+                self.say(text, "dim italic" if thinks else COLOURS.get(lane or "", ""), end="")
         finally:
             if begun:
                 self._console.print()
 
     def show_sources(self, answer: Answer) -> None:
-        citations = answer.report.get("citations")
-        for number, citation in enumerate(citations if isinstance(citations, list) else [], 1):
-            if not isinstance(citation, dict):
-                continue
-            side = str(citation.get("side", ""))
-            document = citation.get("document") or "a private document"
-            # On one line: a name must not pass for a further source.
-            self.say(printable(f"[{number}] {document} ({side})"), f"dim {COLOURS.get(side, '')}".strip())
+        for number, citation in enumerate(citations_of(answer), 1):
+            self.show_source(number, citation)
         degraded = answer.report.get("degraded")
         if degraded:
             why = f": {answer.report.get('why')}" if str(degraded).endswith("_refused") else ""
             self.say(printable(f"Note: {DEGRADED.get(str(degraded), degraded)}{why}."), "yellow")
         if answer.finish_reason == "length":
             self.say("Note: cut at the limit of tokens; give more with --max-tokens.", "yellow")
+
+    def show_source(self, number: int, citation: Mapping[str, object]) -> None:
+        side = str(citation.get("side", ""))
+        named = citation.get("document") or "a private document"
+        place = f", {citation['place']}" if citation.get("place") else ""
+        # On one line: a name must not pass for a further source.
+        self.say(printable(f"[{number}] {named}{place} ({side})"), f"dim {COLOURS.get(side, '')}".strip())
 
     def show_legend(self) -> None:
         """Write which side's words have which colour; nothing where there are no colours."""
@@ -151,6 +158,12 @@ class Screen:
         self._console.print(printable_lines(text), style=style, end=end, markup=False, highlight=False, soft_wrap=True)
 
 
+def citations_of(answer: Answer) -> list[dict[str, object]]:
+    """What the answer was read from, in the order of their numbers."""
+    found = answer.report.get("citations")
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
 PRIVACY = ("open", "document-private", "answer-private", "local-only")
 HELP = {
     "/help": "show this",
@@ -158,6 +171,8 @@ HELP = {
     "/model": "/model NAME: ask this model; without a name: list them",
     "/strategy": "/strategy NAME: have answers written so; auto: the server chooses",
     "/privacy": f"/privacy LEVEL: what may leave a device, {', '.join(PRIVACY)}",
+    "/docs": "list the documents that are read for every answer",
+    "/source": "/source N: show the passage behind source N of the last answer",
     "/report": "show how the last answer was written",
     "/how": "show what each side did when, and what went over the link, for the last answer",
     "/save": "/save FILE: write the conversation to a new file; .json: as messages, else as Markdown",
@@ -183,6 +198,8 @@ class Dialogue:
             "/model": self._model,
             "/strategy": self._strategy,
             "/privacy": self._privacy,
+            "/docs": self._docs,
+            "/source": self._source,
             "/report": self._report,
             "/how": self._how,
             "/save": self._save,
@@ -244,6 +261,25 @@ class Dialogue:
             raise PacelineError(f"There is no {what} {name}. Known: {', '.join(known)}.")
         self._conversation.choose(what, None if name == "auto" else name)
         self._screen.say(f"{what}: {name}")
+
+    def _docs(self, _: str) -> None:
+        found = self._conversation.get("/documents")
+        data, total = found.get("data"), found.get("total")
+        documents = [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
+        for each in documents:
+            asked = f"  {each['question']}" if each.get("question") else ""
+            self._screen.say(printable(f"{each.get('name')}{asked}"))
+        of_all = f" of {total}" if total != len(documents) else ""
+        self._screen.say(printable(f"documents listed: {len(documents)}{of_all} ({found.get('side')})"))
+
+    def _source(self, number: str) -> None:
+        citations = citations_of(self._conversation.answer)
+        if not number.isascii() or not number.isdigit() or not 0 < int(number[:9]) <= len(citations):
+            raise PacelineError(f"The last answer has {len(citations)} sources: name one by its number, as /source 1.")
+        citation = citations[int(number) - 1]
+        self._screen.show_source(int(number), citation)
+        self._screen.say(str(citation.get("passage") or "Its text may not leave its side.").strip(), "")
+        self._screen.say(printable(str(citation.get("url") or "")))
 
     def _report(self, _: str) -> None:
         answer = self._conversation.answer

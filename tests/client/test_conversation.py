@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import typer
@@ -15,10 +16,16 @@ from typer.testing import CliRunner, Result
 from client.commands import register
 from client.conversation import Conversation
 from client.dialogue import Screen, Terminal
+from paceline.api.app import create_app
+from paceline.api.http.auth import Keyring
 from paceline.api.http.server import listen, url_of
+from paceline.engine.fake import fake_model
 from paceline.errors import EngineError, PacelineError
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.node import Node
 from paceline.runtime.service import Citation, TextDelta
-from tests.api.scripted import Script, ScriptedService, answering, done, serving
+from tests.api.scripted import Script, ScriptedService, answering, done, running, serving
 
 
 def chat(*arguments: str, input: str | None = None) -> Result:
@@ -65,6 +72,38 @@ def test_sources_and_a_lost_side_are_shown(url: str, service: ScriptedService) -
     assert "the device was lost" in shown
     service.script = Script(answering("At nine.", degraded="device_refused"))
     assert "Note: the device did not take part: " in chat("When?", "--url", url).stdout
+
+
+def test_a_source_is_read_by_its_number(url: str, service: ScriptedService) -> None:
+    citations = (
+        Citation("cloud", "museum.md", "Open from nine.", 0.9, place="page 2"),
+        Citation("device", "", "", 0.8),
+    )
+    service.script = Script(answering("At nine.", citations=citations))
+    said = chat("--url", url, input="When?\n/source 1\n/source 2\n/source 3\n")
+    assert said.stdout.count("[1] museum.md, page 2 (cloud)") == 2 and "\nOpen from nine.\n" in said.stdout
+    assert "Its text may not leave its side." in said.stdout
+    assert said.exit_code == 1 and "has 2 sources" in said.stderr
+
+
+def test_the_documents_that_can_be_read_are_listed(tmp_path: Path) -> None:
+    with DocumentStore.open(tmp_path, HashEmbedder()) as store:
+        store.add_text("museum.md", "# Museum\n\nThe museum opens at nine every day.", zone="cloud")
+        node = Node("cloud", fake_model(), store)
+        with running(create_app(node, keyring=Keyring({})), node) as url:
+            said = chat("--url", url, input="/docs\n").stdout
+    assert said.splitlines() == ["museum.md  When does the museum open?", "documents listed: 1 (cloud)"]
+
+
+def test_reasoning_is_dim_at_a_terminal_and_left_out_of_pipes(url: str, service: ScriptedService) -> None:
+    service.script = Script([TextDelta("Let me see.", 1, thinking=True), TextDelta("At nine.", 1), done()])
+    assert chat("When?", "--url", url).stdout == "At nine.\n"
+    assert json.loads(chat("--json", "When?", "--url", url).stdout)["reasoning"] == "Let me see."
+    screen = io.StringIO()
+    with Conversation(url) as conversation:
+        Screen(Console(file=screen, force_terminal=True, color_system="standard")).show(conversation.ask("When?"))
+    assert screen.getvalue() == "\x1b[2;3mLet me see.\x1b[0m\n\nAt nine.\n"
+    assert conversation.messages[-1]["content"] == "At nine."
 
 
 def test_json_has_the_whole_answer(url: str, service: ScriptedService) -> None:
