@@ -1,4 +1,4 @@
-// Claude Code, the Codex CLI and opencode: each asked once through its command. Their prompts are far longer than the
+// Claude Code, the Codex CLI, opencode, Qwen Code and Continue's CLI: each asked once through its command. Their prompts are far longer than the
 // demonstration's context, so that they ask the model `agents`, which has a long one and writes what it likes.
 import { execFileSync } from "node:child_process";
 import { mkdirSync, mkdtempSync, readFileSync, writeFileSync } from "node:fs";
@@ -42,8 +42,22 @@ function opencode() {
   asked("opencode", ["run", "Say hello."], { OPENCODE_DISABLE_MODELS_FETCH: "1", OPENCODE_DISABLE_LSP_DOWNLOAD: "1" });
 }
 
+function qwenCode() {
+  const environment = { OPENAI_BASE_URL: `${url}/v1`, OPENAI_API_KEY: key, OPENAI_MODEL: "agents", NO_UPDATE_NOTIFIER: "1" };
+  asked("qwen", ["--auth-type", "openai", "-p", "Say hello."], environment);
+}
+
+function continueCli() {
+  const model = { name: "here", provider: "openai", model: "agents", apiBase: `${url}/v1`, apiKey: key, roles: ["chat"] };
+  const options = { defaultCompletionOptions: { maxTokens: 32 } };
+  const config = { name: "here", version: "1.0.0", schema: "v1", models: [{ ...model, ...options }] };
+  writeFileSync(join(home, "continue.yaml"), JSON.stringify(config)); // JSON is YAML
+  asked("cn", ["--config", join(home, "continue.yaml"), "-p", "Say hello."], { CONTINUE_TELEMETRY_ENABLED: "0" });
+}
+
+const all = { "Claude Code": claudeCode, Codex: codex, opencode, "Qwen Code": qwenCode, Continue: continueCli };
 const checks = {};
-for (const [name, check] of Object.entries({ "Claude Code": claudeCode, Codex: codex, opencode })) {
+for (const [name, check] of Object.entries(all)) {
   try {
     check();
     checks[name] = null;
@@ -51,7 +65,8 @@ for (const [name, check] of Object.entries({ "Claude Code": claudeCode, Codex: c
     checks[name] = String(error.stderr || error.stdout || error).slice(-300);
   }
 }
-const versions = ["@anthropic-ai/claude-code", "@openai/codex", "opencode-ai"].map(
+const named = ["@anthropic-ai/claude-code", "@openai/codex", "opencode-ai", "@qwen-code/qwen-code", "@continuedev/cli"];
+const versions = named.map(
   (name) => JSON.parse(readFileSync(join(modules, name, "package.json"))).version,
 );
 console.log(`\n${JSON.stringify({ version: versions.join(", "), checks })}`);
