@@ -2,10 +2,11 @@
 
 activity     `paceline devices activity`
 cloud        keeps this device enrolled at a cloud, and linked to it
-commands     `paceline agent`, `paceline stage` and `paceline devices activity`
+commands     `paceline agent`, `stage`, `setup`, `join` and `devices activity`
 credentials  file of keys, one entry per cloud
 enrolment    exchanges keys with a cloud by a one-time code
 link_check   what `paceline doctor` says of the link
 program      the process from start to stop
+setup        `paceline setup` and `paceline join`
 stage        layers of a model as a process, for a server
 """

@@ -1,4 +1,4 @@
-"""The commands `paceline agent`, `paceline stage` and `paceline devices activity`.
+"""The commands `paceline agent`, `stage`, `setup`, `join` and `devices activity`.
 
 What they run is imported when it runs: `--help` shows their options alone.
 """
@@ -17,6 +17,7 @@ from paceline.settings import AgentSettings, NodeSettings, StageSettings
 from paceline.settings_sources import Origins, describe_given
 
 from .activity import activity
+from .setup import join, setup
 from .stage import EXAMPLE, stage
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def register(app: typer.Typer) -> None:
     example = "Example: paceline agent --cloud https://example.org --code -"
     app.command(epilog=example)(options(AgentSettings)(agent))
     app.command(epilog=EXAMPLE)(options(StageSettings)(stage))
+    app.command(epilog="Example: paceline setup --side device --model demo")(setup)
+    app.command(epilog="Example: paceline join 'https://example.org#K7QF-2M9X-4TBA-9HJC'")(join)
     doctor_checks(app)["cloud link"] = _cloud_link
     devices_group(app).command(epilog="Example: paceline devices activity --last 50 --json")(activity)
 

@@ -1,7 +1,7 @@
 """The cloud's program: the HTTP API shared with the device, plus enrolment of devices and their links.
 
 app        the application: the shared API with the routes of enrolment and of the link
-commands   `paceline serve`, `paceline devices` and `paceline keys`
+commands   `paceline serve`, `invite`, `devices` and `keys`
 devices    registry of devices: public keys and one-time codes
 enrolment  `POST /v1/devices/enrol`
 keys       API keys, stored as hashes

@@ -1,4 +1,4 @@
-"""`paceline serve`, `paceline devices` and `paceline keys`.
+"""`paceline serve`, `paceline invite`, `paceline devices` and `paceline keys`.
 
 Registry and keys are imported by the commands that open them: their libraries take longer than other commands do.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     example = "Example: paceline serve --model Qwen/Qwen2.5-7B-Instruct"
     app.command(epilog=example)(options(ServerSettings)(serve))
+    app.command(epilog="Example: paceline invite phone --url https://example.org")(invite)
     group = devices_group(app)
     group.command("add", epilog="Example: paceline devices add phone")(add_device)
     group.command("list", epilog="Example: paceline devices list --json")(list_devices)
@@ -76,6 +78,33 @@ def add_device(
     typer.echo(code)
     command = "paceline agent --cloud URL" if role == "device" else "paceline stage --server URL"
     typer.echo(f"At the {role}, within ten minutes: {command} --code -   (it asks for the code)", err=True)
+
+
+def invite(
+    name: Annotated[str, typer.Argument(help="what the device is called here")],
+    url: Annotated[
+        str | None, typer.Option("--url", help="address by which the device reaches this server; default: public_url")
+    ] = None,
+    state_dir: StateDir = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Print a line that enrols a device, and shows each side the other's key. It holds once, for ten minutes."""
+    settings = settings_of("cloud", config, state_dir=state_dir, public_url=url)
+    address = (settings.public_url or f"http://127.0.0.1:{settings.port}").rstrip("/")
+    invitation = f"{address}#{_registry(state_dir, config).add(name)}"
+    if as_json:
+        typer.echo(json.dumps({"device": name, "invitation": invitation}))
+        return
+    typer.echo(f"paceline join '{invitation}'")
+    if settings.public_url is None:
+        typer.echo("That is an address for this machine alone: give the server's with --url.", err=True)
+    if sys.stderr.isatty():
+        try:
+            import segno
+        except ModuleNotFoundError:
+            return
+        segno.make(invitation, error="m").terminal(out=sys.stderr, compact=True)
 
 
 def list_devices(state_dir: StateDir = None, config: Config = None, as_json: Json = False) -> None:

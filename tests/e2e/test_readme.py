@@ -68,23 +68,24 @@ def commands(beginning: str) -> list[list[str]]:
 def test_the_commands_for_real_models_start_two_sides_that_answer_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `demo` in place of both models, free ports in place of 8000 and 8001, and the code on standard input."""
+    """With `demo` in place of both models, free ports in place of 8000 and 8001, and the line that is printed."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     shutil.copytree(SAMPLES / "public", tmp_path / "handbook")
     shutil.copytree(SAMPLES / "private", tmp_path / "notes")
-    add_public, serve, add_device = commands("--side cloud")
-    add_private, agent, chat = commands("--side device")
+    add_public, serve, invite = commands("--side cloud")
+    add_private, join, agent, chat = commands("--side device")
     with Children(tmp_path) as children:
         children.run(command(*add_public))
         port = free_port(0)
         cloud = children.start("cloud", command(*serve, "--port", str(port)), port=port)
         children.wait(lambda reports: all(reports))
-        code = json.loads(children.run(command(*add_device, "--json")))["code"]
+        printed = children.run(command(*(cloud.url if word.startswith("https:") else word for word in invite)))
+        _, *line = shlex.split(printed)
+        assert (line[0], len(line)) == (join[0], len(join))
         children.run(command(*add_private))
+        children.run(command(*line))
         port = free_port(0)
-        words = [cloud.url if word == "https://server.example.org" else word for word in agent]
-        line = f"exec {shlex.join(command(*words, '--port', str(port)))} <<< {code}"
-        device = children.start("device", ["bash", "-c", line], port=port)
+        device = children.start("device", command(*agent, "--port", str(port)), port=port)
         children.wait(linked)
         *asked, question = [device.url if word == "http://127.0.0.1:8001" else word for word in chat]
         assert children.run(command(*asked, question)).strip()

@@ -16,6 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from device_agent.setup import unit as of_user
 from paceline.commands.main import build
 from paceline.settings import SCHEMAS, AgentSettings, ServerSettings
 from paceline.settings_sources import paths, resolve
@@ -47,10 +48,17 @@ def test_the_settings_to_copy_are_settings(tmp_path: Path, commented: bool) -> N
     assert commented or not default, "what --help does not describe is described here"
 
 
+def unit_text(unit: str) -> str:
+    """A device's is written by `paceline setup`, a server's is copied."""
+    if unit == "paceline-agent":
+        return of_user("device", Path("/home/ann/100 %/paceline.toml"))
+    return (DEPLOY / f"{unit}.service").read_text("utf-8")
+
+
 @pytest.mark.parametrize(("unit", "scope"), [("paceline-server", "--system"), ("paceline-agent", "--user")])
 def test_systemd_reads_the_units(tmp_path: Path, unit: str, scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    text = (DEPLOY / f"{unit}.service").read_text("utf-8")
+    text = unit_text(unit)
     (command,) = re.findall(r"^ExecStart=(\S+)", text, re.MULTILINE)
     file = tmp_path / f"{unit}.service"
     file.write_text(text.replace(command, sys.executable).replace("User=paceline", "User=root"))
@@ -141,7 +149,7 @@ def test_containers_may_do_no_more_than_they_need() -> None:
 
 @pytest.mark.parametrize("unit", ["paceline-server", "paceline-agent"])
 def test_units_allow_the_calls_by_which_parsers_are_confined(unit: str) -> None:
-    text = (DEPLOY / f"{unit}.service").read_text("utf-8")
+    text = unit_text(unit)
     (allowed,) = re.findall(r"^SystemCallFilter=(.*)$", text, re.MULTILINE)
     calls = {"seccomp", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"}
     assert {"@system-service", *calls} <= set(allowed.split())

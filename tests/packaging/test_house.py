@@ -134,7 +134,7 @@ def apart() -> set[str]:
 @pytest.mark.parametrize(
     ("folders", "extras"),
     [
-        (PACKAGES, ("bench", "chat", "documents", "gguf", "gpu", "keyring", "mcp", "otel", "torch")),
+        (PACKAGES, ("bench", "chat", "documents", "gguf", "gpu", "keyring", "mcp", "otel", "qr", "torch")),
         (("tests",), ("mcp", "test", "torch")),
     ],
     ids=["packages", "tests"],
