@@ -12,6 +12,7 @@ from paceline.commands.main import build
 Command = Any  # click's, which typer brings
 
 LONG_RUNNING = {"serve", "agent", "stage", "demo"}  # they print a log, no result
+WITHOUT_JSON = LONG_RUNNING | {"mcp", "setup", "join"}  # a protocol of its own; files are the result
 OF_A_STATE = ("devices", "keys", "docs", "tables", "serve", "agent")
 SAID_OTHERWISE = {"--state", "--state-directory", "--dir", "--output-json"}
 
@@ -40,7 +41,7 @@ def test_there_are_commands() -> None:
 
 def test_every_command_with_a_result_writes_it_as_json() -> None:
     for name, command in ALL.items():
-        assert ("--json" in options(command)) == (name not in LONG_RUNNING), name
+        assert ("--json" in options(command)) == (name not in WITHOUT_JSON), name
 
 
 def test_state_dir_works_wherever_a_state_is_meant_and_nothing_has_two_names() -> None:
