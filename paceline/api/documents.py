@@ -29,6 +29,8 @@ _WHEN = re.compile(rf"{_SUBJECT} (?P<verb>open|close|start|begin|leave|depart|ar
 _COSTS = re.compile(rf"{_SUBJECT} costs? .+")
 _BY = re.compile(rf"{_SUBJECT} (?P<be>is|was) (?P<verb>\w+) by .+")
 _AS = re.compile(rf"{_SUBJECT} (?P<verb>work|serve)s as .+")
+_WHO = re.compile(rf"{_SUBJECT} (?P<be>is|was) (?:(?:Mr|Mrs|Ms|Dr|Captain|Professor) )?[A-Z][\w'-]+(?: [A-Z][\w'-]+){{0,2}}")
+_PERSON = re.compile(r"\b(?:captain|chair|director|doctor|head|landlord|manager|mayor|neighbour|owner|teacher|tenant)\b")
 _WHAT = re.compile(rf"{_SUBJECT} (?P<be>is|was) (?!not |a |an |the most |\w+ed |\w+ing )[^,;]{{2,60}}")
 _OPENING = re.compile(r"(?:The|Our|My|A|An)(?= )")
 
@@ -41,11 +43,14 @@ def question_of(sentences: Iterable[str]) -> str | None:
             (_COSTS, "How much does {subject} cost?"),
             (_BY, "Who {be} {subject} {verb} by?"),
             (_AS, "What does {subject} {verb} as?"),
+            (_WHO, "Who {be} {subject}?"),
             (_WHAT, "What {be} {subject}?"),
         ):
             found = rule.fullmatch(sentence.strip().removesuffix("."))
             if found is not None:
                 parts = found.groupdict()
+                if rule is _WHO and _PERSON.search(parts["subject"]) is None:
+                    continue
                 subject = _OPENING.sub(lambda word: word[0].lower(), parts.pop("subject"), count=1)
                 return made.format(subject=subject, **parts)
     return None

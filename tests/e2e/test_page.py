@@ -82,7 +82,8 @@ def test_upload_ask_watch_the_lanes_stop_reload_and_find_the_conversation(browse
     assert {name: found for name, found in seen["faults"].items() if found} == {}
     assert seen["wide"] <= 360, "nothing is wider than a telephone"
     assert seen["stopped"]["state"] == "stopped" and seen["stopped"]["notes"] == ["Stopped."]
-    assert seen["cut"]["state"] == "cut" and seen["cut"]["text"], "what had arrived is there after a reload"
+    assert seen["resumed"]["state"] == "writing" and seen["resumed"]["text"].startswith(seen["before"].strip()), "it goes on"
+    assert seen["versions"] == "2/2" and seen["turned"] == seen["stopped"]["text"], "what was written before is still there"
     assert seen["kept"] == ["How is the lighthouse of Omber painted, and who is my landlord?", "And who else?"]
     assert seen["again"] == first["text"]
     assert (seen["empty"], seen["found"], seen["left"]) == (0, 2, 0)
@@ -92,10 +93,11 @@ def test_settings_reach_the_request_and_stay(browse: Browse, pair: Pair) -> None
     seen = browse("settings", pair.url("device"))
     assert seen["errors"] == [] and seen["faults"] == []
     (body,) = seen["bodies"]
-    assert body["model"] == "fake" and body["temperature"] == 0.5
+    assert body["model"] == "fake" and body["temperature"] == 0.5 and body["instructions"] == "Be brief."
+    assert body["background"] and body["store"]
     asked = {"report": True, "strategy": "autoregressive", "privacy": "local-only", "documents": 0}
     assert body["paceline"] == asked
-    assert seen["back"] == "rgb(20, 25, 31)", "dark although the system is light"
+    assert seen["back"] == "rgb(20, 22, 26)", "dark although the system is light"
     assert seen["state"] == "stopped"
 
 
@@ -209,18 +211,20 @@ def test_two_tabs_lose_none_of_each_others_questions(browse: Browse, pair: Pair)
     assert seen["errors"] == [] and seen["questions"] == ["One?", "Two?", "Three?"]
 
 
-@pytest.mark.parametrize(("storage", "kept"), [("forbidden", 0), ("full", 1), ("damaged", 1)])
-def test_a_browser_that_keeps_nothing_still_asks(browse: Browse, pair: Pair, storage: str, kept: int) -> None:
+@pytest.mark.parametrize("storage", ["forbidden", "full", "damaged"])
+def test_a_browser_that_keeps_nothing_still_asks_and_has_what_the_server_keeps(
+    browse: Browse, pair: Pair, storage: str
+) -> None:
     seen = browse("storage", pair.url("cloud"), given=storage)
     assert seen["errors"] == [] and seen["answer"]["state"] == "done" and seen["answer"]["text"]
-    assert seen["kept"] == kept
+    assert seen["kept"] == 1
 
 
 def test_all_documents_are_listed_and_an_upload_that_a_proxy_answers_fails(browse: Browse, pair: Pair) -> None:
     seen = browse("crowd", pair.url("device"))
     assert seen["errors"] == [] and seen["rows"] == 103
     assert "perhaps a proxy in front of it" in seen["told"]
-    assert seen["source"] == "1   gnp.exe device", "no name is read backwards, nor the side behind it"
+    assert seen["source"] == "1 gnp.exe device", "no name is read backwards, nor the side behind it"
 
 
 MARKDOWN = [
@@ -238,7 +242,8 @@ MARKDOWN = [
     ),
     (
         "```py\nx = '*'\n",
-        '<figure class="code"><figcaption><span>py</span><button type="button" data-copy="x = \'*\'\n">Copy</button>'
+        '<figure class="code"><figcaption><span>py</span><button type="button" class="quiet" aria-label="Copy" '
+        'title="Copy" data-copy="x = \'*\'\n"><svg class="icon" aria-hidden="true"><use href="#i-copy"></use></svg></button>'
         "</figcaption><pre tabindex=\"0\"><code>x = '*'\n</code></pre></figure>",
     ),
     ("[a](http://me:pw@evil.test/)", "<p>[a](http://me:pw@evil.test/)</p>"),

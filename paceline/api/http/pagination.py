@@ -13,7 +13,7 @@ from paceline.errors import RequestError
 from paceline.rag.store.files import Paging
 from paceline.rag.store.vector_stores import Status
 
-Cursor = Annotated[str, Field(max_length=64)]
+Cursor = Annotated[str, Field(max_length=512)]  # an id, which clients may have given an item
 
 
 class PageQuery(Schema):

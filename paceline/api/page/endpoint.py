@@ -22,7 +22,11 @@ TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+    ".webmanifest": "application/manifest+json",
+    ".woff2": "font/woff2",
 }
+VENDOR = "vendor/"  # libraries of others, as they are published
 PAGES = {
     "index.html": "/",
     "docs.html": "/docs",
@@ -30,7 +34,8 @@ PAGES = {
     "dashboard.html": "/dashboard",
 }  # every other file is below /page/
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; manifest-src 'self'; "
+    "connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
@@ -69,10 +74,12 @@ class Asset:
 
 def load_assets() -> list[Asset]:
     """Every file of the page, in the order of their names."""
-    found = sorted((files(__package__) / "assets").iterdir(), key=lambda file: file.name)
+    top = files(__package__) / "assets"
+    found = {f"{folder}{file.name}": file for folder in ("", VENDOR) for file in (top / folder).iterdir()}
     return [
-        Asset(PAGES.get(file.name, f"/page/{file.name}"), file.read_bytes(), TYPES[PurePosixPath(file.name).suffix])
-        for file in found
+        Asset(PAGES.get(name, f"/page/{name}"), found[name].read_bytes(), TYPES[PurePosixPath(name).suffix])
+        for name in sorted(found)
+        if found[name].is_file()
     ]
 
 

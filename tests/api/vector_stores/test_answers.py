@@ -154,6 +154,7 @@ def test_documents_are_listed_with_a_question_for_each_and_uploads_are_not(url: 
             "When does the Harbour Library of Tarnwick open?",
         ),
         ("My aunt's boat was built by Edda Marlow.", "Who was my aunt's boat built by?"),
+        ("Our landlord is Mr Velda.", "Who is our landlord?"),
         ("My friend Bram works as a night baker.", "What does my friend Bram work as?"),
         ("The password for our wifi is copper lantern.", "What is the password for our wifi?"),
         ("A ticket for the ferry costs 4 euros.", "How much does a ticket for the ferry cost?"),

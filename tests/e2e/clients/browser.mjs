@@ -18,6 +18,7 @@ export async function inBrowser(browser, url, work) {
   const context = await browser.newContext({ viewport: { width: 1200, height: 800 } });
   try {
     await context.grantPermissions(["clipboard-read", "clipboard-write"]);
+    await forgotten(context.request, url);
     const page = await context.newPage();
     page.setDefaultTimeout(TIMEOUT);
     const seen = { errors: [], hosts: [], dialogs: [] };
@@ -33,6 +34,30 @@ export async function inBrowser(browser, url, work) {
   } finally {
     await context.close();
   }
+}
+
+/** Delete the conversations that earlier runs left at the server, which every browser would show. */
+async function forgotten(request, url) {
+  const answer = await request.get(`${url}v1/conversations?limit=100`);
+  for (const { id } of answer.ok() ? (await answer.json()).data : []) await request.delete(`${url}v1/conversations/${id}`);
+}
+
+/** Delete the first conversation of the list with its menu. */
+export async function deleteFirst(page) {
+  await page.locator("#conversations li").first().hover();
+  await page.locator("#conversations .more").first().click();
+  await page.click("#menu [data-do=delete]");
+}
+
+/** The events of a response, as a server sends them. pieces: [text, lane]; end: fields of the last event's response. */
+export function streamOf(pieces, end = {}) {
+  let number = 0;
+  const event = (type, more) => `event: ${type}\ndata: ${JSON.stringify({ type, sequence_number: number++, ...more })}\n\n`;
+  return [
+    event("response.created", { response: { id: "resp_1" } }),
+    ...pieces.map(([delta, lane]) => event("response.output_text.delta", { delta, paceline: { lane } })),
+    event("response.completed", { response: { status: "completed", ...end } }),
+  ].join("");
 }
 
 /** Rules that axe-core finds broken with an impact of at least "serious", with the elements at fault. */
@@ -60,7 +85,7 @@ export async function ask(page, question) {
  */
 export async function seeded(page) {
   const fields = { seed: 1 };
-  await page.route("**/v1/chat/completions", (route) =>
+  await page.route("**/v1/responses", (route) =>
     route.continue({ postData: { ...route.request().postDataJSON(), ...fields } }));
   return fields;
 }

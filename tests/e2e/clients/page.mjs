@@ -2,7 +2,9 @@
 // fresh profile of one browser; each line of its output is what that run saw, or its `fault`.
 
 import { createInterface } from "node:readline";
-import { accessibilityFaults, ask, begin, ended, inBrowser, lastAnswer, launched, linked, seeded } from "./browser.mjs";
+import {
+  accessibilityFaults, ask, begin, deleteFirst, ended, inBrowser, lastAnswer, launched, linked, seeded, streamOf,
+} from "./browser.mjs";
 import { PICTURES } from "./pictures.mjs";
 
 const FILE = "omber.md";
@@ -44,7 +46,7 @@ const SCENARIOS = {
     await page.keyboard.press("Escape");
     await page.setViewportSize({ width: 1200, height: 800 });
 
-    Object.assign(fields, { max_tokens: 4000, logit_bias: { 256: -100 } }); // it never writes 256, its end of text
+    Object.assign(fields, { max_output_tokens: 4000, ignore_eos: true });
     await begin(page, "And who else?");
     await page.waitForFunction(() => [...document.querySelectorAll(".answer")].at(-1).dataset.state === "writing");
     await page.waitForFunction(() => [...document.querySelectorAll(".answer")].at(-1).innerText.trim().length > 3);
@@ -53,41 +55,56 @@ const SCENARIOS = {
     const stopped = await lastAnswer(page);
     // Polled until the server has noticed.
     await page.waitForFunction(async () => (await (await fetch("readyz")).json()).answers === 0);
-    await page.locator(".answer").last().getByText("Retry").click();
+    await page.locator(".answer").last().getByLabel("Write it anew").click();
     await page.waitForFunction(() => [...document.querySelectorAll(".answer")].at(-1).dataset.state === "writing");
     await page.waitForFunction(() => [...document.querySelectorAll(".answer")].at(-1).innerText.trim().length > 3);
+    const before = (await lastAnswer(page)).text;
     await page.reload(); // in mid-answer
     await linked(page);
-    const cut = await lastAnswer(page);
+    await page.waitForFunction((size) => [...document.querySelectorAll(".answer")].at(-1).innerText.trim().length > size + 3, before.length);
+    const resumed = await lastAnswer(page);
+    await page.keyboard.press("Escape");
+    await ended(page);
+    const versions = await page.locator(".answer").last().locator(".version").textContent();
+    await page.locator(".answer").last().getByLabel("Version before").click();
+    const turned = (await lastAnswer(page)).text;
     const kept = await page.locator(".question .words").allTextContents();
     const again = await page.evaluate(() => document.querySelector(".answer .words").innerText);
     await page.keyboard.press("Alt+n");
     const empty = await page.locator(".answer").count();
     await page.locator("#conversations .open").first().click();
     const found = await page.locator(".answer").count();
-    await page.locator("#conversations li").first().hover();
-    await page.locator("#conversations .remove").first().click();
+    await deleteFirst(page);
     await page.reload();
+    await linked(page);
     const left = await page.locator("#conversations li").count();
-    return { uploaded, busy, first, source, faults, wide, stopped, cut, kept, again, empty, found, left };
+    return { uploaded, busy, first, source, faults, wide, stopped, before, resumed, versions, turned, kept, again, empty, found, left };
   },
 
   // The settings reach the request, and stay.
   async settings(page, { url }) {
     const bodies = [];
-    page.on("request", (request) => request.url().endsWith("/chat/completions") && bodies.push(request.postDataJSON()));
+    page.on("request", (request) => request.url().endsWith("/v1/responses") && bodies.push(request.postDataJSON()));
     await page.goto(url);
     await linked(page);
+    await page.waitForFunction(() => document.querySelector("#model").options.length > 0);
+    await page.selectOption("#privacy", "local-only");
     await page.click("#open-settings");
     await page.selectOption("#strategy", "autoregressive");
-    await page.selectOption("#privacy", "local-only");
-    await page.fill("#temperature", "0.5");
-    await page.uncheck("[name=documents]");
+    await page.uncheck("[data-setting=documents]");
     await page.selectOption("#theme", "dark");
+    await page.selectOption("#language", "de");
+    await page.locator("#new", { hasText: "Neues Gespräch" }).waitFor();
     const faults = await accessibilityFaults(page);
     await page.keyboard.press("Escape");
     await page.reload();
     await linked(page);
+    await page.waitForFunction(() => document.querySelector("#model").options.length > 0);
+    await page.click("#open-options");
+    await page.fill("#o-temperature", "0.5");
+    await page.fill("#o-system", "Be brief.");
+    faults.push(...(await accessibilityFaults(page)));
+    await page.keyboard.press("Escape");
     await begin(page, "Anything?");
     await page.waitForSelector(".answer .words > *");
     await page.click("#stop");
@@ -128,14 +145,12 @@ const SCENARIOS = {
       "[good](https://example.org/a_(b)) and https://example.org/c. `<b>`",
       "```html\n<style>body{display:none}</style>\n```",
     ].join("\n\n");
-    const chunk = (body) => `data: ${JSON.stringify(body)}\n\n`;
     const report = {
       strategy: "<b>bold</b>",
       citations: [{ side: "cloud", document: HOSTILE_NAME, passage: "<svg onload=alert(6)>", score: 0.5 }],
     };
-    const deltas = [...text].map((char) => chunk({ choices: [{ delta: { content: char } }], paceline: { lane: "cloud" } }));
-    const body = [...deltas, chunk({ choices: [{ delta: {}, finish_reason: "stop" }], paceline: report }), "data: [DONE]\n\n"].join("");
-    await page.route("**/v1/chat/completions", (route) => route.fulfill({ contentType: "text/event-stream", body }));
+    const body = streamOf([...text].map((char) => [char, "cloud"]), { paceline: report });
+    await page.route("**/v1/responses", (route) => route.fulfill({ contentType: "text/event-stream", body }));
     await page.goto(url);
     await linked(page);
     await page.click("#open-documents");
@@ -147,7 +162,7 @@ const SCENARIOS = {
     await ask(page, "<img src=x onerror=alert(7)>");
     const answer = await lastAnswer(page);
     const links = await page.evaluate(() => [...document.querySelectorAll(".words a")].map((each) => [each.href, each.rel]));
-    const made = await page.evaluate(() => document.querySelectorAll("#messages :is(script, img, iframe, style, svg, b)").length);
+    const made = await page.evaluate(() => document.querySelectorAll("#messages :is(script, img, iframe, style, svg:not(.icon), b)").length);
     const title = await page.textContent("#title");
     await page.locator(".source").click();
     const source = { title: await page.textContent("#source-title"), text: await page.textContent("#source-text") };
@@ -164,15 +179,14 @@ const SCENARIOS = {
 
   // A conversation that is deleted before its answer has begun.
   async deleted(page, { url }) {
-    await page.route("**/v1/chat/completions", () => {}); // mute
+    await page.route("**/v1/responses", () => {}); // mute
     await page.clock.install();
     await page.goto(url);
     await linked(page);
     await begin(page, "A secret?");
     await page.waitForSelector(".answer[data-state=writing]");
     await page.clock.fastForward(5000); // long enough that what arrives next would be kept
-    await page.locator("#conversations li").first().hover();
-    await page.locator("#conversations .remove").first().click();
+    await deleteFirst(page);
     await page.waitForSelector("#stop", { state: "hidden" });
     await page.reload();
     await linked(page);
@@ -181,7 +195,7 @@ const SCENARIOS = {
 
   // A question in a second conversation while the first one is being answered.
   async beside(page, { url }) {
-    await page.route("**/v1/chat/completions", () => {}); // mute
+    await page.route("**/v1/responses", () => {}); // mute
     await page.goto(url);
     await linked(page);
     await begin(page, "One?");
@@ -266,7 +280,7 @@ const SCENARIOS = {
       const { AnswerView } = await import("/page/answer.js");
       const report = { citations: [{ side: "device", document: "\u202egnp.exe\u2066", passage: "" }] };
       const answer = { role: "assistant", text: "", lanes: "", state: "done", steps: [], report, usage: null };
-      return new AnswerView(answer, {}).node.querySelector(".source").textContent;
+      return new AnswerView(answer, { versions: () => [] }).node.querySelector(".source").textContent;
     });
     return { rows, told, source };
   },
@@ -280,10 +294,7 @@ const SCENARIOS = {
       return cases.map(([text, lanes]) => {
         const box = document.createElement("div");
         const whole = () => {
-          for (let before = null; before !== box.innerHTML; ) { // what took too long goes on the next time
-            before = box.innerHTML;
-            renderMarkdown(box, new Run(text, lanes ?? undefined));
-          }
+          while (!renderMarkdown(box, new Run(text, lanes ?? undefined))); // what took too long goes on the next time
         };
         whole();
         const html = box.innerHTML;
@@ -302,7 +313,7 @@ const SCENARIOS = {
       performance.now = () => (ticks += 10); // each look at the clock takes 10 ms
       renderMarkdown(box, new Run(text));
       performance.now = now;
-      const [early, plain] = ["figure", "p"].map((name) => box.querySelectorAll(`:scope > ${name}`).length);
+      const [early, plain] = ["figure", "div"].map((name) => box.querySelectorAll(`:scope > ${name}`).length);
       renderMarkdown(box, new Run(text));
       return { early: early > 0 && plain > 0 && early + plain === 200, later: box.querySelectorAll("figure").length };
     });

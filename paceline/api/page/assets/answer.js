@@ -1,57 +1,101 @@
-// A question or an answer on the screen, with its sources, its notes and what may be done with it.
+// A question or an answer on the screen, with its sources, its notes, how it was written, and what may be done with it.
 
 import { renderMarkdown } from "./markdown.js";
+import { copyButton, icon, iconButton, make } from "./rich.js";
 import { Run, NONE } from "./run.js";
+import { t } from "./text.js";
 
-const DEGRADED = {
-  device_lost: "The device was lost in mid-answer; the cloud went on alone.",
-  cloud_lost: "The cloud was lost in mid-answer; the device went on alone.",
-  device_missing: "No device took part.",
-  cloud_missing: "The cloud took no part.",
-  device_refused: "The device refused to take part.",
-  cloud_refused: "The cloud refused to take part.",
-  workflow_incomplete: "Stages of the workflow were left out.",
-};
+const LOST = ["lost", "missing", "refused"];
+const DEGRADED = new Set([...["device", "cloud"].flatMap((side) => LOST.map((how) => `${side}_${how}`)), "workflow_incomplete"]);
 const TURNING = /[\u202a-\u202e\u2066-\u2069]/g; // by them a name would be read backwards, and the side after it
 const PRIVATE = "private document"; // of a device, whose name is not told to others
 
-export function make(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key in made && key !== "list") made[key] = value;
-    else made.setAttribute(key, value);
+/** versions: see `versionsBar`. edited: is called with a new text, in place of this one. */
+export function questionNode({ text }, versions, edited) {
+  const words = make("div", { className: "words", textContent: text });
+  const bar = make("div", { className: "actions" }, ...versions, iconButton("edit", t("edit"), edit), copyButton(text));
+  const node = make("article", { className: "message question", ariaLabel: t("you") }, words, bar);
+  function edit() {
+    const field = make("textarea", { value: text, ariaLabel: t("edit"), rows: Math.min(12, text.split("\n").length + 1) });
+    const form = make("form", { className: "editing" }, field, make("div", { className: "row end" },
+      make("button", { type: "button", textContent: t("cancel"), onclick: close }),
+      make("button", { type: "submit", className: "primary", textContent: t("saveAndAsk") })));
+    form.onsubmit = (event) => {
+      event.preventDefault();
+      if (field.value.trim()) edited(field.value.trim());
+    };
+    field.onkeydown = (event) => {
+      if (event.key === "Escape") close();
+      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) form.requestSubmit();
+      else return;
+      event.preventDefault();
+      event.stopPropagation();
+    };
+    function close() {
+      form.replaceWith(words, bar);
+    }
+    words.remove();
+    bar.replaceWith(form);
+    field.focus();
   }
-  made.append(...children);
-  return made;
+  return node;
 }
 
-export function questionNode(text) {
-  return make("article", { className: "message question", ariaLabel: "You" }, make("div", { className: "words", textContent: text }));
+/** Buttons to the other versions of a message, where there are any. turn: is called with the one to show. */
+export function versionsBar(versions, message, turn) {
+  if (versions.length < 2) return [];
+  const at = versions.indexOf(message);
+  const before = iconButton("left", t("before"), () => turn(versions[at - 1]));
+  const after = iconButton("right", t("after"), () => turn(versions[at + 1]));
+  before.disabled = at === 0;
+  after.disabled = at === versions.length - 1;
+  const told = make("span", { className: "version", textContent: `${at + 1}/${versions.length}`, title: t("other", { at: at + 1, count: versions.length }) });
+  return [make("span", { className: "versions" }, before, told, after)];
 }
 
-/** An answer whose node follows it: `update` after each change. actions: {retry, openSource}. */
+/** An answer whose node follows it: `update` after each change. actions: {retry, openSource, versions}. */
 export class AnswerView {
   constructor(answer, actions) {
     this.answer = answer;
     this.actions = actions;
     this.words = make("div", { className: "words" });
-    this.steps = make("details", { className: "steps", hidden: true }, make("summary", { textContent: "Steps" }), make("ol"));
+    this.folded = make("div", { className: "folded" });
     this.notes = make("div", { className: "notes" });
-    this.node = make("article", { className: "message answer", ariaLabel: "Answer" }, this.steps, this.words, this.notes);
+    this.node = make("article", { className: "message answer", ariaLabel: t("answer") }, this.folded, this.words, this.notes);
     this.update();
   }
 
+  /** False: it took too long to draw all of it, and is to be called again. */
   update() {
-    const { text, lanes, state, thought } = this.answer;
-    const steps = [...(this.answer.steps ?? []), ...(thought ? [thought] : [])];
+    const { text, lanes, state } = this.answer;
     this.node.setAttribute("aria-busy", String(state === "writing"));
     this.node.dataset.state = state;
-    renderMarkdown(this.words, new Run(text, lanes.length === text.length ? lanes : NONE.repeat(text.length)));
-    if (steps.length) {
-      this.steps.hidden = false;
-      this.steps.lastElementChild.replaceChildren(...steps.map((step) => make("li", { textContent: step })));
-    }
+    const whole = renderMarkdown(this.words, new Run(text, lanes.length === text.length ? lanes : NONE.repeat(text.length)));
+    this.fold();
     if (state !== "writing") this.notes.replaceChildren(...this.ending());
+    return whole;
+  }
+
+  /** What came before the answer: steps of a workflow, calls, what the model thought. */
+  fold() {
+    const { thought, steps = [], calls = [], text } = this.answer;
+    const parts = [
+      ["steps", steps.length > 0, () => make("ol", {}, ...steps.map((step) => make("li", { textContent: step })))],
+      ["thought", Boolean(thought), () => make("p", { className: "thought", textContent: thought })],
+      ["calls", calls.length > 0, () => make("ol", {}, ...calls.map((call) => make("li", {}, `${t("called", call)} `, make("code", { textContent: call.arguments }))))],
+    ];
+    for (const [kind, there, made] of parts) {
+      if (!there) continue;
+      let node = this.folded.querySelector(`.${kind}`);
+      if (!node) {
+        const title = make("summary", { textContent: kind === "calls" ? t("called", calls[0]) : t(kind) });
+        node = this.folded.appendChild(make("details", { className: `fold ${kind}`, open: kind === "thought" && !text }, title));
+        node.touched = false;
+        title.onclick = () => (node.touched = true);
+      }
+      node.replaceChildren(node.firstElementChild, made());
+      if (kind === "thought" && text && !node.touched) node.open = false; // folded when the answer begins
+    }
   }
 
   *ending() {
@@ -60,52 +104,36 @@ export class AnswerView {
     if (citations.length) yield this.sources(citations);
     for (const sentence of sentences(answer)) yield make("p", { className: "note", textContent: sentence });
     if (answer.state === "failed") yield make("p", { className: "error", role: "alert", textContent: answer.error });
-    const bar = make("div", { className: "actions" });
-    bar.append(make("button", { type: "button", textContent: "Retry", onclick: () => this.actions.retry(answer) }));
+    if (/[cd]/.test(answer.lanes)) yield sharesBar(answer.lanes);
+    const bar = make("div", { className: "actions" }, ...this.actions.versions(answer));
     if (answer.text) bar.append(copyButton(answer.text));
-    if (/[cd]/.test(answer.lanes)) bar.append(sharesBar(answer.lanes));
+    bar.append(iconButton("retry", t("retry"), () => this.actions.retry(answer)));
     const told = summary(answer);
-    if (told) bar.append(make("span", { className: "summary", textContent: told, title: answer.report?.why ?? "" }));
-    yield bar;
+    if (answer.report?.strategy) yield make("div", { className: "foot" }, written(answer, told), bar);
+    else yield make("div", { className: "foot" }, make("span", { className: "summary", textContent: told }), bar);
   }
 
   sources(citations) {
     const items = citations.map((citation, index) => {
       const side = citation.side === "device" ? "device" : "cloud";
       const name = String(citation.document || PRIVATE).replace(TURNING, " ");
-      const open = () => this.actions.openSource({ ...citation, document: name, side });
-      const where = make("span", { className: "side", textContent: side });
-      return make("li", {}, make("button", { type: "button", className: `source ${side}`, onclick: open }, `${index + 1}  ${name}`, where));
+      const open = () => this.actions.openSource({ ...citation, document: name }, this.answer);
+      const where = make("span", { className: "side", textContent: citation.side === "web" ? "web" : t(side) });
+      const number = make("span", { className: "number", textContent: index + 1 });
+      return make("li", {}, make("button", { type: "button", className: `source ${side}`, onclick: open }, number, make("span", { className: "name", textContent: name }), where));
     });
-    return make("ul", { className: "sources", ariaLabel: "Sources" }, ...items);
+    return make("ul", { className: "sources", ariaLabel: t("sources") }, ...items);
   }
 }
 
-function copyButton(text) {
-  const button = make("button", { type: "button", textContent: "Copy" });
-  button.dataset.copy = text;
-  return button;
-}
-
-/** Copy what such a button is for, here or in a block of code. */
-export async function copyFrom(button) {
-  try {
-    await navigator.clipboard.writeText(button.dataset.copy);
-    button.textContent = "Copied";
-  } catch {
-    button.textContent = "Not allowed";
-  }
-  setTimeout(() => (button.textContent = "Copy"), 1500);
-}
-
-function* sentences({ state, finish, report }) {
+function* sentences({ state, finish, report, response }) {
   if (report?.degraded) {
     const why = String(report.degraded).endsWith("_refused") && report.why ? ` (${report.why})` : "";
-    yield (DEGRADED[report.degraded] ?? String(report.degraded)) + why;
+    yield (DEGRADED.has(report.degraded) ? t(report.degraded) : String(report.degraded)) + why;
   }
-  if (finish === "length") yield "Cut at the limit of tokens.";
-  if (state === "stopped") yield "Stopped.";
-  if (state === "cut") yield "Cut: the page was left while this was written.";
+  if (finish === "length") yield t("cutLimit");
+  if (state === "stopped") yield t("stopped");
+  if (state === "cut") yield t(response ? "cutGone" : "cutHere");
 }
 
 /** Whose documents decided how much of an answer, as a bar whose parts add to 100. */
@@ -114,18 +142,30 @@ function sharesBar(lanes) {
   const shares = counts.map(([side, count]) => [side, Math.floor((100 * count) / lanes.length)]);
   const most = counts.reduce((best, [, count], index) => (count > counts[best][1] ? index : best), 0);
   shares[most][1] += 100 - shares.reduce((sum, [, share]) => sum + share, 0);
-  const told = shares.map(([side, share]) => `${side} ${share} %`).join(" · ");
-  const parts = shares.map(([side, share]) => {
+  const some = shares.filter(([, share]) => share);
+  const parts = some.map(([side, share]) => {
     const part = make("span", { className: side });
     part.style.flexGrow = share;
     return part;
   });
-  return make("span", { className: "shares" }, make("span", { className: "bar", ariaHidden: "true" }, ...parts), told);
+  const told = some.map(([side, share]) => make("span", { className: side, textContent: t("share", { side: t(side), share }) }));
+  return make("div", { className: "shares" }, make("span", { className: "bar", ariaHidden: "true" }, ...parts), ...told);
 }
 
-function summary({ report, usage }) {
+/** What the report says of the writing, unfolded under an answer: the one place for it. */
+function written({ report }, told) {
+  const facts = [[t("strategy"), report.strategy], [t("why"), report.why]];
+  for (const [side, { joules, meter }] of Object.entries(report.energy ?? {})) {
+    facts.push([`${t("energy")}, ${t(side)}`, `${Number(joules).toPrecision(3)} J (${meter})`]);
+  }
+  const list = make("dl", {}, ...facts.filter(([, value]) => value).flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
+  return make("details", { className: "written" }, make("summary", { title: t("written") }, make("span", { className: "summary", textContent: told }), icon("right")), list);
+}
+
+function summary({ report, usage, seconds }) {
   const parts = [];
   if (report?.strategy) parts.push(report.strategy);
-  if (usage) parts.push(`${usage.completion_tokens} tokens`);
+  if (usage) parts.push(t("tokens", { count: usage.output_tokens ?? usage.completion_tokens }));
+  if (usage?.output_tokens > 4 && seconds > 0.05) parts.push(t("rate", { rate: (usage.output_tokens / seconds).toFixed(1) }));
   return parts.join(" · ");
 }

@@ -47,13 +47,13 @@ export async function requestText(path) {
 }
 
 /** All objects of a list, however many answers they take. */
-export async function requestAll(path) {
+export async function requestAll(path, query = "") {
   const found = [];
-  for (let after = ""; ; ) {
+  for (let after = query && `&${query}`; ; ) {
     const { data, has_more: more, last_id: last } = await request(`${path}?limit=${PAGE}${after}`);
     found.push(...data);
     if (!more || !data.length) return found;
-    after = `&after=${encodeURIComponent(last)}`;
+    after = `${query && `&${query}`}&after=${encodeURIComponent(last)}`;
   }
 }
 
@@ -89,23 +89,29 @@ function failure(status, text) {
   return new ApiError(error?.message ?? `The server answered ${status}, without a reason.`, status, error?.code ?? null);
 }
 
-/** The events of a streamed chat completion. Raises ApiError, also in the middle; AbortError when it was stopped. */
-export async function* chat(body, signal) {
-  const answer = await send("v1/chat/completions", { method: "POST", body, signal });
+/** The events of a response that begins now. Raises ApiError, also in the middle; AbortError when it was stopped. */
+export async function* begin(body, signal) {
+  yield* events(await send("v1/responses", { method: "POST", body, signal }));
+}
+
+/** The events of a response after this one, those to come included; -1: all. */
+export async function* resume(id, after, signal) {
+  yield* events(await send(`v1/responses/${id}?stream=true${after < 0 ? "" : `&starting_after=${after}`}`, { method: "GET", signal }));
+}
+
+async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
       const { done, value } = await reader.read();
-      if (done) throw new ApiError("The connection was cut in mid-answer.");
+      if (done) return;
       const lines = (rest + value).split("\n");
       rest = lines.pop();
       for (const line of lines) {
-        if (!line.startsWith("data:")) continue; // a comment, or the end of an event
-        const data = line.slice(5).trim();
-        if (data === "[DONE]") return;
-        const event = JSON.parse(data);
-        if (event.error) throw new ApiError(event.error.message ?? "The answer could not be finished.");
+        if (!line.startsWith("data:")) continue; // an event's name, a comment, or its end
+        const event = JSON.parse(line.slice(5));
+        if (event.type === "error") throw new ApiError(event.message ?? "The answer could not be finished.", 500);
         yield event;
       }
     }

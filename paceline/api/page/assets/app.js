@@ -1,29 +1,37 @@
 // The page: wires conversations, settings, documents and the key to the elements of index.html.
 
+import { AnswerView, questionNode, versionsBar } from "./answer.js";
 import { ApiError, request } from "./api.js";
 import { Archive } from "./archive.js";
-import { AnswerView, copyFrom, make, questionNode } from "./answer.js";
-import { newAnswer, newConversation, requestBody, titleOf, writeAnswer } from "./conversation.js";
-import { Documents } from "./documents.js";
+import { add, asJson, fromJson, newAnswer, newConversation, pathOf, requestBody, titleOf, turnTo, versionsOf } from "./conversation.js";
+import { readable, Uploads } from "./documents.js";
 import { KeyDialog } from "./key.js";
-import { renderDocument } from "./markdown.js";
-import { refreshStatus } from "./server_state.js";
-import { fillSettings, readSettings, showSettings } from "./settings.js";
+import { ConversationList, save } from "./list.js";
+import { copyFrom, make } from "./rich.js";
+import { fillSettings, openOptions, showSettings } from "./settings.js";
+import { openSource } from "./source.js";
 import { loadSettings, saveSettings, saveUnfinished } from "./storage.js";
+import { speak, t } from "./text.js";
+import { welcome } from "./welcome.js";
+import { cancelAnswer, writeAnswer } from "./writer.js";
 
 const SAVE_MS = 1000; // between two savings of an answer that is being written
-const DRAW_MS = 100; // between two drawings of it
+const DRAW_MS = 60; // between two drawings of it, or four times as long as one takes
 const NEAR_END = 80; // px: whoever reads further up is left there
 
 const $ = (id) => document.getElementById(id);
 const settings = loadSettings();
-const documents = new Documents($("uploads"), say);
-const archive = new Archive(() => say("This browser keeps no conversations: its storage is full or forbidden."));
+const uploads = new Uploads(say);
+const attached = new WeakMap(); // by conversation, its uploads
+const archive = new Archive((key, reason) => say(t(key, { reason })));
 const keyDialog = new KeyDialog($("key"), connect);
+const list = new ConversationList({ list: $("conversations"), search: $("search"), menu: $("menu") }, archive, { select, changed, remove });
 let current = newConversation();
 const writing = new Map(); // by conversation, the {abort, answer, view} that is being written in it
 let asking = false; // a question waits for what other tabs have kept
 let models = [];
+let server = { side: "cloud", linked: false }; // what it says of itself without a key
+let documents = null; // what this side reads, once it is known
 
 // ---- small things ---------------------------------------------------------------------------------------------------
 function say(sentence) {
@@ -40,125 +48,181 @@ function toEnd() {
 }
 
 // ---- conversations --------------------------------------------------------------------------------------------------
-function showList() {
-  const items = archive.conversations.map((conversation) => {
-    const open = make("button", { type: "button", className: "open", textContent: conversation.title, title: conversation.title });
-    open.onclick = () => select(conversation);
-    if (conversation.id === current.id) open.setAttribute("aria-current", "true");
-    const remove = make("button", { type: "button", className: "remove", textContent: "✕", ariaLabel: `Delete ${conversation.title}` });
-    remove.onclick = () => removeConversation(conversation);
-    return make("li", {}, open, remove);
-  });
-  $("conversations").replaceChildren(...items);
-}
-
-function select(conversation) {
+async function select(conversation) {
   current = conversation;
-  history.replaceState(null, "", conversation.messages.length ? `#c=${conversation.id}` : location.pathname + location.search);
+  history.replaceState(null, "", archive.has(conversation) ? `#c=${conversation.id}` : location.pathname + location.search);
   closeSide();
   showConversation();
   $("question").focus();
+  if (conversation.away) {
+    await archive.fetch(conversation).catch(({ message }) => say(message));
+    if (current === conversation) showConversation();
+  }
+  complete(conversation);
 }
 
 function showConversation() {
-  $("title").textContent = current.title || "New conversation";
+  $("title").textContent = current.title || t("newConversation");
   document.title = current.title ? `${current.title} – Paceline` : "Paceline";
-  const nodes = current.messages.map((message) => {
-    if (message.role === "user") return questionNode(message.text);
+  const nodes = pathOf(current).map((message) => {
+    if (message.role === "user") return questionNode(message, actions.versions(message), (text) => ask(text, message.parent));
     // An answer that is still being written keeps the view that its events go to.
     const written = writing.get(current);
     if (message === written?.answer) return written.view.node;
     return new AnswerView(message, actions).node;
   });
-  $("messages").replaceChildren(...(nodes.length ? nodes : [welcome()]));
-  showList();
+  const empty = !nodes.length && !current.away;
+  $("messages").replaceChildren(...(empty ? [welcome({ server, documents, ask })] : nodes));
+  $("main").dataset.empty = String(empty);
+  if (!attached.has(current)) attached.set(current, filesOf(current));
+  $("attached").replaceChildren(attached.get(current).list);
+  list.show(current, writing);
   showBusy();
   toEnd();
 }
 
-function welcome() {
-  const lead = make("strong", { textContent: "Ask a question" });
-  return make("div", { className: "welcome" }, lead, "A device and a cloud write the answer together. Colours show whose documents decided each word.");
+function filesOf(conversation) {
+  const files = new Uploads(say, conversation, (store) => {
+    conversation.store = store;
+    if (archive.has(conversation)) archive.remember(conversation);
+  });
+  if (conversation.store) files.load().catch(() => {}); // a key need not allow documents
+  files.list.ariaLabel = t("attachedFiles");
+  return files;
 }
 
-function removeConversation(conversation) {
-  if (!confirm(`Delete “${conversation.title}”?`)) return;
-  writing.get(conversation)?.abort.abort();
+function changed(conversation) {
+  if (archive.has(conversation)) archive.remember(conversation);
+  if (conversation === current) $("title").textContent = conversation.title || t("newConversation");
+  list.show(current, writing);
+}
+
+function remove(conversation) {
+  if (!confirm(t("deleteThis", conversation))) return;
+  stop(conversation);
   archive.remove(conversation);
   if (current === conversation) select(newConversation());
-  else showList();
+  else list.show(current, writing);
 }
 
-/** Show what other tabs have kept since. */
-async function catchUp() {
+/** Show what other tabs and browsers have kept since. */
+async function catchUp(remote = true) {
+  const before = JSON.stringify([current.leaf, current.messages.length, current.title]);
   await archive.catchUp(writing);
-  const newer = archive.find(current.id) ?? current;
-  if (newer === current) return showList();
-  current = newer;
+  if (remote && archive.kept) await archive.inTurn(() => archive.pull(writing));
+  if (!archive.has(current) && current.server) current = newConversation(); // deleted elsewhere
+  if (before === JSON.stringify([current.leaf, current.messages.length, current.title])) return list.show(current, writing);
   showConversation();
+  return complete(current);
+}
+
+/** Read on where an answer is still being written at the server, and fetch what this browser lacks of others. */
+async function complete(conversation) {
+  const path = pathOf(conversation);
+  const open = path.find(({ state, response }) => state === "writing" && response);
+  if (open && !writing.has(conversation)) write(conversation, open, null);
+  for (const answer of path.filter(({ bare, state }) => bare && state !== "writing")) {
+    delete answer.bare;
+    const { signal } = new AbortController();
+    const whole = { ...newAnswer(), response: answer.response };
+    await writeAnswer(whole, null, { kept: false, signal, changed: () => {} });
+    if (whole.state !== "done") continue; // it has expired: its text is here
+    const { text, lanes, thought, steps, calls, report, usage } = whole;
+    Object.assign(answer, { text, lanes, thought, steps, calls, report, usage });
+    archive.save(conversation);
+    if (conversation === current && !writing.has(current)) showConversation();
+  }
 }
 
 // ---- answers --------------------------------------------------------------------------------------------------------
-const actions = { retry, openSource };
+const actions = {
+  retry(answer) {
+    if (writing.has(current)) return;
+    answerNow(current, answer.parent);
+  },
+  openSource: (citation, answer) => openSource($("source"), citation, answer, server.side),
+  versions: (message) => versionsBar(versionsOf(current, message), message, (other) => {
+    turnTo(current, other);
+    changed(current);
+    showConversation();
+    complete(current);
+  }),
+};
 
-async function ask(text) {
+/** parent: the message below which the question goes, where it is not the last one. */
+async function ask(text, parent) {
   if (writing.has(current) || asking || !text.trim()) return;
   asking = true;
   showBusy();
-  $("question").value = "";
-  await catchUp();
+  if (parent === undefined) $("question").value = "";
+  fit();
+  await catchUp(false);
   asking = false;
-  const conversation = current;
-  conversation.title ||= titleOf(text);
-  conversation.messages.push({ role: "user", text: text.trim() });
-  answerNow(conversation);
+  current.title ||= titleOf(text);
+  const question = add(current, { role: "user", text: text.trim() }, parent);
+  answerNow(current, question.id);
 }
 
-/** Drop this answer and all that follows it, and have it written anew. */
-function retry(answer) {
-  if (writing.has(current)) return;
-  const at = current.messages.indexOf(answer);
-  if (at === -1) return;
-  current.messages.length = at;
-  answerNow(current);
+/** Have an answer written below this question. */
+function answerNow(conversation, question) {
+  conversation.leaf = question;
+  const kept = archive.kept;
+  const stores = [uploads.readable, attached.get(conversation)?.readable].filter(Boolean);
+  const body = requestBody(conversation, settings, stores, kept);
+  write(conversation, add(conversation, { ...newAnswer(), kept }), body);
+  select(conversation);
 }
 
-async function answerNow(conversation) {
-  const body = requestBody(conversation.messages, settings, documents.readable);
-  const answer = newAnswer();
-  conversation.messages.push(answer);
+async function write(conversation, answer, body) {
   const view = new AnswerView(answer, actions);
   const abort = new AbortController();
   writing.set(conversation, { abort, answer, view });
-  archive.remember(conversation);
-  select(conversation);
-  say("The answer is being written.");
+  if (body) archive.remember(conversation);
+  else if (conversation === current) showConversation();
+  say(t("writing"));
   let timer = 0;
-  let last = 0;
+  let next = 0;
   let saved = Date.now();
-  await writeAnswer(answer, body, abort.signal, () => {
-    timer ||= setTimeout(draw, Math.max(0, last + DRAW_MS - performance.now()));
-    // A conversation that was deleted meanwhile stays so.
-    if (Date.now() - saved > SAVE_MS && archive.has(conversation)) {
+  let known = answer.response;
+  await writeAnswer(answer, body, {
+    kept: answer.kept,
+    signal: abort.signal,
+    changed() {
+      timer ||= setTimeout(draw, Math.max(0, next - performance.now()));
+      // A conversation that was deleted meanwhile stays so.
+      const began = known !== answer.response;
+      if ((!began && Date.now() - saved < SAVE_MS) || !archive.has(conversation)) return;
       saved = Date.now();
-      archive.remember(conversation);
-    }
+      known = answer.response;
+      archive.remember(conversation, began);
+    },
   });
   function draw() {
     clearTimeout(timer);
     timer = 0;
+    const start = performance.now();
     const follow = atEnd();
-    view.update();
+    const whole = view.update();
     if (follow && current === conversation) toEnd();
-    last = performance.now();
+    next = performance.now() + Math.max(DRAW_MS, 4 * (performance.now() - start));
+    if (!whole) timer = setTimeout(draw, DRAW_MS);
   }
   writing.delete(conversation);
   if (archive.has(conversation)) archive.remember(conversation);
   draw();
   showBusy();
-  say({ done: "The answer is complete.", stopped: "Stopped.", failed: "The answer failed." }[answer.state]);
-  if (answer.status === 401) keyDialog.open(answer.error, () => current === conversation && retry(answer));
+  list.show(current, writing);
+  say({ done: t("done"), stopped: t("stopped"), failed: t("failed") }[answer.state] ?? "");
+  if (answer.status === 401) keyDialog.open(answer.error, () => current === conversation && actions.retry(answer));
   refreshStatus();
+}
+
+/** End the answer of a conversation, at the server too. */
+function stop(conversation) {
+  const written = writing.get(conversation);
+  if (!written) return;
+  if (written.answer.kept && written.answer.response) cancelAnswer(written.answer).catch(() => {}); // it has just ended
+  else written.abort.abort();
 }
 
 function showBusy() {
@@ -167,23 +231,22 @@ function showBusy() {
   $("stop").hidden = !busy;
 }
 
-function openSource({ document: name, side, passage, score, place, url }) {
-  $("source-title").textContent = name;
-  const known = Number.isFinite(score) ? ` Similarity to the question: ${score.toFixed(2)}.` : "";
-  const where = place ? `, ${place}` : "";
-  $("source-told").textContent = `A document of the ${side}${where}.${known}`;
-  // The other side's page of a passage would lead to the other side's chat.
-  const elsewhere = /\/passage\?/.test(url ?? "") && side !== $("status").dataset.side;
-  const opens = /^https?:/.test(url ?? "") && !elsewhere;
-  $("source-link").hidden = !opens;
-  if (opens) $("source-link").href = url;
-  const shown = make("div", { className: "words" });
-  renderDocument(shown, passage ? name : "", passage || "The other side keeps the text of its documents to itself.");
-  $("source-text").replaceChildren(shown);
-  $("source").showModal();
+// ---- server, key, settings ------------------------------------------------------------------------------------------
+/** Show who is linked, as far as the server tells everybody. */
+async function refreshStatus() {
+  const badge = $("status");
+  try {
+    server = await request("readyz");
+    const other = server.side === "cloud" ? "device" : "cloud";
+    badge.textContent = t(server.linked ? "linked" : "alone", { side: t(server.side), other: t(other) });
+    badge.title = t("serverHas", { model: server.model, count: server.documents });
+    badge.dataset.linked = String(server.linked);
+  } catch (error) {
+    badge.textContent = t(error.status ? "notReady" : "noAnswer");
+    badge.dataset.linked = "false";
+  }
 }
 
-// ---- server, key, settings ------------------------------------------------------------------------------------------
 /** Load what needs a key; asks for one where the server wants it. */
 async function connect() {
   try {
@@ -195,7 +258,10 @@ async function connect() {
   }
   fillSettings(settings, models);
   saveSettings(settings);
-  await documents.load().catch(() => {}); // a key need not allow documents
+  archive.kept = settings.keep === "server";
+  const [read] = await Promise.all([readable().catch(() => null), uploads.load().catch(() => {}), catchUp()]); // a key need not allow documents
+  documents = read;
+  if (!current.messages.length && !current.away) showConversation();
 }
 
 function showFailure(error) {
@@ -203,52 +269,103 @@ function showFailure(error) {
   $("messages").prepend(make("p", { className: "error", role: "alert", textContent: sentence }));
 }
 
-$("settings").querySelector("form").oninput = () => {
-  readSettings(settings);
+async function settingsChanged(name) {
   saveSettings(settings);
+  if (name === "keep") archive.kept = settings.keep === "server";
+  if (name === "language") {
+    await speak(settings.language);
+    showSettings(settings, settingsChanged);
+    showConversation();
+    refreshStatus();
+  }
   fillSettings(settings, models);
-};
+}
+
 $("settings").querySelector("form").onsubmit = (event) => event.preventDefault();
 $("open-settings").onclick = () => $("settings").showModal();
+$("open-options").onclick = () => openOptions($("options"), current, () => changed(current));
 $("change-key").onclick = () => {
   $("settings").close();
   keyDialog.open();
 };
 $("delete-all").onclick = () => {
-  if (!confirm("Delete all conversations in this browser?")) return;
-  for (const { abort } of writing.values()) abort.abort();
+  if (!confirm(t("deleteAllSure"))) return;
+  for (const conversation of writing.keys()) stop(conversation);
   archive.removeAll();
   $("settings").close();
   select(newConversation());
 };
+$("export-all").onclick = async () => {
+  for (const each of archive.conversations) await archive.fetch(each).catch(() => {});
+  save("paceline.json", asJson(archive.conversations), "application/json");
+};
+$("import").onclick = () => $("import-file").click();
+$("import-file").onchange = async () => {
+  const [file] = $("import-file").files;
+  $("import-file").value = "";
+  try {
+    const found = fromJson(await file.text());
+    for (const each of found) archive.remember(each);
+    say(t("imported", { count: found.length }));
+    $("settings").close();
+    if (found.length) select(found[0]);
+  } catch {
+    showFailure(new ApiError(t("notImported")));
+    $("settings").close();
+  }
+};
 
 // ---- documents ------------------------------------------------------------------------------------------------------
+$("uploads").append(uploads.list);
 $("open-documents").onclick = async () => {
+  const side = { side: t(server.side) };
+  $("read-for").textContent = t("readFor", side);
+  $("uploaded-told").textContent = t("uploadedTold", side);
   $("documents-error").textContent = "";
   $("documents").showModal();
   try {
-    await documents.load();
+    const [read] = await Promise.all([readable().catch(() => ({ data: [], total: 0 })), uploads.load()]);
+    const names = read.data.map(({ name, topic }) => make("li", { title: topic, textContent: name }));
+    if (read.total > names.length) names.push(make("li", { textContent: t("andMore", { count: read.total - names.length }) }));
+    $("readable").replaceChildren(...names);
   } catch (error) {
     $("documents-error").textContent = error.message;
   }
 };
-$("files").onchange = () => {
-  const files = [...$("files").files];
-  $("files").value = "";
-  documents.add(files);
+for (const [field, files] of [["files", () => uploads], ["attach-files", () => attached.get(current)]]) {
+  $(field).onchange = () => {
+    const chosen = [...$(field).files];
+    $(field).value = "";
+    files().add(chosen);
+  };
+}
+$("attach").onclick = () => $("attach-files").click();
+$("question").onpaste = (event) => {
+  const files = [...event.clipboardData.files];
+  if (!files.length) return;
+  event.preventDefault();
+  attached.get(current).add(files);
 };
 for (const kind of ["dragenter", "dragover", "dragleave", "drop"]) {
   document.addEventListener(kind, (event) => {
     if (!event.dataTransfer?.types.includes("Files")) return;
     event.preventDefault(); // the browser would leave the page to show the file
-    $("drop").classList.toggle("over", kind === "dragenter" || kind === "dragover");
-    if (kind !== "drop") return;
-    if (!document.querySelector("dialog[open]")) $("documents").showModal();
-    documents.add([...event.dataTransfer.files]);
+    const over = kind === "dragenter" || kind === "dragover";
+    const target = $("documents").open ? $("drop") : $("composer");
+    target.classList.toggle("over", over);
+    if (kind === "drop") ($("documents").open ? uploads : attached.get(current)).add([...event.dataTransfer.files]);
   });
 }
 
 // ---- the composer and the keyboard ----------------------------------------------------------------------------------
+/** Make the field as high as its text. */
+function fit() {
+  if (!CSS.supports("field-sizing", "content")) {
+    $("question").style.height = "auto";
+    $("question").style.height = `${$("question").scrollHeight}px`;
+  }
+}
+$("question").oninput = fit;
 $("composer").onsubmit = (event) => {
   event.preventDefault();
   ask($("question").value);
@@ -258,18 +375,23 @@ $("question").onkeydown = (event) => {
   event.preventDefault();
   ask($("question").value);
 };
-$("stop").onclick = () => writing.get(current)?.abort.abort();
+$("stop").onclick = () => stop(current);
 $("new").onclick = () => select(newConversation());
 
 document.addEventListener("keydown", (event) => {
   const typing = event.target.matches("input, textarea, select");
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+  const free = !document.querySelector("dialog[open], :popover-open");
+  if (event.key === "Escape" && free) {
     if ($("side").classList.contains("open")) closeSide();
-    else writing.get(current)?.abort.abort();
+    else stop(current);
   } else if (event.altKey && event.code === "KeyN") {
     event.preventDefault();
     select(newConversation());
-  } else if (event.key === "/" && !typing && !document.querySelector("dialog[open]")) {
+  } else if (event.altKey && event.code === "KeyK") {
+    event.preventDefault();
+    openSide();
+    $("search").focus();
+  } else if (event.key === "/" && !typing && free) {
     event.preventDefault();
     $("question").focus();
   }
@@ -278,32 +400,41 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button");
   if (button?.dataset.close !== undefined) button.closest("dialog").close();
-  if (button?.dataset.copy !== undefined) await copyFrom(button);
+  if (button?.dataset.copy !== undefined) say(await copyFrom(button));
 });
 
 $("open-side").onclick = () => {
-  $("side").classList.add("open");
-  $("open-side").setAttribute("aria-expanded", "true");
+  openSide();
   $("new").focus();
 };
 $("close-side").onclick = closeSide;
+function openSide() {
+  $("side").classList.add("open");
+  $("open-side").setAttribute("aria-expanded", "true");
+}
 function closeSide() {
   $("side").classList.remove("open");
   $("open-side").setAttribute("aria-expanded", "false");
 }
 
 // ---- begin ----------------------------------------------------------------------------------------------------------
-async function begin() {
-  showSettings(settings);
+async function start() {
+  await speak(settings.language);
+  showSettings(settings, settingsChanged);
+  $("status").textContent = t("connecting");
   try {
     await archive.load();
   } catch {
-    say("This browser keeps no conversations: its storage is forbidden.");
+    say(t("cannotKeep"));
   }
   const wanted = new URLSearchParams(location.hash.slice(1)).get("c");
   current = archive.find(wanted) ?? current;
   showConversation();
-  await Promise.all([refreshStatus(), connect()]);
+  await refreshStatus();
+  if (!current.messages.length) showConversation();
+  await connect();
+  // Other conversations whose answers the server goes on with.
+  for (const conversation of archive.conversations) if (!conversation.away) complete(conversation);
 }
 
 window.addEventListener("focus", () => {
@@ -311,4 +442,4 @@ window.addEventListener("focus", () => {
   catchUp();
 });
 window.addEventListener("pagehide", () => writing.size && saveUnfinished([...writing.keys()]));
-begin();
+start();

@@ -1,17 +1,25 @@
-// One conversation and the answer that is being written in it. Knows requests and events, nothing of the screen.
-
-import { chat } from "./api.js";
-import { LANES, NONE } from "./run.js";
+// A conversation: a tree of messages, of which one path is shown. Knows its shape, its files and the requests made of it,
+// nothing of the screen or the server. Messages are only ever added, so that copies of two tabs or two browsers are merged
+// by taking what either has: an edited question and an answer written anew are further children of the same parent.
 
 const TITLE = 60; // characters
+export const DONE = new Set(["done", "stopped", "failed", "cut"]);
 
-export function newConversation() {
-  return { id: crypto.randomUUID?.() ?? randomId(), title: "", updated: Date.now(), messages: [] };
+/** Where the page came over plain http from another machine, `crypto.randomUUID` is missing. */
+export function randomId(bytes = 6) {
+  return [...crypto.getRandomValues(new Uint8Array(bytes))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** Where the page came over plain http from another machine, `randomUUID` is missing. */
-function randomId() {
-  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+/**
+ * `leaf`: id of the last message shown. `options`: system, temperature, top_p, max_tokens. `store`: id of the vector store of
+ * its files. `server`: its id at /v1/conversations; `sent`: the items that are there; `seen`: when they last changed;
+ * `away`: its messages are there alone, for now.
+ */
+export function newConversation() {
+  return {
+    id: randomId(16), title: "", pinned: false, updated: Date.now(), leaf: null, options: {}, store: "", messages: [],
+    server: "", sent: [], seen: 0, away: false,
+  };
 }
 
 export function titleOf(text) {
@@ -19,58 +27,134 @@ export function titleOf(text) {
   return line.length > TITLE ? `${line.slice(0, TITLE)}…` : line;
 }
 
-/** An answer before its first token. `state`: writing, done, stopped, failed, cut (by a reload). */
+/**
+ * An answer before its first token. `state`: writing, done, stopped, failed, cut. `response`: its id, and `sequence` its last
+ * event; `kept`: the server goes on with it when nobody reads. `bare`: its lanes and report are at the server alone, for now.
+ */
 export function newAnswer() {
-  return { role: "assistant", text: "", lanes: "", state: "writing", error: "", finish: "", steps: [], report: null, usage: null };
+  return {
+    role: "assistant", text: "", lanes: "", thought: "", steps: [], calls: [], state: "writing", error: "", finish: "",
+    report: null, usage: null, seconds: 0, response: "", sequence: -1, kept: false,
+  };
 }
 
-/** The body of a request for an answer to these messages. */
-export function requestBody(messages, settings, store) {
+/** Add a message below another, the last one shown if none is named, and show it. */
+export function add(conversation, message, parent = conversation.leaf) {
+  message.id ??= randomId();
+  message.parent = parent;
+  conversation.messages.push(message);
+  conversation.leaf = message.id;
+  return message;
+}
+
+/** The messages that are shown, the first one first. */
+export function pathOf({ messages, leaf }) {
+  const by = new Map(messages.map((each) => [each.id, each]));
+  const path = [];
+  for (let at = by.get(leaf); at && path.length <= messages.length; at = by.get(at.parent)) path.push(at);
+  return path.reverse();
+}
+
+/** A message and the others in its place, the oldest first. */
+export function versionsOf({ messages }, { parent, role }) {
+  return messages.filter((each) => each.parent === parent && each.role === role);
+}
+
+/** Show this message, and below it what was said last. */
+export function turnTo(conversation, message) {
+  let last = message;
+  for (let next = last; next; next = conversation.messages.findLast((each) => each.parent === last.id)) last = next;
+  conversation.leaf = last.id;
+}
+
+/** Bring what another copy has into this one, in place. `own`: the message that is being written here. True: it changed. */
+export function merge(conversation, other, own = null) {
+  let changed = false;
+  const by = new Map(conversation.messages.map((each) => [each.id, each]));
+  for (const message of other.messages) {
+    const held = by.get(message.id);
+    if (!held) conversation.messages.push(message);
+    else if (held === own || held.role === "user" || rank(held) >= rank(message)) continue;
+    else Object.assign(held, message);
+    changed = true;
+  }
+  if (other.updated > conversation.updated) {
+    const { title, pinned, updated, leaf, options, store, server, sent, seen } = other;
+    changed ||= title !== conversation.title || pinned !== conversation.pinned || leaf !== conversation.leaf;
+    Object.assign(conversation, { title, pinned, updated, options, store, server, sent, seen });
+    if (!own && leaf) conversation.leaf = leaf;
+  }
+  return changed;
+}
+
+/** How much of an answer a copy has. */
+function rank({ state, sequence = -1, report }) {
+  return (state === "writing" ? 0 : 1e9) + (report ? 1e8 : 0) + sequence;
+}
+
+/** A conversation of a former release, which was a list, or of a file. */
+export function upgraded(conversation) {
+  const whole = { ...newConversation(), ...conversation };
+  let parent = null;
+  for (const [index, message] of whole.messages.entries()) {
+    if (!message.id) Object.assign(message, { id: randomId(), parent });
+    whole.messages[index] = message.role === "assistant" ? { ...newAnswer(), state: "done", ...message } : message;
+    parent = message.id;
+  }
+  whole.leaf ??= parent;
+  return whole;
+}
+
+/** The body of a request for an answer to what is shown. `stores`: of uploads. `kept`: the server goes on by itself. */
+export function requestBody(conversation, settings, stores, kept) {
+  const { system, temperature, top_p: topP, max_tokens: maxTokens } = conversation.options;
   const own = { report: true };
   if (settings.strategy) own.strategy = settings.strategy;
   if (settings.privacy) own.privacy = settings.privacy;
   if (!settings.documents) own.documents = 0;
-  else if (store) own.vector_stores = ["default", store];
+  else if (stores.length) own.vector_stores = ["default", ...stores];
   if (settings.model.includes(":")) own.steps = true; // a workflow, which tells of its stages
+  const said = pathOf(conversation).filter(({ text }) => text);
   const body = {
     model: settings.model,
-    messages: messages.filter(({ text }) => text).map(({ role, text }) => ({ role, content: text })),
+    input: said.map(({ role, text }) => ({ type: "message", role, content: text })),
     stream: true,
-    stream_options: { include_usage: true },
+    background: kept,
+    store: kept,
+    truncation: "auto",
     paceline: own,
   };
-  if (settings.temperature !== "") body.temperature = Number(settings.temperature);
+  if (system) body.instructions = system;
+  if (Number.isFinite(temperature)) body.temperature = temperature;
+  if (Number.isFinite(topP)) body.top_p = topP;
+  if (Number.isFinite(maxTokens)) body.max_output_tokens = maxTokens;
   return body;
 }
 
-/** Ask, and write what arrives into `answer`; `changed` is called after each event. Never raises: `answer.state` tells. */
-export async function writeAnswer(answer, body, signal, changed) {
-  try {
-    for await (const event of chat(body, signal)) {
-      take(answer, event);
-      changed();
-    }
-    answer.state = "done";
-  } catch (error) {
-    const stopped = error.name === "AbortError";
-    answer.state = stopped ? "stopped" : "failed";
-    answer.error = stopped ? "" : error.message;
-    answer.status = error.status ?? 0;
-  }
-  changed();
+// ---- files ----------------------------------------------------------------------------------------------------------
+const KIND = "paceline conversations";
+
+/** What is shown of a conversation, for people. */
+export function asMarkdown(conversation, words) {
+  const parts = pathOf(conversation).map(({ role, text, report }) => {
+    const cited = (report?.citations ?? []).map(({ document, place }, index) => `${index + 1}. ${document}${place ? `, ${place}` : ""}`);
+    return [`## ${role === "user" ? words.you : words.answer}`, text, ...(cited.length ? [`${words.sources}:`, cited.join("\n")] : [])].join("\n\n");
+  });
+  return `# ${conversation.title}\n\n${parts.join("\n\n")}\n`;
 }
 
-function take(answer, event) {
-  const { lane, step, ...report } = event.paceline ?? {};
-  if (Object.keys(report).length) answer.report = { ...answer.report, ...report };
-  if (event.usage) answer.usage = event.usage;
-  const choice = event.choices?.[0];
-  if (choice?.finish_reason) answer.finish = choice.finish_reason;
-  const { content, reasoning_content: reasoning } = choice?.delta ?? {};
-  if (step) answer.steps.push(reasoning.trim());
-  else if (reasoning) answer.thought = (answer.thought ?? "") + reasoning;
-  if (content) {
-    answer.text += content;
-    answer.lanes += (LANES[lane] ?? NONE).repeat(content.length);
-  }
+export function asJson(conversations) {
+  const kept = conversations.map(({ title, pinned, updated, leaf, options, messages }) => ({ title, pinned, updated, leaf, options, messages }));
+  return JSON.stringify({ kind: KIND, version: 1, conversations: kept }, null, 1);
+}
+
+/** The conversations of such a file, as new ones. Raises for any other. */
+export function fromJson(text) {
+  const file = JSON.parse(text);
+  if (file.kind !== KIND) throw new Error(file.kind);
+  return file.conversations.map(({ title, pinned, updated, leaf, options, messages }) => {
+    const plain = messages.filter(({ role, text: said }) => ["user", "assistant"].includes(role) && typeof said === "string");
+    for (const each of plain) Object.assign(each, { response: "", sequence: -1, kept: false, ...(each.state === "writing" ? { state: "cut" } : {}) });
+    return upgraded({ title: String(title), pinned: pinned === true, updated: Number(updated) || Date.now(), leaf, options: Object(options), messages: plain });
+  });
 }

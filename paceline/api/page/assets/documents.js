@@ -1,20 +1,29 @@
-// The documents that were uploaded here: files of this key, in one vector store of its own, which answers then read
-// beside the documents of the server.
+// Documents: those that this side reads for every answer, by name; and uploads, files of this key in vector stores of their
+// own, which answers read as well: one for all conversations, and one for each that has files.
 
 import { request, requestAll, upload } from "./api.js";
-import { make } from "./answer.js";
+import { icon, make } from "./rich.js";
+import { t } from "./text.js";
 
-const MADE_BY = "paceline page"; // in the store's metadata
+const MADE_BY = "paceline page"; // in a store's metadata
 const FIRST_MS = 150;
 const MOST_MS = 2000;
-const WORDS = { in_progress: "being read", completed: "ready", failed: "failed", cancelled: "cancelled" };
 
-export class Documents {
-  /** list: the element that shows them; say: is told what happens. */
-  constructor(list, say) {
-    this.list = list;
+/** {side, total, data} of the documents of this side, as /v1/documents gives them. */
+export function readable() {
+  return request("v1/documents");
+}
+
+/** Uploads in one vector store, shown as a list. */
+export class Uploads {
+  /** say: is told what happens. conversation: whose files these are, {id, store}; none: of all. made: is called with the id
+   * of a store that is made. */
+  constructor(say, conversation = null, made = () => {}) {
+    this.list = make("ul", { className: "uploads" });
     this.say = say;
-    this.store = ""; // its id, once it exists
+    this.made = made;
+    this.conversation = conversation?.id ?? "";
+    this.store = conversation?.store ?? ""; // its id, once it exists
     this.count = 0; // documents in it
     this.adding = 0; // uploads under way, whose rows are shown already
     this.loading = Promise.resolve();
@@ -29,7 +38,7 @@ export class Documents {
   }
 
   async fetch() {
-    await this.find();
+    if (!this.conversation) await this.find();
     if (!this.store) {
       this.count = 0;
       this.show([]);
@@ -44,7 +53,7 @@ export class Documents {
 
   async find() {
     const stores = await requestAll("v1/vector_stores");
-    this.store = stores.find((store) => store.metadata?.made_by === MADE_BY)?.id ?? "";
+    this.store = stores.find(({ metadata }) => metadata?.made_by === MADE_BY && !metadata.conversation)?.id ?? "";
   }
 
   /** The store that answers read; empty where there is nothing to read. */
@@ -58,13 +67,13 @@ export class Documents {
 
   row(entry) {
     const told = make("span", { className: "state" });
-    const progress = make("progress", { max: 1, value: 0, hidden: true, ariaLabel: `Upload of ${entry.name}` });
-    const remove = make("button", { type: "button", textContent: "Remove", ariaLabel: `Remove ${entry.name}` });
-    const row = make("li", {}, make("span", { className: "name", textContent: entry.name, title: entry.name }), progress, told, remove);
+    const progress = make("progress", { max: 1, value: 0, hidden: true, ariaLabel: t("uploading", entry) });
+    const remove = make("button", { type: "button", className: "quiet", ariaLabel: t("remove", entry), title: t("removeWord") }, icon("close"));
+    const row = make("li", {}, icon("file"), make("span", { className: "name", textContent: entry.name, title: entry.name }), progress, told, remove);
     row.dataset.id = entry.id ?? "";
     row.tell = (state, reason = "") => {
       row.dataset.state = state;
-      told.textContent = reason || WORDS[state] || state;
+      told.textContent = reason || (state === "uploading" ? "" : t(state));
       progress.hidden = state !== "uploading";
       remove.hidden = state === "uploading";
     };
@@ -98,10 +107,12 @@ export class Documents {
 
   async makeStore() {
     if (this.store) return;
-    await this.find(); // another tab may have made it meanwhile
+    if (!this.conversation) await this.find(); // another tab may have made it meanwhile
     if (this.store) return;
-    const body = { name: "Uploaded in the web page", metadata: { made_by: MADE_BY } };
+    const metadata = { made_by: MADE_BY, ...(this.conversation ? { conversation: this.conversation } : {}) };
+    const body = { name: this.conversation ? "Files of a conversation" : "Uploaded in the web page", metadata };
     this.store = (await request("v1/vector_stores", { method: "POST", body })).id;
+    this.made(this.store);
   }
 
   /** Ask until a file has been read. */
@@ -113,7 +124,7 @@ export class Documents {
       const now = await request(`v1/vector_stores/${this.store}/files/${id}`);
       row.tell(now.status, now.last_error?.message);
       if (now.status === "in_progress") continue;
-      this.say(`${row.firstChild.textContent}: ${now.last_error?.message ?? WORDS[now.status]}`);
+      this.say(`${row.querySelector(".name").textContent}: ${now.last_error?.message ?? t(now.status)}`);
       return;
     }
   }
@@ -125,7 +136,7 @@ export class Documents {
     try {
       await request(`v1/files/${id}`, { method: "DELETE" });
       this.count = Math.max(0, this.count - 1);
-      this.say(`${name}: removed`);
+      this.say(t("removed", { name }));
     } catch (error) {
       this.say(`${name}: ${error.message}`);
       await this.load();

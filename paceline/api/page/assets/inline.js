@@ -3,12 +3,14 @@
 // Each search that fails is remembered, so that hostile text takes time in proportion to its length. Images are shown as
 // links: a page that loaded them would tell another host what a private document says.
 
+import { showFormula } from "./rich.js";
 import { appendRun } from "./run.js";
 
 const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
 const SAFE = new Set(["http:", "https:", "mailto:"]);
 const MAX_DEPTH = 8;
 const MAX_URL = 2048;
+const MAX_FORMULA = 500; // characters
 const SPACE = /\s/;
 const WORD = /[\p{L}\p{N}_]/u;
 const ADDRESS = /https?:\/\/[^\s<>"'`\\]{1,2048}/y;
@@ -65,7 +67,10 @@ class Inline {
     switch (this.text[at]) {
       case "\n":
         return { end: at + 1, append: (parent) => parent.append(document.createElement("br")) };
+      case "$":
+        return this.formula(at, "$", "$");
       case "\\":
+        if (this.text[at + 1] === "(") return this.formula(at, "\\(", "\\)");
         return ESCAPED.test(this.text[at + 1] ?? "")
           ? { end: at + 2, append: (parent) => appendRun(parent, this.run.slice(at + 1, at + 2)) }
           : null;
@@ -84,6 +89,19 @@ class Inline {
       default:
         return null;
     }
+  }
+
+  /** A formula on one line. A dollar before a digit or a space is money. */
+  formula(at, opens, closes) {
+    const from = at + opens.length;
+    if (opens === "$" && !/[^\s$]/.test(this.text[from] ?? " ")) return null;
+    const near = this.text.slice(from, from + MAX_FORMULA + closes.length); // further than that nothing is looked for
+    const size = near.indexOf(closes);
+    const source = near.slice(0, size);
+    if (size < 1 || source.includes("\n")) return null;
+    const end = from + size + closes.length;
+    if (opens === "$" && (SPACE.test(source.at(-1)) || WORD.test(this.text[end] ?? ""))) return null;
+    return { end, append: (parent) => parent.append(showFormula(document.createElement("span"), source, false)) };
   }
 
   code(at) {

@@ -2,6 +2,7 @@
 // tables, without HTML. A block that has not changed keeps its nodes, so that an answer can be rendered as it arrives.
 
 import { appendInline } from "./inline.js";
+import { colourCode, copyButton, showFormula } from "./rich.js";
 import { appendRun, Run } from "./run.js";
 
 // Each repetition goes on to its end or fails: one that gave characters back would try them all again.
@@ -14,28 +15,40 @@ const DASHES = /^:?-+:?$/;
 const MAX_DEPTH = 8;
 const MAX_COLUMNS = 64;
 const RENDERED = /\.(md|markdown|html?|xhtml|docx|pptx|epub)$/i;
-const BUDGET_MS = 200; // of one rendering
+const BUDGET_MS = 30; // of one rendering
+const MAX_BLOCK = 20_000; // characters: a longer one is shown as it was written
+const MAX_BLOCKS = 1500; // what comes after them is one more, shown so if it is long
+const PIECE = 4000; // characters of such a one that are laid out together
+const MAX_FORMULA = 30; // lines
+const FORMULA = /^ {0,3}(\$\$|\\\[)/;
+const FORMULA_ENDS = { "$$": "$$", "\\[": "\\]" };
 
 /**
  * Show a run in a container. Raises nothing: every text is some Markdown. What takes longer than the budget is shown as it
- * was written; a later rendering goes on there.
+ * was written; false then, and a later rendering goes on there.
  */
 export function renderMarkdown(container, run) {
   const lines = run.lines();
-  const blocks = parseBlocks(lines, 0);
-  const until = performance.now() + BUDGET_MS;
+  const blocks = parseBlocks(lines, 0, MAX_BLOCKS);
+  const rest = blocks.at(-1)?.end ?? 0;
+  if (blocks.length === MAX_BLOCKS && rest < lines.length) blocks.push({ start: rest, end: lines.length, build: null });
+  let until = 0; // once something is to be built
+  let whole = true;
   blocks.forEach((block, index) => {
     const source = Run.join(lines.slice(block.start, block.end));
     const key = `${block.end < lines.length}${source.text}\u0000${source.lanes}`;
     const shown = container.children[index];
     if (shown?.source === key) return;
+    until ||= performance.now() + BUDGET_MS;
     const late = performance.now() > until;
-    const node = late ? element("p", source, appendRun) : block.build();
-    if (!late) node.source = key;
+    const node = late || !block.build || source.length > MAX_BLOCK ? asWritten(source) : block.build();
+    if (late) whole = false;
+    else node.source = key;
     if (shown) shown.replaceWith(node);
     else container.append(node);
   });
   while (container.children.length > blocks.length) container.lastElementChild.remove();
+  return whole;
 }
 
 /** Show a text of a document of this name: rendered where it holds Markdown, as the parsers write it; else as it is. */
@@ -45,11 +58,19 @@ export function renderDocument(container, name, text) {
   container.textContent = text;
 }
 
+/** A long text in pieces, of which browsers lay out those that are seen. */
+function asWritten(run) {
+  const made = document.createElement("div");
+  made.className = "as-written";
+  for (let at = 0; at < run.length; at += PIECE) made.append(element("div", run.slice(at, at + PIECE), appendRun));
+  return made;
+}
+
 /** Blocks as {start, end, build}: their lines, and a function that makes their node. */
-function parseBlocks(lines, depth) {
+function parseBlocks(lines, depth, most = Infinity) {
   const blocks = [];
   let at = 0;
-  while (at < lines.length) {
+  while (at < lines.length && blocks.length < most) {
     if (BLANK.test(lines[at].text)) {
       at += 1;
       continue;
@@ -71,6 +92,11 @@ function parseBlock(lines, at, depth) {
     // An answer lies below the page's own headings.
     return { end: at + 1, build: () => element(`h${Math.min(6, heading[1].length + 2)}`, content) };
   }
+  const formula = FORMULA.exec(text);
+  if (formula) {
+    const found = displayed(lines, at, formula);
+    if (found) return found;
+  }
   if (isRule(text)) return { end: at + 1, build: () => document.createElement("hr") };
   if (depth < MAX_DEPTH && QUOTE.test(text)) return quote(lines, at, depth);
   if (depth < MAX_DEPTH && ITEM.test(text)) return list(lines, at, depth);
@@ -85,7 +111,7 @@ function isRule(text) {
 function begins(lines, at, depth) {
   const text = lines[at].text;
   const nested = depth < MAX_DEPTH && (QUOTE.test(text) || ITEM.test(text));
-  return nested || FENCE.test(text) || HEADING.test(text) || isRule(text) || isTable(lines, at);
+  return nested || FENCE.test(text) || FORMULA.test(text) || HEADING.test(text) || isRule(text) || isTable(lines, at);
 }
 
 function element(name, run, inline = appendInline) {
@@ -109,24 +135,36 @@ function fenced(lines, at, fence) {
   };
   while (end < lines.length && !closes(lines[end].text)) end += 1;
   const content = Run.join(lines.slice(at + 1, end));
-  return { end: Math.min(lines.length, end + 1), build: () => codeBlock(content, fence[2]) };
+  return { end: Math.min(lines.length, end + 1), build: () => codeBlock(content, fence[2], end < lines.length) };
 }
 
-function codeBlock(content, language) {
+/** A formula of its own lines, where it ends. */
+function displayed(lines, at, formula) {
+  const closes = FORMULA_ENDS[formula[1]];
+  for (let end = at; end < Math.min(lines.length, at + MAX_FORMULA) && !BLANK.test(lines[end].text); end += 1) {
+    const from = end === at ? formula[0].length : 0;
+    const close = lines[end].text.indexOf(closes, from);
+    if (close === -1) continue;
+    if (!BLANK.test(lines[end].text.slice(close + closes.length))) return null; // text goes on behind it
+    const source = Run.join(lines.slice(at, end + 1)).text.trim().slice(formula[1].length, -closes.length);
+    return { end: end + 1, build: () => showFormula(document.createElement("div"), source, true) };
+  }
+  return null;
+}
+
+function codeBlock(content, language, closed) {
   const figure = document.createElement("figure");
   figure.className = "code";
   const bar = document.createElement("figcaption");
   const name = document.createElement("span");
   name.textContent = language || "text";
-  const copy = document.createElement("button");
-  copy.type = "button";
-  copy.dataset.copy = content.text;
-  copy.textContent = "Copy";
-  bar.append(name, copy);
   const pre = document.createElement("pre");
   pre.tabIndex = 0; // scrolled with the keyboard
-  pre.append(element("code", content, appendRun));
+  const code = element("code", content, appendRun);
+  bar.append(name, copyButton(content.text));
+  pre.append(code);
   figure.append(bar, pre);
+  if (language && closed) colourCode(code, content, language);
   return figure;
 }
 

@@ -1,17 +1,10 @@
 // A passage in its document, to which a citation links: /passage?id=12. Asks for it as any client does, with the key.
 
 import { request, saveKey } from "./api.js";
-import { renderDocument } from "./markdown.js";
+import { showPassage } from "./source.js";
 
 const $ = (id) => document.getElementById(id);
 const id = new URLSearchParams(location.search).get("id") ?? "";
-
-function part(name, text, className) {
-  const element = document.createElement("div");
-  element.className = `passage words ${className}`;
-  renderDocument(element, name, text);
-  return element;
-}
 
 async function show() {
   let passage;
@@ -28,9 +21,7 @@ async function show() {
   $("document").textContent = passage.document;
   const where = passage.place ? `, ${passage.place}` : "";
   $("told").textContent = `A document of the ${passage.side}${where}. The passage is marked.`;
-  const parts = [...passage.before.map((text) => part(passage.document, text, "")), part(passage.document, passage.text, "cited")];
-  $("text").replaceChildren(...parts, ...passage.after.map((text) => part(passage.document, text, "")));
-  $("text").querySelector(".cited").scrollIntoView({ block: "center" });
+  showPassage($("text"), passage).scrollIntoView({ block: "center" });
 }
 
 $("key-form").addEventListener("submit", (event) => {

@@ -1,46 +1,34 @@
-// The form of settings: what the server offers, and what was chosen.
+// The form of settings, the two choices beside the question, and the options of one conversation.
 
-import { make } from "./answer.js";
+import { make } from "./rich.js";
+import { LANGUAGES, t } from "./text.js";
 
-const PRIVACY = [
-  ["", "the server's default: document-private"],
-  ["open", "open: also what is predicted from documents"],
-  ["document-private", "document-private: nothing of its documents"],
-  ["answer-private", "answer-private: only the search query"],
-  ["local-only", "local-only: nothing"],
-];
+const PRIVACY = { open: "privacyOpen", "": "privacyDefault", "answer-private": "privacyAnswer", "local-only": "privacyLocal" };
+const SWITCHES = new Set(["plain", "local-only", "fast", "advanced", "research"]);
 
-const SWITCHES = {
-  plain: "reads no documents",
-  "local-only": "sends nothing to the other side",
-  fast: "searches, and reranks what it finds",
-  advanced: "divides the question and searches for each part",
-  research: "searches the web besides",
-};
+const field = (name) => document.querySelector(`[data-setting="${name}"]`);
 
-const field = (name) => document.querySelector(`#settings [name="${name}"]`);
-
-/** Put the settings into the form, and the theme on the page. */
-export function showSettings(settings) {
+/** Put the settings into their fields, and the look on the page. changed: is called after each change. */
+export function showSettings(settings, changed) {
+  offer("language", [["", t("asBrowser")], ...Object.entries(LANGUAGES)], settings.language);
   for (const [name, value] of Object.entries(settings)) {
-    if (typeof value === "boolean") field(name).checked = value;
-    else field(name).value = value;
+    const each = field(name);
+    if (typeof value === "boolean") each.checked = value;
+    else each.value = value;
+    each.onchange = () => {
+      settings[name] = typeof value === "boolean" ? each.checked : each.value;
+      applyLook(settings);
+      changed(name);
+    };
   }
-  applyLook(settings);
-}
-
-/** Read the form into the settings. A temperature that is no number from 0 to 2 is left out. */
-export function readSettings(settings) {
-  for (const [name, value] of Object.entries(settings)) {
-    settings[name] = typeof value === "boolean" ? field(name).checked : field(name).value;
-  }
-  if (!field("temperature").validity.valid) settings.temperature = "";
   applyLook(settings);
 }
 
 function applyLook(settings) {
-  document.documentElement.dataset.theme = settings.theme;
-  document.documentElement.dataset.lanes = settings.lanes ? "on" : "off";
+  const { dataset } = document.documentElement;
+  dataset.theme = settings.theme;
+  dataset.lanes = settings.lanes ? "on" : "off";
+  dataset.still = String(settings.still);
 }
 
 /** Offer what the models have. A choice that the server does not know falls back to its default. */
@@ -51,19 +39,44 @@ export function fillSettings(settings, models) {
   const strategies = model?.paceline?.strategies ?? [];
   if (!strategies.includes(settings.strategy)) settings.strategy = "";
   const atDevice = model?.paceline?.side === "device";
-  const privacy = PRIVACY.filter(([value]) => atDevice || value !== "answer-private");
+  const privacy = Object.entries(PRIVACY).filter(([value]) => atDevice || value !== "answer-private");
   if (!privacy.some(([value]) => value === settings.privacy)) settings.privacy = "";
-  offer("model", names.map((name) => [name, told(name)]), settings.model);
-  offer("strategy", [["", "the server chooses"], ...strategies.filter((name) => name !== "auto").map((name) => [name, name])], settings.strategy);
-  offer("privacy", privacy, settings.privacy);
+  offer("model", names.map((name) => [name, name.split("/").at(-1), told(name)]), settings.model);
+  offer("strategy", [["", t("serverChooses")], ...strategies.filter((name) => name !== "auto").map((name) => [name, name])], settings.strategy);
+  offer("privacy", privacy.map(([value, key]) => [value, t(key), t(`${key}More`)]), settings.privacy);
 }
 
 function told(name) {
-  const does = SWITCHES[name.split(":").at(-1)];
-  return name.includes(":") && does ? `${name} – ${does}` : name;
+  const does = name.split(":").at(-1);
+  return name.includes(":") && SWITCHES.has(does) ? `${name}: ${t(`does${does[0].toUpperCase()}${does.slice(1)}`)}` : name;
 }
 
+/** choices: [value, text, what it means] */
 function offer(name, choices, chosen) {
-  field(name).replaceChildren(...choices.map(([value, text]) => make("option", { value, textContent: text })));
+  field(name).replaceChildren(...choices.map(([value, text, more]) => make("option", { value, textContent: text, title: more ?? "" })));
   field(name).value = chosen;
+}
+
+// ---- one conversation -----------------------------------------------------------------------------------------------
+const NUMBERS = ["temperature", "top_p", "max_tokens"];
+
+/** Open the dialog of a conversation's title, system prompt and sampling; `changed` once it is closed with other values. */
+export function openOptions(dialog, conversation, changed) {
+  const form = dialog.querySelector("form");
+  const { title, system, ...numbers } = form.elements;
+  title.value = conversation.title;
+  system.value = conversation.options.system ?? "";
+  for (const name of NUMBERS) numbers[name].value = conversation.options[name] ?? "";
+  dialog.onclose = () => {
+    const options = {};
+    if (system.value.trim()) options.system = system.value;
+    for (const name of NUMBERS) {
+      const each = numbers[name];
+      if (each.value !== "" && each.validity.valid) options[name] = Number(each.value);
+    }
+    const before = JSON.stringify([conversation.title, conversation.options]);
+    Object.assign(conversation, { title: title.value.trim() || conversation.title, options });
+    if (JSON.stringify([conversation.title, options]) !== before) changed();
+  };
+  dialog.showModal();
 }

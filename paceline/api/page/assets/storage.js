@@ -1,4 +1,4 @@
-// What the browser keeps: conversations in IndexedDB, settings in localStorage. Nothing of it is sent anywhere.
+// What the browser keeps: conversations in IndexedDB, settings in localStorage.
 
 const DATABASE = "paceline";
 const STORE = "conversations";
@@ -9,10 +9,12 @@ export const DEFAULTS = {
   model: "",
   strategy: "",
   privacy: "",
-  temperature: "",
   documents: true,
   lanes: true,
+  still: false,
   theme: "auto",
+  language: "",
+  keep: "server",
 };
 
 // ---- texts by name --------------------------------------------------------------------------------------------------

@@ -1,0 +1,98 @@
+// Colours of code, formulas and icons, as nodes. The libraries in vendor/ are loaded when something first needs them; until
+// then, and where one fails, the text stands as it was written.
+
+import { appendRun } from "./run.js";
+import { t } from "./text.js";
+
+const MAX_CODE = 30_000; // characters that are coloured
+const SVG = "http://www.w3.org/2000/svg";
+const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', "#x27": "'" };
+const PIECE = /<span class="([\w\- ]+)">|<\/span>|&(#?\w+);|[^<&]+/g; // all that highlight.js writes
+
+export function make(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key in made && key !== "list") made[key] = value;
+    else made.setAttribute(key, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+/** One of the icons of index.html. */
+export function icon(name) {
+  const made = document.createElementNS(SVG, "svg");
+  const use = document.createElementNS(SVG, "use");
+  use.setAttribute("href", `#i-${name}`);
+  made.setAttribute("class", "icon");
+  made.setAttribute("aria-hidden", "true");
+  made.append(use);
+  return made;
+}
+
+/** A button that shows an icon and says what it does. */
+export function iconButton(name, label, onclick) {
+  return make("button", { type: "button", className: "quiet", ariaLabel: label, title: label, onclick }, icon(name));
+}
+
+export function copyButton(text) {
+  const button = iconButton("copy", t("copy"), null);
+  button.dataset.copy = text;
+  return button;
+}
+
+/** Copy what such a button is for. */
+export async function copyFrom(button) {
+  let done = "copied";
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+  } catch {
+    done = "notAllowed";
+  }
+  button.replaceChildren(icon(done === "copied" ? "check" : "close"));
+  button.title = t(done);
+  setTimeout(() => {
+    button.replaceChildren(icon("copy"));
+    button.title = t("copy");
+  }, 1500);
+  return t(done);
+}
+
+// ---- code -----------------------------------------------------------------------------------------------------------
+/** Colour a block of code whose end has come, once the browser has time. The words' lanes stay. */
+export function colourCode(code, run, language) {
+  if (run.length > MAX_CODE) return;
+  const later = window.requestIdleCallback ?? setTimeout;
+  later(async () => {
+    const hljs = (await import("./vendor/highlight.js").catch(() => ({}))).default;
+    await new Promise((resolve) => setTimeout(resolve)); // a task of its own, after that of the library
+    if (!hljs?.getLanguage(language) || !code.isConnected) return;
+    const { value } = hljs.highlight(run.text, { language, ignoreIllegals: true });
+    const made = document.createDocumentFragment();
+    let at = made;
+    let start = 0;
+    for (const [whole, name, entity] of value.matchAll(PIECE)) {
+      if (name) at = at.appendChild(make("span", { className: name }));
+      else if (whole === "</span>") at = at.parentNode ?? made;
+      else {
+        const size = (entity ? (ENTITIES[entity] ?? whole) : whole).length;
+        appendRun(at, run.slice(start, start + size));
+        start += size;
+      }
+    }
+    if (start === run.length) code.replaceChildren(made); // else it wrote something that is not known here
+  });
+}
+
+// ---- formulas -------------------------------------------------------------------------------------------------------
+/** Show a formula in an element: TeX at first, then as MathML, which browsers draw and read aloud. */
+export function showFormula(element, source, display) {
+  element.className = display ? "formula display" : "formula";
+  if (display) element.tabIndex = 0; // scrolled with the keyboard
+  element.textContent = source;
+  import("./vendor/temml.js").then(
+    ({ default: temml }) => temml.render(source, element, { displayMode: display, throwOnError: false, maxExpand: 200, trust: false }),
+    () => {},
+  ).catch(() => (element.textContent = source));
+  return element;
+}
