@@ -29,8 +29,12 @@ _WHEN = re.compile(rf"{_SUBJECT} (?P<verb>open|close|start|begin|leave|depart|ar
 _COSTS = re.compile(rf"{_SUBJECT} costs? .+")
 _BY = re.compile(rf"{_SUBJECT} (?P<be>is|was) (?P<verb>\w+) by .+")
 _AS = re.compile(rf"{_SUBJECT} (?P<verb>work|serve)s as .+")
-_WHO = re.compile(rf"{_SUBJECT} (?P<be>is|was) (?:(?:Mr|Mrs|Ms|Dr|Captain|Professor) )?[A-Z][\w'-]+(?: [A-Z][\w'-]+){{0,2}}")
-_PERSON = re.compile(r"\b(?:captain|chair|director|doctor|head|landlord|manager|mayor|neighbour|owner|teacher|tenant)\b")
+_WHO = re.compile(
+    rf"{_SUBJECT} (?P<be>is|was) (?:(?:Mr|Mrs|Ms|Dr|Captain|Professor) )?[A-Z][\w'-]+(?: [A-Z][\w'-]+){{0,2}}"
+)
+_PERSON = re.compile(
+    r"\b(?:captain|chair|director|doctor|head|landlord|manager|mayor|neighbour|owner|teacher|tenant)\b"
+)
 _WHAT = re.compile(rf"{_SUBJECT} (?P<be>is|was) (?!not |a |an |the most |\w+ed |\w+ing )[^,;]{{2,60}}")
 _OPENING = re.compile(r"(?:The|Our|My|A|An)(?= )")
 

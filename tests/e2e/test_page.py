@@ -82,8 +82,12 @@ def test_upload_ask_watch_the_lanes_stop_reload_and_find_the_conversation(browse
     assert {name: found for name, found in seen["faults"].items() if found} == {}
     assert seen["wide"] <= 360, "nothing is wider than a telephone"
     assert seen["stopped"]["state"] == "stopped" and seen["stopped"]["notes"] == ["Stopped."]
-    assert seen["resumed"]["state"] == "writing" and seen["resumed"]["text"].startswith(seen["before"].strip()), "it goes on"
-    assert seen["versions"] == "2/2" and seen["turned"] == seen["stopped"]["text"], "what was written before is still there"
+    assert seen["resumed"]["state"] == "writing" and seen["resumed"]["text"].startswith(seen["before"].strip()), (
+        "it goes on"
+    )
+    assert seen["versions"] == "2/2" and seen["turned"] == seen["stopped"]["text"], (
+        "what was written before is still there"
+    )
     assert seen["kept"] == ["How is the lighthouse of Omber painted, and who is my landlord?", "And who else?"]
     assert seen["again"] == first["text"]
     assert (seen["empty"], seen["found"], seen["left"]) == (0, 2, 0)
@@ -206,6 +210,26 @@ def test_a_second_conversation_is_answered_beside_the_first(browse: Browse, pair
     assert sorted(seen["kept"]) == ["One?", "Two?"]
 
 
+def test_another_browser_has_the_conversation_and_goes_on_with_its_answer(browse: Browse, pair: Pair) -> None:
+    seen = browse("elsewhere", pair.url("cloud"))
+    assert seen["errors"] == []
+    assert len(seen["sources"]) == len(seen["first"]["sources"]) > 0, "the report of an answer is fetched too"
+    assert seen["texts"][0] == seen["texts"][1] != "", "one answer, stopped in one of two browsers"
+
+
+def test_conversations_are_renamed_pinned_found_edited_saved_and_taken_over(browse: Browse, pair: Pair) -> None:
+    seen = browse("manage", pair.url("cloud"))
+    assert seen["errors"] == [] and seen["faults"] == [] and seen["rich"] == 2
+    first, second = seen["bodies"]
+    assert not first["background"] and not first["store"], "kept in this browser alone"
+    assert len(first["paceline"]["vector_stores"]) >= 2, "the file of this conversation is read"
+    assert [item["content"] for item in second["input"]] == ["How slow is a wave?"]
+    assert seen["edited"] == seen["again"] == ["How slow is a wave?", "2/2"]
+    assert seen["found"] == [*(f"Old {number}" for number in range(179, 169, -1)), "Old 17"]
+    assert seen["top"] == "Pinned" and seen["kept"] == 0
+    assert seen["markdown"].startswith("# How fast is a wave?\n\n## You\n\nHow slow is a wave?\n\n## Answer\n\n**So**")
+
+
 def test_two_tabs_lose_none_of_each_others_questions(browse: Browse, pair: Pair) -> None:
     seen = browse("tabs", pair.url("cloud"))
     assert seen["errors"] == [] and seen["questions"] == ["One?", "Two?", "Three?"]
@@ -243,8 +267,8 @@ MARKDOWN = [
     (
         "```py\nx = '*'\n",
         '<figure class="code"><figcaption><span>py</span><button type="button" class="quiet" aria-label="Copy" '
-        'title="Copy" data-copy="x = \'*\'\n"><svg class="icon" aria-hidden="true"><use href="#i-copy"></use></svg></button>'
-        "</figcaption><pre tabindex=\"0\"><code>x = '*'\n</code></pre></figure>",
+        'title="Copy" data-copy="x = \'*\'\n"><svg class="icon" aria-hidden="true"><use href="#i-copy"></use></svg>'
+        "</button></figcaption><pre tabindex=\"0\"><code>x = '*'\n</code></pre></figure>",
     ),
     ("[a](http://me:pw@evil.test/)", "<p>[a](http://me:pw@evil.test/)</p>"),
     ("a &amp; b", "<p>a &amp;amp; b</p>"),

@@ -214,6 +214,94 @@ const SCENARIOS = {
     return { free, two, first, kept: await page.locator("#conversations .open").allTextContents() };
   },
 
+  // An answer that is being written when another browser looks, which has never seen the conversation.
+  async elsewhere(page, { url }) {
+    const fields = await seeded(page);
+    await page.goto(url);
+    await linked(page);
+    await page.waitForFunction(() => document.querySelector("#model").options.length > 0);
+    await ask(page, "How is the lighthouse of Omber painted, and who is my landlord?");
+    const first = await lastAnswer(page);
+    Object.assign(fields, { max_output_tokens: 4000, ignore_eos: true });
+    await begin(page, "And who else?");
+    await page.waitForFunction(() => [...document.querySelectorAll(".answer")].at(-1).innerText.trim().length > 3);
+    const context = await page.context().browser().newContext();
+    try {
+      const other = await context.newPage();
+      await other.goto(url);
+      await other.locator("#conversations .open").first().click();
+      await other.waitForFunction(() => document.querySelectorAll(".answer [class^=lane-]").length > 0 && !document.querySelector("#stop").hidden);
+      const text = (await lastAnswer(other)).text;
+      await other.locator(".answer").first().locator(".source").first().waitFor(); // its report has been fetched
+      await other.waitForFunction((size) => [...document.querySelectorAll(".answer")].at(-1).innerText.trim().length > size, text.length + 3);
+      await other.click("#stop");
+      await ended(other);
+      await ended(page); // where it was asked
+      const sources = await other.locator(".answer").first().locator(".source .name").allTextContents();
+      return { first, sources, texts: [(await lastAnswer(page)).text, (await lastAnswer(other)).text] };
+    } finally {
+      await context.close();
+    }
+  },
+
+  // Rename, pin, search, edit, export, delete and import, beside 200 other conversations; a file of one of them.
+  async manage(page, { url }) {
+    const said = "**So** $c = \\sqrt{g h}$:\n\n```python\ndef f():\n    return 1\n```\n\n$$\n\\frac{1}{2}\n$$";
+    const bodies = [];
+    await page.route("**/v1/responses", (route) => {
+      bodies.push(route.request().postDataJSON());
+      return route.fulfill({ contentType: "text/event-stream", body: streamOf([[said, "cloud"]]) });
+    });
+    await page.goto(url);
+    await linked(page);
+    await page.waitForFunction(() => document.querySelector("#model").options.length > 0);
+    await page.click("#open-settings");
+    await page.selectOption("#keep", "browser");
+    const messages = (id) => [{ id: `q${id}`, parent: null, role: "user", text: `Question ${id}` }, { id: `a${id}`, parent: `q${id}`, role: "assistant", text: `Answer ${id}` }];
+    const many = Array.from({ length: 200 }, (_, id) => ({ title: `Old ${id}`, updated: 1e12 + id, options: {}, messages: messages(id) }));
+    const file = { name: "a.json", mimeType: "application/json", buffer: Buffer.from(JSON.stringify({ kind: "paceline conversations", version: 1, conversations: many })) };
+    await page.setInputFiles("#import-file", file);
+    await page.waitForFunction(() => document.querySelectorAll("#conversations li").length === 200);
+    await page.keyboard.press("Alt+n");
+    await page.setInputFiles("#attach-files", { name: "tide.md", mimeType: "text/markdown", buffer: Buffer.from("The tide is high at noon.") });
+    await page.waitForSelector("#attached [data-state=completed]");
+    await ask(page, "How fast is a wave?");
+    await page.waitForSelector(".answer .hljs-keyword");
+    await page.waitForSelector(".answer .formula.display math");
+    const rich = await page.locator(".answer math").count();
+    await page.locator(".question").hover();
+    await page.getByLabel("Edit").click();
+    await page.keyboard.press("Control+A");
+    await page.keyboard.type("How slow is a wave?");
+    await page.keyboard.press("Enter");
+    await ended(page);
+    const edited = [await page.textContent(".question .words"), await page.textContent(".version")];
+    await page.locator("#conversations li").first().hover();
+    await page.locator("#conversations .more").first().click();
+    const faults = await accessibilityFaults(page);
+    await page.click("#menu [data-do=pin]");
+    await page.fill("#search", "answer 17");
+    const found = await page.locator("#conversations .open").allTextContents();
+    await page.fill("#search", "");
+    const top = await page.locator("#conversations h2").first().textContent();
+    const saved = async (name) => {
+      const [download] = await Promise.all([page.waitForEvent("download"), name()]);
+      const chunks = [];
+      for await (const chunk of await download.createReadStream()) chunks.push(chunk);
+      return Buffer.concat(chunks).toString();
+    };
+    await page.locator("#conversations .more").first().click();
+    const markdown = await saved(() => page.click("#menu [data-do=exportMarkdown]"));
+    await page.locator("#conversations .more").first().click();
+    const json = await saved(() => page.click("#menu [data-do=exportJson]"));
+    await deleteFirst(page);
+    await page.setInputFiles("#import-file", { name: "b.json", mimeType: "application/json", buffer: Buffer.from(json) });
+    await page.waitForSelector(".question");
+    const again = [await page.textContent(".question .words"), await page.textContent(".version")];
+    const kept = await page.evaluate(async () => (await (await fetch("v1/conversations")).json()).data.length);
+    return { bodies, rich, edited, faults, found, top, markdown, again, kept };
+  },
+
   // One conversation in two tabs, asked in turns.
   async tabs(page, { url }) {
     const other = await page.context().newPage();

@@ -130,15 +130,14 @@ async function complete(conversation) {
     const { text, lanes, thought, steps, calls, report, usage } = whole;
     Object.assign(answer, { text, lanes, thought, steps, calls, report, usage });
     archive.save(conversation);
-    if (conversation === current && !writing.has(current)) showConversation();
+    if (conversation === current) showConversation();
   }
 }
 
 // ---- answers --------------------------------------------------------------------------------------------------------
 const actions = {
   retry(answer) {
-    if (writing.has(current)) return;
-    answerNow(current, answer.parent);
+    if (!openAnswer(current)) answerNow(current, answer.parent);
   },
   openSource: (citation, answer) => openSource($("source"), citation, answer, server.side),
   versions: (message) => versionsBar(versionsOf(current, message), message, (other) => {
@@ -151,7 +150,7 @@ const actions = {
 
 /** parent: the message below which the question goes, where it is not the last one. */
 async function ask(text, parent) {
-  if (writing.has(current) || asking || !text.trim()) return;
+  if (openAnswer(current) || asking || !text.trim()) return;
   asking = true;
   showBusy();
   if (parent === undefined) $("question").value = "";
@@ -217,16 +216,20 @@ async function write(conversation, answer, body) {
   refreshStatus();
 }
 
+/** The answer that is being written in a conversation, here or for now at the server alone. */
+function openAnswer(conversation) {
+  return writing.get(conversation)?.answer ?? pathOf(conversation).find(({ state }) => state === "writing");
+}
+
 /** End the answer of a conversation, at the server too. */
 function stop(conversation) {
-  const written = writing.get(conversation);
-  if (!written) return;
-  if (written.answer.kept && written.answer.response) cancelAnswer(written.answer).catch(() => {}); // it has just ended
-  else written.abort.abort();
+  const answer = openAnswer(conversation);
+  if (answer?.kept && answer.response) cancelAnswer(answer).catch(() => {}); // it has just ended
+  else writing.get(conversation)?.abort.abort();
 }
 
 function showBusy() {
-  const busy = asking || writing.has(current);
+  const busy = asking || openAnswer(current) !== undefined;
   $("send").hidden = busy;
   $("stop").hidden = !busy;
 }
@@ -305,7 +308,7 @@ $("import-file").onchange = async () => {
   $("import-file").value = "";
   try {
     const found = fromJson(await file.text());
-    for (const each of found) archive.remember(each);
+    for (const each of found) archive.remember(each, true, each.updated);
     say(t("imported", { count: found.length }));
     $("settings").close();
     if (found.length) select(found[0]);

@@ -59,8 +59,8 @@ export class Archive {
   }
 
   /** Keep a conversation that was begun or has changed. sent: at the server too. */
-  remember(conversation, sent = true) {
-    conversation.updated = Date.now();
+  remember(conversation, sent = true, updated = Date.now()) {
+    conversation.updated = updated;
     if (!this.has(conversation)) this.conversations.push(conversation);
     this.sort();
     this.save(conversation);
@@ -125,7 +125,7 @@ export class Archive {
     for (const { id, metadata, paceline } of listed) {
       const held = this.conversations.find((each) => each.server === id);
       if (held && (held.seen >= paceline.updated_at || writing.has(held))) continue;
-      const told = { ...described(metadata), seen: paceline.updated_at, updated: Math.round(paceline.updated_at * 1000), server: id };
+      const told = { ...described(metadata), seen: paceline.updated_at, server: id };
       if (!held) this.conversations.push({ ...newConversation(), ...told, id, away: true });
       else if (held.away) Object.assign(held, told);
       else merge(held, { ...held, ...told, ...(await this.items(id)) }, writing.get(held)?.answer);
@@ -168,9 +168,9 @@ function gone(error) {
 }
 
 // ---- the form of OpenAI's conversations -----------------------------------------------------------------------------
-function metadataOf({ title, pinned, leaf, options, store }) {
+function metadataOf({ title, pinned, updated, leaf, options, store }) {
   const written = JSON.stringify(options);
-  const pairs = { made_by: MADE_BY, title: title.slice(0, VALUE), pinned: String(pinned), leaf: leaf ?? "", store };
+  const pairs = { made_by: MADE_BY, title: title.slice(0, VALUE), pinned: String(pinned), updated: String(updated), leaf: leaf ?? "", store };
   for (let at = 0; at < Math.min(written.length, 10 * VALUE); at += VALUE) pairs[`options${at / VALUE}`] = written.slice(at, at + VALUE);
   return pairs;
 }
@@ -183,7 +183,7 @@ function described(metadata) {
   } catch {
     // longer than the metadata may be
   }
-  return { title: metadata.title ?? "", pinned: metadata.pinned === "true", leaf: metadata.leaf || null, store: metadata.store ?? "", options };
+  return { title: metadata.title ?? "", updated: Number(metadata.updated), pinned: metadata.pinned === "true", leaf: metadata.leaf || null, store: metadata.store ?? "", options };
 }
 
 /** The place in the tree is in an item's id: message, parent, response, state. An answer has one when it begins, and one more
