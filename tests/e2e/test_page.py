@@ -99,7 +99,7 @@ def test_settings_reach_the_request_and_stay(browse: Browse, pair: Pair) -> None
     (body,) = seen["bodies"]
     assert body["model"] == "fake" and body["temperature"] == 0.5 and body["instructions"] == "Be brief."
     assert body["background"] and body["store"]
-    asked = {"report": True, "strategy": "autoregressive", "privacy": "local-only", "documents": 0}
+    asked = {"report": True, "timeline": True, "strategy": "autoregressive", "privacy": "local-only", "documents": 0}
     assert body["paceline"] == asked
     assert seen["back"] == "rgb(20, 22, 26)", "dark although the system is light"
     assert seen["state"] == "stopped"

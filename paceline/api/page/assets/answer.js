@@ -152,14 +152,14 @@ function sharesBar(lanes) {
   return make("div", { className: "shares" }, make("span", { className: "bar", ariaHidden: "true" }, ...parts), ...told);
 }
 
-/** What the report says of the writing, unfolded under an answer: the one place for it. */
+/** What the report says of the writing, unfolded under an answer: what was chosen and why, and the timeline. */
 function written({ report }, told) {
   const facts = [[t("strategy"), report.strategy], [t("why"), report.why]];
-  for (const [side, { joules, meter }] of Object.entries(report.energy ?? {})) {
-    facts.push([`${t("energy")}, ${t(side)}`, `${Number(joules).toPrecision(3)} J (${meter})`]);
-  }
   const list = make("dl", {}, ...facts.filter(([, value]) => value).flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
-  return make("details", { className: "written" }, make("summary", { title: t("written") }, make("span", { className: "summary", textContent: told }), icon("right")), list);
+  const title = make("summary", { title: t("written") }, make("span", { className: "summary", textContent: told }), icon("right"));
+  const details = make("details", { className: "written" }, title, list);
+  details.addEventListener("toggle", async () => details.append((await import("./timeline.js")).timeline(report)), { once: true });
+  return details;
 }
 
 function summary({ report, usage, seconds }) {

@@ -78,7 +78,8 @@ function showConversation() {
   $("attached").replaceChildren(attached.get(current).list);
   list.show(current, writing);
   showBusy();
-  toEnd();
+  if (empty) $("messages").scrollTop = 0;
+  else toEnd();
 }
 
 function filesOf(conversation) {

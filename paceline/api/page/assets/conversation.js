@@ -108,7 +108,7 @@ export function upgraded(conversation) {
 /** The body of a request for an answer to what is shown. `stores`: of uploads. `kept`: the server goes on by itself. */
 export function requestBody(conversation, settings, stores, kept) {
   const { system, temperature, top_p: topP, max_tokens: maxTokens } = conversation.options;
-  const own = { report: true };
+  const own = { report: true, timeline: true };
   if (settings.strategy) own.strategy = settings.strategy;
   if (settings.privacy) own.privacy = settings.privacy;
   if (!settings.documents) own.documents = 0;
