@@ -21,7 +21,7 @@ from paceline.models import DEVICE
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[3] / ".venv-nightly"
 DOCUMENT = "The harbour library of Tarnwick opens at 8:30 on weekdays. Its lighthouse is blue.\n"
-LIMIT_S = 600.0  # for one client
+LIMIT_S = 1800.0  # for one client: coding agents send prompts of 30,000 tokens
 
 LONG = 65_536  # tokens, the context of the model `agents`
 
