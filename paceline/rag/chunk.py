@@ -1,5 +1,6 @@
 """Chunking: overlapping token windows that end, where possible, at a heading, paragraph or sentence boundary; in source
-code, at a definition.
+code, at a definition. A record of a table, of a list in JSON or of a log is a chunk of its own, where there are not too
+many: beside others of its form, a reader takes a value of one for that of another.
 
 Pure and deterministic. Tokens are counted by the caller's function, word by word, so a chunk stays within its size as
 long as count(a + b) <= count(a) + count(b), which holds for WordPiece exactly. Every character is in some chunk.
@@ -11,9 +12,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from paceline.rag.parsing.kinds import FULL_STOPS, Kind
 from paceline.rag.parsing.parsed import Parsed
@@ -140,10 +141,17 @@ OVERLAP_TOKENS = 32  # about two sentences
 # A piece is a word and the space after it. Scripts without spaces have long "words", which also end at full stops.
 _PIECE = re.compile(rf"\s+|[^\s{FULL_STOPS}]{{1,64}}[{FULL_STOPS}]{{0,64}}\s*|[{FULL_STOPS}]{{1,64}}\s*")
 _SENTENCE_END = re.compile(rf"[.!?…{FULL_STOPS}][\"'”\u2019»)\]*_]*$")
-# Boundaries between pieces, from the worst to the best end of a chunk.
-_INSIDE, _WORD, _LINE, _SENTENCE, _PARAGRAPH, _SECTION = range(6)
+# Boundaries between pieces, from the worst to the best end of a chunk; at the last each chunk ends.
+_INSIDE, _WORD, _LINE, _SENTENCE, _PARAGRAPH, _SECTION, _RECORD = range(7)
 _NO_BETTER = bytes(min(boundary, _SENTENCE) for boundary in range(256))  # where a chunk may begin as well
 _PART = 2**16  # characters of a text whose pieces are found at once
+MAX_RECORDS = 1000  # of a document, which are chunks of their own: a store searches the words of 20,000 chunks
+_RECORDS: Mapping[Kind, re.Pattern[str]] = {  # what is before one
+    "csv": re.compile(r"\n\s*"),
+    "xlsx": re.compile(r"\n\s*"),
+    "json": re.compile(r"\n{2,}"),
+    "log": re.compile(r"\n(?=[\[<(]?\d)"),  # a time; lines without one belong to it
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +197,7 @@ def split(
     """
     if not 0 <= overlap <= chunk_tokens / 2:
         raise ValueError(f"overlap must be from 0 to half of chunk_tokens, got {overlap} of {chunk_tokens}")
-    pieces = _Pieces(text, count, chunk_tokens, kind == "code")
+    pieces = _Pieces(text, count, chunk_tokens, kind)
     return _chunks(text, pieces, title, places(text, kind, pages), bool(pages), chunk_tokens, overlap)
 
 
@@ -216,12 +224,13 @@ def _begins_with(body: str, title: str) -> bool:
 class _Pieces:
     """The pieces of a text, which are not split, found as far as they are needed: words, or parts of very long ones."""
 
-    def __init__(self, text: str, count: Callable[[str], int], limit: int, is_code: bool) -> None:
+    def __init__(self, text: str, count: Callable[[str], int], limit: int, kind: Kind) -> None:
         self._text = text
         self._limit = limit
         self._known = _KnownPieces(count)
-        headings = () if is_code else heading_starts(text)
-        self._sections = _definition_starts(text) if is_code else [start for start, _, _ in headings]
+        headings = () if kind == "code" else heading_starts(text)
+        self._sections = _definition_starts(text) if kind == "code" else [start for start, _, _ in headings]
+        self._records = _record_starts(text, kind)
         self._heading_ends = [end for _, end, _ in headings]
         self.boundaries = bytearray()  # after each piece
         self.offsets = [0]  # characters before each piece, and after the last one found
@@ -259,10 +268,11 @@ class _Pieces:
             piece = bisect_left(offsets, position) - 1
             if offsets[piece] + len(found[piece].rstrip()) == position < offsets[piece + 1]:
                 boundaries[piece] = _WORD
-        for position in _between(self._sections, start, offsets[-1]):
-            piece = bisect_left(offsets, position)
-            if offsets[piece] == position:
-                boundaries[piece - 1] = _SECTION
+        for positions, boundary in ((self._sections, _SECTION), (self._records, _RECORD)):
+            for position in _between(positions, start, offsets[-1]):
+                piece = bisect_left(offsets, position)
+                if offsets[piece] == position:
+                    boundaries[piece - 1] = boundary
         tokens = [count for count, _ in known]
         if max(tokens) > self._limit:
             found, tokens, boundaries = self._split_long(found, tokens, boundaries)
@@ -312,6 +322,8 @@ def _last_piece(pieces: _Pieces, first: int, previous: int, limit: int) -> int:
     """The end of a chunk: the best boundary in the second half of its window, the latest among equals."""
     sums = pieces.sums
     furthest = max(bisect_right(sums, sums[first] + limit) - 1, previous + 1)
+    if (record := pieces.boundaries.find(_RECORD, previous, furthest)) >= 0:
+        return record + 1
     if furthest >= len(pieces):
         return len(pieces)
     earliest = min(max(bisect_right(sums, sums[first] + limit // 2), previous + 1), furthest)
@@ -325,7 +337,7 @@ def _next_first(pieces: _Pieces, last: int, overlap: int, limit: int) -> int:
     Nothing is repeated at the beginning of a section, or where the next piece needs the room.
     """
     sums = pieces.sums
-    if last == len(pieces) or pieces.boundaries[last - 1] == _SECTION:
+    if last == len(pieces) or pieces.boundaries[last - 1] >= _SECTION:
         return last
     earliest = bisect_left(sums, max(sums[last] - overlap, sums[last + 1] - limit))
     if earliest >= last:
@@ -345,6 +357,22 @@ def _definition_starts(text: str) -> list[int]:
         after_empty = not line.strip()
         position += len(line) + 1
     return sorted(starts)
+
+
+def _record_starts(text: str, kind: Kind) -> list[int]:
+    """Offsets at which records begin but the first, where a text has records, and not too many. The first row of a
+    sheet stands below its heading and the names of its columns."""
+    if kind not in _RECORDS:
+        return []
+    starts = [found.end() for found in islice(_RECORDS[kind].finditer(text), MAX_RECORDS)]
+    if len(starts) == MAX_RECORDS:
+        return []
+    if kind == "xlsx":
+        headings = heading_starts(text)
+        for (_, end, _), following in zip(headings, [*(start for start, _, _ in headings[1:]), len(text)], strict=True):
+            at = bisect_right(starts, end)
+            del starts[at : min(at + 2, bisect_left(starts, following))]
+    return starts
 
 
 def _boundary(piece: str) -> int:

@@ -68,6 +68,30 @@ def test_a_hash_in_a_code_fence_is_not_a_heading() -> None:
     assert any(after.start < before.end for before, after in pairwise(fenced)), "nothing repeats across headings"
 
 
+SHEETS = "# Fees\nBerth | Fee\nBerth: 7; Fee: 12\nBerth: 8; Fee: 14\n# Boats\nName\nMarabel\n\nHeron"
+RECORDS = {
+    "csv": ("Name: Ann; Age: 7\n\nName: Bo; Age: 8\n", ["Name: Ann; Age: 7\n\n", "Name: Bo; Age: 8\n"]),
+    "xlsx": (SHEETS, [SHEETS[:37], "Berth: 8; Fee: 14\n", "# Boats\nName\nMarabel\n\n", "Heron"]),
+    "json": ("a: 1\nb: 2\n\nc[0]: d: 3\n\nc[1]: d: 4", ["a: 1\nb: 2\n\n", "c[0]: d: 3\n\n", "c[1]: d: 4"]),
+    "log": (
+        "10:00 begun\n10:01 failed\n  at line 3\n[10:02] ended",
+        ["10:00 begun\n", "10:01 failed\n  at line 3\n", "[10:02] ended"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_record_is_a_chunk_of_its_own_where_there_are_not_too_many(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, parts = RECORDS[kind]
+    assert [chunk.text for chunk in split(text, words, kind=kind)] == parts
+    long = split(parts[-1] + "\n" + "word " * 200 + "\n" + text, words, kind=kind, chunk_tokens=40, overlap=8)
+    assert max(words(chunk.text) for chunk in long) <= 40 and long[-1].text == parts[-1]
+    monkeypatch.setattr(chunk_module, "MAX_RECORDS", 1)
+    assert [chunk.text for chunk in split(text, words, kind=kind)] == [text]
+
+
 def test_neighbours_share_whole_sentences() -> None:
     text = " ".join(f"Sentence number {i} is here." for i in range(30))
     chunks = split(text, words, chunk_tokens=30, overlap=8)

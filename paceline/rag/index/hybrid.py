@@ -21,6 +21,7 @@ from paceline.rag.records import EXACT_SCORE, LEADING_COSINE, MIN_SCORE, Selecti
 from paceline.rag.rows import FROM, read_passages, read_vectors
 
 _NEAR_TIE = 0.15  # of cosines, among which a rare number decides
+_NAMED_LEAD = 0.1  # of what a number names over all else: the entries of a log differ in their dates alone
 _MAX_CACHED = 8  # selections whose ids and word indexes are cached
 
 
@@ -140,7 +141,9 @@ class HybridIndex:
         telling = {hit.id: hit.num_telling for hit in hits if hit.num_telling and cosines[hit.id] >= near}
         order = sorted(fused, key=lambda i: (i not in named, i not in exact, -telling.get(i, 0)))
         leading = {hit.id for hit in hits if hit.is_leading} - exact - telling.keys()
-        return _scored([(i, cosines[i]) for i in order], exact, telling.keys(), leading), others
+        scored = _scored([(i, cosines[i]) for i in order], exact, telling.keys(), leading)
+        beside = max((score for i, score in scored if i not in named), default=-1.0) + _NAMED_LEAD
+        return [(i, max(score, beside) if i in named else score) for i, score in scored], others
 
     def _word_index(self, collections: tuple[str, ...]) -> BM25Index | None:
         """The BM25 index of these collections; None where they have more than MAX_ROWS chunks."""

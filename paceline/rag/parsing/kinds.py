@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Literal, get_args
 
 Kind = Literal[
-    "text", "markdown", "code", "csv", "json", "html", "pdf", "docx", "pptx", "epub",
+    "text", "markdown", "code", "log", "csv", "json", "html", "pdf", "docx", "pptx", "epub",
     "xlsx", "odt", "rtf", "eml", "ipynb",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -20,7 +20,7 @@ MAX_PAGES = 10_000
 FULL_STOPS = "\u3002\uff01\uff1f"  # Chinese and Japanese . ! ?
 _BASE_CPU_S, _CPU_S_PER_MIB = 15, 5  # of time to parse; most documents need less than a second
 # Texts that need no library are parsed together: by one child, so many at a time, of at most so many bytes each.
-PLAIN: frozenset[Kind] = frozenset({"text", "markdown", "code"})
+PLAIN: frozenset[Kind] = frozenset({"text", "markdown", "code", "log"})
 TOGETHER, TOGETHER_BYTES = 16, 2**16
 EMPTY = "is empty; write something in it or leave it out"  # what is said of such a document, after its name
 MAX_REASON = 400  # characters of the sentence that says why a document cannot be read
@@ -48,7 +48,7 @@ SUFFIXES: Mapping[str, Kind] = {
     ".txt": "text",
     ".rst": "text",
     ".adoc": "text",
-    ".log": "text",
+    ".log": "log",
     ".md": "markdown",
     ".markdown": "markdown",
     ".csv": "csv",

@@ -261,8 +261,9 @@ def test_a_presentation_without_text_is_refused(parser: ParserProcess) -> None:
 
 RECORDS = {
     '{"name": "Ann", "address": {"city": "Harl", "no": 7}}': "name: Ann\naddress.city: Harl\naddress.no: 7",
-    '[{"a": 1}, {"a": null, "b": ["x", "y"]}]': "[0].a: 1\n\n[1].a: null\n[1].b: x, y",
-    '{"a": 1}\n\n{"a": true}\n': "[0].a: 1\n\n[1].a: true",
+    '[{"a": 1}, {"a": null, "b": ["x", "y"]}]': "[0]: a: 1\n\n[1]: a: null; b: x, y",
+    '{"u": [{"a": {"b": 1, "c": "x\\ny"}}, {"a": [{"b": 2}]}]}': "u[0]: a.b: 1; a.c: x y\n\nu[1].a[0]: b: 2",
+    '{"a": 1}\n\n{"a": true}\n': "[0]: a: 1\n\n[1]: a: true",
     "[]": "[]",
     "7": "7",
     '{"a": 1, // a comment\n}': '{"a": 1, // a comment\n}',
@@ -271,7 +272,9 @@ RECORDS = {
 
 
 @pytest.mark.parametrize(("text", "read"), RECORDS.items())
-def test_json_is_a_line_for_each_value_with_its_path(parser: ParserProcess, text: str, read: str) -> None:
+def test_json_is_a_line_for_each_value_with_its_path_or_for_a_record(
+    parser: ParserProcess, text: str, read: str
+) -> None:
     found = parser.parse_bytes("a.json", text.encode())
     assert (found.text.strip(), found.kind) == (read.strip(), "json")
 

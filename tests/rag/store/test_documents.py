@@ -270,6 +270,17 @@ def test_removed_and_replaced_text_is_in_no_file_while_others_have_the_store_ope
         assert in_files(b"kept plan")
 
 
+def test_the_entry_of_a_log_that_has_the_date_of_the_question_leads_those_that_differ_in_it_alone(
+    store: DocumentStore, tmp_path: Path
+) -> None:
+    entries = [f"2025-06-{day} station Brook: the level on the gauge is {day + 30} cm\n" for day in range(10, 30)]
+    (tmp_path / "survey.log").write_text("".join(entries))
+    store.add(tmp_path / "survey.log", zone="device")
+    first, second, *_ = store.search("What is the level on the gauge at station Brook on 28 June 2025?", 4)
+    assert (first.text, first.place) == (entries[18], "line 19")
+    assert first.score >= second.score + 0.1
+
+
 def test_a_store_of_the_first_format_is_read_and_added_to(store: DocumentStore, folder: Path) -> None:
     store.add_text("boat.txt", BOAT, zone="device")
     store.close()

@@ -28,6 +28,7 @@ READERS: Mapping[Kind, tuple[str, str]] = {  # module and function
     "text": ("text", "read_text"),
     "markdown": ("text", "read_text"),
     "code": ("text", "read_text"),
+    "log": ("text", "read_text"),
     "csv": ("text", "read_table"),
     "json": ("text", "read_records"),
     "html": ("markup", "read_html"),

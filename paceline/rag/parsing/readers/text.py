@@ -4,10 +4,10 @@ Tables: one line a row. Under a header each value has its column's name, so that
 delimiter of a CSV file is the candidate that divides the first rows most evenly, and among equals the one that leaves
 the most whole values. `csv.Sniffer` is not used: its regular expressions backtrack.
 
-JSON and JSON lines: a line for each value, with the path to it. Elements of lists of objects are paragraphs. What is no
-JSON after all, such as a configuration with comments, is kept as written. A notebook is its cells and what they
-printed. Not handled: numbers beyond the precision of floats, which become the nearest; pictures of notebooks, and
-outputs that are HTML alone.
+JSON and JSON lines: a line for each value, with the path to it. Elements of lists of objects are paragraphs: a line
+with all their values, as a row of a table, where that is not long. What is no JSON after all, such as a configuration
+with comments, is kept as written. A notebook is its cells and what they printed. Not handled: numbers beyond the
+precision of floats, which become the nearest; pictures of notebooks, and outputs that are HTML alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def title_of(name: str, text: str) -> str:
         return PurePath(name).name[:MAX_TITLE]
     lines = text.lstrip().split("\n", 2)
     first, second = lines[0].strip(), lines[1].strip() if len(lines) > 1 else ""
-    if kind != "text":
+    if kind not in ("text", "log"):
         heading = _heading(first)
         if heading is not None:
             return heading[:MAX_TITLE]
@@ -183,6 +183,7 @@ def _delimiter(sample: str) -> str:
 
 # ---- JSON -----------------------------------------------------------------------------------------------------------
 _MAX_DEPTH = 64  # of containers in containers; deeper ones are written as they are
+_MAX_ROW = 500  # characters: about as many tokens as a chunk has
 
 
 def read_records(data: bytes, name: str) -> ReadText:
@@ -213,15 +214,32 @@ def _values(text: str) -> Iterator[object]:
 
 def _write(value: object, path: str, out: TextBuilder, depth: int) -> None:
     if isinstance(value, tuple) and value and depth < _MAX_DEPTH:
+        if path.endswith("]") and (row := "; ".join(_named(value, "", depth))) and len(row) <= _MAX_ROW:
+            out.line()
+            out.text(f"{path}: {' '.join(row.split())}")
+            return
         for key, part in value:
             _write(part, f"{path}.{key}" if path else key, out, depth + 1)
     elif isinstance(value, list) and depth < _MAX_DEPTH and any(isinstance(part, tuple | list) for part in value):
         for number, part in enumerate(value):
             out.paragraph()
             _write(part, f"{path}[{number}]", out, depth + 1)
+        out.paragraph()
     else:
         out.line()
         out.text(f"{path}: {_shown(value)}" if path else _shown(value))
+
+
+def _named(record: tuple[tuple[str, object], ...], path: str, depth: int) -> Iterator[str]:
+    """The values of an object with their names; one that is too long a row, where it holds a list of objects."""
+    for key, part in record:
+        name = f"{path}.{key}" if path else key
+        if isinstance(part, tuple) and part and depth < _MAX_DEPTH:
+            yield from _named(part, name, depth + 1)
+        elif isinstance(part, list) and any(isinstance(each, tuple | list) for each in part):
+            yield " " * (_MAX_ROW + 1)
+        else:
+            yield f"{name}: {_shown(part)}"
 
 
 def _shown(value: object) -> str:
