@@ -90,7 +90,7 @@ def setup(
     file = _file(config)
     if file.exists():
         raise ConfigError(f"{file} exists, and is not written over: edit it, or name another with --config.")
-    known: Side = "cloud" if (side or _asked("server or device", "device")).startswith("s") else "device"
+    known: Side = "cloud" if (side or _asked("server or device", "device")).lower().startswith("s") else "device"
     chosen = model or _asked("model (a Hugging Face name, a folder or GGUF file)", "demo")
     documents = _asked("folder with documents (empty: none)") if folder is None else folder
     whose = "invitation of a server" if known == "device" else "URL by which devices reach it"
@@ -167,7 +167,7 @@ def _enrolled(invitation: str, file: Path, *, insecure: bool, state_dir: Path | 
     from .credentials import Credentials
     from .enrolment import exchange
 
-    url, _, code = invitation.strip().partition("#")
+    url, _, code = invitation.strip().removeprefix("paceline join ").strip("'").partition("#")
     known = file if file.exists() else Path(os.devnull)
     flags = {"cloud": url, "insecure": insecure or None, "code": code or None, "state_dir": state_dir}
     settings, _ = resolve(AgentSettings, flags, os.environ, known)

@@ -128,7 +128,7 @@ def _tools(service: Service, library: Library, owner: str, address: str) -> MCPS
         return f"{address.rstrip('/')}{PASSAGE}?id={chunk_id}"
 
     async def search(
-        query: Annotated[str, Field(max_length=MAX_QUERY, description="a question, or words to look for")],
+        query: Annotated[str, Field(min_length=1, max_length=MAX_QUERY, description="a question, or words to find")],
         limit: Annotated[int, Field(ge=1, le=MAX_RESULTS, description="passages at most")] = 8,
         vector_stores: Annotated[
             list[str] | None, Field(max_length=8, description="ids of stores; default: the side's own documents")

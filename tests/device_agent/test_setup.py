@@ -59,7 +59,7 @@ def settings(file: str = "paceline.toml") -> AgentSettings:
 def test_a_device_is_set_up_by_four_answers(folder: Path, asked: list[tuple[str, str]]) -> None:
     (folder / "notes").mkdir()
     (folder / "notes" / "lease.md").write_text("The lease ends in May.")
-    done = run("setup", "--config", "own.toml", "--service", input=f"device\nfake\nnotes\n{LINE}\n")
+    done = run("setup", "--config", "own.toml", "--service", input=f"device\nfake\nnotes\npaceline join '{LINE}'\n")
     assert done.exit_code == 0, done.output
     assert asked == [("https://cloud.test", "K7QF-2M9X-4TBA-9HJC")]
     made = settings("own.toml")
