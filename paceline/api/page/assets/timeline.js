@@ -1,19 +1,14 @@
 // How an answer was written: what each side did when, what went over the link, and what it cost. From the report alone.
 
 import { short, svg, table } from "./svg.js";
+import { t } from "./text.js";
 
 const WIDTH = 720;
 const LEFT = 118; // of the names of the rows
 const BINS = 100;
 const ROW = 34;
 const SIDES = ["device", "cloud"];
-const MARKS = { strategy: "", lost: "lost", refused: "refused", passed_over: "passed over", back: "back" };
-const NAMES = {
-  strategy: "strategy", cost_ms: "ms a token, as compared", search: "passages found", prefill: "prompt tokens read",
-  forwards: "forward passes", drafted: "drafted tokens", accepted: "accepted of them",
-  handovers: "handovers", tokens: "tokens of the answer", sent: "bytes sent", received: "bytes received",
-  round_trips: "round trips", lost: "lost", refused: "refused", passed_over: "passed over", back: "back",
-};
+const MARKS = ["lost", "refused", "passed_over", "back"];
 
 /** A figure of the report's `timeline`; without one its other facts. */
 export function timeline(report) {
@@ -23,7 +18,7 @@ export function timeline(report) {
   figure.className = "timeline";
   figure.append(facts(report, moments));
   if (moments.length) {
-    figure.append(picture(moments), legend(), costs(report, moments), bytes(moments), unfold("Everything as a table", all(moments)));
+    figure.append(picture(moments), legend(), costs(moments), bytes(moments), unfold(t("asTable"), all(moments)));
   }
   return figure;
 }
@@ -35,7 +30,7 @@ export function sum(moments, kind, side, what = "number") {
 }
 
 const end = (moment) => moment.ms + moment.took_ms;
-const word = (text) => String(text).replaceAll("_", " ");
+const did = (kind) => t(`did_${kind}`);
 
 function facts(report, moments) {
   const list = document.createElement("dl");
@@ -50,19 +45,19 @@ function facts(report, moments) {
   const tokens = sum(moments, "tokens");
   if (told.length) {
     const [first, last] = [told[0].ms, Math.max(...told.map((each) => each.ms))];
-    add("first token", `${short(first)} ms`);
-    if (last > first) add("tokens a second", short((1000 * (tokens - 1)) / (last - first)));
+    add(t("firstToken"), `${short(first)} ms`);
+    if (last > first) add(t("tokensASecond"), short((1000 * (tokens - 1)) / (last - first)));
   }
   const drafted = sum(moments, "drafted");
   if (drafted) {
     const accepted = sum(moments, "accepted");
-    add("drafts accepted", `${accepted} of ${drafted} (${Math.round((100 * accepted) / drafted)} %)`);
-    add("rolled back", drafted - accepted);
+    add(t("draftsAccepted"), t("ofDrafted", { accepted, drafted, share: Math.round((100 * accepted) / drafted) }));
+    add(t("rolledBack"), drafted - accepted);
   }
   const trips = sum(moments, "round_trips");
-  if (trips) add("round trips", `${trips}, ${short(sum(moments, "round_trips", "", "took_ms") / trips)} ms each`);
-  if (trips || sum(moments, "sent")) add("bytes sent, received", `${short(sum(moments, "sent"))}, ${short(sum(moments, "received"))}`);
-  for (const [side, use] of Object.entries(report?.energy ?? {})) add(`energy, ${side}`, `${short(use.joules)} J (${use.meter})`);
+  if (trips) add(t("roundTrips"), t("eachTook", { trips, time: short(sum(moments, "round_trips", "", "took_ms") / trips) }));
+  if (trips || sum(moments, "sent")) add(t("bytesBoth"), `${short(sum(moments, "sent"))}, ${short(sum(moments, "received"))}`);
+  for (const [side, use] of Object.entries(report?.energy ?? {})) add(t("energyOf", { side: t(side) }), `${short(use.joules)} J (${use.meter})`);
   return list;
 }
 
@@ -79,38 +74,39 @@ function picture(moments) {
   };
   const bars = (kind, side, style, highest) => (top, height) => {
     const bins = binned(moments.filter((each) => each.kind === kind && each.side === side), until);
-    return bins.flatMap((value, at) => (value ? [bar(x, until, at, top, height, value / highest, style, `${short(value)} ${NAMES[kind]}`)] : []));
+    return bins.flatMap((value, at) => (value ? [bar(x, until, at, top, height, value / highest, style, `${short(value)} ${did(kind)}`)] : []));
   };
   const most = (kind) => Math.max(1, ...SIDES.flatMap((side) => binned(moments.filter((each) => each.kind === kind && each.side === side), until)));
   const work = (side) => (top, height) =>
     moments.filter((each) => each.side === side && ["search", "prefill"].includes(each.kind)).map((each) => {
       const wide = Math.max(2, x(end(each)) - x(each.ms));
       const high = each.kind === "search" ? 0 : height / 2;
-      return svg("rect", { x: x(each.ms), y: top + high, width: wide, height: height / 2 - 1, class: `span ${each.kind} ${side}` }, svg("title", {}, `${each.kind}, ${short(each.took_ms)} ms: ${short(each.number)} ${NAMES[each.kind]}`));
+      return svg("rect", { x: x(each.ms), y: top + high, width: wide, height: height / 2 - 1, class: `span ${each.kind} ${side}` }, svg("title", {}, `${short(each.took_ms)} ms: ${short(each.number)} ${did(each.kind)}`));
     });
   const has = (side, ...kinds) => moments.some((each) => each.side === side && kinds.includes(each.kind));
   const rows = (side) => {
-    if (has(side, "search", "prefill")) row(`${side}: reads`, side, work(side));
-    if (has(side, "drafted")) row(`${side}: drafts`, side, (top, height) => [...bars("drafted", side, "rejected", most("drafted"))(top, height), ...bars("accepted", side, side, most("drafted"))(top, height)]);
-    if (has(side, "tokens")) row(`${side}: tokens`, side, bars("tokens", side, side, most("tokens")));
+    if (has(side, "search", "prefill")) row(t("reads", { side: t(side) }), side, work(side));
+    if (has(side, "drafted")) row(t("drafts", { side: t(side) }), side, (top, height) => [...bars("drafted", side, "rejected", most("drafted"))(top, height), ...bars("accepted", side, side, most("drafted"))(top, height)]);
+    if (has(side, "tokens")) row(t("writes", { side: t(side) }), side, bars("tokens", side, side, most("tokens")));
   };
   rows("device");
-  if (moments.some((each) => each.kind === "sent")) row("link", "link", (top, height) => link(moments, x, until, top, height));
+  if (moments.some((each) => each.kind === "sent")) row(t("link"), "link", (top, height) => link(moments, x, until, top, height));
   rows("cloud");
-  for (const each of moments.filter(({ kind }) => kind in MARKS && kind !== "strategy")) {
-    parts.push(svg("line", { x1: x(each.ms), x2: x(each.ms), y1: 12, y2: y, class: "mark" }), svg("text", { x: Math.min(x(each.ms) + 3, WIDTH - 90), y: 12, class: "mark" }, `${each.side} ${MARKS[each.kind]}`));
+  for (const each of moments.filter(({ kind }) => MARKS.includes(kind))) {
+    parts.push(svg("line", { x1: x(each.ms), x2: x(each.ms), y1: 12, y2: y, class: "mark" }), svg("text", { x: Math.min(x(each.ms) + 3, WIDTH - 90), y: 12, class: "mark" }, `${t(each.side)} ${did(each.kind)}`));
   }
   for (const at of [0, 0.25, 0.5, 0.75, 1]) {
     const anchor = at === 1 ? "end" : at ? "middle" : "start";
     parts.push(svg("text", { x: x(at * until), y: y + 14, class: "tick", "text-anchor": anchor }, at === 1 ? `${short(Math.round(until))} ms` : short(Math.round(at * until))));
   }
-  const label = `Over ${short(Math.round(until))} ms: ${SIDES.map((side) => `${side} ${sum(moments, "tokens", side)} tokens, ${sum(moments, "drafted", side)} drafts`).join("; ")}; ${sum(moments, "round_trips")} round trips.`;
+  const sides = SIDES.map((side) => `${t(side)} ${sum(moments, "tokens", side)} ${did("tokens")}, ${sum(moments, "drafted", side)} ${did("drafted")}`);
+  const label = `${short(Math.round(until))} ms: ${sides.join("; ")}; ${sum(moments, "round_trips")} ${t("roundTrips")}.`;
   const made = svg("svg", { viewBox: `0 0 ${WIDTH} ${y + 20}`, role: "img", "aria-label": label }, ...parts);
   const wide = document.createElement("div");
   wide.className = "wide";
   wide.tabIndex = 0; // it scrolls where the page is narrow
   wide.role = "group";
-  wide.ariaLabel = "Timeline";
+  wide.ariaLabel = t("written");
   wide.append(made);
   return wide;
 }
@@ -130,7 +126,7 @@ function bar(x, until, at, top, height, share, style, title) {
 function legend() {
   const made = document.createElement("p");
   made.className = "fine";
-  made.textContent = "Drafts: filled where accepted, hollow where rolled back. Reads: a search above, the prompt below. Link: bytes sent above, received below, over the round trips.";
+  made.textContent = t("timelineLegend");
   return made;
 }
 
@@ -138,7 +134,7 @@ function legend() {
 function link(moments, x, until, top, height) {
   const trips = moments.filter(({ kind }) => kind === "round_trips").map((each) => svg("rect", {
     x: x(each.ms), y: top, width: Math.max(1, x(each.ms + each.took_ms / each.number) - x(each.ms) - 0.8), height, class: "trip",
-  }, svg("title", {}, `round trip, ${short(each.took_ms / each.number)} ms`)));
+  }, svg("title", {}, `${t("roundTrips")}: ${short(each.took_ms / each.number)} ms`)));
   const colour = { sent: moments.find(({ kind }) => kind === "sent").side, received: moments.find(({ kind }) => kind === "received")?.side };
   const ways = { sent: binned(moments.filter(({ kind }) => kind === "sent"), until), received: binned(moments.filter(({ kind }) => kind === "received"), until) };
   const most = Math.max(...ways.sent, ...ways.received);
@@ -148,27 +144,29 @@ function link(moments, x, until, top, height) {
     if (!value) return [];
     const high = Math.max(1.5, half * (value / most));
     const y = way === "sent" ? top + half - high : top + half;
-    return [svg("rect", { x: from(at), y, width: from(at + 1) - from(at) - 0.8, height: high, class: colour[way] }, svg("title", {}, `${short(value)} bytes ${way}`))];
+    return [svg("rect", { x: from(at), y, width: from(at + 1) - from(at) - 0.8, height: high, class: colour[way] }, svg("title", {}, `${short(value)} ${did(way)}`))];
   }))];
 }
 
-/** What `auto` compared, and its reason. */
-function costs(report, moments) {
+/** Whose turn it was, where that changed, and what `auto` compared. */
+function costs(moments) {
   const part = document.createElement("div");
   part.className = "costs";
   const chosen = moments.filter(({ kind }) => kind === "strategy").map(({ of }) => of);
-  const lead = document.createElement("p");
-  lead.textContent = `${chosen.join(", then ") || report.strategy}: ${report.why ?? ""}`;
-  part.append(lead);
+  if (chosen.length > 1) {
+    const lead = document.createElement("p");
+    lead.textContent = chosen.join(` ${t("then")} `);
+    part.append(lead);
+  }
   const compared = moments.filter(({ kind }) => kind === "cost_ms");
   if (compared.length) {
     const most = Math.max(1e-9, ...compared.map(({ number }) => number));
     const rows = compared.flatMap(({ of, number }, at) => [
       svg("text", { x: LEFT - 8, y: 14 + 20 * at, class: "name" }, of),
       svg("rect", { x: LEFT, y: 4 + 20 * at, width: Math.max(2, ((WIDTH - LEFT - 150) * number) / most), height: 12, class: chosen.includes(of) ? "chosen" : "other" }),
-      svg("text", { x: LEFT + Math.max(2, ((WIDTH - LEFT - 150) * number) / most) + 6, y: 14 + 20 * at, class: "tick" }, number ? `${short(number)} ms a token` : "to be measured"),
+      svg("text", { x: LEFT + Math.max(2, ((WIDTH - LEFT - 150) * number) / most) + 6, y: 14 + 20 * at, class: "tick" }, number ? t("msAToken", { time: short(number) }) : t("toMeasure")),
     ]);
-    const label = `Compared: ${compared.map(({ of, number }) => `${of} ${short(number)} ms a token`).join(", ")}`;
+    const label = compared.map(({ of, number }) => `${of} ${t("msAToken", { time: short(number) })}`).join(", ");
     part.append(svg("svg", { viewBox: `0 0 ${WIDTH} ${20 * compared.length + 4}`, role: "img", "aria-label": label }, ...rows));
   }
   return part;
@@ -179,7 +177,7 @@ function bytes(moments) {
   const part = document.createElement("div");
   if (!kinds.length) return part;
   const of = (way, name) => sum(moments.filter((each) => each.of === name), way);
-  part.append(table("Bytes by kind of message", ["message", "sent", "received"], kinds.map((name) => [name, of("sent", name), of("received", name)])));
+  part.append(table(t("bytesByKind"), [t("message"), t("sent"), t("received")], kinds.map((name) => [name, of("sent", name), of("received", name)])));
   return part;
 }
 
@@ -194,9 +192,9 @@ function all(moments) {
     found.set(key, known);
   }
   const rows = [...found.values()].map((each) => [
-    NAMES[each.kind] ?? word(each.kind), each.side, each.of, short(each.number), short(each.ms), short(Math.round(each.last)), each.took_ms ? short(each.took_ms) : "",
+    did(each.kind), t(each.side), each.of, short(each.number), short(each.ms), short(Math.round(each.last)), each.took_ms ? short(each.took_ms) : "",
   ]);
-  return table("What happened, in all", ["what", "side", "of", "number", "from ms", "to ms", "took ms"], rows);
+  return table(t("happened"), [t("what"), t("side"), t("of"), t("number"), t("fromMs"), t("toMs"), t("tookMs")], rows);
 }
 
 function unfold(title, content) {
