@@ -24,7 +24,6 @@ from paceline.errors import ConfigError
 from paceline.rag.prompt import Messages
 from paceline.rag.records import Passage
 from paceline.runtime.service import GenerateRequest
-from paceline.runtime.sessions.routing import AUTO
 from paceline.strategies.base import RoutingContext
 
 log = logging.getLogger("paceline.node")
@@ -46,7 +45,7 @@ def parts_asked(
     searched = sources.documents and sources.passages is None and context.own.documents + context.peer.documents
     free = output.constraint is None and output.top_logprobs is None and prompt.template in ({}, NO_THINKING)
     last = prompt.messages[-1] if prompt.messages else {}
-    if not (searched and free and request.strategy.name == AUTO and last.get("role") == "user"):
+    if not (searched and free and request.strategy.name == "auto" and last.get("role") == "user"):
         return [request]
     # A model that thinks does so before each part; one of one document may take the question apart itself.
     thinks = tokenizer.thinking is not None and prompt.template != NO_THINKING
