@@ -378,6 +378,7 @@ def _environment() -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUTF8": "1",
         "LC_ALL": "C.UTF-8",
+        "OMP_THREAD_LIMIT": "1",  # of Tesseract: a parser may start no thread
     }
 
 

@@ -147,6 +147,7 @@ _SCOPES_FROM, _SCOPES = 6, 0b11  # version; abstract Unix sockets and signals
 _SYSTEM = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store"),
     *("/etc/ld.so.cache", "/usr/share/zoneinfo", "/dev/null", "/dev/urandom"),
+    *("/usr/share/tesseract-ocr", "/usr/share/tessdata"),
 )
 
 

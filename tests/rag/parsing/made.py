@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import docx
 import pptx
+import pypdfium2
 from pptx.util import Inches
 
 
@@ -47,6 +48,20 @@ def shown(*lines: str) -> bytes:
     return (
         b"BT /F1 12 Tf 72 720 Td " + b" ".join(b"(%s) Tj 0 -14 Td" % line.encode("latin-1") for line in lines) + b" ET"
     )
+
+
+def scanned(*lines: str) -> bytes:
+    """A PDF of one page, which is a picture of these lines."""
+    with pypdfium2.PdfDocument(pdf([shown(*lines)])) as source, pypdfium2.PdfDocument.new() as made:
+        width, height = source[0].get_size()
+        page, image = made.new_page(width, height), pypdfium2.PdfImage.new(made)
+        image.set_bitmap(source[0].render(scale=200 / 72))
+        image.set_matrix(pypdfium2.PdfMatrix().scale(width, height))
+        page.insert_obj(image)
+        page.gen_content()
+        out = io.BytesIO()
+        made.save(out)
+    return out.getvalue()
 
 
 def word_document() -> bytes:

@@ -13,7 +13,8 @@ from paceline.rag.chunk import split
 from paceline.rag.parsing.kinds import MAX_TEXT_BYTES, MAX_TITLE
 from paceline.rag.parsing.parsed import check_name, parsed_text
 from paceline.rag.parsing.process import ParserProcess
-from tests.rag.parsing.made import archive, book, pdf, presentation, shown, word_document
+from paceline.rag.parsing.readers import pdf as pdf_reader
+from tests.rag.parsing.made import archive, book, pdf, presentation, scanned, shown, word_document
 
 
 def refusal(parser: ParserProcess, name: str, data: bytes) -> tuple[str, str]:
@@ -257,6 +258,14 @@ def test_a_presentation_without_text_is_refused(parser: ParserProcess) -> None:
         empty = out.getvalue()
     assert refusal(parser, "a.pptx", empty) == ("unsupported_file", refusal(parser, "a.pptx", empty)[1])
     assert "has no text" in refusal(parser, "a.pptx", empty)[1]
+
+
+def test_a_scan_is_recognised_where_the_library_is_installed_and_told_of_elsewhere(parser: ParserProcess) -> None:
+    data = scanned("The harbour office opens at seven.", "The fee for one night is 18 marks.")
+    if any(map(pdf_reader._library, pdf_reader._TESSERACT)):
+        assert "The fee for one night is 18 marks." in parser.parse_bytes("scan.pdf", data).text
+    else:
+        assert "ocrmypdf" in refusal(parser, "scan.pdf", data)[1]
 
 
 RECORDS = {

@@ -1,7 +1,8 @@
-"""PDF by PDFium: the text of each page with the fields and remarks on it, and where each begins.
+"""PDF by PDFium: the text of each page with the fields and remarks on it, and where each begins. Pages of a document
+without any text are recognised by Tesseract, where its library is installed.
 
 Ligatures are letters, words broken at a line's end are whole where that is certain, and letters that were drawn singly
-on a grid are words. Not handled: text in images (it is said so), columns that the file stores out of order.
+on a grid are words. Not handled: images beside text, columns that the file stores out of order.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import ctypes
 import itertools
 import re
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from statistics import median
 
 import pypdfium2
 import pypdfium2.raw as pdfium
 
-from paceline.rag.parsing.kinds import MAX_PAGES, MAX_TEXT_BYTES
+from paceline.rag.parsing.kinds import MAX_PAGES, MAX_TEXT_BYTES, Limits
 from paceline.rag.parsing.readers.content import LIGATURES, ReadText, UnreadableError, one_line, too_long
 
 _JUNK = ("untitled", "microsoft word", "microsoft powerpoint", "about:blank")  # titles that programs make up
@@ -25,6 +28,9 @@ _WORD = re.compile(r"[\w-]+")
 _MIN_EVIDENCE = 4  # letters of half a broken word that say something where it occurs alone
 _SINGLY = 3.0  # mean letters of the words of a line whose letters may be drawn singly
 _HIDDEN = 0b10  # flag of an annotation
+_TESSERACT = ("libtesseract.so.5", "libtesseract.so.4", "libtesseract.5.dylib")  # none on Windows, in the usual places
+_DPI = 200
+_LEFT_S = 5.0  # of the processor time that a document may take, for what is not recognising
 _ON_PAGE = (pdfium.FPDF_ANNOT_FREETEXT, pdfium.FPDF_ANNOT_TEXT, pdfium.FPDF_ANNOT_WIDGET)
 
 
@@ -39,6 +45,8 @@ def read_pdf(data: bytes, _name: str) -> ReadText:
         raise
     document.init_forms()
     texts, failed = _pages(document)
+    if texts and not any(texts) and failed < len(texts):
+        texts = _recognised(document, Limits().for_size(len(data)).cpu_s - _LEFT_S)
     if not any(texts):
         if failed or not texts:
             raise UnreadableError("is damaged: none of its pages can be read; export it again", "invalid_file")
@@ -77,6 +85,43 @@ def _pages(document: pypdfium2.PdfDocument) -> tuple[list[str], int]:
         if size > MAX_TEXT_BYTES:
             raise too_long()
     return texts, failed
+
+
+def _recognised(document: pypdfium2.PdfDocument, until_s: float) -> list[str]:
+    """The text in the pictures of the pages, each "" without the library; until so much processor time is used."""
+    texts = [""] * len(document)
+    library = next(filter(None, map(_library, _TESSERACT)), None)
+    if library is None:
+        return texts
+    for name in ("Create", "GetUTF8Text"):
+        getattr(library, f"TessBaseAPI{name}").restype = ctypes.c_void_p
+    engine = ctypes.c_void_p(library.TessBaseAPICreate())
+    if library.TessBaseAPIInit3(engine, None, b"eng"):
+        return texts
+    for number in range(len(document)):
+        if time.process_time() > until_s:
+            raise UnreadableError(
+                f"has {len(document)} scanned pages, which take too long to be recognised here; split it, or recognise "
+                "its text first, for instance with: ocrmypdf in.pdf out.pdf"
+            )
+        with suppress(pypdfium2.PdfiumError):  # of a damaged page
+            page = document[number]
+            shown = page.render(scale=_DPI / 72, grayscale=True)
+            library.TessBaseAPISetImage(engine, shown.buffer, shown.width, shown.height, 1, shown.stride)
+            library.TessBaseAPISetSourceResolution(engine, _DPI)
+            found = ctypes.c_void_p(library.TessBaseAPIGetUTF8Text(engine))
+            texts[number] = _clean((ctypes.string_at(found) if found else b"").decode("utf-8", "replace"))
+            library.TessDeleteText(found)
+            shown.close()
+            page.close()
+    return texts
+
+
+def _library(name: str) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        return None
 
 
 def _lines(page: pypdfium2.PdfTextPage) -> Iterator[str]:
