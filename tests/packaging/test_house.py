@@ -135,7 +135,7 @@ def apart() -> set[str]:
     ("folders", "extras"),
     [
         (PACKAGES, ("bench", "chat", "documents", "gguf", "gpu", "keyring", "mcp", "otel", "qr", "torch")),
-        (("tests",), ("mcp", "test", "torch")),
+        (("tests",), ("documents", "mcp", "test", "torch")),
     ],
     ids=["packages", "tests"],
 )
