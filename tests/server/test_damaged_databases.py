@@ -87,7 +87,7 @@ def test_a_database_whose_pages_are_gone_is_told(
 
 
 @pytest.mark.parametrize(
-    ("file", "version"), [*((file, 2) for file in PROGRAMS), ("keys.sqlite", 0), ("asking.sqlite", 2)]
+    ("file", "version"), [*((file, 99) for file in PROGRAMS), ("keys.sqlite", 0), ("asking.sqlite", 2)]
 )
 def test_a_file_of_another_format_is_told_and_left_as_it_is(
     sample: Path, tmp_path: Path, file: str, version: int
