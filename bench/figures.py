@@ -109,15 +109,22 @@ def plot(section: Json) -> str:
     )
 
 
-def main() -> int:
-    """Write the page and the plots, or say with `--check` whether the page is what the results give."""
-    if "--check" in sys.argv[1:]:
-        return 0 if PAGE.read_text("utf-8") == page() else 1
-    PAGE.write_text(page(), "utf-8")
-    PLOTS.mkdir(exist_ok=True)
+def files() -> dict[Path, str]:
+    """The page and the plots, with what stands in them."""
+    found = {PAGE: page()}
     for section in tomllib.loads((HERE / "figures.toml").read_text("utf-8"))["section"]:
         if list(_image(section)):
-            (PLOTS / _file(section)).write_text(plot(section) + "\n", "utf-8")
+            found[PLOTS / _file(section)] = plot(section) + "\n"
+    return found
+
+
+def main() -> int:
+    """Write the page and the plots, or say with `--check` whether they are what the results give."""
+    if "--check" in sys.argv[1:]:
+        return 0 if all(file.is_file() and file.read_text("utf-8") == text for file, text in files().items()) else 1
+    PLOTS.mkdir(exist_ok=True)
+    for file, text in files().items():
+        file.write_text(text, "utf-8")
     return 0
 
 

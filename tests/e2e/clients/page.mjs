@@ -130,6 +130,15 @@ const SCENARIOS = {
     await ask(page, "Hello?");
     const answer = await lastAnswer(page);
     const stored = await page.evaluate(() => [sessionStorage.length > 0, localStorage.getItem("paceline.key")]);
+    await page.goto(new URL("dashboard", url).href);
+    await page.waitForSelector(".panel"); // read with the key that the tab keeps
+    await page.evaluate(() => sessionStorage.clear());
+    await page.reload();
+    await page.waitForSelector("#key[open]");
+    faults.push(...(await accessibilityFaults(page)));
+    await page.fill("#key-field", key);
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".panel");
     await page.goto(new URL("docs", url).href);
     await page.waitForSelector("#routes tr");
     const routes = await page.locator("#routes td:first-child").allTextContents();
