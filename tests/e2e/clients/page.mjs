@@ -247,7 +247,15 @@ const SCENARIOS = {
       await ended(other);
       await ended(page); // where it was asked
       const sources = await other.locator(".answer").first().locator(".source .name").allTextContents();
-      return { first, sources, texts: [(await lastAnswer(page)).text, (await lastAnswer(other)).text] };
+      const texts = [(await lastAnswer(page)).text, (await lastAnswer(other)).text];
+      await deleteFirst(page);
+      await page.waitForFunction(async () => {
+        const { data } = await (await fetch("v1/conversations")).json();
+        return data.length === 1 && data[0].metadata.made_by === "paceline page: deleted";
+      });
+      await other.evaluate(() => window.dispatchEvent(new Event("focus")));
+      await other.waitForFunction(() => !document.querySelector("#conversations li") && !document.querySelector(".answer"));
+      return { first, sources, texts };
     } finally {
       await context.close();
     }

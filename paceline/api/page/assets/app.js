@@ -111,7 +111,7 @@ async function catchUp(remote = true) {
   const before = JSON.stringify([current.leaf, current.messages.length, current.title]);
   await archive.catchUp(writing);
   if (remote && archive.kept) await archive.inTurn(() => archive.pull(writing));
-  if (!archive.has(current) && current.server) current = newConversation(); // deleted elsewhere
+  if (!archive.has(current) && current.messages.length) current = newConversation(); // deleted elsewhere
   if (before === JSON.stringify([current.leaf, current.messages.length, current.title])) return list.show(current, writing);
   showConversation();
   return complete(current);

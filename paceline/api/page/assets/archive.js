@@ -6,9 +6,9 @@ import { DONE, merge, newAnswer, newConversation, upgraded } from "./conversatio
 import { deleteAllConversations, deleteConversation, loadConversations, saveConversation } from "./storage.js";
 
 const MADE_BY = "paceline page"; // in the metadata
+const BURIED = "paceline page: deleted"; // of the one whose items are the ids of deleted ones
 const BATCH = 20; // items of one request
 const VALUE = 500; // characters of one value of the metadata
-const MAX_LEFT = 25 * 86_400_000; // ms: what has not changed for longer may have expired at the server, and is kept here
 
 export class Archive {
   /** failed: is called with the key of a sentence when something does not keep what it should, and why. */
@@ -18,6 +18,8 @@ export class Archive {
     this.unsaved = new Set(); // of them: what the storage has not taken, or not yet
     this.kept = false; // at the server as well
     this.queue = Promise.resolve(); // of what the server is to keep
+    this.grave = ""; // the id of the list of deleted ones, once it is known
+    this.buried = { seen: 0, ids: new Set() };
   }
 
   has(conversation) {
@@ -113,14 +115,18 @@ export class Archive {
 
   /** Take over what other browsers have kept at the server, after what this one is deleting. True: something changed. */
   async pull(writing) {
-    const listed = (await requestAll("v1/conversations")).filter(({ metadata }) => metadata.made_by === MADE_BY);
-    const there = new Map(listed.map((each) => [each.id, each]));
+    const before = this.conversations.filter(({ server }) => server);
+    const all = await requestAll("v1/conversations");
+    const listed = all.filter(({ metadata }) => metadata.made_by === MADE_BY);
+    await this.exhume(all.find(({ metadata }) => metadata.made_by === BURIED));
+    const there = new Set(listed.map(({ id }) => id));
     let changed = false;
-    for (const held of [...this.conversations]) {
-      if (!held.server || there.has(held.server) || writing.has(held)) continue;
+    for (const held of before) {
+      if (there.has(held.server) || writing.has(held)) continue;
       changed = true;
-      if (Date.now() - held.updated > MAX_LEFT) Object.assign(held, { server: "", sent: [] });
-      else this.remove(held); // deleted elsewhere
+      // What is not there and was not deleted has expired, or another server answers at this address: it stays here.
+      if (this.buried.ids.has(held.server)) this.remove(Object.assign(held, { server: "" }));
+      else Object.assign(held, { server: "", sent: [] });
     }
     for (const { id, metadata, paceline } of listed) {
       const held = this.conversations.find((each) => each.server === id);
@@ -156,10 +162,23 @@ export class Archive {
   }
 
   async forget({ server, messages }) {
-    if (server) await request(`v1/conversations/${server}`, { method: "DELETE" }).catch(gone);
-    for (const { response, kept } of messages) {
-      if (response && kept) await request(`v1/responses/${response}`, { method: "DELETE" }).catch(gone);
+    if (server) { // told before it is done, so that nobody takes it for expired
+      const items = [{ type: "message", role: "user", content: server }];
+      if (this.grave) await request(`v1/conversations/${this.grave}/items`, { method: "POST", body: { items } });
+      else this.grave = (await request("v1/conversations", { method: "POST", body: { metadata: { made_by: BURIED }, items } })).id;
+      await request(`v1/conversations/${server}`, { method: "DELETE" }).catch(gone);
     }
+    for (const { response, kept } of messages) {
+      if (response && kept && server) await request(`v1/responses/${response}`, { method: "DELETE" }).catch(gone);
+    }
+  }
+
+  /** Read which conversations were deleted, by whatever browser. listed: their list, if there is one. */
+  async exhume(listed) {
+    this.grave = listed?.id ?? "";
+    if (!listed || listed.paceline.updated_at <= this.buried.seen) return;
+    const items = await requestAll(`v1/conversations/${listed.id}/items`, "order=asc");
+    this.buried = { seen: listed.paceline.updated_at, ids: new Set(items.map(({ content }) => content[0].text)) };
   }
 }
 
