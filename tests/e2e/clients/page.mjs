@@ -354,7 +354,7 @@ const SCENARIOS = {
     const answer = await lastAnswer(page);
     await page.reload();
     await linked(page);
-    await page.waitForFunction(() => document.querySelector("#model").options.length > 0);
+    await page.waitForSelector("#conversations li");
     return { answer, kept: await page.locator("#conversations li").count() };
   },
 

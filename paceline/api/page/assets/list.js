@@ -11,6 +11,7 @@ export class ConversationList {
   constructor({ list, search, menu }, archive, actions) {
     Object.assign(this, { list, search, menu, archive, actions });
     this.current = null;
+    this.rows = new WeakMap(); // by conversation
     search.oninput = () => this.show();
     menu.onclick = (event) => {
       const done = event.target.closest("button")?.dataset.do;
@@ -35,14 +36,21 @@ export class ConversationList {
     this.list.replaceChildren(...(parts.length || !wanted ? parts : [make("p", { className: "none", textContent: t("nothingFound") })]));
   }
 
+  /** A row, made anew only when its words have changed. */
   row(conversation) {
     const { title } = conversation;
-    const open = make("button", { type: "button", className: "open", textContent: title, title, onclick: () => this.actions.select(conversation) });
-    if (conversation.id === this.current?.id) open.setAttribute("aria-current", "true");
-    const more = iconButton("more", t("more", { title }), () => this.openMenu(conversation, more));
-    more.classList.add("more");
-    const row = make("li", {}, open, more);
-    if (this.writing.has(conversation)) row.classList.add("writing");
+    const words = `${document.documentElement.lang} ${title}`;
+    let row = this.rows.get(conversation);
+    if (row?.words !== words) {
+      const open = make("button", { type: "button", className: "open", textContent: title, title, onclick: () => this.actions.select(conversation) });
+      const more = iconButton("more", t("more", { title }), () => this.openMenu(conversation, more));
+      more.classList.add("more");
+      row = Object.assign(make("li", {}, open, more), { words });
+      this.rows.set(conversation, row);
+    }
+    if (conversation.id === this.current?.id) row.firstChild.setAttribute("aria-current", "true");
+    else row.firstChild.removeAttribute("aria-current");
+    row.classList.toggle("writing", this.writing.has(conversation));
     return row;
   }
 
