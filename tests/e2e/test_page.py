@@ -96,9 +96,11 @@ def test_upload_ask_watch_the_lanes_stop_reload_and_find_the_conversation(browse
 def test_settings_reach_the_request_and_stay(browse: Browse, pair: Pair) -> None:
     seen = browse("settings", pair.url("device"))
     assert seen["errors"] == [] and seen["faults"] == []
-    (body,) = seen["bodies"]
+    body, further = seen["bodies"]
     assert body["model"] == "fake" and body["temperature"] == 0.5 and body["instructions"] == "Be brief."
     assert body["background"] and body["store"]
+    assert further["continue_final_message"] and [item["role"] for item in further["input"]] == ["user", "assistant"]
+    assert seen["texts"][1].startswith(seen["texts"][0]), "a cut answer goes on"
     asked = {"report": True, "timeline": True, "strategy": "autoregressive", "privacy": "local-only", "documents": 0}
     assert body["paceline"] == asked
     assert seen["back"] == "rgb(20, 22, 26)", "dark although the system is light"

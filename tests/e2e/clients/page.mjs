@@ -110,7 +110,12 @@ const SCENARIOS = {
     await page.click("#stop");
     await ended(page);
     const back = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
-    return { bodies, faults, back, state: (await lastAnswer(page)).state };
+    const { state, text } = await lastAnswer(page);
+    await page.click(".answer .on");
+    await page.waitForFunction((size) => [...document.querySelectorAll(".answer")].at(-1).querySelector(".words").innerText.length > size, text.length);
+    await page.click("#stop");
+    await ended(page);
+    return { bodies, faults, back, state, texts: [text, (await lastAnswer(page)).text] };
   },
 
   // A server with keys: nothing but the page is there without one.

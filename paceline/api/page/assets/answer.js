@@ -53,7 +53,7 @@ export function versionsBar(versions, message, turn) {
   return [make("span", { className: "versions" }, before, told, after)];
 }
 
-/** An answer whose node follows it: `update` after each change. actions: {retry, openSource, versions}. */
+/** An answer whose node follows it: `update` after each change. actions: {retry, goOn, openSource, versions}. */
 export class AnswerView {
   constructor(answer, actions) {
     this.answer = answer;
@@ -103,6 +103,9 @@ export class AnswerView {
     const citations = Array.isArray(answer.report?.citations) ? answer.report.citations : [];
     if (citations.length) yield this.sources(citations);
     for (const sentence of sentences(answer)) yield make("p", { className: "note", textContent: sentence });
+    if (answer.text && (answer.finish === "length" || answer.state !== "done")) {
+      yield make("button", { type: "button", className: "on", textContent: t("goOn"), onclick: () => this.actions.goOn(answer) });
+    }
     if (answer.state === "failed") yield make("p", { className: "error", role: "alert", textContent: answer.error });
     if (/[cd]/.test(answer.lanes)) yield sharesBar(answer.lanes);
     const bar = make("div", { className: "actions" }, ...this.actions.versions(answer));

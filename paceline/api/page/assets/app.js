@@ -8,6 +8,7 @@ import { readable, Uploads } from "./documents.js";
 import { KeyDialog } from "./key.js";
 import { ConversationList, save } from "./list.js";
 import { copyFrom, make } from "./rich.js";
+import { NONE } from "./run.js";
 import { fillSettings, openOptions, showSettings } from "./settings.js";
 import { openSource } from "./source.js";
 import { loadSettings, saveSettings, saveUnfinished } from "./storage.js";
@@ -127,9 +128,9 @@ async function complete(conversation) {
     const { signal } = new AbortController();
     const whole = { ...newAnswer(), response: answer.response };
     await writeAnswer(whole, null, { kept: false, signal, changed: () => {} });
-    if (whole.state !== "done") continue; // it has expired: its text is here
-    const { text, lanes, thought, steps, calls, report, usage } = whole;
-    Object.assign(answer, { text, lanes, thought, steps, calls, report, usage });
+    if (whole.state !== "done" || !answer.text.endsWith(whole.text)) continue; // it has expired: its text is here
+    const { lanes, thought, steps, calls, report, usage } = whole;
+    Object.assign(answer, { lanes: lanes.padStart(answer.text.length, NONE), thought, steps, calls, report, usage });
     archive.save(conversation);
     if (conversation === current) showConversation();
   }
@@ -139,6 +140,9 @@ async function complete(conversation) {
 const actions = {
   retry(answer) {
     if (!openAnswer(current)) answerNow(current, answer.parent);
+  },
+  goOn(answer) {
+    if (!openAnswer(current)) answerNow(current, answer.parent, answer);
   },
   openSource: (citation, answer) => openSource($("source"), citation, answer, server.side),
   versions: (message) => versionsBar(versionsOf(current, message), message, (other) => {
@@ -163,13 +167,19 @@ async function ask(text, parent) {
   answerNow(current, question.id);
 }
 
-/** Have an answer written below this question. */
-function answerNow(conversation, question) {
+/** Have an answer written below this question. from: one that was cut, with which it begins. */
+function answerNow(conversation, question, from = null) {
   conversation.leaf = question;
   const kept = archive.kept;
   const stores = [uploads.readable, attached.get(conversation)?.readable].filter(Boolean);
   const body = requestBody(conversation, settings, stores, kept);
-  write(conversation, add(conversation, { ...newAnswer(), kept }), body);
+  const answer = { ...newAnswer(), kept };
+  if (from) {
+    Object.assign(answer, { text: from.text, lanes: from.lanes });
+    body.input.push({ type: "message", role: "assistant", content: from.text });
+    body.continue_final_message = true;
+  }
+  write(conversation, add(conversation, answer), body);
   select(conversation);
 }
 

@@ -77,6 +77,7 @@ export const WORDS = {
   copy: "Kopieren",
   copied: "Kopiert",
   notAllowed: "Nicht erlaubt",
+  goOn: "Weiterschreiben",
   retry: "Neu schreiben",
   edit: "Bearbeiten",
   saveAndAsk: "Dies fragen",

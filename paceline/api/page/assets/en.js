@@ -80,6 +80,7 @@ export const WORDS = {
   copy: "Copy",
   copied: "Copied",
   notAllowed: "Not allowed",
+  goOn: "Go on",
   retry: "Write it anew",
   edit: "Edit",
   saveAndAsk: "Ask this",
