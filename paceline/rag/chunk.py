@@ -14,7 +14,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 
 from paceline.rag.parsing.kinds import FULL_STOPS, Kind
 from paceline.rag.parsing.parsed import Parsed
@@ -152,6 +152,10 @@ _RECORDS: Mapping[Kind, re.Pattern[str]] = {  # what is before one
     "json": re.compile(r"\n{2,}"),
     "log": re.compile(r"\n(?=[\[<(]?\d)"),  # a time; lines without one belong to it
 }
+
+
+_WITH_TABLES: frozenset[Kind] = frozenset({"markdown", "html", "docx", "pptx", "odt", "epub", "eml"})
+_ROW = re.compile(r"^[^:;|\n]{1,80}: [^;\n]{0,500}; [^:;\n]{1,80}: [^\n]*\n*", re.MULTILINE)  # a row of those
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,10 +366,15 @@ def _definition_starts(text: str) -> list[int]:
 def _record_starts(text: str, kind: Kind) -> list[int]:
     """Offsets at which records begin but the first, where a text has records, and not too many. The first row of a
     sheet stands below its heading and the names of its columns."""
-    if kind not in _RECORDS:
+    if kind in _RECORDS:
+        starts = [found.end() for found in islice(_RECORDS[kind].finditer(text), MAX_RECORDS)]
+    elif kind in _WITH_TABLES:
+        rows = [found.span() for found in islice(_ROW.finditer(text), MAX_RECORDS)]
+        later = {start for (_, end), (start, _) in pairwise(rows) if start == end}
+        starts = sorted(later | {end for start, end in rows if start in later})
+    else:
         return []
-    starts = [found.end() for found in islice(_RECORDS[kind].finditer(text), MAX_RECORDS)]
-    if len(starts) == MAX_RECORDS:
+    if len(starts) >= MAX_RECORDS:
         return []
     if kind == "xlsx":
         headings = heading_starts(text)

@@ -69,7 +69,9 @@ def test_a_hash_in_a_code_fence_is_not_a_heading() -> None:
 
 
 SHEETS = "# Fees\nBerth | Fee\nBerth: 7; Fee: 12\nBerth: 8; Fee: 14\n# Boats\nName\nMarabel\n\nHeron"
+TABLE = ["# Rooms\n\nName: Fee\nRoom: A; Beds: 2\n", "Room: B; Beds: 1; View: yard\n\n", "Note: a; b; c: d\nEnd."]
 RECORDS = {
+    "docx": ("".join(TABLE), TABLE),
     "csv": ("Name: Ann; Age: 7\n\nName: Bo; Age: 8\n", ["Name: Ann; Age: 7\n\n", "Name: Bo; Age: 8\n"]),
     "xlsx": (SHEETS, [SHEETS[:37], "Berth: 8; Fee: 14\n", "# Boats\nName\nMarabel\n\n", "Heron"]),
     "json": ("a: 1\nb: 2\n\nc[0]: d: 3\n\nc[1]: d: 4", ["a: 1\nb: 2\n\n", "c[0]: d: 3\n\n", "c[1]: d: 4"]),

@@ -231,6 +231,42 @@ def test_what_a_page_hides_is_not_read_and_what_it_shows_is(parser: ParserProces
     assert parser.parse_bytes("a.epub", made).text == HIDDEN[html]
 
 
+NAMED = "Room | Beds | View\nRoom: Heather; Beds: 2\nRoom: Rowan; Beds: 1; View: yard"
+BARE = "Room | Beds | View\nHeather | 2 |\nRowan | 1 | yard"
+
+
+def html_table(text: str) -> str:
+    rows = (
+        "".join(f"<td>{cell.strip(' |')}" for cell in row.replace("2 |", "2 | ").split(" | "))
+        for row in text.split("\n")
+    )
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+
+def piped(text: str) -> str:
+    head, *rows = (f"| {row} |" for row in text.split("\n"))
+    return "\n".join([head, "|---|:-:|---|", *rows])
+
+
+def test_a_row_of_a_table_has_the_names_of_its_columns_where_they_are_known(parser: ParserProcess) -> None:
+    page = f"<p>Before.</p>{html_table(BARE)}<p>After.</p>"
+    assert parser.parse_bytes("a.html", page.encode()).text == f"Before.\n\n{NAMED}\n\nAfter."
+    text = f"Before.\n\n{piped(BARE)}\n\nAfter.\n"
+    assert parser.parse_bytes("a.md", text.encode()).text == f"Before.\n\n{NAMED}\n\nAfter.\n"
+    spanning = page.replace("<td>Rowan<td>1", "<td colspan=2>Rowan")
+    for name, kept in [
+        ("a.txt", text),
+        ("a.md", f"```\n{text}```\n"),
+        ("a.md", "a | b\n--- | ---\n1 | 2\n"),
+        ("a.md", "a | b\n--- | ---\n1 | 2 | 3\n4 | 5\n"),
+        ("a.md", "1 | 2\n--- | ---\n1 | 2\n4 | 5"),
+    ]:
+        assert parser.parse_bytes(name, kept.encode()).text == kept
+    assert parser.parse_bytes("a.html", spanning.encode()).text.endswith("Heather | 2 |\nRowan | yard\n\nAfter.")
+    nested = f"<table><tr><td>{html_table(BARE)}</td></tr><tr><td>x</td></tr><tr><td>y</td></tr></table>"
+    assert parser.parse_bytes("a.html", nested.encode()).text == f"{NAMED}\n\nx\ny"
+
+
 def test_cells_of_html_that_hold_paragraphs_stay_in_their_row(parser: ParserProcess) -> None:
     table = "<table><tr><td><p>a</p><td><p>b</p><ul><li>c</ul></tr><tr><td> <td></tr><tr><td>d<td>e</table>"
     assert parser.parse_bytes("a.html", table.encode()).text == "a | b c\nd | e"

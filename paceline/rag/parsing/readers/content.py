@@ -5,6 +5,7 @@ unknown character set to text, with LF line ends.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,6 +84,23 @@ class TextBuilder:
     def paragraph(self, mark: str = "") -> None:
         """Begin a paragraph, with a mark if any text follows."""
         self._begin(2, mark)
+
+    @property
+    def place(self) -> int:
+        """Where what is written next will stand, for `rewrite`."""
+        return len(self._parts)
+
+    def rewrite(self, place: int, change: Callable[[str], str]) -> None:
+        """Replace what was written since, but for the breaks before it, by what `change` makes of it."""
+        written = "".join(self._parts[place:])
+        kept = written[: len(written) - len(written.lstrip("\n"))]
+        self._size -= len(written)
+        self._parts[place:] = []
+        newlines, blank, mark = self._newlines, self._blank, self._mark
+        self._newlines, self._blank, self._mark = len(kept), False, ""
+        if changed := change(written[len(kept) :]):
+            self._put(changed)
+        self._newlines, self._blank, self._mark = newlines, blank, mark
 
     def build(self) -> str:
         return "".join(self._parts)

@@ -17,6 +17,7 @@ from lxml import etree
 
 from paceline.rag.parsing.readers.content import ReadText, TextBuilder, UnreadableError, decode, one_line
 from paceline.rag.parsing.readers.sniffing import member, open_archive
+from paceline.rag.parsing.readers.text import with_named_cells
 
 _HIDDEN = frozenset({
     "annotation", "annotation-xml", "audio", "canvas", "datalist", "defs", "desc", "head", "iframe", "metadata",
@@ -76,10 +77,12 @@ def declared_charset(data: bytes) -> str:
 def write_tree(root: etree._Element, out: TextBuilder, hiding: frozenset[str] = frozenset()) -> None:
     """Append what a tree of HTML elements shows. hiding: selectors of what is not.
 
-    Walks without recursion, since the tree may be deep. A row of a table is a line, whatever its cells hold.
+    Walks without recursion, since the tree may be deep. A row of a table is a line, whatever its cells hold, with the
+    names of its columns where they are known.
     """
     verbatim = 0  # depth of `pre`
     row = skipped = None  # the row that is being written as one line; the element that is left out
+    tables: list[int] = []  # where those begin that are being written; -1: it holds others
     walk = etree.iterwalk(root, events=("start", "end"))
     for event, element in walk:
         tag = element.tag if isinstance(element.tag, str) else ""
@@ -94,6 +97,8 @@ def write_tree(root: etree._Element, out: TextBuilder, hiding: frozenset[str] = 
                 _begin(tag, element, out)
             if tag == "tr" and next(element.iter(*_NO_CELL), None) is None:
                 row = element
+            if tag == "table":
+                tables.append(out.place)
             verbatim += tag == "pre"
             _put(element.text, verbatim, out)
             continue
@@ -104,6 +109,10 @@ def write_tree(root: etree._Element, out: TextBuilder, hiding: frozenset[str] = 
                 _end(tag, out)
             elif tag in _BLOCKS:
                 out.text(" ")
+            if tag == "table":
+                if (place := tables.pop()) >= 0:
+                    out.rewrite(place, with_named_cells)
+                tables[-1:] = [-1] * bool(tables)
         if element is not root:
             _put(element.tail, verbatim, out)
 

@@ -29,7 +29,27 @@ from paceline.rag.parsing.readers.content import ReadText, TextBuilder, Unreadab
 # ---- text, Markdown, source code ------------------------------------------------------------------------------------
 def read_text(data: bytes, name: str) -> ReadText:
     text = decode(data)
-    return ReadText(title_of(name, text), text)
+    return ReadText(title_of(name, text), _with_tables(text) if kind_of(name) == "markdown" else text)
+
+
+def _with_tables(text: str) -> str:
+    """A Markdown text whose tables have the names of their columns in each row, as those of other kinds."""
+    lines = text.split("\n")
+    made: list[str] = []
+    at, fenced = 0, False
+    while at < len(lines):
+        line, end = lines[at], at + 1
+        fenced ^= line.lstrip().startswith(("```", "~~~"))
+        if not fenced and "|" in line and end < len(lines) and set("|-") <= set(lines[end]) <= set("|-: \t"):
+            end = next((i for i in range(end + 1, len(lines)) if "|" not in lines[i]), len(lines))
+            rows = (row.strip().removeprefix("|").removesuffix("|").strip() for row in [line, *lines[at + 2 : end]])
+            table = "\n".join(rows)
+            named = with_named_cells(table)
+            made += lines[at:end] if named == table else [named]
+        else:
+            made.append(line)
+        at = end
+    return "\n".join(made)
 
 
 def title_of(name: str, text: str) -> str:
@@ -73,6 +93,7 @@ _SAMPLE_ROWS = 20
 _SAMPLE = 64 * 1024  # characters
 _MAX_COLUMN_NAME = 80  # characters
 _MAX_LEAD = 5  # rows above a header, such as a title
+_MIN_ROWS = 3  # of a table in a text, where one row could not be taken for another
 _NUMBER = re.compile(r"[-+]?\d[\d.,' \u00a0]*%?")
 _YEAR = re.compile(r"(?:19|20)\d\d")
 
@@ -113,6 +134,15 @@ def named_rows(rows: Iterable[Sequence[str]], *, with_names: bool = False) -> It
         else:
             pairs = itertools.zip_longest(columns[: len(row)], row, fillvalue="")
             yield "; ".join(f"{column}: {cell}" if column else cell for column, cell in pairs if cell)
+
+
+def with_named_cells(table: str) -> str:
+    """Lines of cells, with the names of the columns in each row but the first, if that has names and all rows have as
+    many cells; so that a row can be read alone."""
+    rows = [re.split(r" ?\| ?", line) for line in table.split("\n")]
+    if len(rows) < _MIN_ROWS or len(set(map(len, rows))) != 1 or _header(rows[:_SAMPLE_ROWS]) != 0:
+        return table
+    return "\n".join(named_rows(rows, with_names=True))
 
 
 def _header(sample: list[list[str]]) -> int | None:
