@@ -104,8 +104,8 @@ BATCH_TOKENS = 512  # rows of a forward: their activations fit into a core's cac
 
 
 class MiniLMEmbedder:
-    """Embeds on the CPU, in two threads of its own, so that a query need not wait for documents being added, or in that
-    of a processing unit; each uses one core."""
+    """Embeds on the CPU, in threads of its own, one a core and at least two, so that a query need not wait for a long
+    call, or in that of a processing unit; each uses one core."""
 
     name = "minilm"
     served_name = "all-MiniLM-L6-v2"
@@ -119,7 +119,7 @@ class MiniLMEmbedder:
         Raises ConfigError when there is none.
         """
         self._directory = directory or package_directory()
-        self._compute = ComputeThreads(2, "paceline-embed")
+        self._compute = ComputeThreads(max(2, len(cores())), "paceline-embed")
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
         self._outputs: Callable[[Sequence[Sequence[int]]], Floats] | None = None
@@ -189,7 +189,6 @@ def _batches(lengths: list[int]) -> list[list[int]]:
 
 DEFAULT = "minilm"
 _BATCH_TEXTS = 16  # texts between two calls of the progress callback
-_THREADS = 2  # batches embedded at once, where there are as many cores
 
 ProgressCallback = Callable[[int, int], None]  # (texts embedded, texts in all); may raise to stop
 
@@ -235,7 +234,7 @@ def no_progress(done: int, total: int, /) -> None:
 
 
 def embed_all(embedder: Embedder, texts: Sequence[str], progress: ProgressCallback = no_progress) -> Vectors:
-    """(len(texts), dimensions), embedded a few at a time, on two cores, with a call of `progress` after each batch."""
+    """(len(texts), dimensions), embedded a few at a time, on all cores, with a call of `progress` after each batch."""
     progress(0, len(texts))
     batches = [texts[start : start + _BATCH_TEXTS] for start in range(0, len(texts), _BATCH_TEXTS)]
     if len(batches) < 2:
@@ -243,7 +242,7 @@ def embed_all(embedder: Embedder, texts: Sequence[str], progress: ProgressCallba
         progress(len(texts), len(texts))
         return vectors
     parts: list[Vectors] = []
-    with ThreadPoolExecutor(min(_THREADS, len(cores()))) as threads:
+    with ThreadPoolExecutor(len(cores())) as threads:
         try:
             for part in threads.map(embedder.embed, batches):
                 parts.append(part)
