@@ -333,6 +333,7 @@ async def _prompts(
     length, positions = len(opening.targets), resources.max_positions
     end = stretch_of(length, options.stretch, opening.max_tokens)[1] if options.stretch else length + 1
     reads = resources.side in STRATEGIES[opening.strategy].joins_with_documents
+    query = _query(resources, opening, options)
     work = partial(
         prompts_of,
         _conversation(opening),
@@ -340,12 +341,12 @@ async def _prompts(
         resources.tokenizer,
         k=min(opening.top_k_documents, MAX_PASSAGES) if reads else 0,
         max_prompt=positions - max(end, min(opening.max_tokens, positions // 2)),
-        query=_query(resources, opening, options),
+        query=query,
         kv=resources.prefiller,
         temperature=temperature,
         template=msgspec.json.decode(opening.template or "{}", type=dict[str, object]),
         together=resources.reads_together(options.reading),
-        judge=resources.judge if options.judged and not opening.targets else None,
+        judge=resources.judge if options.judged and query is None else None,
     )
     return await resources.work.search(work, f"peer:{peer}")
 

@@ -256,7 +256,9 @@ class Preparation:
             options = options.in_one_stretch()
         prompts, unlike = _weighed(strategy, prompts, side, self._peers.scales, self._peers.scales.difference(name))
         may_say = prompts.unanswered or (strategy.needs_peer and not prompts.passages)
-        unanswered = await self._unanswered(request) if may_say and request.strategy.options.get("judged") else None
+        unanswered = (
+            await self._unanswered(request, thinking) if may_say and request.strategy.options.get("judged") else None
+        )
         told = "" if unanswered is None or strategy.needs_peer else UNANSWERED_REASON
         share = resources.claim_or_refuse(prompts.branches, self._limit(request, prompts))
         if not share.drafts:
@@ -292,9 +294,9 @@ class Preparation:
         constraint = request.output.constraint
         return None if constraint is None else await self._resources.mask(constraint, request.account.owner)
 
-    async def _unanswered(self, request: GenerateRequest) -> Mask | None:
+    async def _unanswered(self, request: GenerateRequest, thinking: Thinking | None) -> Mask | None:
         """The form of an answer that says that no document answers; None where the engine keeps none."""
-        form = unanswered_form(str(request.prompt.messages[-1]["content"]))
+        form = replace(unanswered_form(str(request.prompt.messages[-1]["content"])), thinking=thinking)
         try:
             return await self._resources.mask(form, request.account.owner)
         except RequestError as error:

@@ -31,9 +31,18 @@ log = logging.getLogger("paceline.node")
 BETWEEN: Final = "\n"  # parts of an answer
 LEAST: Final = 0.1  # probability that a passage answers, of the best one; chosen on questions, bench/LOG.md
 MAX_SYSTEM: Final = 600  # characters of a system message that is no more than a manner: a longer one may hold anything
+MAX_JUDGED: Final = 32_000  # characters of all passages, some 2 s of a core
 UNANSWERED: Final = "The documents do not say."
 GENERALLY: Final = " In general: "
-_OWN: Final = re.compile(r"\b(?:my|mine|our|ours|i|we|me|us)\b", re.IGNORECASE)
+_OWN: Final = re.compile(r"\b(?:(?i:my|mine|our|ours|i|we|me)|us)\b")  # not the US
+# What is explained or told, seldom in a few words that the reader could point to: it would miss most answers.
+_TOLD: Final = re.compile(
+    r"\b(?:why|about|differ\w*|compare\w*"
+    r"|how\s+(?:to|come|do|does|did|is|are|was|were|can|could|should|would|will|has|have)"
+    r"|what\s+(?:are|were|do|does|did|can|could|should|would|will|has|have|happen\w*)"
+    r"|what(?:'s|\s+(?:is|was))(?!\s+(?:(?:the|my|our)\b|\S+'s\b)))\b",
+    re.IGNORECASE,
+)
 
 
 def parts_asked(
@@ -88,13 +97,16 @@ class Judge:
         *before, last = messages
         text, told = str(last.get("content", "")), [str(message.get("content", "")) for message in before]
         is_first = all(message.get("role") == "system" for message in before) and len("".join(told)) <= MAX_SYSTEM
-        if last.get("role") != "user" or not is_first or not only_asks(text) or is_foreign(text):
+        if last.get("role") != "user" or not is_first or not only_asks(text) or is_foreign(text) or _TOLD.search(text):
             return ""
         return "" if any(each and self._answers(text, each) for each in told) else text
 
     def finds(self, question: str, passages: Sequence[Passage]) -> bool:
-        """One of the passages answers the question."""
-        return any(self._answers(question, passage.titled) for passage in passages)
+        """One of the passages answers the question, or may, as one in another language, which the reader does not read,
+        and as those of a long text, which would take it long."""
+        texts = [passage.titled for passage in passages]
+        long = sum(map(len, texts)) > MAX_JUDGED
+        return long or any(is_foreign(text) or self._answers(question, text) for text in texts)
 
     def _answers(self, question: str, text: str) -> bool:
         pointer = self._pointer()

@@ -314,6 +314,7 @@ def load_pointer(directory: Path) -> Pointer:
 
     Raises ConfigError as `load_reader` does.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     from paceline.encoder import WORDS, installed_tokenizer, installed_weights
@@ -323,7 +324,7 @@ def load_pointer(directory: Path) -> Pointer:
         weights = {key: value.astype(np.float32) for key, value in load_file(directory / "model.safetensors").items()}
         calibration = SpanCalibration(*(float(config[name]) for name in ("middle", "slope", "words")))
         int(config["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ConfigError(f"{directory} cannot be loaded ({error}): install paceline again") from error
     weights[WORDS] = installed_weights()[WORDS]
     return Pointer(weights, installed_tokenizer(), calibration)

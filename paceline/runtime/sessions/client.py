@@ -24,7 +24,7 @@ from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, G
 from paceline.runtime.sessions.base import Session
 from paceline.runtime.sessions.driver import ClientPorts, Driver, Ports
 from paceline.runtime.sessions.output_text import AnswerText, Written, logprobs_of
-from paceline.runtime.sessions.prompts import PromptSet, sharing_words
+from paceline.runtime.sessions.prompts import PromptSet, peer_citations, sharing_words
 from paceline.runtime.sessions.routing import Costs
 from paceline.runtime.sessions.timeline import Timeline
 from paceline.strategies.base import (
@@ -55,7 +55,6 @@ from paceline.wire.messages import (
     CloseSession,
     OpenSession,
     Options,
-    RetrievedPassage,
     RetrievedPassages,
     SessionFrame,
     SessionMessage,
@@ -307,6 +306,7 @@ class ClientSession(Session):
         log.warning("the %s is passed over: %s", peer, reason, extra={"id": self.trace})
         self._degraded = self._degraded or f"{peer}_lost"
         self._mark_slow()
+        self._says_so()
 
     def _mark_slow(self) -> None:
         if not self._too_slow:
@@ -333,7 +333,7 @@ class ClientSession(Session):
                 if unanswered and self._unanswered is not None and not self.prepared.prompts.passages:
                     self._drop_ahead()
                     self._alone = self._unanswered
-                self._peer_citations = _peer_citations(other(self.prepared.side), passages)
+                self._peer_citations = peer_citations(other(self.prepared.side), passages)
                 self._peer_found_nothing = not passages
                 if passages:
                     self._drop_ahead()
@@ -363,10 +363,22 @@ class ClientSession(Session):
         if isinstance(event, Scored | Sampled):
             self._write_ahead()
 
-    def _go_on_alone(self) -> None:
-        """Leave the peer that is to be left, between two events of the machine, which may wait for a mask in one."""
+    def _says_so(self) -> bool:
+        """Where this side has found what does not answer, a peer that is lost before the first token is taken for one
+        that has found nothing, and missed."""
+        says_so = self.prepared.prompts.unanswered and self.prepared.unanswered is not None
+        if self._alone is None or not says_so or self.written.tokens:
+            return False
+        prepared, machine = self._alone
+        self._alone, self._peer_found_nothing = (replace(prepared, missing=self._degraded), machine), True
+        self._go_on_alone(within=not self._masked)  # the loss may be an effect, and others follow it
+        return True
+
+    def _go_on_alone(self, *, within: bool = False) -> None:
+        """Leave the peer that is to be left, between two events of the machine, which may wait for a mask in one.
+        within: it does not."""
         driver = self._driver
-        if self._alone is None or not self._leaves or driver.running or driver.finished:
+        if self._alone is None or not self._leaves or (driver.running and not within) or driver.finished:
             return
         (self.prepared, machine), self._alone = self._alone, None
         self._masked = self.prepared.mask is not None
@@ -415,7 +427,6 @@ class ClientSession(Session):
         if self._leaves:
             return
         self._note("refused" if refusal else "lost", side=other(self.prepared.side))
-        self._drop_ahead()
         on_loss, peer = self.prepared.request.joining.on_loss, other(self.prepared.side)
         if on_loss == "fail" or (on_loss == "pause" and not returns):
             how = f"refuses to take part ({refusal})" if refusal else "was lost"
@@ -427,6 +438,9 @@ class ClientSession(Session):
                 self._pause = self._loop.call_later(PAUSE_S, self._pause_expired)
         else:
             self._degraded = self._degraded or f"{peer}_{'refused' if refusal else 'lost'}"
+            if self._says_so():
+                return
+            self._drop_ahead()
         self.deliver(LinkLost())
 
     def _leave_session(self, reason: str = "cancelled") -> None:
@@ -566,20 +580,6 @@ class ClientSession(Session):
         elif self._deciding:
             own = tuple(citation for index, citation in enumerate(own) if index in self._deciding)
         return (*own, *(self._peer_citations if self._lanes[other(self.prepared.side)] else ()))
-
-
-def _peer_citations(side: Side, passages: Sequence[RetrievedPassage]) -> tuple[Citation, ...]:
-    return tuple(
-        Citation(
-            side,
-            passage.document or "a private document",
-            passage.text,
-            passage.score,
-            place=passage.place,
-            peer_chunk=passage.chunk or None,
-        )
-        for passage in passages
-    )
 
 
 def peer_lost(peer: Side, how: str, *, refused: bool = False) -> RequestError:

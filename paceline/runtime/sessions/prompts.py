@@ -31,7 +31,7 @@ from paceline.runtime.engine_loop.requests import StoredPrefix
 from paceline.runtime.questions import Judge
 from paceline.runtime.service import Citation
 from paceline.strategies.base import Branch, Side, other
-from paceline.wire.messages import RelevanceScale
+from paceline.wire.messages import RelevanceScale, RetrievedPassage
 
 log = logging.getLogger("paceline.node")
 
@@ -107,6 +107,20 @@ class PromptSet:
             return self
         score = device_log_weight(temperature) - math.log(number)
         return replace(self, branches=tuple(Branch(branch.prompt, score) for branch in self.branches))
+
+
+def peer_citations(side: Side, passages: Sequence[RetrievedPassage]) -> tuple[Citation, ...]:
+    return tuple(
+        Citation(
+            side,
+            passage.document or "a private document",
+            passage.text,
+            passage.score,
+            place=passage.place,
+            peer_chunk=passage.chunk or None,
+        )
+        for passage in passages
+    )
 
 
 SHORT: Final = 3  # letters of a word that any passage may have
