@@ -1,9 +1,9 @@
 """What a message asks: its parts, each of which is answered in turn, and whether documents answer them.
 
-Of the second the reader says what models that read cannot: a small model that is given passages takes an answer out of
-them, right or wrong. The reader has learnt to tell (a question and a passage, 30 to 80 ms of a core). Where it finds an
-answer in none of a side's passages, the side is one that has found nothing; where that holds for both, the answer says
-so.
+Of the second the reader says what small models cannot: given passages, they take an answer out of them, right or wrong,
+where a larger model can say that there is none. The reader has learnt to tell (a question and a passage, 30 to 80 ms of
+a core). Where it finds an answer in none of a side's passages, the side is one that has found nothing; where that holds
+for both, the answer says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from paceline.core.sampling.sampler import Constraint
-from paceline.engine.base import TextModel
+from paceline.engine.base import ModelInfo, TextModel
 from paceline.engine.reader.pointer import Pointer
 from paceline.engine.reader.question import is_foreign, only_asks, separate_questions
 from paceline.engine.thinking import NO_THINKING
@@ -29,6 +29,7 @@ from paceline.strategies.base import RoutingContext
 log = logging.getLogger("paceline.node")
 
 BETWEEN: Final = "\n"  # parts of an answer
+SMALL: Final = 2_000_000_000  # weights of models whose passages are judged: it errs more often than a larger one does
 LEAST: Final = 0.1  # probability that a passage answers, of the best one; chosen on questions, bench/LOG.md
 MAX_SYSTEM: Final = 600  # characters of a system message that is no more than a manner: a longer one may hold anything
 MAX_JUDGED: Final = 32_000  # characters of all passages, some 2 s of a core
@@ -80,6 +81,11 @@ def unanswered_form(question: str) -> Constraint:
     """How an answer begins that no document holds. What one asks of oneself nobody knows in general: there it ends."""
     rest = "" if _OWN.search(question) else f"{GENERALLY}(.|\\n)+"
     return Constraint("regex", re.escape(UNANSWERED).replace("\\ ", " ") + rest)
+
+
+def is_judged(model: ModelInfo, tokenizer: TextModel) -> bool:
+    """What this model is to read is judged: it is known to be small, and does not judge itself, as a reader does."""
+    return not tokenizer.one_document and 0 < model.num_weights <= SMALL
 
 
 class Judge:

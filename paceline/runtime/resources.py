@@ -30,6 +30,7 @@ from paceline.runtime.engine_loop.remote_worker import RemoteWorker
 from paceline.runtime.engine_loop.worker import EngineWorker, Worker
 from paceline.runtime.lookup_tables.store import DocumentTables, Lifetime, TableStore, over
 from paceline.runtime.parts import NodeParts
+from paceline.runtime.questions import is_judged
 from paceline.runtime.sessions.mask_threads import MaskBesideLoop, MaskThreads
 from paceline.runtime.sessions.prompts import scale_of
 from paceline.runtime.sessions.routing import ALONE, STAGED, Costs
@@ -173,7 +174,7 @@ class Resources:
         self._draft_info = None if draft_engine is None else (draft_engine.info, draft_engine.block_size)
         self.store = store
         self.relevance = scale_of(store, parts.kept.relevance_temperature)
-        self.judge = None if self.tokenizer.one_document else parts.kept.judge
+        self.judge = parts.kept.judge if is_judged(info, self.tokenizer) else None
         self.prefiller = None if kv is None or store is None else DocumentPrefiller(kv, store, self.worker, model)
         self._compiling = CompilingThreads(model.tokenizer)
         self._mask_threads = MaskThreads(self.worker)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from paceline.core.side import SIDES, Side, other
-from paceline.engine.fake import ByteTokenizer
+from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.reader.engine import load_pointer
 from paceline.engine.reader.pointer import Pointer, SpanReading
 from paceline.engine.thinking import NO_THINKING
@@ -20,7 +20,7 @@ from paceline.errors import ConfigError
 from paceline.models import READER
 from paceline.rag.records import Passage
 from paceline.runtime import peers
-from paceline.runtime.questions import GENERALLY, UNANSWERED, Judge, unanswered_form
+from paceline.runtime.questions import GENERALLY, UNANSWERED, Judge, is_judged, unanswered_form
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.runtime.sessions.base import PeerSession
 from paceline.runtime.sessions.client import ClientSession
@@ -236,3 +236,11 @@ async def test_a_model_that_thinks_though_it_is_not_to_says_so_behind_it(
         request = asks(BOTH_FIND, max_tokens=400, template=NO_THINKING, thinking_tokens=12)
         deltas = [each async for each in (await bench.device.prepare(request)).run() if isinstance(each, TextDelta)]
         assert "".join(each.text for each in deltas if not each.thinking) == UNANSWERED
+
+
+def test_small_models_are_judged_which_do_not_judge_themselves() -> None:
+    small, reads = ByteTokenizer(), FakeEngine().info
+    assert not is_judged(replace(reads, num_weights=10), small), "it reads one document, as readers do"
+    small.one_document = False
+    sizes = (0, 135_000_000, 2_000_000_000, 3_000_000_000)
+    assert [is_judged(replace(reads, num_weights=size), small) for size in sizes] == [False, True, True, False]
