@@ -158,6 +158,8 @@ const SCENARIOS = {
       "![spy](https://evil.test/pixel?secret) <iframe src=https://evil.test></iframe>",
       "[good](https://example.org/a_(b)) and https://example.org/c. `<b>`",
       "```html\n<style>body{display:none}</style>\n```",
+      `$$\\def\\x#1{${"#1".repeat(200)}}${`\\x{${"a".repeat(200)}}`.repeat(60)}$$`, // millions of nodes, were it followed
+      "Covered: $\\rule{400em}{1em}$",
     ].join("\n\n");
     const report = {
       strategy: "<b>bold</b>",
@@ -176,6 +178,20 @@ const SCENARIOS = {
     await ask(page, "<img src=x onerror=alert(7)>");
     const answer = await lastAnswer(page);
     const links = await page.evaluate(() => [...document.querySelectorAll(".words a")].map((each) => [each.href, each.rel]));
+    await page.waitForSelector(".formula math", { state: "attached" });
+    const formulas = await page.evaluate(() => [...document.querySelectorAll(".formula")].map((each) => each.querySelectorAll("*").length));
+    const clipped = await page.evaluate(() => document.querySelector("#messages").scrollWidth === document.querySelector("#messages").clientWidth);
+    // A file whose messages stand in a circle, with fields of any type.
+    const imported = await page.evaluate(async () => {
+      const { fromJson, turnTo, pathOf } = await import("/page/conversation.js");
+      const message = (id, parent) => ({ role: "assistant", id, parent, text: id, steps: 1, lanes: 2, report: [], state: "?", onclick: "x" });
+      const messages = [message("a", "b"), message("b", "a"), message("a", "a")];
+      const [found] = fromJson(JSON.stringify({ kind: "paceline conversations", conversations: [{ title: 1, messages, leaf: "b" }] }));
+      const circle = { messages: [message("a", "b"), message("b", "a")], leaf: "a" };
+      turnTo(circle, circle.messages[0]);
+      const [{ steps, lanes, state, onclick = "" }] = found.messages;
+      return { path: pathOf(found).map(({ text }) => text), ids: new Set(found.messages.map(({ id }) => id)).size, first: [steps, lanes, state, onclick] };
+    });
     const made = await page.evaluate(() => document.querySelectorAll("#messages :is(script, img, iframe, style, svg:not(.icon), b)").length);
     const title = await page.textContent("#title");
     await page.locator(".source").click();
@@ -188,7 +204,7 @@ const SCENARIOS = {
         return false; // the policy allows no HTML from scripts
       }
     });
-    return { name, answer, links, made, title, source, assigned };
+    return { name, answer, links, made, formulas, clipped, imported, title, source, assigned };
   },
 
   // A conversation that is deleted before its answer has begun.

@@ -63,7 +63,8 @@ export function versionsOf({ messages }, { parent, role }) {
 /** Show this message, and below it what was said last. */
 export function turnTo(conversation, message) {
   let last = message;
-  for (let next = last; next; next = conversation.messages.findLast((each) => each.parent === last.id)) last = next;
+  let left = conversation.messages.length; // another program may have written a circle
+  for (let next = last; next && left; next = conversation.messages.findLast((each) => each.parent === last.id), left -= 1) last = next;
   conversation.leaf = last.id;
 }
 
@@ -154,7 +155,23 @@ export function fromJson(text) {
   if (file.kind !== KIND) throw new Error(file.kind);
   return file.conversations.map(({ title, pinned, updated, leaf, options, messages }) => {
     const plain = messages.filter(({ role, text: said }) => ["user", "assistant"].includes(role) && typeof said === "string");
-    for (const each of plain) Object.assign(each, { response: "", sequence: -1, kept: false, ...(each.state === "writing" ? { state: "cut" } : {}) });
-    return upgraded({ title: String(title), pinned: pinned === true, updated: Number(updated) || Date.now(), leaf, options: Object(options), messages: plain });
+    const known = new Set();
+    const taken = plain.map((message) => takenFrom(message, known));
+    return upgraded({ title: String(title), pinned: pinned === true, updated: Number(updated) || Date.now(), leaf, options: Object(options), messages: taken });
   });
+}
+
+/** A message of a file as this page would have written it: its own fields, of their types, below one that comes before it. */
+function takenFrom(message, known) {
+  const shape = message.role === "user" ? { role: "", text: "" } : newAnswer();
+  const fits = ([name, value]) => name in shape && typeof value === typeof shape[name] && Array.isArray(value) === Array.isArray(shape[name]);
+  const found = { ...Object.fromEntries(Object.entries(message).filter(fits)), state: DONE.has(message.state) ? message.state : "cut" };
+  if (message.role === "user") delete found.state;
+  else Object.assign(found, { response: "", sequence: -1, kept: false, calls: (found.calls ?? []).filter(Boolean) });
+  if (Array.isArray(found.report?.citations)) found.report.citations = found.report.citations.filter(Boolean);
+  if (message.id === undefined) return found; // of a former release: `upgraded` gives it its place
+  found.id = /^\w{1,64}$/.test(message.id) && !known.has(message.id) ? message.id : randomId();
+  found.parent = known.has(message.parent) ? message.parent : null;
+  known.add(found.id);
+  return found;
 }

@@ -4,7 +4,12 @@
 import { appendRun } from "./run.js";
 import { t } from "./text.js";
 
-const MAX_CODE = 30_000; // characters that are coloured
+// Its expressions take time in the square of what repeats, so that only what people write as code is coloured.
+const MAX_CODE = 8000; // characters
+const MAX_LINE = 200; // likewise
+const MAX_FORMULA = 2000; // likewise
+// A macro whose argument stands in it many times makes millions of nodes of a short formula.
+const DEFINES = /\\(?:[gex]?def|(?:future)?let|(?:new|renew|provide)command)(?![a-zA-Z])/;
 const SVG = "http://www.w3.org/2000/svg";
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', "#x27": "'" };
 const PIECE = /<span class="([\w\- ]+)">|<\/span>|&(#?\w+);|[^<&]+/g; // all that highlight.js writes
@@ -61,7 +66,7 @@ export async function copyFrom(button) {
 // ---- code -----------------------------------------------------------------------------------------------------------
 /** Colour a block of code whose end has come, once the browser has time. The words' lanes stay. */
 export function colourCode(code, run, language) {
-  if (run.length > MAX_CODE) return;
+  if (run.length > MAX_CODE || run.text.split("\n").some((line) => line.length > MAX_LINE)) return;
   const later = window.requestIdleCallback ?? setTimeout;
   later(async () => {
     const hljs = (await import("./vendor/highlight.js").catch(() => ({}))).default;
@@ -85,11 +90,13 @@ export function colourCode(code, run, language) {
 }
 
 // ---- formulas -------------------------------------------------------------------------------------------------------
-/** Show a formula in an element: TeX at first, then as MathML, which browsers draw and read aloud. */
+/** Show a formula in an element: TeX at first, then as MathML, which browsers draw and read aloud. One that is long or
+ * defines something stays TeX. */
 export function showFormula(element, source, display) {
   element.className = display ? "formula display" : "formula";
   if (display) element.tabIndex = 0; // scrolled with the keyboard
   element.textContent = source;
+  if (source.length > MAX_FORMULA || DEFINES.test(source)) return element;
   import("./vendor/temml.js").then(
     ({ default: temml }) => temml.render(source, element, { displayMode: display, throwOnError: false, maxExpand: 200, trust: false }),
     () => {},
