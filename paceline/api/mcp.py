@@ -178,8 +178,8 @@ async def _exchanged(server: MCPServer[Any], request: Request, body: bytes) -> R
 
     unchecked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     app = server.streamable_http_app(stateless_http=True, json_response=True, transport_security=unchecked)
-    said = {name: text for name, text in request.headers.items() if name == "accept" or name.startswith("mcp-")}
+    said = [each for each in request.headers.raw if each[0] == b"accept" or each[0].startswith(b"mcp-")]
     inside = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://paceline")
     async with server.session_manager.run(), inside:
-        found = await inside.post("/mcp", content=body, headers={**said, "content-type": "application/json"})
+        found = await inside.post("/mcp", content=body, headers=[*said, (b"content-type", b"application/json")])
     return Response(found.content, found.status_code, media_type=found.headers.get("content-type"))

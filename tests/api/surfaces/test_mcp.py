@@ -109,3 +109,6 @@ def test_what_is_no_message_is_refused_by_name(url: str) -> None:
         unknown = http.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "tools/drop"})
         assert unknown.json()["error"]["code"] == -32601
         assert http.get("/mcp").status_code == 405
+        listed = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+        headers = [(b"accept", b"application/json, text/event-stream"), (b"mcp-name", b"\xe9")]
+        assert http.post("/mcp", json=listed, headers=headers).status_code == 200, "whatever bytes its headers have"
