@@ -101,13 +101,13 @@ class Conversations:
         found: dict[str, Any] = json.loads(record.request)
         return found
 
-    async def all(self, owner: str) -> list[dict[str, Any]]:
-        """All of an owner's, the longest unchanged first."""
-        records = await self._log.query(lambda: self._log.conversations.all(PREFIX, owner))
-        return [
-            json.loads(one.request) | {"paceline": {"updated_at": one.created}}
-            for one in sorted(records, key=lambda one: (one.created, one.id))
-        ]
+    async def page(self, owner: str, asked: PageQuery) -> tuple[list[dict[str, Any]], bool]:
+        """A page of an owner's by their last change, and whether there are more. Raises RequestError (400)."""
+        rows, since = self._log.conversations, self._log.oldest()
+        ids = await self._log.query(lambda: rows.ids(PREFIX, owner, since))
+        shown, more = page_of([{"id": each} for each in ids], asked)
+        records = await self._log.query(lambda: rows.find_all([str(each["id"]) for each in shown]))
+        return [json.loads(one.request) | {"paceline": {"updated_at": one.created}} for one in records], more
 
     async def update(self, conversation: str, owner: str, metadata: Mapping[str, str]) -> dict[str, Any]:
         after = await self.find(conversation, owner) | {"metadata": dict(metadata)}
@@ -163,7 +163,7 @@ async def create_conversation(asked: ConversationRequest, kept: Kept, caller: Ca
 @router.get("", responses=answered(ConversationList))
 async def list_conversations(query: Annotated[PageQuery, Query()], kept: Kept, caller: Caller) -> Response:
     """List this key's conversations by their last change. OpenAI has no such list."""
-    return listing(*page_of(await kept.all(caller.key), query))
+    return listing(*await kept.page(caller.key, query))
 
 
 @router.get("/{conversation_id}", responses=_SHAPE)

@@ -388,8 +388,12 @@ class EventLog:
         if live is not None:
             return live.record if live.stored else None
         record = await self.query(lambda: self._store.find(response))
-        old = record is not None and record.created < time.time() - self._retention.max_age
+        old = record is not None and record.created < self.oldest()
         return None if old and not expired else record
+
+    def oldest(self) -> float:
+        """When what is found now may have changed last, s since 1970."""
+        return time.time() - self._retention.max_age
 
     def running(self, response: str) -> LiveEvents | None:
         return self._live.get(response)

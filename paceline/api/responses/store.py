@@ -219,15 +219,20 @@ class ConversationRows:
     def __init__(self, rows: SealedRows) -> None:
         self._rows = rows
 
-    def all(self, prefix: str, owner: str) -> list[ResponseRecord]:
-        """An owner's, without their items. `prefix`: of their ids. One that is damaged is left out."""
+    def ids(self, prefix: str, owner: str, since: float) -> list[str]:
+        """An owner's that changed since then (s since 1970), the longest unchanged first. `prefix`: of their ids."""
         with self._rows.readable_errors():
             after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
             ids = self._rows.connection.execute(
-                "SELECT id FROM responses WHERE id >= ? AND id < ? AND owner = ?", (prefix, after, owner)
-            ).fetchall()
+                "SELECT id FROM responses WHERE id >= ? AND id < ? AND owner = ? AND created >= ? ORDER BY created, id",
+                (prefix, after, owner, since),
+            )
+            return [conversation for (conversation,) in ids]
+
+    def find_all(self, conversations: Sequence[str]) -> list[ResponseRecord]:
+        """Those of these that are there, without their items. One that is damaged is left out."""
         found = []
-        for (conversation,) in ids:
+        for conversation in conversations:
             try:
                 record = self._rows.find(conversation)
             except DamagedError as error:

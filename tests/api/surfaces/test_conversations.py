@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from paceline.api.http.pagination import PageQuery
 from paceline.api.responses.conversations import Conversations
 from paceline.api.responses.log import EventLog, Retention
 from paceline.api.responses.store import MAX_CONVERSATION
@@ -213,7 +214,10 @@ async def test_one_that_did_not_change_for_too_long_is_not_found(
     await conversations.add("conv_a", "ann", [item("a")])
     monkeypatch.setattr(time, "time", lambda: now + 1600)
     await conversations.find("conv_a", "ann")
+    (listed,), more = await conversations.page("ann", PageQuery())
+    assert (listed["id"], more) == ("conv_a", False)
     monkeypatch.setattr(time, "time", lambda: now + 2000)
     with pytest.raises(RequestError, match="not found"):
         await conversations.find("conv_a", "ann")
+    assert await conversations.page("ann", PageQuery()) == ([], False)
     log.close()
