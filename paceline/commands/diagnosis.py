@@ -63,6 +63,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "openai-ids": ("bpe_openai",),
     "bench": ("jsonschema",),
     "gpu": ("triton",),
+    "mcp": ("mcp",),
+    "qr": ("segno",),
 }
 """The modules of each extra that paceline imports; `test` and `lint` are of no use to who runs it."""
 

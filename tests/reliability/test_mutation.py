@@ -34,7 +34,7 @@ def test_messages_of_every_registered_strategy_are_among_them() -> None:
 def test_openings_name_every_strategy_with_options_it_accepts_and_others() -> None:
     mutator = Mutator(random.Random(1), vocab_size=VOCAB)
     fitting, other = set[str](), set[str]()
-    for _ in range(400):
+    for _ in range(1000):
         opening = decode(mutator.legal(OpenSession, Aim(session=2)), vocab_size=VOCAB)
         assert isinstance(opening, OpenSession)
         if opening.strategy not in STRATEGIES:
@@ -50,11 +50,11 @@ def test_openings_name_every_strategy_with_options_it_accepts_and_others() -> No
 def test_sequences_are_those_of_their_seed_and_vary() -> None:
     def drawn(seed: int) -> list[list[bytes]]:
         mutator = Mutator(random.Random(seed), vocab_size=VOCAB)
-        return [mutator.sequence(Aim(session=2), faulty=number % 2 == 0) for number in range(200)]
+        return [mutator.sequence(Aim(session=2), faulty=number % 2 == 0) for number in range(400)]
 
     first = drawn(1)
     assert first == drawn(1) != drawn(2)
-    assert [is_legal(frames[-1], VOCAB) for frames in first] == [number % 2 == 1 for number in range(200)]
+    assert [is_legal(frames[-1], VOCAB) for frames in first] == [number % 2 == 1 for number in range(400)]
     legal = [frame for frames in first for frame in frames if is_legal(frame, VOCAB)]
     assert {type(decode(frame, vocab_size=VOCAB)) for frame in legal} == set(KINDS)
     short = {kind for kind in KINDS if issubclass(kind, SessionMessage) and kind.compact_code is not None}
