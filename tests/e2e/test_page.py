@@ -232,6 +232,7 @@ def test_conversations_are_renamed_pinned_found_edited_saved_and_taken_over(brow
     assert seen["edited"] == seen["again"] == ["How slow is a wave?", "2/2"]
     assert seen["found"] == [*(f"Old {number}" for number in range(179, 169, -1)), "Old 17"]
     assert seen["top"] == "Pinned" and seen["kept"] == 0
+    assert seen["left"] == [False, 0], "what was uploaded for a conversation goes with it"
     assert seen["markdown"].startswith("# How fast is a wave?\n\n## You\n\nHow slow is a wave?\n\n## Answer\n\n**So**")
 
 

@@ -333,11 +333,17 @@ const SCENARIOS = {
     await page.locator("#conversations .more").first().click();
     const json = await saved(() => page.click("#menu [data-do=exportJson]"));
     await deleteFirst(page);
+    const left = await page.evaluate(async () => { // its file goes with it
+      const names = async () => (await (await fetch("v1/files")).json()).data.map(({ filename }) => filename);
+      const stores = async () => (await (await fetch("v1/vector_stores")).json()).data.filter(({ metadata }) => metadata?.conversation);
+      for (let tries = 50; tries && ((await names()).includes("tide.md") || (await stores()).length); tries -= 1) await new Promise((resolve) => setTimeout(resolve, 100));
+      return [(await names()).includes("tide.md"), (await stores()).length];
+    });
     await page.setInputFiles("#import-file", { name: "b.json", mimeType: "application/json", buffer: Buffer.from(json) });
     await page.waitForSelector(".question");
     const again = [await page.textContent(".question .words"), await page.textContent(".version")];
     const kept = await page.evaluate(async () => (await (await fetch("v1/conversations")).json()).data.length);
-    return { bodies, rich, edited, faults, found, top, markdown, again, kept };
+    return { bodies, rich, edited, faults, found, top, markdown, left, again, kept };
   },
 
   // One conversation in two tabs, asked in turns.

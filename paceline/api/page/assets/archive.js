@@ -161,7 +161,7 @@ export class Archive {
     return { messages: [...messages.values()], sent: items.map((item) => item.id) };
   }
 
-  async forget({ server, messages }) {
+  async forget({ server, store, messages }) {
     if (server) { // told before it is done, so that nobody takes it for expired
       const items = [{ type: "message", role: "user", content: server }];
       if (this.grave) await request(`v1/conversations/${this.grave}/items`, { method: "POST", body: { items } });
@@ -171,6 +171,10 @@ export class Archive {
     for (const { response, kept } of messages) {
       if (response && kept && server) await request(`v1/responses/${response}`, { method: "DELETE" }).catch(gone);
     }
+    if (!store) return;
+    const files = await requestAll(`v1/vector_stores/${store}/files`).catch((error) => gone(error) ?? []);
+    for (const { id } of files) await request(`v1/files/${id}`, { method: "DELETE" }).catch(gone);
+    await request(`v1/vector_stores/${store}`, { method: "DELETE" }).catch(gone);
   }
 
   /** Read which conversations were deleted, by whatever browser. listed: their list, if there is one. */
