@@ -144,13 +144,15 @@ def _asked(what: str, default: str = "") -> str:
 
 def _keep(file: Path, side: Side, values: Mapping[str, str | bool]) -> None:
     """Put values into the program's table of the file. Raises ConfigError, and then leaves what was there."""
-    table = f"[{PROGRAMS[side][0]}]\n"
+    table = f"[{PROGRAMS[side][0]}]"
     before = file.read_text("utf-8") if file.exists() else None
-    head, found, rest = (before or "").partition(table)
+    text = f"{before.rstrip()}\n" if before and before.strip() else ""
+    found = re.search(rf"^{re.escape(table)}[ \t]*(?:#.*)?\n", text, re.MULTILINE)
+    head, rest = (text[: found.end()], text[found.end() :]) if found else (f"{text}{table}\n", "")
     lines = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
     try:
         make_folder(file.absolute().parent)
-        write_private(file, f"{head}{table}{lines}{rest if found else ''}".encode())
+        write_private(file, f"{head}{lines}{rest}".encode())
         resolve(ServerSettings if side == "cloud" else AgentSettings, {}, os.environ, file)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}.") from None

@@ -6,6 +6,7 @@ Registry and keys are imported by the commands that open them: their libraries t
 from __future__ import annotations
 
 import json
+import shlex
 import logging
 import sys
 import time
@@ -96,7 +97,7 @@ def invite(
     if as_json:
         typer.echo(json.dumps({"device": name, "invitation": invitation}))
         return
-    typer.echo(f"paceline join '{invitation}'")
+    typer.echo(f"paceline join {shlex.quote(invitation)}")
     if settings.public_url is None:
         typer.echo("That is an address for this machine alone: give the server's with --url.", err=True)
     if sys.stderr.isatty():

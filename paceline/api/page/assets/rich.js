@@ -97,9 +97,24 @@ export function showFormula(element, source, display) {
   if (display) element.tabIndex = 0; // scrolled with the keyboard
   element.textContent = source;
   if (source.length > MAX_FORMULA || DEFINES.test(source)) return element;
-  import("./vendor/temml.js").then(
-    ({ default: temml }) => temml.render(source, element, { displayMode: display, throwOnError: false, maxExpand: 200, trust: false }),
-    () => {},
-  ).catch(() => (element.textContent = source));
+  if (formulas.push({ element, source, displayMode: display }) === 1) import("./vendor/temml.js").then(({ default: temml }) => drawFormulas(temml), () => (formulas.length = 0));
   return element;
+}
+
+const formulas = []; // that are to be drawn
+const FORMULAS_MS = 15; // of a frame
+
+/** As many as a frame has time for. Those of words that were written anew meanwhile are left out. */
+function drawFormulas(temml) {
+  const end = performance.now() + FORMULAS_MS;
+  while (formulas.length && performance.now() < end) {
+    const { element, source, displayMode } = formulas.shift();
+    if (!element.isConnected) continue;
+    try {
+      temml.render(source, element, { displayMode, throwOnError: false, maxExpand: 200, trust: false });
+    } catch {
+      element.textContent = source;
+    }
+  }
+  if (formulas.length) setTimeout(drawFormulas, 0, temml);
 }

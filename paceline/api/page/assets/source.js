@@ -1,6 +1,7 @@
 // A cited passage in its document, rendered, with the words marked that the answer has from it.
 
 import { request } from "./api.js";
+import { safeAddress } from "./inline.js";
 import { renderDocument } from "./markdown.js";
 import { make } from "./rich.js";
 import { t } from "./text.js";
@@ -66,7 +67,7 @@ export async function openSource(dialog, { document: name, side, passage, score,
   part("told").textContent = (side === "web" ? t("sourceWeb", { place: where }) : t("sourceOf", { side: t(side === "device" ? "device" : "cloud"), place: where })) + known;
   const chunk = side === own ? /\/passage\?id=(\d+)$/.exec(url ?? "")?.[1] : undefined;
   // The other side's page of a passage would lead to the other side's chat.
-  const opens = /^https?:/.test(url ?? "") && (chunk !== undefined || !/\/passage\?/.test(url));
+  const opens = safeAddress(url ?? "") && (chunk !== undefined || !/\/passage\?/.test(url));
   part("link").hidden = !opens;
   if (opens) part("link").href = url;
   const shown = { document: passage ? name : "", text: passage || t("keepsText") };
