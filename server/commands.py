@@ -6,8 +6,8 @@ Registry and keys are imported by the commands that open them: their libraries t
 from __future__ import annotations
 
 import json
-import shlex
 import logging
+import shlex
 import sys
 import time
 from dataclasses import asdict
