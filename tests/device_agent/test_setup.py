@@ -93,7 +93,7 @@ def test_what_cannot_be_joined_leaves_no_trace(folder: Path, asked: list[tuple[s
 
 def test_a_server_joined_is_named_in_the_settings_that_are_there(asked: list[tuple[str, str]]) -> None:
     Path("paceline.toml").write_text(
-        "log_level = 'error'\n# see [agent]\n[server]\nport = 1\n[agent] # here\nport = 2\n[agent.tuning]\nthreads = 1\n"
+        "log_level = 'error'\n# [agent]\n[server]\nport = 1\n[agent] # here\nport = 2\n[agent.tuning]\nthreads = 1\n"
     )
     assert run("join", "-", input=f"{LINE}\n").exit_code == 0
     made = settings()
