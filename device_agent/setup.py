@@ -147,8 +147,9 @@ def _keep(file: Path, side: Side, values: Mapping[str, str | bool]) -> None:
     table = f"[{PROGRAMS[side][0]}]"
     before = file.read_text("utf-8") if file.exists() else None
     text = f"{before.rstrip()}\n" if before and before.strip() else ""
-    found = re.search(rf"^{re.escape(table)}[ \t]*(?:#.*)?\n", text, re.MULTILINE)
-    head, rest = (text[: found.end()], text[found.end() :]) if found else (f"{text}{table}\n", "")
+    written = text.splitlines(keepends=True)
+    place = next((at for at, line in enumerate(written, 1) if line.partition("#")[0].strip() == table), None)
+    head, rest = ("".join(written[:place]), "".join(written[place:])) if place else (f"{text}{table}\n", "")
     lines = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
     try:
         make_folder(file.absolute().parent)
