@@ -220,7 +220,7 @@ const SCENARIOS = {
     await page.waitForSelector("#stop", { state: "hidden" });
     await page.reload();
     await linked(page);
-    return { left: await page.locator("#conversations li").count() };
+    return { left: await page.locator("#conversations li", { hasText: "A secret?" }).count() };
   },
 
   // A question in a second conversation while the first one is being answered.
@@ -377,8 +377,10 @@ const SCENARIOS = {
     await seeded(page);
     await page.goto(url);
     await linked(page);
+    const kept = page.waitForResponse((each) => each.url().endsWith("/items") && each.request().method() === "POST");
     await ask(page, "Hello?");
     const answer = await lastAnswer(page);
+    await kept;
     await page.reload();
     await linked(page);
     await page.waitForSelector("#conversations li");
