@@ -1,12 +1,12 @@
 """`paceline bench answers`: who reads how, and whether the answer is right; real models (`--models`) or the reader.
 
-Questions about one document, about one on each side, and such as none answers: written by hand (`questions/`), and
-with a data folder also from SQuAD (one side) and HotpotQA and 2WikiMultihopQA (both, by type). Each side has the two
-best passages of its own documents. Ways: each side alone; everything in one context, which privacy allows at the device
+Questions about one document, about one on each side, and such as none answers: written by hand (`questions/`), and with
+a data folder also from SQuAD (one side) and HotpotQA and 2WikiMultihopQA (both, by type). Each side has the two best
+passages of its own documents. Ways: each side alone; everything in one context, which privacy allows at the device
 only; both sides together, each with its passages in one context or each in its own (`reading`), with weights that
 follow the text or, as published, with fixed ones; and as served, a question in parts part by part, each read by the
-sides whose passages answer it as the reader judges (where none does, the answer is the sentence that says so, without
-what a model may add in general). Greedy, with the program's own strategies and engines.
+sides whose passages answer it as the reader judges for small models (where none does, the answer is the sentence that
+says so, without what a model may add in general). Greedy, with the program's own strategies and engines.
 
 An answer is right if an accepted text of each fact stands in it as whole words, or, where nothing answers, if it says
 so. It is faithful if each of its numbers and names stands in a passage that was read, or in the question. The questions
@@ -32,7 +32,7 @@ from paceline.models import READER
 from paceline.rag.embedder import Embedder, load_embedder
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.questions import BETWEEN, UNANSWERED, Judge
+from paceline.runtime.questions import BETWEEN, UNANSWERED, Judge, is_judged
 from paceline.runtime.sessions.prompts import PromptSet, prompts_of
 
 from .bootstrap import Estimate, estimate, share_of
@@ -142,7 +142,7 @@ def outcome(pair: Pair, way: Way, question: Question, *, real: bool) -> Outcome:
     texts, known = [], [question.asked.text]
     for part in parts or (question.asked.text,):
         found = question.search(part)
-        prompts = {side: prompted(pair, side, way, part, found, JUDGE if served else None) for side in way.reads}
+        prompts = {side: prompted(pair, side, way, part, found, judged=served) for side in way.reads}
         read = {side: each for side, each in prompts.items() if each.num_passages}
         if not read and any(each.unanswered for each in prompts.values()):
             texts.append(UNANSWERED)
@@ -157,7 +157,7 @@ def outcome(pair: Pair, way: Way, question: Question, *, real: bool) -> Outcome:
 
 
 def prompted(
-    pair: Pair, side: Side, way: Way, text: str, found: Mapping[Side, Sequence[Passage]], judge: Judge | None
+    pair: Pair, side: Side, way: Way, text: str, found: Mapping[Side, Sequence[Passage]], *, judged: bool
 ) -> PromptSet:
     model, messages = pair.models[side], [{"role": "user", "content": text}]
     own, *others = [found[each] for each in way.reads[side]]
@@ -170,7 +170,7 @@ def prompted(
         found=own,
         others=others[0] if others else (),
         together=not (way.apart or model.tokenizer.one_document),
-        judge=judge,
+        judge=JUDGE if judged and is_judged(model.engine.info, model.tokenizer) else None,
     )
     joint = len(way.reads) > 1 and side == "device"  # as in a request
     return prompts.without_relevance() if joint else prompts

@@ -159,7 +159,7 @@ class Screen:
 
 
 def citations_of(answer: Answer) -> list[dict[str, object]]:
-    """What the answer was read from, in the order of their numbers."""
+    """Citations of the answer, in the order of their numbers."""
     found = answer.report.get("citations")
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 

@@ -77,7 +77,7 @@ def status(
 
 
 def _asked(urls: Sequence[str], key: str | None, *, ready: bool) -> tuple[dict[str, Json], dict[str, str]]:
-    """What each says of itself, and why one says nothing."""
+    """State of each server by its URL, and faults of those that tell none."""
     from .conversation import Conversation
 
     found: dict[str, Json] = {}
@@ -115,7 +115,7 @@ def _watch(urls: Sequence[str], key: str | None, *, ready: bool) -> None:
 
 
 def _rates(url: str, before: Json, state: Json, seconds: float) -> Iterator[str]:
-    """What has been done and sent a second since the last look."""
+    """Lines of rates since the last look: of tokens, and of bytes on links."""
     then, load = before.get("load"), state.get("load")
     if not (isinstance(then, dict) and isinstance(load, dict)):
         return

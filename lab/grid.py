@@ -24,7 +24,8 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side
 from paceline.engine.base import Engine
 from paceline.engine.fake import EOS, VOCAB, FakeEngine
-from paceline.runtime.sessions.routing import ALONE, AUTO, JOINT, STAGED, VERIFIED, Costs, candidates, choose
+from paceline.runtime.service import AUTO
+from paceline.runtime.sessions.routing import ALONE, JOINT, STAGED, VERIFIED, Costs, candidates, choose
 from paceline.strategies.base import Branch, Cancelled, RoutingContext, SideFacts, Wish
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import AggregateOptions, Options

@@ -37,7 +37,7 @@ def texts(count: int, sentences: int, rng: random.Random) -> list[str]:
 
 
 def processor_s() -> float:
-    """Of this process and of those that it has waited for."""
+    """Processor time of this process and of those that it has waited for, s."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 

@@ -65,7 +65,7 @@ class RpcFault(BaseModel):
 
 
 class RpcRefusal(BaseModel):
-    """What is refused, by the protocol or by this server."""
+    """Refusal of a message, by the protocol or by this server."""
 
     error: RpcFault
 

@@ -95,7 +95,7 @@ def _links(load: Load) -> Iterator[Metric]:
 
 
 def _peers(links: Sequence[LinkStatus]) -> Iterator[Metric]:
-    """Of each link that is up, since then."""
+    """Gauges of each link that is up, counted since it came up."""
 
     def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"paceline_peer_{name}", text, labels=["peer", *labels])

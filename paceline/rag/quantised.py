@@ -68,7 +68,7 @@ def _norm(weights: Mapping[str, Floats], name: str) -> tuple[Floats, Floats]:
 
 
 def _layer(weights: Mapping[str, Floats], number: int) -> Buffers:
-    """What the kernel takes of a layer."""
+    """Buffers of one layer, in the order in which the kernel takes them."""
     layer = f"encoder.layer.{number}"
     before = f"encoder.layer.{number - 1}.output.LayerNorm" if number else "embeddings.LayerNorm"
     between, after = f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"

@@ -24,7 +24,7 @@ from paceline.runtime.lookup_tables.store import Lifetime
 from paceline.runtime.peers import Peers
 from paceline.runtime.questions import parts_asked, unanswered_form
 from paceline.runtime.resources import Resources, without_drafts
-from paceline.runtime.service import GenerateRequest, Generation, SharedPrompt
+from paceline.runtime.service import AUTO, GenerateRequest, Generation, SharedPrompt
 from paceline.runtime.sessions.client import AloneWay, ClientSession, PreparedRequest
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.output_text import Written, token_strings
@@ -38,7 +38,6 @@ from paceline.runtime.sessions.prompts import (
 )
 from paceline.runtime.sessions.remote import passages_for
 from paceline.runtime.sessions.routing import (
-    AUTO,
     JOINT,
     PLAIN,
     UNLIKE,
@@ -257,7 +256,9 @@ class Preparation:
         prompts, unlike = _weighed(strategy, prompts, side, self._peers.scales, self._peers.scales.difference(name))
         may_say = prompts.unanswered or (strategy.needs_peer and not prompts.passages)
         unanswered = (
-            await self._unanswered(request, thinking) if may_say and request.strategy.options.get("judged") else None
+            await self._unanswered_mask(request, thinking)
+            if may_say and request.strategy.options.get("judged")
+            else None
         )
         told = "" if unanswered is None or strategy.needs_peer else UNANSWERED_REASON
         share = resources.claim_or_refuse(prompts.branches, self._limit(request, prompts))
@@ -279,7 +280,7 @@ class Preparation:
             peer_name=name if strategy.needs_peer else None,
             cache_key=resources.cache_key(salt) if strategy.needs_peer else b"",
             mask=unanswered if told else mask,
-            unanswered=unanswered,
+            unanswered_mask=unanswered,
             thinking=thinking,
             claim=share.rows,
             salt=salt,
@@ -294,7 +295,7 @@ class Preparation:
         constraint = request.output.constraint
         return None if constraint is None else await self._resources.mask(constraint, request.account.owner)
 
-    async def _unanswered(self, request: GenerateRequest, thinking: Thinking | None) -> Mask | None:
+    async def _unanswered_mask(self, request: GenerateRequest, thinking: Thinking | None) -> Mask | None:
         """The form of an answer that says that no document answers; None where the engine keeps none."""
         form = replace(unanswered_form(str(request.prompt.messages[-1]["content"])), thinking=thinking)
         try:
@@ -518,7 +519,7 @@ def _alone(prepared: PreparedRequest, own: SideFacts) -> PreparedRequest | None:
     side, options, passages = prepared.side, prepared.options, prepared.prompts.passages
     if prepared.request.strategy.name != AUTO or not STRATEGIES[prepared.strategy].needs_peer:
         return None
-    says_so = prepared.prompts.unanswered and prepared.unanswered is not None
+    says_so = prepared.prompts.unanswered and prepared.unanswered_mask is not None
     writes = prepared.writer == side or passages
     if options.stretch or options.energy_budget is not None or not (says_so or writes):
         return None
@@ -535,7 +536,7 @@ def _alone(prepared: PreparedRequest, own: SideFacts) -> PreparedRequest | None:
         options=plain,
         peer_name=None,
         nothing_found="",
-        mask=prepared.unanswered if says_so else prepared.mask,
+        mask=prepared.unanswered_mask if says_so else prepared.mask,
     )
 
 

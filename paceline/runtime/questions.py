@@ -1,4 +1,4 @@
-"""What a message asks: its parts, each of which is answered in turn, and whether documents answer them.
+"""Questions in a message: the parts that are answered in turn, and whether documents answer them.
 
 Of the second the reader says what small models cannot: given passages, they take an answer out of them, right or wrong,
 where a larger model can say that there is none. The reader has learnt to tell (a question and a passage, 30 to 80 ms of
@@ -23,7 +23,7 @@ from paceline.engine.thinking import NO_THINKING
 from paceline.errors import ConfigError
 from paceline.rag.prompt import Messages
 from paceline.rag.records import Passage
-from paceline.runtime.service import GenerateRequest
+from paceline.runtime.service import AUTO, GenerateRequest
 from paceline.strategies.base import RoutingContext
 
 log = logging.getLogger("paceline.node")
@@ -35,6 +35,11 @@ MAX_SYSTEM: Final = 600  # characters of a system message that is no more than a
 MAX_JUDGED: Final = 32_000  # characters of all passages, some 2 s of a core
 UNANSWERED: Final = "The documents do not say."
 GENERALLY: Final = " In general: "
+_APART: Final = (
+    "search_every",
+    "joules_per_token",
+    "joules_per_step",
+)  # options of answers that no other way takes over
 _OWN: Final = re.compile(r"\b(?:(?i:my|mine|our|ours|i|we|me)|us)\b")  # not the US
 # What is explained or told, seldom in a few words that the reader could point to: it would miss most answers.
 _TOLD: Final = re.compile(
@@ -55,13 +60,13 @@ def parts_asked(
     searched = sources.documents and sources.passages is None and context.own.documents + context.peer.documents
     free = output.constraint is None and output.top_logprobs is None and prompt.template in ({}, NO_THINKING)
     last = prompt.messages[-1] if prompt.messages else {}
-    if not (searched and free and request.strategy.name == "auto" and last.get("role") == "user"):
+    if not (searched and free and request.strategy.name == AUTO and last.get("role") == "user"):
         return [request]
     # A model that thinks does so before each part; one of one document may take the question apart itself.
     thinks = tokenizer.thinking is not None and prompt.template != NO_THINKING
     if tokenizer.one_document or thinks:
         return [request]
-    judged = options.get("unanswered") != "write" and not options.get("search_every")
+    judged = options.get("unanswered") != "write" and not any(map(options.get, _APART))
     request = replace(request, strategy=replace(request.strategy, options={**options, "judged": judged}))
     if request.joining.on_loss == "pause" or any(BETWEEN in stop for stop in output.stop):
         return [request]  # no part can begin, and so wait, without the peer

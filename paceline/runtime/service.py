@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,9 +92,12 @@ class Joining:
     any_device: bool = True  # without `device`, the only linked one joins; not for a key that is bound to none
 
 
+AUTO: Final = "auto"  # this side chooses the strategy
+
+
 @dataclass(frozen=True, slots=True)
 class AskedStrategy:
-    name: str = "auto"
+    name: str = AUTO
     options: Mapping[str, object] = field(default_factory=dict)  # by the fields of the strategies' options structs
     seeded: bool = True  # the client set the seed: equal seeds must give equal text
 

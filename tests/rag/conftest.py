@@ -10,6 +10,8 @@ from paceline.rag.embedder import MAX_TOKENS, MiniLMEmbedder, package_directory
 from tests.kernels import built
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import torch
 
 
@@ -21,8 +23,12 @@ def minilm() -> MiniLMEmbedder:
 @pytest.fixture(scope="session")
 def in_float32() -> MiniLMEmbedder:
     """MiniLM as on a machine without the kernel in C."""
+    return with_kernel(None)
+
+
+def with_kernel(kernel: ModuleType | None) -> MiniLMEmbedder:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedder, "kernel", lambda: None)
+        patch.setattr(embedder, "kernel", lambda: kernel)
         loaded = MiniLMEmbedder()
         loaded.embed(["loaded at the first"])
     return loaded
@@ -34,11 +40,7 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> MiniLMEmbedder:
     kernel = built("paceline.rag._encoder_kernel", tmp_path_factory.mktemp("kernel"))
     if not kernel.is_supported():
         pytest.skip("this processor has no VNNI")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedder, "kernel", lambda: kernel)
-        loaded = MiniLMEmbedder()
-        loaded.embed(["loaded at the first"])
-    return loaded
+    return with_kernel(kernel)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side, other
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.reader.engine import load_pointer
@@ -20,11 +21,11 @@ from paceline.errors import ConfigError
 from paceline.models import READER
 from paceline.rag.records import Passage
 from paceline.runtime import peers
-from paceline.runtime.questions import GENERALLY, UNANSWERED, Judge, is_judged, unanswered_form
+from paceline.runtime.questions import GENERALLY, UNANSWERED, Judge, is_judged, parts_asked, unanswered_form
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.runtime.sessions.base import PeerSession
 from paceline.runtime.sessions.client import ClientSession
-from paceline.strategies.base import TimerFired
+from paceline.strategies.base import RoutingContext, SideFacts, TimerFired, Wish
 from paceline.strategies.decoding.peer_watch import PeerWatch
 from tests.requests import changed
 from tests.runtime.test_node import Bench, collect
@@ -96,6 +97,7 @@ async def test_a_side_whose_passages_do_not_answer_reads_none(
     "fields",
     [
         {"options": {"unanswered": "write"}},
+        {"options": {"search_every": 16}},
         {"strategy": "aggregate"},
         {"messages": ({"role": "system", "content": "It is seven o'clock."}, {"role": "user", "content": BOTH_FIND})},
         {"messages": ({"role": "user", "content": f"{BOTH_FIND} I have forgotten it."},)},
@@ -107,7 +109,7 @@ async def test_a_side_whose_passages_do_not_answer_reads_none(
             )
         },
     ],
-    ids=["as asked", "strategy", "told by the system", "not a question alone", "goes on"],
+    ids=["as asked", "searches again", "strategy", "told by the system", "not a question alone", "goes on"],
 )
 async def test_who_asks_for_more_than_an_answer_from_documents_is_not_judged(
     fields: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -244,3 +246,12 @@ def test_small_models_are_judged_which_do_not_judge_themselves() -> None:
     small.one_document = False
     sizes = (0, 135_000_000, 2_000_000_000, 3_000_000_000)
     assert [is_judged(replace(reads, num_weights=size), small) for size in sizes] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("options", [{"joules_per_token": 1.0}, {"joules_per_step": 1.0}, {"search_every": 16}, {}])
+def test_passages_are_not_judged_away_of_an_answer_that_cannot_say_so(options: dict[str, object]) -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.one_document = False
+    context = RoutingContext("device", Wish("auto", SamplingParams()), SideFacts(documents=1))
+    (request,) = parts_asked(changed(asks(BOTH_FIND), options=options), context, tokenizer, None)
+    assert request.strategy.options["judged"] is not bool(options)

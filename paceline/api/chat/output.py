@@ -27,6 +27,7 @@ from paceline.api.vector_stores.search import select_stores
 from paceline.core.energy import EnergyUse
 from paceline.errors import RequestError
 from paceline.runtime.service import (
+    AUTO,
     Citation,
     GenerateEvent,
     Generation,
@@ -406,7 +407,7 @@ async def admit_chat(request: Request, call: ChatCall, service: Service) -> list
     """All of the call's generations, or none, by `prepare_all`. Raises RequestError, and ClientGoneError when the
     client leaves."""
     request.state.model = call.requests[0].model  # for the log, and the metrics
-    request.state.auto = call.requests[0].strategy.name == "auto"  # likewise
+    request.state.auto = call.requests[0].strategy.name == AUTO  # likewise
     requests, stores = call.requests, call.asked.paceline.vector_stores
     if stores is not None:
         requests, _ = await select_stores(requests, service, request.state.identity, stores)

@@ -42,6 +42,7 @@ from paceline.core.sampling.sampler import (
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import (
+    AUTO,
     Account,
     AskedPrompt,
     AskedStrategy,
@@ -128,7 +129,7 @@ def options_of(extension: Extension, service: Service) -> dict[str, object]:
             "--debug-options and does not accept it.",
             param="paceline.debug",
         )
-    return options | debug_options(extension.debug, extension.strategy or "auto")
+    return options | debug_options(extension.debug, extension.strategy or AUTO)
 
 
 def sampling_of(asked: SamplingFields, model: ModelInfo) -> SamplingParams:
@@ -288,9 +289,9 @@ def biases_of(biases: Mapping[str, float], vocab_size: int) -> dict[int, float]:
 
 
 def strategy_of(name: str | None, known: Sequence[str]) -> str:
-    choices = list(dict.fromkeys(["auto", *known]))
+    choices = list(dict.fromkeys([AUTO, *known]))
     if name is None or name in choices:
-        return name or "auto"
+        return name or AUTO
     near = difflib.get_close_matches(name[:64], choices, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise RequestError(f"Unknown strategy {name[:64]!r}; known: {', '.join(choices)}.{hint}", param="paceline.strategy")

@@ -51,7 +51,7 @@ from paceline.api.responses.runs import Run, Runs
 from paceline.api.responses.store import ENDS, EventRow, ResponseRecord, Turn
 from paceline.api.vector_stores.search import filter_of, min_score_of, select_stores
 from paceline.errors import PacelineError, RequestError
-from paceline.runtime.service import GenerateRequest, Generation, GenerationResult, Service
+from paceline.runtime.service import AUTO, GenerateRequest, Generation, GenerationResult, Service
 
 PREFIX = "resp_"  # of ids: conversations, which lie in the same log, have another
 
@@ -298,7 +298,7 @@ async def create_response(
         body = parse(ChatRequest, chat_body(asked, items))
         call = chat_call(body, service, caller, documents=settings.documents)
         request.state.model = call.requests[0].model  # for the log, and the metrics
-        request.state.auto = call.requests[0].strategy.name == "auto"  # likewise
+        request.state.auto = call.requests[0].strategy.name == AUTO  # likewise
         wanted, search = await _searching(asked, call, service, caller)
         generation = await while_connected(request.receive, prepare(service, asked, wanted))
     links = settings.addresses.of(request)

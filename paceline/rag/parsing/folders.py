@@ -121,7 +121,7 @@ def _groups(files: Iterable[FoundFile]) -> Iterator[list[FoundFile]]:
 
 
 def _begun(group: Sequence[FoundFile], parsers: ParserPool) -> list[Callable[[], Parsed | None]]:
-    """What waits for each file of a group, which is being parsed; None for one that has to be parsed alone."""
+    """Begin to parse a group: for each file a function that waits for its text, None if it has to be parsed alone."""
     openers = [partial(open_file, file) for file in group]
     if len(group) == 1:
         return [parsers.submit(group[0].name, openers[0]).result]

@@ -145,7 +145,7 @@ class ParserProcess:
         return found
 
     def _answer(self, names: Sequence[str], documents: Sequence[BinaryIO]) -> bytes:
-        """What a child wrote of these documents. Raises as `parse` does."""
+        """Bytes that a child wrote of these documents. Raises as `parse` does."""
         self.cpu_s = 0.0
         limits = self._limits.for_size(sum(os.fstat(document.fileno()).st_size for document in documents))
         try:

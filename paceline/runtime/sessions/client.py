@@ -84,7 +84,9 @@ class PreparedRequest:
     peer_name: str | None  # the peer that may return; None where the strategy needs none
     cache_key: bytes = b""  # by which the peer recognises answers that may share KV
     mask: Mask | None = None  # of the request's constraint
-    unanswered: Mask | None = None  # of an answer that says that no document answers, if the peer finds nothing either
+    unanswered_mask: Mask | None = (
+        None  # of an answer that says that no document answers, if the peer finds nothing either
+    )
     thinking: Thinking | None = None  # that the answer may begin with
     claim: int = 0  # KV rows of all branches together
     salt: str | None = None  # of its KV; None: shared with no other answer
@@ -238,7 +240,7 @@ class ClientSession(Session):
         self._too_slow = False  # the peer was passed over or given up for it
         self._pause: asyncio.TimerHandle | None = None  # set while waiting for a lost peer
         self._peer_citations: tuple[Citation, ...] = ()
-        self._alone, self._unanswered = alone
+        self._alone, self._alone_unanswered = alone
         self._ahead: Ahead | None = None  # of `_alone`
         self._peer_found_nothing = False  # as it says
         self._began: float | None = None  # s, when the first token came
@@ -306,7 +308,7 @@ class ClientSession(Session):
         log.warning("the %s is passed over: %s", peer, reason, extra={"id": self.trace})
         self._degraded = self._degraded or f"{peer}_lost"
         self._mark_slow()
-        self._says_so()
+        self._say_unanswered()
 
     def _mark_slow(self) -> None:
         if not self._too_slow:
@@ -330,9 +332,9 @@ class ClientSession(Session):
             self.egress.received(message, self.link.frame_bytes)
         match message:
             case RetrievedPassages(_, passages, unanswered):
-                if unanswered and self._unanswered is not None and not self.prepared.prompts.passages:
+                if unanswered and self._alone_unanswered is not None and not self.prepared.prompts.passages:
                     self._drop_ahead()
-                    self._alone = self._unanswered
+                    self._alone = self._alone_unanswered
                 self._peer_citations = peer_citations(other(self.prepared.side), passages)
                 self._peer_found_nothing = not passages
                 if passages:
@@ -363,10 +365,10 @@ class ClientSession(Session):
         if isinstance(event, Scored | Sampled):
             self._write_ahead()
 
-    def _says_so(self) -> bool:
-        """Where this side has found what does not answer, a peer that is lost before the first token is taken for one
-        that has found nothing, and missed."""
-        says_so = self.prepared.prompts.unanswered and self.prepared.unanswered is not None
+    def _say_unanswered(self) -> bool:
+        """Where this side has found what does not answer, take a peer that is lost before the first token for one that
+        has found nothing, and miss it. True where the answer goes on so."""
+        says_so = self.prepared.prompts.unanswered and self.prepared.unanswered_mask is not None
         if self._alone is None or not says_so or self.written.tokens:
             return False
         prepared, machine = self._alone
@@ -438,7 +440,7 @@ class ClientSession(Session):
                 self._pause = self._loop.call_later(PAUSE_S, self._pause_expired)
         else:
             self._degraded = self._degraded or f"{peer}_{'refused' if refusal else 'lost'}"
-            if self._says_so():
+            if self._say_unanswered():
                 return
             self._drop_ahead()
         self.deliver(LinkLost())

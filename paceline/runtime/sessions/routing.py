@@ -18,12 +18,11 @@ from typing import Final
 
 from paceline.core.clock import MovingAverage
 from paceline.errors import RequestError
-from paceline.runtime.service import GenerateRequest
+from paceline.runtime.service import AUTO, GenerateRequest
 from paceline.strategies.base import JOINT_LEVELS, RoutingContext, Side, SideFacts, Wish, other
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import DEFAULT_OPTIONS, Options
 
-AUTO = "auto"
 ALONE = "lookup_tree"  # without a second side
 PLAIN = "autoregressive"  # likewise, where drafts are of no use
 STAGED = "pipeline"  # likewise, where the model is cut into stages
