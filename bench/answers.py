@@ -1,12 +1,12 @@
 """`paceline bench answers`: who reads how, and whether the answer is right; real models (`--models`) or the reader.
 
 Questions about one document, about one on each side, and such as none answers: written by hand (`questions/`), and with
-a data folder also from SQuAD (one side) and HotpotQA and 2WikiMultihopQA (both, by type). Each side has the two best
-passages of its own documents. Ways: each side alone; everything in one context, which privacy allows at the device
-only; both sides together, each with its passages in one context or each in its own (`reading`), with weights that
-follow the text or, as published, with fixed ones; and as served, a question in parts part by part, each read by the
-sides whose passages answer it as the reader judges for small models (where none does, the answer is the sentence that
-says so, without what a model may add in general). Greedy, with the program's own strategies and engines.
+a data folder also from SQuAD (one side, or none) and HotpotQA and 2WikiMultihopQA (both, by type). Each side has the
+two best passages of its own documents. Ways: each side alone; everything in one context, which privacy allows at the
+device only; both sides together, each with its passages in one context or each in its own (`reading`), with weights
+that follow the text or, as published, with fixed ones; and as served, a question in parts part by part, each read by
+the sides whose passages answer it as the reader judges for small models (where none does, the answer is the sentence
+that says so, without what a model may add in general). Greedy, with the program's own strategies and engines.
 
 An answer is right if an accepted text of each fact stands in it as whole words, or, where nothing answers, if it says
 so. It is faithful if each of its numbers and names stands in a passage that was read, or in the question. The questions
@@ -26,6 +26,7 @@ from typing import Any, Final, TypeVar
 from lab.demo_pair import Pair
 from lab.training.texts.squad import normal_form
 from paceline.core.side import SIDES, Side
+from paceline.engine.reader.answer import NOTHING
 from paceline.engine.reader.engine import load_pointer
 from paceline.engine.reader.question import separate_questions
 from paceline.models import READER
@@ -34,6 +35,7 @@ from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.questions import BETWEEN, UNANSWERED, Judge, is_judged
 from paceline.runtime.sessions.prompts import PromptSet, prompts_of
+from paceline.strategies.base import Branch
 
 from .bootstrap import Estimate, estimate, share_of
 from .findings import claimed
@@ -47,6 +49,7 @@ SUMMARY = "right answers of one side, of both, and of one context that holds eve
 MODELS: Final = True
 T = TypeVar("T")
 FEW, MANY = 8, 200  # questions of each kind
+AT_ONCE: Final = 16  # answers that are written side by side
 JUDGE: Final = Judge(partial(load_pointer, READER))
 NAMED: Final = re.compile(r"\b(?:[A-Z][\w'-]+|\w*\d[\w.:/-]*\b)")
 
@@ -65,7 +68,8 @@ ONE_CONTEXT: Final = ("one context, device", "one context, cloud")
 WAYS: Final[Mapping[str, Way]] = {
     "device": Way({"device": ("device",)}),
     "cloud": Way({"cloud": ("cloud",)}),
-    **{name: Way({side: SIDES}) for name, side in zip(ONE_CONTEXT, SIDES, strict=True)},
+    ONE_CONTEXT[0]: Way({"device": ("device", "cloud")}),
+    ONE_CONTEXT[1]: Way({"cloud": ("cloud", "device")}),
     TOGETHER: Way(BOTH, as_served=True),
     "whole and not judged": Way(BOTH),
     "fixed weights": Way(BOTH, {"rescoring": False}),
@@ -81,9 +85,19 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A question as one way asks it."""
+
+    asked: Asked
+    parts: Sequence[Mapping[Side, Sequence[Branch]]]  # prompts by part of the question; none: nothing answers it
+    known: str  # what was read, and the question
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     right: bool
     faithful: bool
+    declines: bool  # says, perhaps of one part, that nothing answers it
     length: int  # characters
 
 
@@ -94,28 +108,32 @@ def run(options: Options) -> Report:
     ways = WAYS
     if pair.models["device"].engine.info.fingerprint == pair.models["cloud"].engine.info.fingerprint:
         ways = {name: way for name, way in WAYS.items() if name != ONE_CONTEXT[1]}  # the same model
-    rows: list[dict[str, object]] = []
     found: dict[str, dict[str, list[Outcome]]] = {}
     with kinds(options.data, count, embedder) as asked:
         for kind, questions in asked.items():
             found[kind] = {
-                name: [outcome(pair, way, question, real=bool(real)) for question in questions]
-                for name, way in ways.items()
+                name: outcomes(pair, way, questions, declines=DECLINES if real else None) for name, way in ways.items()
             }
+    return reported(found, real.label if real else "reader", conditions(options), "_real" if real else "")
+
+
+def reported(
+    found: Mapping[str, Mapping[str, Sequence[Outcome]]], models: str, told: Mapping[str, object], suffix: str
+) -> Report:
+    """found: by kind and way. suffix: of the claims' names."""
+    rows: list[dict[str, object]] = []
     for kind, of in found.items():
-        for name, outcomes in of.items():
-            share = share_of([each.right for each in outcomes])
-            faithful = sum(each.faithful for each in outcomes) / len(outcomes)
-            length = sum(each.length for each in outcomes) / len(outcomes)
-            told = {"n": len(outcomes), "right": share.value, "interval_90": share.interval}
-            rows.append({"questions": kind, "way": name, **told, "faithful": faithful, "characters": length})
-    suffix = "_real" if real else ""
+        for name, each in of.items():
+            share = share_of([outcome.right for outcome in each])
+            row = {"questions": kind, "way": name, "n": len(each), "right": share.value, "interval_90": share.interval}
+            means = {field: sum(getattr(one, field) for one in each) / len(each) for field in ("faithful", "declines")}
+            rows.append({**row, **means, "characters": sum(outcome.length for outcome in each) / len(each)})
     claims = [
         claimed(f"answers.two_vs_one_context{suffix}", _ratio(found["two"], ONE_CONTEXT), 0.95, "higher"),
         claimed(f"answers.single_vs_better_side{suffix}", _gain(found["single"], SIDES), -0.02, "higher"),
         claimed(f"answers.none{suffix}", share_of([each.right for each in found["none"][TOGETHER]]), 0.9, "higher"),
     ]
-    return Report(NAME, {"models": real.label if real else "reader", **conditions(options)}, rows, tuple(claims))
+    return Report(NAME, {"models": models, **told}, rows, tuple(claims))
 
 
 def _best(of: Mapping[str, Sequence[Outcome]], names: Sequence[str]) -> Sequence[Outcome]:
@@ -135,25 +153,43 @@ def _gain(of: Mapping[str, Sequence[Outcome]], names: Sequence[str]) -> Estimate
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
-def outcome(pair: Pair, way: Way, question: Question, *, real: bool) -> Outcome:
+def outcomes(pair: Pair, way: Way, questions: Sequence[Question], *, declines: re.Pattern[str] | None) -> list[Outcome]:
+    """declines: as of `notes.is_right`; None for the reader, which takes questions apart and judges by itself."""
+    found: list[Outcome] = []
+    for start in range(0, len(questions), AT_ONCE):
+        prepared = [prepare(pair, way, each, real=declines is not None) for each in questions[start : start + AT_ONCE]]
+        written = iter(pair.write_each([part for each in prepared for part in each.parts if part], way.options))
+        for each in prepared:
+            texts = [next(written) if part else UNANSWERED for part in each.parts]
+            found.append(outcome(each, BETWEEN.join(texts), declines=declines))
+    return found
+
+
+def prepare(pair: Pair, way: Way, question: Question, *, real: bool) -> Prepared:
     served = way.as_served and real
     parts = separate_questions(question.asked.text) if served else ()
     sides = {each for read in way.reads.values() for each in read}
-    texts, known = [], [question.asked.text]
+    branches: list[Mapping[Side, Sequence[Branch]]] = []
+    known = [question.asked.text]
     for part in parts or (question.asked.text,):
         found = question.search(part)
         prompts = {side: prompted(pair, side, way, part, found, judged=served) for side in way.reads}
         read = {side: each for side, each in prompts.items() if each.num_passages}
-        if not read and any(each.unanswered for each in prompts.values()):
-            texts.append(UNANSWERED)
-        else:
-            texts.append(pair.write({side: each.branches for side, each in (read or prompts).items()}, way.options))
+        denied = not read and any(each.unanswered for each in prompts.values())
+        branches.append({} if denied else {side: each.branches for side, each in (read or prompts).items()})
         known += [passage.titled for side in sides for passage in found[side]]
-    text = BETWEEN.join(texts)
-    stands = f" {normal_form(' '.join(known))} "
+    return Prepared(question.asked, branches, " ".join(known))
+
+
+def outcome(prepared: Prepared, text: str, *, declines: re.Pattern[str] | None) -> Outcome:
+    stands = f" {normal_form(prepared.known)} "
     names = [normal_form(name) for name in NAMED.findall(text.partition(" ")[2])]  # the first word is a capital anyway
-    right = is_right(question.asked, text, declines=DECLINES if real else None)
-    return Outcome(right, all(f" {name} " in stands for name in names if name), len(text))
+    return Outcome(
+        is_right(prepared.asked, text, declines=declines),
+        all(f" {name} " in stands for name in names if name),
+        declines.search(text) is not None if declines else NOTHING in text,
+        len(text),
+    )
 
 
 def prompted(
@@ -199,17 +235,18 @@ def _search(stores: Mapping[Side, DocumentStore], text: str) -> Mapping[Side, Se
 
 
 def _read(folder: Path, embedder: Embedder, count: int) -> Iterator[Question]:
-    """Questions of the published sets: answerable ones of one side, and of both by type."""
+    """Questions of the published sets: of one side, such as none answers (SQuAD 2), and of both by type."""
     for name in ("single_side", "both_sides"):
         texts = {each["pid"]: str(each["text"]) for each in lines(folder / f"{name}_paragraphs.jsonl.gz")}
         usable: dict[str, list[dict[str, Any]]] = {}
         for record in lines(folder / f"{name}.jsonl"):
-            if record["answers"] and record.get("answerable", True):
-                usable.setdefault(record.get("type", "squad"), []).append(record)
+            kind = "squad" if record["answers"] else "squad, none"
+            usable.setdefault(record.get("type", kind), []).append(record)
         for kind, records in usable.items():
             for record in _spread(records, count):
                 paragraphs = {side: {pid: texts[pid] for pid in record[f"{side}_paragraphs"]} for side in SIDES}
-                asked = Asked(kind, "dev", record["question"], (), (tuple(record["answers"]),))
+                answers = (tuple(record["answers"]),) if record["answers"] else ()
+                asked = Asked(kind, "dev", record["question"], (), answers)
                 yield Question(asked, partial(_found, embedder, paragraphs))
 
 

@@ -56,11 +56,11 @@ Half = Literal["dev", "test"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    kind: str  # "single", "two" or "none"
+    kind: str  # here "single", "two" or "none"
     half: Half
     text: str
     documents: tuple[str, ...]  # that hold the facts, in the order of `answers`
-    answers: tuple[tuple[str, ...], ...]  # of each fact the accepted texts
+    answers: tuple[tuple[str, ...], ...]  # of each fact the accepted texts; empty where nothing answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +164,9 @@ def is_right(question: Question, given: str, *, declines: re.Pattern[str] | None
     """Each fact's text stands in the answer as whole words; or the answer says that there is none, and only that.
 
     declines: what says so, for models without a sentence of their own for it."""
-    if question.kind == "none" and declines is not None:
+    if not question.answers and declines is not None:
         return declines.search(given) is not None
-    if question.kind == "none":
+    if not question.answers:
         said = given.replace(NOTHING_OF_SEVERAL, NOTHING)
         return NOTHING in said and not re.sub(r"\.?\s*The \w+: ", "", said.replace(NOTHING, "")).strip(" .")
     text = f" {normal_form(given)} "

@@ -50,6 +50,20 @@ class Pair:
 
     def write(self, branches: Mapping[Side, Sequence[Branch]], options: Mapping[str, object] = {}) -> str:
         """Answer greedily from these prompts of one side or both. options: of the strategy."""
+        return self.write_each([branches], options)[0]
+
+    def write_each(
+        self, prompts: Sequence[Mapping[Side, Sequence[Branch]]], options: Mapping[str, object] = {}
+    ) -> list[str]:
+        """Answers to several questions, as `write` gives each, written side by side: their rows share forwards."""
+        requests = [self._request(branches, options) for branches in prompts]
+        engines: dict[str, Engine] = {side: self.models[side].engine for side in SIDES}
+        world = Simulation(requests, engines, network=Network((0.01, 0.02)))
+        world.run(checks=False)
+        answers = zip(requests, world.answers, strict=True)
+        return [self.models[request.side_of(request.front)].tokenizer.decode(each.tokens) for request, each in answers]
+
+    def _request(self, branches: Mapping[Side, Sequence[Branch]], options: Mapping[str, object]) -> SimulatedRequest:
         sides = [side for side in SIDES if side in branches]
         front = sides[0]
         tokenizer, engine = self.models[front].tokenizer, self.models[front].engine
@@ -61,10 +75,8 @@ class Pair:
         )
         assert chosen is not None, "neither strategy declines"
         config = a_config(front, True, sampling, LIMIT, tokenizer.eos_ids, engine.info.vocab_size, chosen)
-        engines: dict[str, Engine] = {side: self.models[side].engine for side in SIDES}
         prompts: dict[str, tuple[Branch, ...]] = {side: tuple(branches[side]) for side in sides}
-        world = Simulation(SimulatedRequest(strategy, front, config, prompts), engines, network=Network((0.01, 0.02)))
-        return tokenizer.decode(world.run().tokens)
+        return SimulatedRequest(strategy, front, config, prompts)
 
     def _scores(self, question: str, sides: Sequence[Side], documents: Sequence[str | None]) -> list[float | None]:
         if self.embedder is None:
