@@ -20,7 +20,10 @@ settings          flags, variables and `paceline.toml` as one frozen object: the
 settings_sources  where settings come from, and which wins
 sealing           encryption at rest
 secret_files      private folders and files; secrets that people pass in
+sql               what stores ask of their database
 sqlite            private SQLite files with a write-ahead log
+postgres          a PostgreSQL database that several servers share
+fleet             the servers that share it: who is alive, which devices are linked where, what has changed
 system            users, locks, cores and signals of this operating system
 errors            every error raised on purpose
 """

@@ -57,6 +57,7 @@ from paceline.runtime.workflows.web import WebAccess, WebLimits
 from paceline.sealing import PLAIN, Seal, open_answers_seal
 from paceline.secret_files import STDIN, private_folder, secret_lines
 from paceline.settings import STORE, AgentSettings, NodeSettings, ServerSettings
+from paceline.sql import Home
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Introduction
 
@@ -75,6 +76,7 @@ class OpenedNode:
     name: str  # the model's name for clients
     seal: Seal  # of stored responses and look-up tables
     tracer: Tracer | None  # that the environment asks for
+    database: Home | None  # where responses are kept; None: the state directory
 
     @property
     def vocab_size(self) -> int:
@@ -92,7 +94,7 @@ class OpenedNode:
                 longest_silent=tuning.longest_silent_answer,
             ),
             keyring=keyring,
-            state=settings.state_dir,
+            state=self.database or settings.state_dir,
             retention=Retention(tuning.responses_mib << 20, tuning.responses_days * 86_400),
             limits=door_limits(settings),
             seal=self.seal,
@@ -123,13 +125,14 @@ async def run_node(
     asks: CloudAsks | None = None,
     open_engine: Callable[[Path, str], AbstractContextManager[AsyncEngine]] | None = None,
     open_draft: Callable[[ServedModel], Engine] | None = None,
+    database: Home | None = None,
 ) -> None:
     """Open store, model and node, serve on `listener` until a signal, then close them in reverse order.
 
     `compose` returns the application and the task to run beside it, which is cancelled once the server has drained.
     `shipped`: see `open_model`; `expects_peer`, `open_to_peer`, `asks`: see `Company`. `open_engine`: of a model's
     directory and name, in place of loading its engine here. `open_draft`: the draft model's engine beside this
-    model. The caller closes `listener`.
+    model. `database`: where responses are kept, instead of the state directory. The caller closes `listener`.
     Raises ConfigError for a model, documents or a state directory that cannot be used, EngineLost after the engine's
     device has failed for good.
     """
@@ -190,7 +193,7 @@ async def run_node(
             ) as service,
         ):
             service.aliases = read_aliases(service, settings.model_alias, settings.embedding_alias)
-            app, background = await compose(OpenedNode(node, service, model, name, seal, tracer))
+            app, background = await compose(OpenedNode(node, service, model, name, seal, tracer, database))
             async with asyncio.TaskGroup() as tasks:
                 beside = None if background is None else tasks.create_task(background())
                 await serve(app, listener, on_ready=ready, until=service.until_lost)

@@ -35,12 +35,13 @@ class ConfigError(PacelineError):
 class StorageError(ConfigError):
     """A file of the program's own cannot be read or written. The text names it for the operator; clients hear less.
 
-    full: the disk has no room.
+    full: the disk has no room. away: the database cannot be reached, and may come back.
     """
 
-    def __init__(self, message: str, *, full: bool = False) -> None:
+    def __init__(self, message: str, *, full: bool = False, away: bool = False) -> None:
         super().__init__(message)
         self.full = full
+        self.away = away
 
 
 def other_format(file: object, found: object, read: int, advice: str) -> ConfigError:

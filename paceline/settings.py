@@ -25,13 +25,15 @@ from paceline.system import cores
 
 PREFIX = "PACELINE_"
 STORE: Final = "store"  # as `web_search`: the cloud's public documents stand for the web
-SECRETS = frozenset({"api_keys", "code", "engine_key", "web_search"})
+SECRETS = frozenset({"api_keys", "code", "engine_key", "web_search", "database"})
 TRUSTING = frozenset(  # whom this machine believes, lets in and tells, and where what it knows lies
     {"cloud", "server", "code", "code_file", "cloud_may_ask", "share_distributions", "web_search", "tuning.cloud_texts"}
     | {"api_keys", "api_key_file", "allowed_origins", "trusted_proxies", "host", "listen", "insecure"}
-    | {"encrypt_documents", "docs_dir", "state_dir", "tuning.local_users", "engine_url"}
+    | {"encrypt_documents", "docs_dir", "state_dir", "tuning.local_users", "engine_url", "database", "server_url"}
 )
-DERIVED = frozenset({"state_dir", "docs_dir", "embedder", "device"})  # their default depends on the machine or a field
+DERIVED = frozenset(
+    {"state_dir", "docs_dir", "embedder", "device", "server_url"}
+)  # their default depends on the machine or a field
 ENCRYPT = "encrypt documents, stored responses and look-up tables on the disk, at the next start and for good"
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,40}://[^/\s]{1,255}")
 
@@ -57,6 +59,7 @@ def _several(value: object) -> object:
 
 Several = Annotated[tuple[str, ...], BeforeValidator(_several)]
 Folder = Annotated[Path, AfterValidator(lambda value: value.expanduser().absolute())]
+Address = Annotated[str, Field(pattern=r"^https?://[^\s?#]{1,500}$")]
 NumberFormat = Literal["auto", "float32", "bfloat16", "float16"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -288,11 +291,8 @@ class NodeSettings(ProgramSettings):
     embedding_alias: Several = Field((), description="further names of the embedder, as text-embedding-3-small")
     port: int = Field(8000, ge=0, le=65_535, description="port to listen on; 0: any free one")
     host: str = Field("127.0.0.1", description="address to listen on; keys are required unless it is loopback")
-    public_url: str | None = Field(
-        None,
-        pattern=r"^https?://[^\s?#]{1,500}$",
-        description="address under which clients reach this side, for the links of citations; default: that by which "
-        "each request came",
+    public_url: Address | None = Field(
+        None, description="address by which clients reach this side, in links of citations; default: as each came"
     )
     state_dir: Folder = Field(default=Path(), description="where credentials and caches are kept")
     docs_dir: Folder = Field(
@@ -404,6 +404,15 @@ class ServerSettings(NodeSettings):
         default_factory=lambda: state_home("cloud"),
         description="where credentials and caches are kept; default: $XDG_STATE_HOME/paceline/cloud",
     )
+    database: Annotated[str, Field(pattern=r"^postgres(ql)?://\S+$")] | None = Field(
+        None,
+        repr=False,
+        description="PostgreSQL database with pgvector, as postgresql://USER@HOST/NAME, in which several servers keep "
+        "keys, devices, responses and documents together; default: files in the state directory",
+    )
+    server_url: Address | None = Field(
+        None, description="address by which the database's other servers reach this one; default: http://HOST:PORT"
+    )
     stages: Annotated[Several, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)] = Field(
         (),
         description="spread the model over stages, each with a span of its layers: 3 starts three processes here, "
@@ -415,9 +424,7 @@ class ServerSettings(NodeSettings):
         "asked, and another when it is lost. --model then gives its tokenizer. A key of theirs: PACELINE_ENGINE_KEY",
     )
     engine_key: str | None = Field(
-        None,
-        repr=False,
-        description="key for those servers. Other users of the machine see what is on a command line: set the variable",
+        None, repr=False, description="their key. Other users see what is on a command line: set the variable"
     )
     draft_model: str | None = Field(
         None,
@@ -439,6 +446,8 @@ class ServerSettings(NodeSettings):
         more = self.stages or self.draft_model or self.quantize or self.model[1:]
         if self.engine_url and (more or self.first_model == "demo"):
             raise ValueError("engine_url needs one model, by its name or folder, no stages, draft_model or quantize")
+        if self.database and self.encrypt_documents:
+            raise ValueError("encrypt_documents is for files of one machine: have the database's disks encrypted")
         return self
 
     @model_validator(mode="after")
@@ -491,8 +500,8 @@ class AgentSettings(NodeSettings):
     insecure: bool = Field(False, description="allow an unencrypted link to a server on another machine")
     share_distributions: bool = Field(
         False,
-        description="let the cloud's clients ask for privacy 'open': what the model predicts from this device's "
-        "documents, though never their text, may then go to the cloud",
+        description="let the cloud's clients ask for privacy 'open': predictions from this device's documents, though "
+        "never their text, may then go to the cloud",
     )
     cloud_may_ask: str | None = Field(
         None,
@@ -505,10 +514,7 @@ class AgentSettings(NodeSettings):
     )
     cloud_asks_per_hour: int = Field(1200, ge=0, le=1_000_000, description="likewise in an hour")
     energy_per_token: float | None = Field(
-        None,
-        ge=0,
-        le=1_000_000,
-        description="energy budget of drafting for the cloud, J a token of the answer, in the mean; default: none",
+        None, ge=0, le=1e6, description="energy budget of drafting for the cloud, mean J a token of the answer"
     )
     tuning: AgentTuning = Field({}, validate_default=True)
 
@@ -552,10 +558,7 @@ class StageSettings(ProgramSettings):
     listen: str = Field("127.0.0.1:0", description="address of its own, as HOST:PORT; port 0: any free one")
     server: str | None = Field(None, description="URL of the server it belongs to, as http://HOST:PORT")
     code: str | None = Field(
-        None,
-        repr=False,
-        description="one-time code of `paceline devices add NAME --role stage`; - to be asked for it or read it from "
-        "standard input, or code_file",
+        None, repr=False, description="one-time code of `paceline devices add NAME --role stage`; - to be asked for it"
     )
     code_file: Path | None = Field(None, description="file whose first line is that code; -: standard input")
     engine_device: str = Field("auto", description="where it computes: cpu, cuda or cuda:1; auto: a GPU if any")

@@ -1,7 +1,8 @@
 """Private SQLite files with a write-ahead log, and their errors as sentences with advice.
 
 The write-ahead log lets one process read while another writes. `secure_delete` overwrites removed text in the pages;
-the log keeps it until the next `checkpoint`. Not handled: blocks that the disk itself retains after an overwrite.
+the log keeps it until the next `SqliteConnection.overwrite`. Not handled: blocks that the disk itself retains after an
+overwrite.
 """
 
 from __future__ import annotations
@@ -9,27 +10,60 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import ConfigError, StorageError, other_format
+from paceline.errors import ConfigError, StorageError
 from paceline.secret_files import private_folder
+from paceline.sql import Changes, DuplicateRow, Home, Mode, SqlConnection, StorePlace
 
 BUSY_S = 30.0  # longest wait for another process's transaction
 
 
-def connect(file: Path) -> sqlite3.Connection:
-    """Open an autocommitting connection to `file`, creating it if needed. One thread at a time may use it.
+class SqliteConnection(sqlite3.SqlConnection):
+    """A connection as `paceline.sql` describes it."""
+
+    def begin(self, mode: Mode) -> None:
+        """Waits up to `BUSY_S` for another process that writes."""
+        self.execute("BEGIN" if mode == "read" else "BEGIN IMMEDIATE")
+
+    def version(self) -> int | None:
+        found, tables = self.execute(  # one statement, so that both are of one moment
+            "SELECT user_version, (SELECT count(*) FROM sqlite_schema) FROM pragma_user_version"
+        ).fetchone()
+        return found if found or tables else None
+
+    def set_version(self, version: int) -> None:
+        self.execute(f"PRAGMA user_version = {version:d}")
+
+    def overwrite(self) -> bool:
+        """Move the write-ahead log into the database and empty it."""
+        busy: int = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        return not busy
+
+
+def connect(file: Path | None) -> SqliteConnection:
+    """Open an autocommitting connection to `file`, creating it if needed. One thread at a time may use it. None: to a
+    database in memory.
 
     Raises sqlite3.Error, OSError, and ConfigError for a folder where others could exchange it (see `private_folder`),
     and when another program keeps the file busy.
     """
-    private_folder(file.parent)
-    _make_private(file)
-    connection = sqlite3.connect(file, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    if file is not None:
+        private_folder(file.parent)
+        _make_private(file)
+    connection = sqlite3.connect(
+        ":memory:" if file is None else file,
+        timeout=BUSY_S,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=SqliteConnection,
+    )
     try:
-        _write_ahead(connection, file)
+        if file is not None:
+            _write_ahead(connection, file)
         for pragma in ("secure_delete = ON", "foreign_keys = ON", "temp_store = MEMORY"):
             connection.execute(f"PRAGMA {pragma}")
     except BaseException:
@@ -58,7 +92,7 @@ def _make_private(file: Path) -> None:
             os.close(descriptor)
 
 
-def _write_ahead(connection: sqlite3.Connection, file: Path) -> None:
+def _write_ahead(connection: sqlite3.SqlConnection, file: Path) -> None:
     """Switch to the write-ahead log.
 
     The switch does not wait for another process that is switching as well; beginning a transaction does.
@@ -75,56 +109,71 @@ def _write_ahead(connection: sqlite3.Connection, file: Path) -> None:
     raise ConfigError(f"{file} is in use by another program; try again.")
 
 
-def is_new(connection: sqlite3.Connection, file: Path | None, version: int, advice: str) -> bool:
-    """True if there is no table yet. Raises ConfigError for tables of another version (`PRAGMA user_version`).
+@dataclass(frozen=True, slots=True)
+class SqliteFile:
+    """A store in a file of its own; without a path in memory."""
 
-    advice: of `other_format`.
-    """
-    found, tables = connection.execute(  # one statement, so that both are of one moment
-        "SELECT user_version, (SELECT count(*) FROM sqlite_schema) FROM pragma_user_version"
-    ).fetchone()
-    if not found and not tables:
-        return True
-    if found != version:
-        raise other_format(file, found, version, advice)
-    return False
+    path: Path | None
+    kind: str  # what it should be, such as "a token log"
+
+    @property
+    def name(self) -> str:
+        return "a database in memory" if self.path is None else str(self.path)
+
+    def connect(self) -> SqliteConnection:
+        return connect(self.path)
+
+    def explained(self) -> AbstractContextManager[None]:
+        return speaking(self.name, self.kind)
+
+    def announce(self, connection: SqlConnection) -> None:
+        """SQLite tells by itself."""
+
+    @contextmanager
+    def changes(self) -> Iterator[Changes]:
+        """Of the file, and of what else is put in its place."""
+        with ExitStack() as opened:
+            rows: SqliteConnection | None = None
+            place: tuple[int, int] | None = None
+            others = 0  # files that were there before
+
+            def current() -> tuple[int, int]:
+                nonlocal rows, place, others
+                with self.explained():
+                    if rows is None or self._inode() != place:
+                        opened.close()
+                        rows, place, others = None, self._inode(), others + 1
+                        if place is None:
+                            raise StorageError(
+                                f"{self.path} is gone: put it back from a copy, or start the server again."
+                            )
+                        rows = opened.enter_context(closing(self.connect()))
+                    return others, int(rows.execute("PRAGMA data_version").fetchone()[0])
+
+            yield current
+
+    def _inode(self) -> tuple[int, int] | None:
+        """(device, inode) of the file that is there now."""
+        assert self.path is not None, "a database in memory is not watched"
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino
 
 
-def prepare(
-    connection: sqlite3.Connection, file: Path | None, version: int, schema: Iterable[str], advice: str
-) -> None:
-    """Make the tables where there is none. Raises ConfigError as `is_new`."""
-    if is_new(connection, file, version, advice):  # else no reader waits for a writer
-        with transaction(connection):
-            if is_new(connection, file, version, advice):
-                for statement in (*schema, f"PRAGMA user_version = {version}"):
-                    connection.execute(statement)
+def place_in(state: Path | Home, store: str, kind: str) -> StorePlace:
+    """The place of a store: a file of its own in a folder, or where a database keeps it."""
+    return SqliteFile(state / f"{store}.sqlite", kind) if isinstance(state, Path) else state.place(store, kind)
 
 
 @contextmanager
-def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """Commit the block as one transaction; roll it back if the block raises."""
-    connection.execute(begin)
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-def checkpoint(connection: sqlite3.Connection) -> bool:
-    """Move the write-ahead log into the database and empty it. False if a reader blocked it for too long."""
-    busy: int = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-    return not busy
-
-
-@contextmanager
-def speaking(file: Path, kind: str) -> Iterator[None]:
+def speaking(file: object, kind: str) -> Iterator[None]:
     """Raise SQLite's errors as StorageError with advice. `kind`: what the file should be, such as "a token log"."""
     try:
         yield
+    except sqlite3.IntegrityError as error:
+        raise DuplicateRow(f"{file}: {error}.") from error
     except sqlite3.Error as error:
         code: int = getattr(error, "sqlite_errorcode", 0)  # absent where Python itself raised it
         advice = {

@@ -23,6 +23,8 @@ from paceline.settings import ServerSettings
 from paceline.settings_sources import Origins, describe_given
 
 if TYPE_CHECKING:
+    from paceline.sql import Home
+
     from .devices import Registry
     from .keys import Keys
 
@@ -141,7 +143,7 @@ def revoke_device(
 def _registry(state_dir: Path | None, config: Path | None) -> Registry:
     from .devices import Registry
 
-    return Registry(settings_of("cloud", config, state_dir=state_dir).state_dir)
+    return Registry(_state(state_dir, config))
 
 
 def create_key(
@@ -202,4 +204,14 @@ def revoke_key(
 def _keys(state_dir: Path | None, config: Path | None) -> Keys:
     from .keys import Keys
 
-    return Keys(settings_of("cloud", config, state_dir=state_dir).state_dir)
+    return Keys(_state(state_dir, config))
+
+
+def _state(state_dir: Path | None, config: Path | None) -> Path | Home:
+    """Where the server keeps devices and keys."""
+    settings = settings_of("cloud", config, state_dir=state_dir)
+    if not isinstance(settings, ServerSettings) or settings.database is None:
+        return settings.state_dir
+    from paceline.postgres import Postgres
+
+    return Postgres(settings.database)

@@ -20,6 +20,8 @@ from typing import Literal
 from paceline.errors import ConfigError, RequestError
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.settings import TUNING
+from paceline.sql import Home
+from paceline.sqlite import place_in
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim, Signer
 from paceline.wire.identity import (
@@ -34,9 +36,9 @@ from paceline.wire.identity import (
     code_secrets,
 )
 
-from .state import StateFile
+from .state import StateTables
 
-FILE = "devices.sqlite"
+STORE = "devices"
 CODE_LIFE_S = 600.0
 MAX_TRIES = 5  # wrong proofs until a code is void
 DAY_S = 86_400.0
@@ -89,21 +91,20 @@ class EnrolmentAnswer:
 
 class Registry:
     def __init__(
-        self, state_dir: Path, *, away_days: float = TUNING.device_days, now: Callable[[], float] = time.time
+        self, state: Path | Home, *, away_days: float = TUNING.device_days, now: Callable[[], float] = time.time
     ) -> None:
-        """Open the registry, creating its file if needed. Raises ConfigError when it cannot be used.
+        """Open the registry, creating it if needed. Raises ConfigError when it cannot be used.
 
         away_days: a device that has not renewed its key for so long must enrol again; 0: never.
         """
-        self._file = StateFile(state_dir / FILE, _SCHEMA, "device registry")
-        self.path = self._file.path
+        self._tables = StateTables(place_in(state, STORE, "a device registry"), _SCHEMA, "device registry")
         self._away_s = away_days * DAY_S
         self._now = now
 
     def watching(self) -> AbstractContextManager[Callable[[], int]]:
-        """A function whose number changes after every change of the file. See `StateFile.watching`."""
+        """A function whose number changes after every change of the file. See `StateTables.watching`."""
         changes = count()
-        return self._file.watching(lambda _: next(changes))
+        return self._tables.watching(lambda _: next(changes))
 
     # ---- the owner's side -------------------------------------------------------------------------------------------
     def add(self, name: str, role: Role = "device") -> str:
@@ -117,16 +118,18 @@ class Registry:
         code = "-".join(groups)
         derived = code_secrets(code)
         key, expires_at = PrivateKey(derived.seed).public_key, self._now() + CODE_LIFE_S
-        with self._file.changing() as rows:
+        with self._tables.changing() as rows:
             rows.execute("DELETE FROM enrolment_codes WHERE expires_at <= ?", (self._now(),))
             rows.execute(
-                "INSERT OR REPLACE INTO enrolment_codes VALUES (?, ?, ?, ?, ?, 0, ?)",
+                "INSERT INTO enrolment_codes VALUES (?, ?, ?, ?, ?, 0, ?) ON CONFLICT (name) DO UPDATE SET "
+                "id = excluded.id, key = excluded.key, mac_key = excluded.mac_key, expires_at = excluded.expires_at, "
+                "tries = 0, role = excluded.role",
                 (name, derived.id, key, derived.mac_key, expires_at, role),
             )
         return code
 
     def devices(self) -> list[Device]:
-        with self._file.reading() as rows:
+        with self._tables.reading() as rows:
             devices = {row[0]: _device(*row) for row in rows.execute(_DEVICES)}
             for name, expires, role in rows.execute(
                 "SELECT name, expires_at, role FROM enrolment_codes WHERE expires_at > ? AND tries < ?",
@@ -137,13 +140,13 @@ class Registry:
         return [devices[name] for name in sorted(devices)]
 
     def has_devices(self) -> bool:
-        with self._file.reading() as rows:
+        with self._tables.reading() as rows:
             known = "SELECT 1 FROM identities WHERE role = 'device' AND revoked_at IS NULL"
             return rows.execute(known).fetchone() is not None
 
     def revoke(self, name: str) -> bool:
         """Invalidate the device's key and its unused code. False when there is no such device."""
-        with self._file.changing() as rows:
+        with self._tables.changing() as rows:
             codes = rows.execute("DELETE FROM enrolment_codes WHERE name = ?", (name,)).rowcount
             known = rows.execute(
                 "UPDATE identities SET revoked_at = coalesce(revoked_at, ?) WHERE name = ?", (self._now(), name)
@@ -157,14 +160,16 @@ class Registry:
         A request for an unknown code writes nothing; one for a known code at most MAX_TRIES times.
         """
         if self._may_enrol(request) and verify(request.key, request.key_signature, request.signed(BY_DEVICE)):
-            with self._file.changing() as rows:  # one try at a time: of two with the right code the first wins
+            with self._tables.changing() as rows:  # one try at a time: of two with the right code the first wins
                 row = rows.execute(_OPEN_CODE, (request.code_id, self._now(), MAX_TRIES)).fetchone()
                 if row is not None and verify(row[1], request.code_signature, request.signed(BY_CODE)):
                     name, _, mac_key, role = row
                     now = self._now()
                     rows.execute("DELETE FROM enrolment_codes WHERE name = ?", (name,))
                     rows.execute(
-                        "INSERT OR REPLACE INTO identities VALUES (?, ?, NULL, ?, ?, NULL, ?)",
+                        "INSERT INTO identities VALUES (?, ?, NULL, ?, ?, NULL, ?) ON CONFLICT (name) DO UPDATE SET "
+                        "key = excluded.key, former_key = NULL, enrolled_at = excluded.enrolled_at, "
+                        "renewed_at = excluded.renewed_at, revoked_at = NULL, role = excluded.role",
                         (name, request.key, now, now, role),
                     )
                     answer = answer_bytes(request, name, server_key.public_key)
@@ -184,7 +189,7 @@ class Registry:
     def recognise(self, claim: Claim, role: Role = "device") -> bytes | CloseCode:
         """The public key that proves a device's claim, or why it may not link. A key serves the role that it was
         enrolled for. Keys of stages are not renewed, and stages are never away too long."""
-        with self._file.reading() as rows:
+        with self._tables.reading() as rows:
             row = rows.execute(
                 "SELECT key, former_key, renewed_at, revoked_at FROM identities WHERE name = ? AND role = ?",
                 (claim.device, role),
@@ -204,7 +209,7 @@ class Registry:
 
         The key before the last renewal may stay: the renewal goes over that very link.
         """
-        with self._file.reading() as rows:
+        with self._tables.reading() as rows:
             row = rows.execute(
                 "SELECT key, former_key, renewed_at, revoked_at FROM identities WHERE name = ?", (device,)
             ).fetchone()
@@ -217,17 +222,18 @@ class Registry:
 
         A clock that has been set back does not make the new key look older than the present one.
         """
-        with self._file.changing() as rows:
+        now = self._now()
+        with self._tables.changing() as rows:
             changed = rows.execute(
-                "UPDATE identities SET key = ?, former_key = key, renewed_at = max(renewed_at, ?) "
-                "WHERE name = ? AND key = ? AND revoked_at IS NULL",
-                (new, self._now(), device, present),
+                "UPDATE identities SET key = ?, former_key = key, renewed_at = CASE WHEN renewed_at > ? THEN "
+                "renewed_at ELSE ? END WHERE name = ? AND key = ? AND revoked_at IS NULL",
+                (new, now, now, device, present),
             ).rowcount
         return changed > 0
 
     # ---- common -----------------------------------------------------------------------------------------------------
     def _may_enrol(self, request: EnrolmentRequest) -> bool:
-        with self._file.reading() as rows:
+        with self._tables.reading() as rows:
             return rows.execute(_OPEN_CODE, (request.code_id, self._now(), MAX_TRIES)).fetchone() is not None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,11 +19,13 @@ from typing import Literal
 from paceline.api.http.auth import SCOPES, StoredKey
 from paceline.errors import ConfigError, StorageError
 from paceline.secret_files import write_private
+from paceline.sql import DuplicateRow, Home, SqlConnection
+from paceline.sqlite import place_in
 
 from .devices import check_name
-from .state import StateFile
+from .state import StateTables
 
-FILE = "keys.sqlite"
+STORE = "keys"
 REQUIRED = "keys-required"  # a file beside it: there has been a key
 MARK = "sk-pl-"  # `sk`, which some clients require, and `pl`, by which secret scanners recognise a leaked key
 SHOWN = len(MARK) + 6  # characters of a key shown in lists: 36 of its 256 bits
@@ -59,10 +60,10 @@ class Key:
 
 
 class Keys:
-    def __init__(self, state_dir: Path, *, now: Callable[[], float] = time.time) -> None:
-        """Open the file of keys, creating it if needed. Raises ConfigError when it cannot be used."""
-        self._file = StateFile(state_dir / FILE, _SCHEMA, "file of keys")
-        self._required = state_dir / REQUIRED
+    def __init__(self, state: Path | Home, *, now: Callable[[], float] = time.time) -> None:
+        """Open the store of keys, creating it if needed. Raises ConfigError when it cannot be used."""
+        self._tables = StateTables(place_in(state, STORE, "a file of keys"), _SCHEMA, "file of keys")
+        self._required = state / REQUIRED if isinstance(state, Path) else None  # a database does not get lost alone
         self._now = now
 
     # ---- the owner's side -------------------------------------------------------------------------------------------
@@ -89,20 +90,20 @@ class Keys:
         digest = hashlib.sha256(key.encode()).digest()
         self._require()
         try:
-            with self._file.changing() as rows:
+            with self._tables.changing() as rows:
                 rows.execute(
                     "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, NULL)",
                     (name, key[:SHOWN], digest, kept, device, now, expires),
                 )
-        except sqlite3.IntegrityError:
+        except DuplicateRow:
             raise ConfigError(f"There is a key {name} already: revoke it first, or choose another name.") from None
         return key
 
     def all(self) -> list[Key]:
         """List all keys ever created, oldest first."""
-        with self._file.reading() as rows:
+        with self._tables.reading() as rows:
             found = rows.execute(
-                "SELECT name, prefix, scopes, device, created_at, expires_at, revoked_at FROM keys ORDER BY rowid"
+                "SELECT name, prefix, scopes, device, created_at, expires_at, revoked_at FROM keys ORDER BY created_at"
             ).fetchall()
         now = self._now()
         return [
@@ -120,7 +121,7 @@ class Keys:
 
     def revoke(self, name: str) -> bool:
         """Revoke a key by name or prefix, from the next request on. False when there is no such valid key."""
-        with self._file.changing() as rows:
+        with self._tables.changing() as rows:
             changed = rows.execute(
                 "UPDATE keys SET revoked_at = ? WHERE (name = ? OR prefix = ?) AND revoked_at IS NULL",
                 (self._now(), name, name),
@@ -135,23 +136,23 @@ class Keys:
         One thread at a time may call it. It raises StorageError, as this does, while the file cannot be read, and for
         one without a key where there have been some: the file may have been lost, and must not open the server.
         """
-        with self._file.watching(self._known) as keys:
+        with self._tables.watching(self._known) as keys:
             keys()
             yield keys
 
-    def _known(self, rows: sqlite3.Connection) -> Sequence[StoredKey]:
+    def _known(self, rows: SqlConnection) -> Sequence[StoredKey]:
         found = tuple(_stored(row) for row in rows.execute(_CURRENT))
         if found:  # in a copy that came here without the file beside it, perhaps
             self._require()
-        elif not found and self._required.exists():
+        elif self._required is not None and self._required.exists():
             raise StorageError(
-                f"{self._file.path} has no keys, though there have been some: put it back from a copy, or make new "
-                f"ones with `paceline keys create NAME`. To serve without keys, remove {self._required}."
+                f"{self._tables.place.name} has no keys, though there have been some: put it back from a copy, or make "
+                f"new ones with `paceline keys create NAME`. To serve without keys, remove {self._required}."
             )
         return found
 
     def _require(self) -> None:
-        if not self._required.exists():
+        if self._required is not None and not self._required.exists():
             write_private(self._required, b"Keys are required here, whatever keys.sqlite holds.\n")
 
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.websockets import WebSocket
 
@@ -26,6 +25,9 @@ from paceline.wire.effects import Claim, Signer
 from paceline.wire.messages import Introduction
 
 from .devices import Registry
+
+if TYPE_CHECKING:
+    from paceline.fleet import Fleet
 
 PATH = "/v1/link"
 WATCH_S = 0.5  # polling interval of the registry, and so about the longest life of a link after its revocation
@@ -63,6 +65,7 @@ class Links:
         credential_hours: float = TUNING.credential_hours,
         emulation: Emulation | None = None,
         vocab_size: int | None = None,
+        fleet: Fleet | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`introduce` is called for each link, since the number of documents changes. `key`: the server's.
@@ -74,6 +77,7 @@ class Links:
         self._life_s = credential_hours * HOUR_S
         self._emulation = emulation
         self._vocab_size = vocab_size
+        self._fleet = fleet
         self._now = now
         self.has_devices = registry.has_devices()  # as the registry was read last
         self._live: dict[str, _Live] = {}
@@ -123,13 +127,13 @@ class Links:
                 if refusal is not None:
                     _log.info("the link of %s is cut: its key holds no longer", device)
                     await live.link.close(refusal)
-        except (sqlite3.Error, StorageError) as error:
+        except StorageError as error:
             self._unread = True  # to be read again
             await self._failed(error)
             return
         self._failing_since = None
 
-    async def _failed(self, error: sqlite3.Error | StorageError) -> None:
+    async def _failed(self, error: StorageError) -> None:
         """The registry could not be read: after a while nobody stays on the word of what it said before."""
         now = asyncio.get_running_loop().time()
         if self._failing_since is None:
@@ -187,7 +191,18 @@ class Links:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
         self._peers.on_link(link, link.device)
+        if self._fleet is not None:
+            self._fleet.linked(link.device)
+            watching = asyncio.create_task(self._unlinked(link, self._fleet))
+            self._closing.add(watching)
+            watching.add_done_callback(self._closing.discard)
+
+    async def _unlinked(self, link: Link, fleet: Fleet) -> None:
+        await link.closed.wait()
+        live = self._live.get(link.device)
+        if live is None or live.link is link:  # not another one, that came up meanwhile
+            fleet.unlinked(link.device)
 
     def _forget(self, device: str, live: _Live) -> None:
-        if self._live.get(device) is live:  # not another one, that came up meanwhile
+        if self._live.get(device) is live:  # likewise
             del self._live[device]

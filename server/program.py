@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 from fastapi import FastAPI
 
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
-from paceline.api.http.server import listen
+from paceline.api.http.server import listen, url_of
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, run_node
 from paceline.engine.base import Engine, LoadedModel, ServedModel
 from paceline.engine.loader import folder_of, load_model
@@ -29,11 +30,15 @@ from paceline.runtime.identity import PrivateKey
 from paceline.runtime.link.emulation import Emulation
 from paceline.secret_files import private_folder, read_private, write_private
 from paceline.settings import ServerSettings
+from paceline.sql import Home, transaction
 
 from .app import add_devices
 from .devices import Registry
 from .keys import Keys
 from .links import Links
+
+if TYPE_CHECKING:
+    from paceline.postgres import Postgres
 
 _log = logging.getLogger("paceline.server")
 
@@ -80,6 +85,17 @@ def check_vocabulary(draft_name: str, draft: LoadedModel, name: str, model: Serv
 
 
 FILE = "server-key.pem"  # PKCS #8
+_KEY_TABLE = "CREATE TABLE IF NOT EXISTS server_key (one INTEGER PRIMARY KEY, pem BLOB NOT NULL)"
+
+
+def common_key(state_dir: Path, database: Postgres) -> PrivateKey:
+    """The key of all servers of a database: that of this one's folder, if it was the first. Raises ConfigError."""
+    own = server_key(state_dir)
+    with database.explained(), closing(database.place("server key", "").connect()) as rows, transaction(rows):
+        rows.execute(_KEY_TABLE)
+        rows.execute("INSERT INTO server_key VALUES (1, ?) ON CONFLICT (one) DO NOTHING", (_pem(own),))
+        (content,) = rows.execute("SELECT pem FROM server_key").fetchone()
+    return _read_key(content, "the server key in the database")
 
 
 def server_key(state_dir: Path) -> PrivateKey:
@@ -94,12 +110,16 @@ def server_key(state_dir: Path) -> PrivateKey:
             content = read_private(file, otherwise=otherwise) or b""
     except OSError as error:
         raise ConfigError(f"The server's key cannot be kept in {file}: {error.strerror}. Check --state-dir.") from error
+    return _read_key(content, file)
+
+
+def _read_key(content: bytes, where: object) -> PrivateKey:
     try:
         key = load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(_damaged(file)) from error
+        raise ConfigError(_damaged(where)) from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(_damaged(file))
+        raise ConfigError(_damaged(where))
     return PrivateKey(key.private_bytes_raw())
 
 
@@ -108,38 +128,53 @@ def _pem(key: PrivateKey) -> bytes:
     return private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _damaged(file: Path) -> str:
+def _damaged(where: object) -> str:
     return (
-        f"{file} is not an Ed25519 key: restore it from a copy, or remove it, so that a new one is made, and enrol all "
+        f"{where} is not an Ed25519 key: restore it from a copy, or remove it, so that a new one is made, and enrol all "
         "devices again."
     )
+
+
+def opened_database(settings: ServerSettings) -> AbstractContextManager[Postgres | None]:
+    """The database that the settings name; None where they name none. Raises ConfigError."""
+    if settings.database is None:
+        return nullcontext()
+    from paceline.postgres import Postgres  # an extra's
+
+    return closing(Postgres(settings.database))
 
 
 async def run(settings: ServerSettings) -> None:
     """Serve until a signal. Raises ConfigError for settings that cannot be used, before the first request is read."""
     configured = parse_keys(api_keys_of(settings))
     emulation = Emulation.parse(settings.tuning.emulate) if settings.tuning.emulate else None
-    key = server_key(settings.state_dir)
-    registry = Registry(settings.state_dir, away_days=settings.tuning.device_days)
     live: Links | None = None
-    with Keys(settings.state_dir).current() as stored:
-        keyring = Keyring(configured, stored)
+    with (
+        closing(listen(settings.host, settings.port)) as listener,
+        opened_database(settings) as database,
+    ):
+        key = server_key(settings.state_dir) if database is None else common_key(settings.state_dir, database)
+        state: Path | Home = settings.state_dir if database is None else database
+        fleet = None if database is None else database.join(settings.server_url or url_of(listener))
+        registry = Registry(state, away_days=settings.tuning.device_days)
+        with Keys(state).current() as stored:
+            keyring = Keyring(configured, stored)
+            check_exposure(settings.host, keyring)
 
-        async def compose(opened: OpenedNode) -> tuple[FastAPI, Background]:
-            nonlocal live
-            live = Links(
-                registry,
-                opened.node,
-                opened.introduction,
-                key=key,
-                credential_hours=settings.tuning.credential_hours,
-                emulation=emulation,
-                vocab_size=opened.vocab_size,
-            )
-            return add_devices(opened.app(settings, keyring), registry, live), live.watch
+            async def compose(opened: OpenedNode) -> tuple[FastAPI, Background]:
+                nonlocal live
+                live = Links(
+                    registry,
+                    opened.node,
+                    opened.introduction,
+                    key=key,
+                    credential_hours=settings.tuning.credential_hours,
+                    emulation=emulation,
+                    vocab_size=opened.vocab_size,
+                    fleet=fleet,
+                )
+                return add_devices(opened.app(settings, keyring), registry, live), live.watch
 
-        check_exposure(settings.host, keyring)
-        with closing(listen(settings.host, settings.port)) as listener:
             stages = None
             if settings.stages:
                 from .stages import opened_stages  # with torch, which a server of the fake model does without
@@ -153,5 +188,6 @@ async def run(settings: ServerSettings) -> None:
                 expects_peer=lambda: live is not None and live.has_devices,
                 open_engine=stages,
                 open_draft=opened_draft(settings),
+                database=database,
             )
     _log.info("stopped")

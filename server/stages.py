@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -145,7 +144,7 @@ def opened_stages(
     async def standing(name: str, stage_key: bytes) -> CloseCode | None:
         try:
             refusal, _ = await asyncio.to_thread(registry.standing, name, stage_key)
-        except (sqlite3.Error, StorageError):
+        except StorageError:
             return None  # looked up again in a second
         return refusal
 

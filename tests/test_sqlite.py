@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline import sqlite
+from paceline import sql, sqlite
 from paceline.errors import ConfigError
 
 OTHER_PROCESS = """
@@ -51,9 +51,7 @@ def test_tables_are_made_once_and_those_of_another_format_are_refused_by_name(tm
     def make() -> None:
         with closing(sqlite.connect(file)) as rows:
             start.wait()
-            sqlite.prepare(
-                rows, file, 1, ["CREATE TABLE numbers (n INTEGER)", "INSERT INTO numbers VALUES (1)"], "wait"
-            )
+            sql.prepare(rows, file, 1, ["CREATE TABLE numbers (n INTEGER)", "INSERT INTO numbers VALUES (1)"], "wait")
 
     with ThreadPoolExecutor(4) as threads:
         for each in [threads.submit(make) for _ in range(4)]:
@@ -65,7 +63,7 @@ def test_tables_are_made_once_and_those_of_another_format_are_refused_by_name(tm
             with pytest.raises(
                 ConfigError, match=rf"numbers\.sqlite .*format {version}, this one reads 1\).*or wait\."
             ):
-                sqlite.prepare(rows, file, 1, [], "wait")
+                sql.prepare(rows, file, 1, [], "wait")
 
 
 def test_threads_that_make_a_database_at_once_keep_their_locks(tmp_path: Path) -> None:

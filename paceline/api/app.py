@@ -44,6 +44,7 @@ from paceline.api.vector_stores import files
 from paceline.runtime.service import Service
 from paceline.runtime.tracing import Tracer
 from paceline.sealing import PLAIN, Seal
+from paceline.sql import Home
 
 ROUTERS = (
     chat.router,  # /v1/chat/completions
@@ -77,7 +78,7 @@ def create_app(
     settings: Settings = DEFAULTS,
     *,
     keyring: Keyring,
-    state: Path | None = None,
+    state: Path | Home | None = None,
     retention: Retention = DEFAULT_RETENTION,
     max_active: int = MAX_ACTIVE,
     limits: DoorLimits | None = None,
@@ -87,7 +88,7 @@ def create_app(
     """Make the application. Raises ConfigError when the folder `state` cannot be used.
 
     `keyring`: the keys that are let in; without any key, all requests are (see `http.auth.check_exposure`).
-    `state`: the folder that stores responses; None: in memory. `retention`: limits on stored responses.
+    `state`: the folder or the database that stores responses; None: in memory. `retention`: limits on stored responses.
     `max_active`: POSTs at a time. `limits`: on strangers. `seal`: of stored responses. `tracer`: of answers.
     `app.state` holds what `http.routing` hands to endpoints, the `observer` of answers, the `attachments` of messages,
     and `closers`, which are awaited when the server ends.

@@ -65,6 +65,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "gpu": ("triton",),
     "mcp": ("mcp",),
     "qr": ("segno",),
+    "postgres": ("psycopg", "psycopg_pool"),
 }
 """The modules of each extra that paceline imports; `test` and `lint` are of no use to who runs it."""
 

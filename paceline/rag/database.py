@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from paceline import sqlite
+from paceline import sql, sqlite
 from paceline.core.side import Side
 from paceline.errors import ConfigError
 from paceline.sealing import PLAIN, Seal, StoreKey
@@ -142,7 +142,7 @@ class Database:
         with self.writing():
             if self._connection.execute("PRAGMA user_version").fetchone() == (_READ_TOO,):
                 self._connection.execute(f"PRAGMA user_version = {VERSION}")  # else an older release might open it
-            if sqlite.is_new(self._connection, self._directory / FILE, VERSION, advice):
+            if sql.is_new(self._connection, self._directory / FILE, VERSION, advice):
                 for statement in (*_SCHEMA, f"PRAGMA user_version = {VERSION}"):
                     self._connection.execute(statement)
                 meta = {"generation": "0", "store": uuid.uuid4().hex, **self._made_by}
@@ -181,7 +181,7 @@ class Database:
             self._connection.execute("PRAGMA temp_store = FILE")  # a copy of the store, which may exceed the memory
             self._connection.execute("VACUUM")
             self._connection.execute("PRAGMA temp_store = MEMORY")
-            sqlite.checkpoint(self._connection)
+            self._connection.overwrite()
 
     def _claim(self, side: Side) -> None:
         """Record this side as the store's owner. Raises ConfigError when it belongs to the other side.
@@ -243,15 +243,15 @@ class Database:
 
     def writing(self) -> AbstractContextManager[Database]:
         """A transaction, committed whole or rolled back. Waits up to `sqlite.BUSY_S` for those of other processes."""
-        return self._transaction("BEGIN IMMEDIATE")
+        return self._transaction("alone")
 
     def reading(self) -> AbstractContextManager[Database]:
         """A read transaction: every query inside sees the same snapshot."""
-        return self._transaction("BEGIN")
+        return self._transaction("read")
 
     @contextmanager
-    def _transaction(self, begin: str) -> Iterator[Database]:
-        with self._lock, self._errors_explained(), sqlite.transaction(self._connection, begin):
+    def _transaction(self, mode: sql.Mode) -> Iterator[Database]:
+        with self._lock, self._errors_explained(), sql.transaction(self._connection, mode):
             if self._is_prepared:
                 self._check_seal()
             yield self
@@ -267,7 +267,7 @@ class Database:
     def checkpoint(self) -> None:
         """Empty the log into the database, so that removed text leaves the disk. A reader may prevent it."""
         with self._lock, self._errors_explained():
-            emptied = sqlite.checkpoint(self._connection)
+            emptied = self._connection.overwrite()
         if not emptied:
             _logger.warning("a reader kept the log from being emptied; removed text goes with the next change")
 

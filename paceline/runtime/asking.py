@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import sqlite3
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -28,7 +27,8 @@ from paceline.errors import PacelineError
 from paceline.rag.prompt import query_of
 from paceline.runtime.sessions.driver import Egress
 from paceline.settings import AgentSettings
-from paceline.sqlite import connect, prepare, speaking, transaction
+from paceline.sql import prepare, transaction
+from paceline.sqlite import SqliteConnection, connect, speaking
 from paceline.wire.messages import REFUSED, OpenSession, SessionMessage, Targets
 
 log = logging.getLogger("paceline.asking")
@@ -100,7 +100,7 @@ class Activity:
     outcome: str | None  # None: under way
 
 
-def open_file(path: Path) -> sqlite3.Connection:
+def open_file(path: Path) -> SqliteConnection:
     """Raises ConfigError for a file of another format, and as `paceline.sqlite.connect`."""
     rows = connect(path)
     try:

@@ -42,6 +42,10 @@ class Clock:
         return self.now
 
 
+def file_of(registry: Registry) -> Path:
+    return Path(registry._tables.place.name)
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -154,7 +158,7 @@ def test_wrong_guesses_write_at_most_five_times_and_for_a_known_code_only(regist
 
 def test_a_guess_at_an_unknown_code_takes_no_lock(registry: Registry) -> None:
     guess = asked(unknown(registry.add("phone")))
-    with closing(sqlite3.connect(registry.path, isolation_level=None)) as other:
+    with closing(sqlite3.connect(file_of(registry), isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         refused(registry, guess)
 
@@ -309,12 +313,12 @@ def test_nothing_that_lets_anyone_in_is_in_the_file_and_only_its_owner_reads_it(
     with registry.watching() as version:  # keeps the log, so that it is read, too
         version()
         key, code = enrolled(registry), registry.add("laptop")
-        content = b"".join(file.read_bytes() for file in registry.path.parent.iterdir())
+        content = b"".join(file.read_bytes() for file in file_of(registry).parent.iterdir())
     derived = code_secrets(code)
     assert key.public_key in content and derived.mac_key in content
     assert key.seed not in content and derived.seed not in content
     assert code.encode() not in content and normalised(code)[4:].encode() not in content
-    assert mode(registry.path) == 0o600 and mode(registry.path.parent) == 0o700
+    assert mode(file_of(registry)) == 0o600 and mode(file_of(registry).parent) == 0o700
 
 
 def test_a_state_directory_that_is_a_file_is_a_sentence(tmp_path: Path) -> None:
@@ -327,7 +331,7 @@ def test_a_change_by_another_process_is_seen(registry: Registry) -> None:
     with registry.watching() as version:
         before = version()
         assert version() == before
-        Registry(registry.path.parent).add("phone")
+        Registry(file_of(registry).parent).add("phone")
         assert version() != before
 
 
@@ -337,10 +341,10 @@ def test_another_registry_in_its_place_is_seen_and_none_is_an_error(registry: Re
     other.add("laptop")
     with registry.watching() as version:
         before = version()
-        other.path.rename(registry.path)
+        file_of(other).rename(file_of(registry))
         assert version() != before
         assert [device.name for device in registry.devices()] == ["laptop"]
-        registry.path.unlink()
+        file_of(registry).unlink()
         with pytest.raises(StorageError, match="is gone: put it back"):
             version()
 

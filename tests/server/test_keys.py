@@ -135,7 +135,7 @@ def test_keys_are_read_only_after_a_change(keys: Keys) -> None:
         keys.create("a")
         first = stored()
         assert stored() is first
-        Keys(keys._file.path.parent).create("b")  # as another process does
+        Keys(Path(keys._tables.place.name).parent).create("b")  # as another process does
         assert len(stored()) == 2
 
 

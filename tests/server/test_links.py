@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ from device_agent.enrolment import exchange
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpServer, listen, url_of
-from paceline.errors import ConfigError, LinkClosed
+from paceline.errors import ConfigError, LinkClosed, StorageError
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.runtime.link.connection import Link
 from paceline.wire.close_codes import CloseCode
@@ -232,7 +231,7 @@ async def test_links_are_cut_where_the_registry_cannot_be_read_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
-        raise sqlite3.OperationalError("disk I/O error")
+        raise StorageError("disk I/O error")
 
     async with site(tmp_path) as here:
         phone, _ = await here.linked(tmp_path / "phone", here.registry.add("phone"))

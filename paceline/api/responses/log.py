@@ -28,6 +28,7 @@ from paceline.api.responses.store import ENDS, EventRow, EventStore, ResponseRec
 from paceline.errors import PacelineError, StorageError
 from paceline.sealing import PLAIN, Seal
 from paceline.settings import TUNING
+from paceline.sql import Home
 
 # The events of a response that is still being written, as its readers on the event loop see them.
 
@@ -38,12 +39,14 @@ TAIL_ROWS = 256  # committed rows of a running response kept in memory; a reader
 class LiveEvents:
     """Progress of one running response, and its last committed rows. Used on the event loop, except `lost`."""
 
-    def __init__(self, record: ResponseRecord, *, stored: bool) -> None:
+    def __init__(self, record: ResponseRecord, *, stored: bool, epoch: int = 1, rows: Sequence[EventRow] = ()) -> None:
+        """epoch, rows: of a response that another server has begun."""
         self.record = record
         self.stored = stored
-        self.length = 0  # rows appended so far: the next sequence number
-        self.size = 0  # bytes of these rows
-        self.committed = 0  # rows that may be read
+        self.epoch = epoch
+        self.length = len(rows)  # rows appended so far: the next sequence number
+        self.size = sum(len(row.data) for row in rows)  # bytes of these rows
+        self.committed = len(rows)  # rows that may be read
         self.closed = False  # the last row has been appended
         self.ended = False  # the last row has been committed
         self.failure: PacelineError | None = None  # set when rows could not be written
@@ -108,6 +111,13 @@ class Retention:
 
 
 DEFAULT_RETENTION = Retention()
+
+
+class TakenOver(PacelineError):
+    """Another server writes this response now, so that nothing of this one's is stored."""
+
+
+_TAKEN = "Another server goes on with this answer: read it there."
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +228,8 @@ class EventWriter:
         begun: list[ResponseRecord] = []
         events: list[StoredEvent] = []
         ended: list[tuple[str, int]] = []
-        turns: list[Turn] = []
+        turns: dict[str, Turn] = {}
+        epochs: dict[str, int] = {}
         ended_bytes = 0
         for append in appends:
             live = append.live
@@ -226,22 +237,30 @@ class EventWriter:
                 continue
             if not append.rows[0].sequence:
                 begun.append(live.record)
+            epochs[live.record.id] = live.epoch
             events += [(live.record.id, *row) for row in append.stored]
             if append.ends:
                 ended.append((live.record.id, live.size))
                 ended_bytes += live.size + len(live.record.request)
             if append.turn is not None:
-                turns.append(append.turn)
+                turns[live.record.id] = append.turn
                 ended_bytes += sum(map(len, append.turn.items))
         failure: PacelineError | None = None
+        taken: set[str] = set()
         try:
-            self._store.write(begun, events, ended, turns)
+            taken = self._store.write(begun, events, ended, turns, epochs)
         except Exception as error:  # of any kind: the thread goes on, and the readers get the failure
             _log.error("the log of responses cannot be written: %s", error)
             full = isinstance(error, StorageError) and error.full
             failure = StorageError("The answer could not be stored, so it was not sent.", full=full)
             for append in appends:
                 append.live.lost = True
+        if taken:
+            _log.warning("%d answers are no longer written here: another server has taken them over", len(taken))
+            for append in appends:
+                append.live.lost |= append.live.record.id in taken
+            self._deliver([append for append in appends if append.live.record.id in taken], TakenOver(_TAKEN))
+            appends = [append for append in appends if append.live.record.id not in taken]
         self._deliver(appends, failure)
         if failure is None:
             self.grown(ended_bytes)
@@ -280,6 +299,7 @@ class EventWriter:
 
 
 MAX_UNCOMMITTED = 1024  # rows of one response that may wait for the disk before `append` waits
+POLL_S = 0.05  # between two looks at a response that another server writes: notifications would slow its commits
 PAGE_ROWS = 256  # read from the file at a time
 
 
@@ -288,22 +308,23 @@ class EventLog:
 
     def __init__(
         self,
-        directory: Path | None,
+        state: Path | Home | None,
         retention: Retention = DEFAULT_RETENTION,
         *,
         passages: Passages = lambda _: {},
         seal: Seal = PLAIN,
     ) -> None:
-        """`directory` None: in memory. `seal`: see `EventStore`.
+        """`state`, `seal`: see `EventStore`.
         `passages`: those that stored rows refer to; called on any thread.
 
         Raises ConfigError when the folder cannot be used.
         """
-        self._store = EventStore(directory, seal)
+        self._store = EventStore(state, seal)
+        self.fleet = self._store.fleet  # the servers that share it
         self._passages = passages
         self._retention = retention
         self.conversations = self._store.conversations  # to be used within `query` and `change` only
-        interrupted = self._store.repair(close_interrupted)
+        interrupted = 0 if self.fleet is not None else self._store.repair(close_interrupted)
         if interrupted:
             _log.warning("%d responses were cut when the server last ended; they are marked as failed", interrupted)
         self._store.allow_others()
@@ -316,6 +337,41 @@ class EventLog:
     def close(self) -> None:
         """Write what was appended, and end. May be called twice."""
         self._writer.close()
+
+    def take_over(self, resume: Callable[[ResponseRecord, LiveEvents, list[EventRow]], None]) -> None:
+        """From now on, go on with responses of servers that are gone. resume: called on this event loop, and appends
+        what is missing."""
+        assert self.fleet is not None, "of a shared database"
+        loop = self._loop = asyncio.get_running_loop()
+
+        def look() -> None:
+            for record, epoch, rows in self._store.take_over(list(self._live.copy())):
+                _log.warning("%s is continued here, after %d events", record.id, len(rows))
+                loop.call_soon_threadsafe(begin, record, epoch, rows)
+
+        def begin(record: ResponseRecord, epoch: int, rows: list[EventRow]) -> None:
+            live = self._live[record.id] = LiveEvents(record, stored=True, epoch=epoch, rows=rows)
+            resume(record, live, rows)
+
+        self.fleet.each_beat(look)
+
+    async def release(self) -> None:
+        """Let other servers take over what this one was writing."""
+        await self.query(self._store.release)
+
+    def abandon(self, live: LiveEvents) -> None:
+        """Write nothing more of a response, which others may then take over."""
+        live.closed = live.lost = True
+        self._live.pop(live.record.id, None)
+        live.fail(TakenOver(_TAKEN))
+
+    async def holder(self, response: str) -> str:
+        """The server that writes a response of this log; empty for none, or where this one is the only one."""
+        return "" if self.fleet is None else await self.query(lambda: self._store.holder(response))
+
+    async def elsewhere(self, response: str) -> bool:
+        """True while another server writes a response, or is to take it over."""
+        return self.fleet is not None and await self.query(lambda: self._store.is_unfinished(response))
 
     # ---- writing ----------------------------------------------------------------------------------------------------
     def begin(self, record: ResponseRecord, *, stored: bool) -> LiveEvents:
@@ -413,6 +469,10 @@ class EventLog:
             if rows is None:
                 read = self._stored if live is None else self._page
                 rows = await self._filled(await self.query(partial(read, response, after)))
+                if not rows and live is None and await self.elsewhere(response):
+                    await asyncio.sleep(POLL_S)
+                    live = self._live.get(response)  # it may have been taken over here
+                    continue
                 if not rows:
                     return
             if rows:
@@ -420,6 +480,9 @@ class EventLog:
                 after = rows[-1].sequence
                 continue
             assert live is not None, "its rows are in memory"
+            if isinstance(live.failure, TakenOver):
+                live = None
+                continue
             if live.failure is not None:
                 raise live.failure
             if live.ended:
@@ -431,7 +494,7 @@ class EventLog:
 
     def _stored(self, response: str, after: int) -> list[EventRow]:
         rows = self._page(response, after)
-        if rows or not self._store.is_unfinished(response):
+        if rows or self.fleet is not None or not self._store.is_unfinished(response):
             return rows
         written = self._store.read(response, -1, -1)
         return [row for row in (close_interrupted(written) if written else []) if row.sequence > after]

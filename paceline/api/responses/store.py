@@ -1,4 +1,4 @@
-"""Responses and conversations in SQLite: the schema and all statements. Synchronous; one thread at a time.
+"""Responses and conversations in a database: the schema and all statements. Synchronous; one thread at a time.
 
 The primary key of an event is (response, sequence), so no number is written twice; no statement changes an event of a
 response. (Only encryption at start-up does.) `synchronous = NORMAL`: a commit survives the death of the process; a
@@ -8,8 +8,8 @@ A conversation is a row among the responses, whose request is its description, a
 it has what responses have: an owner, encryption, retention, a share of the room. It counts as ended, and as made when
 it last changed.
 
-Each response has a data key of its own in the table `keys`, which goes with it; one without is in plain text. Requests
-and events are sealed; ids, owners, times, sizes and types of events are not.
+Each response has a data key of its own in the table `response_keys`, which goes with it; one without is in plain text.
+Requests and events are sealed; ids, owners, times, sizes and types of events are not.
 """
 
 from __future__ import annotations
@@ -17,27 +17,38 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from paceline import sqlite
-from paceline.errors import ConfigError
+from paceline import sql
+from paceline.errors import ConfigError, StorageError
 from paceline.sealing import PLAIN, PLAIN_BOX, Box, DamagedError, Seal
+from paceline.sql import Home, SqlConnection, StorePlace
+from paceline.sqlite import SqliteFile, place_in
 from paceline.system import lock
 
-FILE = "responses.sqlite"
-VERSION = 1  # PRAGMA user_version
+if TYPE_CHECKING:
+    from paceline.fleet import Fleet
+
+STORE = "responses"
+_KIND = "a token log"
+FILE = f"{STORE}.sqlite"
+VERSION = 2
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})  # types of last events
 MAX_CONVERSATION = 4 << 20  # bytes of the items of one, the latest: as many as a request may continue
 ROWS_PER_STATEMENT = 500  # one statement is one turn at the interpreter's lock; SQLite takes 32,766 parameters
+LIVE = "SELECT id FROM servers WHERE until > clock_timestamp()"  # of `paceline.fleet`
+RETRY_S = 0.2
+PATIENCE_S = 30.0  # for a database that cannot be reached, while answers wait
+TAKEN_AT_ONCE = 16  # responses of servers that are gone, so that the others get their share
 _ITEM = "conversation.item"  # type of an event
+ALL = 2**62  # rows
 _REQUEST = "request"  # place of a sealed value
 _SCHEMA = (
     """CREATE TABLE responses (
@@ -46,8 +57,10 @@ _SCHEMA = (
         created REAL NOT NULL,  -- s since 1970
         previous TEXT,  -- the response it continues
         request BLOB NOT NULL,  -- JSON
-        ended INTEGER NOT NULL DEFAULT 0,
-        bytes INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID""",
+        ended BOOLEAN NOT NULL DEFAULT false,
+        bytes INTEGER NOT NULL DEFAULT 0,
+        holder TEXT NOT NULL DEFAULT '',  -- the server that writes it; empty where one is alone with its file
+        epoch INTEGER NOT NULL DEFAULT 1) WITHOUT ROWID""",
     """CREATE TABLE events (
         response TEXT NOT NULL REFERENCES responses (id) ON DELETE CASCADE,
         sequence INTEGER NOT NULL,
@@ -55,7 +68,7 @@ _SCHEMA = (
         data BLOB NOT NULL,  -- JSON
         PRIMARY KEY (response, sequence)) WITHOUT ROWID""",
     # A table of its own: in `responses` the key would come after the request, which may have many pages.
-    """CREATE TABLE keys (
+    """CREATE TABLE response_keys (
         response TEXT PRIMARY KEY REFERENCES responses (id) ON DELETE CASCADE,
         key BLOB NOT NULL) WITHOUT ROWID""",
     # Covering indexes for sweeps: in the table `ended` and `bytes` come after the request, so that reading them there
@@ -63,6 +76,13 @@ _SCHEMA = (
     "CREATE INDEX responses_ended ON responses (created, id, owner, bytes, ended) WHERE ended",
     "CREATE INDEX responses_unfinished ON responses (created, id, ended) WHERE NOT ended",
 )
+_UPGRADE = {
+    1: (
+        "ALTER TABLE keys RENAME TO response_keys",
+        "ALTER TABLE responses ADD COLUMN holder TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE responses ADD COLUMN epoch INTEGER NOT NULL DEFAULT 1",
+    )
+}
 
 
 class EventRow(NamedTuple):
@@ -103,12 +123,8 @@ class _Last(msgspec.Struct):
 StoredEvent = tuple[str, int, str, bytes]  # response, sequence, type, data
 
 _decode_last = msgspec.json.Decoder(_Last).decode
+_AGAIN = " ON CONFLICT DO NOTHING"
 _log = logging.getLogger("paceline.api")
-
-
-def _readable_errors(file: Path | None) -> AbstractContextManager[None]:
-    """Raise SQLite's errors as sentences that name the file."""
-    return nullcontext() if file is None else sqlite.speaking(file, "a token log")
 
 
 def _place(sequence: int) -> str:
@@ -118,25 +134,25 @@ def _place(sequence: int) -> str:
 class SealedRows:
     """Rows of responses and their events over one connection: sealed when they are written, opened when read."""
 
-    def __init__(self, connection: sqlite3.Connection, seal: Seal, file: Path | None) -> None:
+    def __init__(self, connection: SqlConnection, seal: Seal, place: StorePlace) -> None:
         self.connection = connection
         self.seal = seal
-        self._file = file
-
-    def readable_errors(self) -> AbstractContextManager[None]:
-        return _readable_errors(self._file)
+        self.readable_errors = place.explained
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        with self.readable_errors(), sqlite.transaction(self.connection):
+        with self.readable_errors(), sql.transaction(self.connection, "write"):
             yield
 
-    def begin(self, record: ResponseRecord, *, ended: bool = False) -> None:
-        """Insert a response under a key of its own, in the caller's transaction, as the next two do."""
+    def begin(self, record: ResponseRecord, *, ended: bool = False, holder: str = "") -> None:
+        """Insert a response under a key of its own, in the caller's transaction, as the next two do. Of a holder's that
+        is there already, when a commit was not known to have succeeded, nothing is changed."""
         key, box = self.seal.make_key(record.id)
+        request = box.seal(record.request, _REQUEST)
         self.connection.execute(
-            "INSERT INTO responses (id, owner, created, previous, request, ended) VALUES (?, ?, ?, ?, ?, ?)",
-            (record.id, record.owner, record.created, record.previous, box.seal(record.request, _REQUEST), ended),
+            "INSERT INTO responses (id, owner, created, previous, request, ended, holder) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            f"{_AGAIN if holder else ''}",
+            (record.id, record.owner, record.created, record.previous, request, ended, holder),
         )
         self._keep(record.id, key)
 
@@ -144,7 +160,8 @@ class SealedRows:
         sealed = self.box(response).seal(request, _REQUEST)
         self.connection.execute("UPDATE responses SET request = ? WHERE id = ?", (sealed, response))
 
-    def add(self, events: Sequence[StoredEvent]) -> None:
+    def add(self, events: Sequence[StoredEvent], *, again: bool = False) -> None:
+        """again: some of them may be there already, as they are."""
         boxes = {response: self.box(response) for response in {event[0] for event in events}}
         for start in range(0, len(events), ROWS_PER_STATEMENT):
             part = events[start : start + ROWS_PER_STATEMENT]
@@ -154,7 +171,7 @@ class SealedRows:
                 for response, sequence, kind, data in part
                 for value in (response, sequence, kind, boxes[response].seal(data, _place(sequence)))
             ]
-            self.connection.execute(f"INSERT INTO events VALUES {values}", parameters)
+            self.connection.execute(f"INSERT INTO events VALUES {values}{_AGAIN if again else ''}", parameters)
 
     def find(self, response: str) -> ResponseRecord | None:
         """Raises DamagedError, as the next two."""
@@ -173,14 +190,14 @@ class SealedRows:
             rows = self.connection.execute(
                 "SELECT sequence, type, data FROM events WHERE response = ? AND sequence > ? "
                 f"ORDER BY sequence {order} LIMIT ?",
-                (response, after, limit),
+                (response, after, limit if limit >= 0 else ALL),
             )
             box = self.box(response)
             return [EventRow(sequence, kind, box.open(data, _place(sequence))) for sequence, kind, data in rows]
 
     def box(self, response: str) -> Box:
         """Raises DamagedError for a key that does not fit, ConfigError where another program has begun to encrypt."""
-        row = self.connection.execute("SELECT key FROM keys WHERE response = ?", (response,)).fetchone()
+        row = self.connection.execute("SELECT key FROM response_keys WHERE response = ?", (response,)).fetchone()
         if row is None:
             return PLAIN_BOX
         if not self.seal.is_on:
@@ -193,7 +210,7 @@ class SealedRows:
             response
             for which in ("ended", "NOT ended")  # each has an index with the ids, so that no request is read
             for (response,) in self.connection.execute(
-                f"SELECT id FROM responses WHERE {which} AND id NOT IN (SELECT response FROM keys)"
+                f"SELECT id FROM responses WHERE {which} AND id NOT IN (SELECT response FROM response_keys)"
             )
         ]
         for response in plain:
@@ -210,7 +227,7 @@ class SealedRows:
 
     def _keep(self, response: str, key: bytes) -> None:
         if key:
-            self.connection.execute("INSERT INTO keys VALUES (?, ?)", (response, key))
+            self.connection.execute("INSERT INTO response_keys VALUES (?, ?)", (response, key))
 
 
 class ConversationRows:
@@ -258,6 +275,7 @@ class ConversationRows:
 
     def add(self, conversation: str, items: Sequence[bytes], now: float) -> int:
         """Add items in the caller's transaction, and drop the oldest beyond MAX_CONVERSATION. Nothing if it is gone."""
+        self._rows.connection.execute("UPDATE responses SET created = ? WHERE id = ?", (now, conversation))  # locks it
         found = self._rows.connection.execute(
             "SELECT (SELECT max(sequence) FROM events WHERE response = id) FROM responses WHERE id = ?", (conversation,)
         ).fetchone()
@@ -286,7 +304,7 @@ class ConversationRows:
                     "DELETE FROM events WHERE response = ? AND sequence = ?", (conversation, number)
                 )
                 grown = self._changed(conversation, now)
-            sqlite.checkpoint(self._rows.connection)
+            self._rows.connection.overwrite()
         return grown
 
     def _changed(self, conversation: str, now: float) -> int:
@@ -319,40 +337,42 @@ def fair_share(held: Iterable[int], room: int) -> int:
 class EventStore:
     """One SQLite connection, and the lock file that shows other processes that the log is in use."""
 
-    def __init__(self, directory: Path | None, seal: Seal = PLAIN) -> None:
-        """`directory` None: in memory. `seal`: of what is written from now on; what is there in plain text is encrypted
-        now, unless another process has the log open. Raises ConfigError when the file cannot be used."""
-        self._file = None if directory is None else directory / FILE
+    def __init__(self, state: Path | Home | None, seal: Seal = PLAIN) -> None:
+        """`state`: a folder, or the database of several servers; None: in memory. `seal`: of what is written from now
+        on; what is there in plain text is encrypted now, unless another process has the log open. Raises ConfigError
+        when it cannot be used."""
+        place = SqliteFile(None, _KIND) if state is None else place_in(state, STORE, _KIND)
+        self.fleet: Fleet | None = None
         self._lock: int | None = None
         self.alone = True  # no other process has the file open: an unfinished response was interrupted
         try:
-            with _readable_errors(self._file), ExitStack() as undo:
+            with place.explained(), ExitStack() as undo:
                 undo.callback(self._unlock)
-                if self._file is None:
-                    self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-                    self._connection.execute("PRAGMA foreign_keys = ON")
-                else:
-                    self._connection = sqlite.connect(self._file)
+                self._connection = place.connect()
                 undo.callback(self._connection.close)
-                if self._file is not None:
-                    self._hold(self._file.with_suffix(".lock"))
-                self._connection.execute("PRAGMA synchronous = NORMAL")
+                if isinstance(place, SqliteFile):
+                    if place.path is not None:
+                        self._hold(place.path.with_suffix(".lock"))
+                    self._connection.execute("PRAGMA synchronous = NORMAL")
+                elif not isinstance(state, Path) and state is not None:
+                    self.fleet = state.fleet
+                self._place = place
                 advice = "remove the file: it holds past responses only"
-                sqlite.prepare(self._connection, self._file, VERSION, _SCHEMA, advice)
-                self._rows = SealedRows(self._connection, seal, self._file)
+                sql.prepare(self._connection, place.name, VERSION, _SCHEMA, advice, _UPGRADE)
+                self._rows = SealedRows(self._connection, seal, place)
                 self.conversations = ConversationRows(self._rows)
                 self.find, self.read = self._rows.find, self._rows.read
                 if seal.is_on and self.alone:
                     self._encrypt()
                 undo.pop_all()
         except OSError as error:
-            raise ConfigError(f"The state folder {directory} cannot be used: {error}. Choose another.") from error
+            raise ConfigError(f"The state folder {state} cannot be used: {error}. Choose another.") from error
 
     def _encrypt(self) -> None:
         """Encrypt what is stored in plain text. SQLite overwrites what it replaces (`secure_delete`)."""
-        with sqlite.transaction(self._connection):
+        with sql.transaction(self._connection):
             count = self._rows.encrypt_all()
-        sqlite.checkpoint(self._connection)  # also after a kill between the two
+        self._connection.overwrite()  # also after a kill between the two
         if count:
             _log.info("%d stored responses are encrypted now", count)
 
@@ -388,20 +408,93 @@ class EventStore:
         begun: Sequence[ResponseRecord],
         events: Sequence[StoredEvent],
         ended: Sequence[tuple[str, int]],
-        turns: Sequence[Turn] = (),
-    ) -> None:
-        """Write everything in one transaction. `ended`: responses with the bytes of their events."""
-        with self._rows.changing():
-            for one in begun:
-                self._rows.begin(one)
-            self._rows.add(events)
-            if ended:
-                self._connection.executemany(
-                    "UPDATE responses SET ended = 1, bytes = ? + length(request) WHERE id = ?",
-                    [(size, response) for response, size in ended],
+        turns: Mapping[str, Turn] | None = None,
+        epochs: Mapping[str, int] | None = None,
+    ) -> set[str]:
+        """Write everything in one transaction, but nothing of the responses that are returned: another server has taken
+        them over, or they are gone. Waits for a database that cannot be reached.
+
+        `ended`: responses with the bytes of their events. `turns`: of conversations, by the response that ends one.
+        `epochs`: of every response, where several servers write.
+        """
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                with self._rows.changing():
+                    return self._write(begun, events, ended, turns or {}, epochs or {})
+            except StorageError as error:
+                if not error.away or time.monotonic() > until:
+                    raise
+                _log.warning("answers wait to be stored: %s", error)
+                time.sleep(RETRY_S)
+
+    def _write(
+        self,
+        begun: Sequence[ResponseRecord],
+        events: Sequence[StoredEvent],
+        ended: Sequence[tuple[str, int]],
+        turns: Mapping[str, Turn],
+        epochs: Mapping[str, int],
+    ) -> set[str]:
+        holder = "" if self.fleet is None else self.fleet.id
+        for one in begun:
+            self._rows.begin(one, holder=holder)
+        lost: set[str] = set()
+        if self.fleet is not None:
+            # The lock keeps others from taking one over until this transaction has ended.
+            marks = ", ".join("?" * len(epochs))
+            found = self._connection.execute(
+                f"SELECT id, epoch FROM responses WHERE id IN ({marks}) FOR SHARE", [*epochs]
+            )
+            now = dict(found.fetchall())
+            lost = {response for response, epoch in epochs.items() if now.get(response) != epoch}
+        self._rows.add([event for event in events if event[0] not in lost], again=self.fleet is not None)
+        for response, size in ended:
+            if response in lost:
+                continue
+            changed = self._connection.execute(
+                "UPDATE responses SET ended = true, bytes = ? + length(request) WHERE id = ? AND NOT ended",
+                (size, response),
+            ).rowcount
+            if changed and response in turns:  # not once more, when a commit was not known to have succeeded
+                self.conversations.add(turns[response].conversation, turns[response].items, time.time())
+        return lost
+
+    # ---- several servers --------------------------------------------------------------------------------------------
+    def take_over(self, mine: Collection[str]) -> list[tuple[ResponseRecord, int, list[EventRow]]]:
+        """Become the holder of unfinished responses whose servers are gone, and of those of this one that it could not
+        go on writing: each with its epoch and its rows.
+
+        `mine`: those that are being written here. Called on another thread than all else: it has its own connection.
+        """
+        assert self.fleet is not None, "of a shared database"
+        connection = self._place.connect()
+        rows = SealedRows(connection, self._rows.seal, self._place)
+        with rows.changing():
+            taken = connection.execute(
+                "UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id IN (SELECT id FROM responses WHERE NOT "
+                f"ended AND (holder NOT IN ({LIVE}) OR holder = ? AND id <> ALL(?)) ORDER BY created LIMIT ? "
+                "FOR UPDATE SKIP LOCKED) RETURNING id, epoch",
+                (self.fleet.id, self.fleet.id, list(mine), TAKEN_AT_ONCE),
+            ).fetchall()
+        found = [(rows.find(response), epoch, rows.read(response, -1, -1)) for response, epoch in taken]
+        return [(record, epoch, events) for record, epoch, events in found if record is not None]
+
+    def release(self) -> None:
+        """Let others take over what this server writes, at once."""
+        if self.fleet is not None:
+            with self._rows.changing():
+                self._connection.execute(
+                    "UPDATE responses SET holder = '' WHERE holder = ? AND NOT ended", (self.fleet.id,)
                 )
-            for turn in turns:
-                self.conversations.add(turn.conversation, turn.items, time.time())
+
+    def holder(self, response: str) -> str:
+        """The server that writes an unfinished response; empty for none."""
+        with self._rows.readable_errors():
+            row = self._connection.execute(
+                "SELECT holder FROM responses WHERE id = ? AND NOT ended", (response,)
+            ).fetchone()
+        return "" if row is None else str(row[0])
 
     def delete(self, response: str) -> None:
         """Delete a response with its events and its key, and overwrite their pages in the file."""
@@ -412,7 +505,7 @@ class EventStore:
     def sweep(self, *, before: float, abandoned: Sequence[str] = ()) -> None:
         """Delete the responses that ended and are older than `before`, and the `abandoned` ones."""
         with self._rows.readable_errors():
-            with sqlite.transaction(self._connection):
+            with sql.transaction(self._connection):
                 old = self._connection.execute("DELETE FROM responses WHERE ended AND created < ?", (before,)).rowcount
                 self._delete(abandoned)
             if old or abandoned:
@@ -424,7 +517,7 @@ class EventStore:
         An owner below an equal share loses nothing to owners that hold more.
         """
         with self._rows.readable_errors():
-            with sqlite.transaction(self._connection):
+            with sql.transaction(self._connection):
                 held = dict(
                     self._connection.execute("SELECT owner, sum(bytes) FROM responses WHERE ended GROUP BY owner")
                 )
@@ -451,7 +544,7 @@ class EventStore:
 
     def _overwrite(self) -> None:
         """Overwrite what has been deleted in the file, and forget its keys."""
-        sqlite.checkpoint(self._connection)
+        self._connection.overwrite()
         self._rows.seal.forget()
 
     # ---- reading ----------------------------------------------------------------------------------------------------

@@ -102,13 +102,13 @@ def test_deleting_a_response_destroys_its_key_and_no_other(tmp_path: Path) -> No
     with closing(EventStore(tmp_path, SEAL)) as store:
         written(store, "a")
         written(store, "b")
-        keys = dict(sql(tmp_path, "SELECT response, key FROM keys"))
+        keys = dict(sql(tmp_path, "SELECT response, key FROM response_keys"))
         store.delete("a")
         assert [key in on_disk(tmp_path) for key in (keys["a"], keys["b"])] == [False, True]
         assert store.find("a") is None and store.read("a", -1, 10) == [] and is_whole(store, "b")
 
 
-@pytest.mark.parametrize("column", ["events.data", "responses.request", "keys.key"])
+@pytest.mark.parametrize("column", ["events.data", "responses.request", "response_keys.key"])
 def test_a_changed_bit_is_told_and_concerns_its_response_only(tmp_path: Path, column: str) -> None:
     a_log(tmp_path, SEAL, "a", "b")
     table, _, name = column.partition(".")
