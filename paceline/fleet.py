@@ -15,15 +15,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from contextlib import AbstractContextManager, suppress
+from typing import Final, NamedTuple, Protocol
 
 import psycopg
 
 from paceline.errors import StorageError
-
-if TYPE_CHECKING:
-    from paceline.postgres import Postgres
 
 CHANNEL: Final = "paceline"  # of notifications, each the name of a store that has changed
 LEASE_S: Final = 5.0
@@ -45,6 +42,17 @@ _UNLINKED = "DELETE FROM linked WHERE device = %s AND server = %s"
 _log = logging.getLogger("paceline.server")
 
 
+class SharedDatabase(Protocol):
+    """The part of a `Postgres` that is used here."""
+
+    url: str
+    name: str
+
+    def connection(self) -> AbstractContextManager[psycopg.Connection]: ...
+
+    def explained(self) -> AbstractContextManager[None]: ...
+
+
 class OtherServer(NamedTuple):
     id: str
     url: str  # by which the servers reach it
@@ -53,7 +61,7 @@ class OtherServer(NamedTuple):
 class Fleet:
     """Methods may be called from any thread; those that ask the database block."""
 
-    def __init__(self, postgres: Postgres, url: str) -> None:
+    def __init__(self, postgres: SharedDatabase, url: str) -> None:
         """url: by which the other servers reach this one. Raises StorageError."""
         self.id = secrets.token_hex(8)
         self._postgres = postgres

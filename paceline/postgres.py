@@ -15,19 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+import psycopg
+from psycopg import errors as faults
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
+from psycopg_pool import ConnectionPool
+
 from paceline.errors import ConfigError, StorageError
-from paceline.sql import Changes, DuplicateRow, Mode, SqlConnection
-
-try:
-    import psycopg
-    from psycopg import errors as faults
-    from psycopg.abc import Buffer
-    from psycopg.adapt import Loader
-    from psycopg_pool import ConnectionPool
-except ModuleNotFoundError as error:
-    raise ConfigError("A PostgreSQL database needs `pip install 'paceline[postgres]'`.") from error
-
 from paceline.fleet import CHANNEL, Fleet
+from paceline.sql import Changes, DuplicateRow, Mode, SqlConnection
 
 SCHEMA = "paceline"
 WAIT_S = 5.0  # for a connection

@@ -407,12 +407,10 @@ class ServerSettings(NodeSettings):
     database: Annotated[str, Field(pattern=r"^postgres(ql)?://\S+$")] | None = Field(
         None,
         repr=False,
-        description="PostgreSQL database with pgvector, as postgresql://USER@HOST/NAME, in which several servers keep "
-        "keys, devices, responses and documents together; default: files in the state directory",
+        description="PostgreSQL, as postgresql://USER@HOST/NAME, in which several servers keep what they keep "
+        "together; default: files in the state directory",
     )
-    server_url: Address | None = Field(
-        None, description="address by which the database's other servers reach this one; default: http://HOST:PORT"
-    )
+    server_url: Address | None = Field(None, description="address of this one for them; default: http://HOST:PORT")
     stages: Annotated[Several, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)] = Field(
         (),
         description="spread the model over stages, each with a span of its layers: 3 starts three processes here, "
@@ -588,15 +586,13 @@ class StageSettings(ProgramSettings):
     @property
     def span(self) -> tuple[int, int] | None:
         """(first layer, layer behind the last one)"""
-        if self.layers is None:
-            return None
-        first, _, stop = self.layers.partition(":")
-        return int(first), int(stop)
+        first, colon, stop = (self.layers or "").partition(":")
+        return (int(first), int(stop)) if colon else None
 
     @field_validator("server")
     @classmethod
     def _url(cls, value: str | None) -> str | None:
-        return None if value is None else _checked_url(value, "http", "https")
+        return value and _checked_url(value, "http", "https")
 
 
 SCHEMAS: tuple[type[NodeSettings], ...] = (ServerSettings, AgentSettings)

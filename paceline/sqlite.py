@@ -22,7 +22,7 @@ from paceline.sql import Changes, DuplicateRow, Home, Mode, SqlConnection, Store
 BUSY_S = 30.0  # longest wait for another process's transaction
 
 
-class SqliteConnection(sqlite3.SqlConnection):
+class SqliteConnection(sqlite3.Connection):
     """A connection as `paceline.sql` describes it."""
 
     def begin(self, mode: Mode) -> None:
@@ -92,7 +92,7 @@ def _make_private(file: Path) -> None:
             os.close(descriptor)
 
 
-def _write_ahead(connection: sqlite3.SqlConnection, file: Path) -> None:
+def _write_ahead(connection: sqlite3.Connection, file: Path) -> None:
     """Switch to the write-ahead log.
 
     The switch does not wait for another process that is switching as well; beginning a transaction does.

@@ -210,8 +210,7 @@ def _keys(state_dir: Path | None, config: Path | None) -> Keys:
 def _state(state_dir: Path | None, config: Path | None) -> Path | Home:
     """Where the server keeps devices and keys."""
     settings = settings_of("cloud", config, state_dir=state_dir)
-    if not isinstance(settings, ServerSettings) or settings.database is None:
-        return settings.state_dir
-    from paceline.postgres import Postgres
+    assert isinstance(settings, ServerSettings)
+    from .state import opened_database
 
-    return Postgres(settings.database)
+    return opened_database(settings) or settings.state_dir

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ from .app import add_devices
 from .devices import Registry
 from .keys import Keys
 from .links import Links
+from .state import opened_database
 
 if TYPE_CHECKING:
     from paceline.postgres import Postgres
@@ -94,7 +95,7 @@ def common_key(state_dir: Path, database: Postgres) -> PrivateKey:
     with database.explained(), closing(database.place("server key", "").connect()) as rows, transaction(rows):
         rows.execute(_KEY_TABLE)
         rows.execute("INSERT INTO server_key VALUES (1, ?) ON CONFLICT (one) DO NOTHING", (_pem(own),))
-        (content,) = rows.execute("SELECT pem FROM server_key").fetchone()
+        content = rows.execute("SELECT pem FROM server_key").fetchall()[0][0]
     return _read_key(content, "the server key in the database")
 
 
@@ -130,18 +131,9 @@ def _pem(key: PrivateKey) -> bytes:
 
 def _damaged(where: object) -> str:
     return (
-        f"{where} is not an Ed25519 key: restore it from a copy, or remove it, so that a new one is made, and enrol all "
-        "devices again."
+        f"{where} is not an Ed25519 key: restore it from a copy, or remove it, so that a new one is made, and enrol "
+        "all devices again."
     )
-
-
-def opened_database(settings: ServerSettings) -> AbstractContextManager[Postgres | None]:
-    """The database that the settings name; None where they name none. Raises ConfigError."""
-    if settings.database is None:
-        return nullcontext()
-    from paceline.postgres import Postgres  # an extra's
-
-    return closing(Postgres(settings.database))
 
 
 async def run(settings: ServerSettings) -> None:
@@ -149,10 +141,9 @@ async def run(settings: ServerSettings) -> None:
     configured = parse_keys(api_keys_of(settings))
     emulation = Emulation.parse(settings.tuning.emulate) if settings.tuning.emulate else None
     live: Links | None = None
-    with (
-        closing(listen(settings.host, settings.port)) as listener,
-        opened_database(settings) as database,
-    ):
+    with closing(listen(settings.host, settings.port)) as listener, ExitStack() as opened_here:
+        if (database := opened_database(settings)) is not None:
+            opened_here.callback(database.close)
         key = server_key(settings.state_dir) if database is None else common_key(settings.state_dir, database)
         state: Path | Home = settings.state_dir if database is None else database
         fleet = None if database is None else database.join(settings.server_url or url_of(listener))

@@ -1,4 +1,4 @@
-"""A small store that the server and its commands share: a file of SQLite's, or tables of a database.
+"""Small stores that the server and its commands share: a file of SQLite's each, or tables of a database.
 
 Opened again for each change, since changes are rare. Methods block for a disk access and may be called from any thread
 or process; readers never wait for writers. Not handled: an attacker who can write the file.
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from paceline import sql
 from paceline.errors import ConfigError, StorageError
+from paceline.settings import ServerSettings
 from paceline.sql import SqlConnection, StorePlace
 from paceline.sqlite import SqliteFile
+
+if TYPE_CHECKING:
+    from paceline.postgres import Postgres
 
 VERSION = 1  # of the tables
 Read = TypeVar("Read")
@@ -73,3 +77,14 @@ class StateTables:
                 return found
 
             yield current
+
+
+def opened_database(settings: ServerSettings) -> Postgres | None:
+    """The database that the settings name, to be closed; None where they name none. Raises ConfigError."""
+    if settings.database is None:
+        return None
+    try:
+        from paceline.postgres import Postgres
+    except ModuleNotFoundError as error:
+        raise ConfigError("A database needs `pip install 'paceline[postgres]'`.") from error
+    return Postgres(settings.database)

