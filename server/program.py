@@ -20,6 +20,7 @@ from fastapi import FastAPI
 
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen, url_of
+from paceline.api.responses.endpoint import Continuing
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, run_node
 from paceline.engine.base import Engine, LoadedModel, ServedModel
 from paceline.engine.loader import folder_of, load_model
@@ -164,7 +165,10 @@ async def run(settings: ServerSettings) -> None:
                     vocab_size=opened.vocab_size,
                     fleet=fleet,
                 )
-                return add_devices(opened.app(settings, keyring), registry, live), live.watch
+                app = add_devices(opened.app(settings, keyring), registry, live)
+                if fleet is not None:
+                    app.state.continuing = Continuing(app)
+                return app, live.watch
 
             stages = None
             if settings.stages:

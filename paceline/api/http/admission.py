@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from urllib.parse import unquote
 
@@ -130,6 +130,7 @@ class AdmissionControl:
         self.open_paths: set[str] = set()  # filled by `routes.register`, and so are the next
         self.error_shapes: dict[str, ErrorShape] = {}  # by prefix, where it is not OpenAI's
         self.draining = False
+        self.on_drain: Callable[[], Awaitable[None]] | None = None  # before active requests are waited for
         self.refused: Counter[int] = Counter()  # requests by the status of their refusal
         self._places = Shares(max_active)  # of keys
         self._open_places = Shares(MAX_OPEN, most=MAX_OPEN_PER_ADDRESS)  # of addresses
@@ -174,6 +175,8 @@ class AdmissionControl:
     async def drain(self) -> None:
         """Refuse new requests, and wait until the active ones have left."""
         self.draining = True
+        if self.on_drain is not None:
+            await self.on_drain()
         await self._idle.wait()
 
 

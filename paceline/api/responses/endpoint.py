@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Depends, Query
+from fastapi import Depends, FastAPI, Query
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -30,12 +33,12 @@ from paceline.api.http.auth import Identity
 from paceline.api.http.body import MAX_BODY, encode_json, parse, while_connected
 from paceline.api.http.errors import failure_of
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
-from paceline.api.http.routing import Caller, ServiceDep, SettingsDep, of_app
+from paceline.api.http.routing import Addresses, Caller, ServiceDep, Settings, SettingsDep, of_app
 from paceline.api.openapi import keyed_router, official
 from paceline.api.responses.conversations import Conversations
 from paceline.api.responses.events import Json, ResponseEvents, Search
-from paceline.api.responses.log import EventLog
-from paceline.api.responses.replay import close_interrupted, replay
+from paceline.api.responses.log import POLL_S, EventLog, LiveEvents
+from paceline.api.responses.replay import Unsaid, close_interrupted, replay
 from paceline.api.responses.request import (
     DeletedResponse,
     ResponseRequest,
@@ -47,12 +50,13 @@ from paceline.api.responses.request import (
     new_id,
     search_of,
 )
-from paceline.api.responses.runs import Run, Runs
+from paceline.api.responses.runs import DIVERGED, Run, Runs
 from paceline.api.responses.store import ENDS, EventRow, ResponseRecord, Turn
 from paceline.api.vector_stores.search import filter_of, min_score_of, select_stores
 from paceline.errors import PacelineError, RequestError
-from paceline.runtime.service import AUTO, GenerateRequest, Generation, GenerationResult, Service
+from paceline.runtime.service import AUTO, GenerateRequest, Generation, GenerationResult, Joining, Service
 
+_log = logging.getLogger("paceline.api")
 PREFIX = "resp_"  # of ids: conversations, which lie in the same log, have another
 
 
@@ -64,9 +68,16 @@ class Responses:
         self.conversations = Conversations(log)
         self.runs = Runs(log, admission)
 
+    async def leave(self) -> None:
+        """Leave to other servers what nobody waits for here: this one drains."""
+        await self.runs.hand_over()
+        await self.log.release()
+
     async def close(self) -> None:
         """Interrupt running responses and write all their events: the server stops."""
         await self.runs.close()
+        if self.log.fleet is not None:
+            await self.log.release()
         await asyncio.to_thread(self.log.close)
 
     async def find(self, response: str, owner: str, *, expired: bool = False) -> ResponseRecord:
@@ -82,7 +93,8 @@ class Responses:
 
         Raises RequestError (404) when it has been deleted meanwhile.
         """
-        running = self.log.running(response) is not None  # asked first: if it ends meanwhile, the rows hold its end
+        running = self.log.running(response) is not None or await self.log.elsewhere(response)  # asked first: if it
+        # ends meanwhile, the rows hold its end
         last = await self.log.last(response)
         if last is not None and last.type in ENDS:
             return replay([last])
@@ -136,7 +148,7 @@ async def _earlier(previous: str | None, log: EventLog, owner: str, room: int, *
     turns: list[list[Json]] = []
     size = 0
     while previous is not None and (not turns or sum(map(len, turns)) <= room):  # the latest is looked up in any case
-        running = log.running(previous) is not None  # asked first: if it ends meanwhile, the rows hold its end
+        running = log.running(previous) is not None or await log.elsewhere(previous)  # asked first, as above
         record = await log.find(previous) if previous.startswith(PREFIX) else None
         last = None if record is None else await log.output(previous)
         if record is None or last is None or record.owner != owner:
@@ -267,6 +279,146 @@ class LoggedAnswer(EventStream):
         self.ended = True
 
 
+# Responses of servers that are gone: asked for once more as they were asked for, with the same seed, so that the same
+# text comes again; what has been told of it is not told again (`replay.Unsaid`).
+
+
+DEVICE_S = 5.0  # for the device of such a response to be linked again
+BUSY_S = 1.0  # until it is tried again, where there is no room for it
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A response to be written: what was asked by whom."""
+
+    service: Service
+    settings: Settings
+    caller: Identity
+    asked: ResponseRequest
+    id: str
+    created: int  # s since 1970
+    links: Addresses  # as its client has them
+    new_id: Callable[[str], str]  # makes ids of items from their prefix
+
+    async def prepared(self, items: Sequence[Json]) -> tuple[Generation, ChatCall, ResponseEvents]:
+        """Admit its generation. `items`: the whole conversation. Raises RequestError."""
+        asked = self.asked
+        with as_written(asked):
+            body = parse(ChatRequest, chat_body(asked, items))
+            call = chat_call(body, self.service, self.caller, documents=self.settings.documents)
+            wanted, search = await _searching(asked, call, self.service, self.caller)
+            generation = await prepare(self.service, asked, wanted)
+
+        def extension(done: GenerationResult) -> Json:
+            report = summary(call.report, [done], self.links)
+            return {} if report is None else {"paceline": report}
+
+        events = ResponseEvents(
+            first_state(asked, self.id, self.created, call.requests[0].sampling),
+            parser=None if call.tools is None else call.tools.parser(),
+            search=search,
+            new_id=self.new_id,
+            clock=lambda: int(time.time()),
+            extension=extension,
+            links=self.links,
+            lanes=call.report,
+        )
+        return generation, call, events
+
+    def again(self, body: Json, earlier: int, joining: Joining) -> Json:
+        """What another server needs to write it again. `earlier`: items of the conversation it continues."""
+        linked = self.service.links()
+        device = joining.device or (linked[0].peer if joining.any_device and len(linked) == 1 else None)
+        scopes = None if self.caller.scopes is None else sorted(self.caller.scopes)
+        return {
+            "asked": {**body, "seed": self.asked.seed},
+            "earlier": earlier,
+            "device": device,
+            "public": self.links.public,
+            "caller": [self.caller.device, self.caller.key, scopes, self.caller.name],
+        }
+
+
+class Continuing:
+    """What goes on with responses of servers that are gone, from now on."""
+
+    def __init__(self, app: FastAPI) -> None:
+        """Called on the event loop. `app`: of a server that shares a database."""
+        self._responses: Responses = app.state.responses
+        self._app = app
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._responses.log.take_over(self.resume)
+        app.state.admission.on_drain = self._responses.leave
+
+    def resume(self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow]) -> None:
+        task = asyncio.create_task(self._resume(record, live, rows))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _resume(self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow]) -> None:
+        log = self._responses.log
+        try:
+            again = json.loads(record.request)["again"]
+            if not await self._joined(again["device"]):
+                return await log.hand_over(live, again["device"])
+            await self._start(record, live, rows, again)
+        except RequestError as error:
+            if error.status not in (429, 503):
+                _log.error("%s cannot be continued here: %s", record.id, error)
+                await log.fail(live, failure_of(error))
+                return
+            _log.warning("%s waits: %s", record.id, error)
+            await asyncio.sleep(BUSY_S)
+            log.abandon(live)  # for any server with room, this one too
+        except Exception:
+            _log.exception("%s could not be continued", record.id)
+            await log.fail(live, DIVERGED)
+
+    async def _start(
+        self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow], again: dict[str, Any]
+    ) -> None:
+        state = self._app.state
+        device, key, scopes, name = again["caller"]
+        caller = Identity(device, key, None if scopes is None else frozenset(scopes), name)
+        asked = parse(ResponseRequest, again["asked"])
+        unsaid = Unsaid(rows)
+        ids = deque(unsaid.ids)
+        links = replace(state.settings.addresses, public=again["public"])
+        begun = Begun(
+            state.service, state.settings, caller, asked, record.id, int(record.created), links,
+            lambda prefix: ids.popleft() if ids and ids[0].startswith(prefix) else new_id(prefix),
+        )  # fmt: skip
+        given = json.loads(record.request)["input"]
+        items = await conversation_of(asked, given, self._responses, caller.key)
+        items = [*items[: again["earlier"]], *given]  # others may have been added to the conversation since
+        generation, call, events = await begun.prepared(items)
+        watch = state.observer.answer({"identity": caller, "model": call.requests[0].model})
+        turn = turn_of(asked, given)
+        self._responses.runs.start(asked, record, turn, generation, watch, events, (live, unsaid))
+
+    async def _joined(self, device: str | None) -> bool:
+        """Wait until the device of a response is linked here, or elsewhere, which is False; or for too long."""
+        fleet = self._responses.log.fleet
+        assert fleet is not None
+        if device is None:
+            return True
+        until = time.monotonic() + DEVICE_S
+        while time.monotonic() < until:
+            if any(link.peer == device for link in self._app.state.service.links()):
+                return True
+            if await asyncio.to_thread(fleet.where, device) is not None:
+                return False
+            await asyncio.sleep(POLL_S)
+        return True
+
+
+def turn_of(asked: ResponseRequest, given: Sequence[Json]) -> Turn | None:
+    """What was asked in a conversation; None outside of one."""
+    if asked.conversation_id is None:
+        return None
+    return Turn(asked.conversation_id, tuple(encode_json(item) for item in given))
+
+
 # ---- the routes -----------------------------------------------------------------------------------------------------
 ResponsesDep = Annotated[Responses, of_app("responses")]
 
@@ -292,40 +444,22 @@ async def create_response(
     responses: ResponsesDep,
 ) -> Response:
     """Answer an input, with what both sides' documents say."""
+    if responses.log.fleet is not None and asked.store and asked.seed is None:
+        asked = asked.model_copy(update={"seed": secrets.randbits(63)})  # for another server, which may go on with it
+    now, response_id = time.time(), new_id("resp")
+    begun = Begun(service, settings, caller, asked, response_id, int(now), settings.addresses.of(request), new_id)
     given = input_items(asked.input) if "input" in asked.model_fields_set else []
     items = await conversation_of(asked, given, responses, caller.key)
-    with as_written(asked):
-        body = parse(ChatRequest, chat_body(asked, items))
-        call = chat_call(body, service, caller, documents=settings.documents)
-        request.state.model = call.requests[0].model  # for the log, and the metrics
-        request.state.auto = call.requests[0].strategy.name == AUTO  # likewise
-        wanted, search = await _searching(asked, call, service, caller)
-        generation = await while_connected(request.receive, prepare(service, asked, wanted))
-    links = settings.addresses.of(request)
-
-    def extension(done: GenerationResult) -> Json:
-        report = summary(call.report, [done], links)
-        return {} if report is None else {"paceline": report}
-
-    now, response_id = time.time(), new_id("resp")
-    response_events = ResponseEvents(
-        first_state(asked, response_id, int(now), call.requests[0].sampling),
-        parser=None if call.tools is None else call.tools.parser(),
-        search=search,
-        new_id=new_id,
-        clock=lambda: int(time.time()),
-        extension=extension,
-        links=links,
-        lanes=call.report,
-    )
-    stored = encode_json({"input": given, "background": asked.background})
-    record = ResponseRecord(response_id, caller.key, now, asked.previous_response_id, stored)
-    turn = None
-    if asked.conversation_id is not None:
-        turn = Turn(asked.conversation_id, tuple(encode_json(item) for item in given))
+    generation, call, response_events = await while_connected(request.receive, begun.prepared(items))
+    request.state.model = call.requests[0].model  # for the log, and the metrics
+    request.state.auto = call.requests[0].strategy.name == AUTO  # likewise
+    kept: Json = {"input": given, "background": asked.background}
+    if responses.log.fleet is not None:
+        kept["again"] = begun.again(await request.json(), len(items) - len(given), call.requests[0].joining)
+    record = ResponseRecord(response_id, caller.key, now, asked.previous_response_id, encode_json(kept))
     watch = request.app.state.observer.answer(request.scope["state"])
     try:
-        run = responses.runs.start(asked, record, turn, generation, watch, response_events)
+        run = responses.runs.start(asked, record, turn_of(asked, given), generation, watch, response_events)
     except RequestError:
         await generation.aclose()  # it has not begun
         raise

@@ -23,7 +23,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.api.responses.replay import Passages, close_interrupted, filled
+from paceline.api.http.errors import Failure
+from paceline.api.responses.replay import Passages, close_interrupted, filled, replay
 from paceline.api.responses.store import ENDS, EventRow, EventStore, ResponseRecord, StoredEvent, Turn
 from paceline.errors import PacelineError, StorageError
 from paceline.sealing import PLAIN, Seal
@@ -329,6 +330,7 @@ class EventLog:
             _log.warning("%d responses were cut when the server last ended; they are marked as failed", interrupted)
         self._store.allow_others()
         self._live: dict[str, LiveEvents] = {}
+        self._leaving = False  # others take over, and not this server
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer = EventWriter(
             self._store, retention, live_ids=lambda: set(self._live.copy()), deliver=self._deliver
@@ -345,6 +347,8 @@ class EventLog:
         loop = self._loop = asyncio.get_running_loop()
 
         def look() -> None:
+            if self._leaving:
+                return
             for record, epoch, rows in self._store.take_over(list(self._live.copy())):
                 _log.warning("%s is continued here, after %d events", record.id, len(rows))
                 loop.call_soon_threadsafe(begin, record, epoch, rows)
@@ -357,13 +361,30 @@ class EventLog:
 
     async def release(self) -> None:
         """Let other servers take over what this one was writing."""
-        await self.query(self._store.release)
+        self._leaving = True
+        mine = list(self._live)
+        await self.query(lambda: self._store.release(mine))
+
+    async def hand_over(self, live: LiveEvents, device: str) -> None:
+        """Have the server go on with a response that has this device's link; this one where it is nobody's."""
+        assert self.fleet is not None, "of a shared database"
+        other = await asyncio.to_thread(self.fleet.where, device)
+        self.abandon(live)
+        if other is not None:
+            await self.query(partial(self._store.hand_over, live.record.id, other.id))
 
     def abandon(self, live: LiveEvents) -> None:
         """Write nothing more of a response, which others may then take over."""
         live.closed = live.lost = True
         self._live.pop(live.record.id, None)
         live.fail(TakenOver(_TAKEN))
+
+    async def fail(self, live: LiveEvents, failure: Failure) -> dict[str, Any]:
+        """End a response as it stands in the log, and return it."""
+        rows = await self.query(lambda: self._store.read(live.record.id, -1, -1))
+        (last,) = close_interrupted(rows, failure)
+        self.append_nowait(live, [(last.type, last.data)], last=True)
+        return replay([last])
 
     async def holder(self, response: str) -> str:
         """The server that writes a response of this log; empty for none, or where this one is the only one."""

@@ -9,12 +9,13 @@ without a place.
 from __future__ import annotations
 
 import json
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.api.http.body import encode_json
 from paceline.api.http.errors import Failure
-from paceline.api.responses.events import failed
+from paceline.api.responses.events import Event, failed
 from paceline.api.responses.store import ENDS, EventRow
 from paceline.runtime.service import GenerationResult
 
@@ -61,7 +62,7 @@ def replay(rows: Sequence[EventRow]) -> dict[str, Any]:
     return response | {"output": output}
 
 
-def close_interrupted(rows: list[EventRow]) -> list[EventRow]:
+def close_interrupted(rows: list[EventRow], failure: Failure = RESTARTED) -> list[EventRow]:
     """The row that ends a response whose process died: failed, with the text written so far. See `EventLog`."""
     last = rows[-1]
     if last.type in ENDS:
@@ -69,8 +70,85 @@ def close_interrupted(rows: list[EventRow]) -> list[EventRow]:
     response = replay(rows)
     items = [one | ({"status": "incomplete"} if one["status"] == "in_progress" else {}) for one in response["output"]]
     kind, sequence = "response.failed", last.sequence + 1
-    response = failed(response | {"output": items}, RESTARTED)
+    response = failed(response | {"output": items}, failure)
     return [EventRow(sequence, kind, encode_json({"type": kind, "sequence_number": sequence, "response": response}))]
+
+
+# ---- an answer that another server has begun -------------------------------------------------------------------------
+class DivergedError(Exception):
+    """The answer, computed again, is not what has been told of it."""
+
+
+_TEXT = {
+    "response.output_text.delta": "content_index",
+    "response.reasoning_text.delta": "content_index",
+    "response.function_call_arguments.delta": "output_index",
+}
+
+
+class Unsaid:
+    """Of the events of an answer that is computed again, those that its rows do not have yet, numbered after them.
+
+    Pieces of text may be cut elsewhere this time: of each part of the output the text is compared. Events of other
+    kinds are the same ones in the same order; lines of a workflow's steps, which tell times, are not compared.
+    """
+
+    def __init__(self, rows: Sequence[EventRow]) -> None:
+        self._next = len(rows)
+        self._text: dict[tuple[str, int, int], str] = {}  # that is told and not yet computed again
+        self._logprobs: Counter[tuple[str, int, int]] = Counter()  # likewise
+        self._others: deque[str] = deque()  # types of events, likewise
+        self.ids: list[str] = []  # of items and calls, in the order of their creation
+        for row in rows:
+            body = json.loads(row.data)
+            if row.type in _TEXT:
+                part = _part(body)
+                self._text[part] = self._text.get(part, "") + body["delta"]
+                self._logprobs[part] += len(body.get("logprobs", ()))
+                continue
+            self._others.append(row.type)
+            if row.type == "response.output_item.added":
+                item = body["item"]
+                self.ids += [item["id"], *([item["call_id"]] if "call_id" in item else [])]
+
+    def of(self, events: Sequence[Event]) -> list[Event]:
+        """Raises DivergedError."""
+        return [(kind, self._numbered(rest)) for kind, body in events if (rest := self._rest(kind, body)) is not None]
+
+    def _rest(self, kind: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        """What is new of an event; None if nothing is."""
+        if kind not in _TEXT:
+            if not self._others:
+                return self._new(body)
+            if self._others.popleft() != kind:
+                raise DivergedError
+            return None
+        part, delta = _part(body), body["delta"]
+        told = self._text.get(part, "")
+        common = min(len(told), len(delta))
+        if told[:common] != delta[:common]:
+            raise DivergedError
+        self._text[part] = told[common:]
+        known = min(self._logprobs[part], len(body.get("logprobs", ())))
+        self._logprobs[part] -= known
+        if told and common == len(delta):
+            return None
+        rest = body | {"delta": delta[common:]} | ({"logprobs": body["logprobs"][known:]} if "logprobs" in body else {})
+        return self._new(rest)
+
+    def _new(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Nothing is new before all that was told has come again."""
+        if self._others or any(self._text.values()):
+            raise DivergedError
+        return body
+
+    def _numbered(self, body: dict[str, Any]) -> dict[str, Any]:
+        self._next += 1
+        return body | {"sequence_number": self._next - 1}
+
+
+def _part(body: Mapping[str, Any]) -> tuple[str, int, int]:
+    return body["type"], body["output_index"], body[_TEXT[body["type"]]]
 
 
 # ---- passages --------------------------------------------------------------------------------------------------------

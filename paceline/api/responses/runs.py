@@ -18,7 +18,7 @@ from paceline.api.http.errors import Failure, failure_of
 from paceline.api.observation import AnswerWatch
 from paceline.api.responses.events import Event, Json, ResponseEvents
 from paceline.api.responses.log import EventLog, LiveEvents
-from paceline.api.responses.replay import kept_items, stored_form
+from paceline.api.responses.replay import DivergedError, Unsaid, kept_items, stored_form
 from paceline.api.responses.request import ResponseRequest
 from paceline.api.responses.store import ResponseRecord, Turn
 from paceline.core.fair import Shares
@@ -31,9 +31,20 @@ STOPPED = Failure(503, "The server was stopped before this response was finished
 _log = logging.getLogger("paceline.api")
 
 
+DIVERGED = Failure(
+    500,
+    "The server that wrote this response was lost, and it cannot be continued exactly: what it read is not there.",
+    "server_error",
+)
+
+
 class Run:
-    def __init__(self, live: LiveEvents, response_events: ResponseEvents, turn: Turn | None) -> None:
+    def __init__(
+        self, live: LiveEvents, response_events: ResponseEvents, turn: Turn | None, unsaid: Unsaid | None = None
+    ) -> None:
+        """unsaid: of a response that another server has begun."""
         self.turn = turn
+        self.unsaid = unsaid
         self.live = live
         self.response_events = response_events
         self.cancelled = False  # by a client, as opposed to the server's end
@@ -41,6 +52,11 @@ class Run:
         self.final: Json | None = None  # the response, once it has ended
         self.began = asyncio.Event()  # a task that is cancelled before would not close its generation
         self.task: asyncio.Task[None] | None = None
+        self.is_unwatched = unsaid is not None  # no request that is open here ends with it
+
+    def new(self, events: Sequence[Event]) -> Sequence[Event]:
+        """Those of these events that have not been told yet. Raises DivergedError."""
+        return events if self.unsaid is None else self.unsaid.of(events)
 
 
 class Runs:
@@ -60,15 +76,18 @@ class Runs:
         generation: Generation,
         watch: AnswerWatch,
         response_events: ResponseEvents,
+        begun: tuple[LiveEvents, Unsaid] | None = None,
     ) -> Run:
         """Start a run, which owns `generation`. A background run counts as an active request, so that a drain waits.
 
-        `turn`: what was asked in a conversation, which gets it with the answer when that has ended well.
+        `turn`: what was asked in a conversation, which gets it with the answer when that has ended well. `begun`: of a
+        response that another server has begun; nobody waits for it here, and it is counted nowhere.
 
         Raises RequestError (429) when there are too many of those.
         """
         owner = record.owner
-        if asked.background and not self._background.take(owner):
+        background = asked.background and begun is None
+        if background and not self._background.take(owner):
             raise RequestError(
                 f"{self._background.held(owner)} background responses of this key are being written, and "
                 f"{self._background.taken} in all, of {MAX_BACKGROUND}: wait for one to end, or cancel it.",
@@ -76,11 +95,15 @@ class Runs:
                 type="rate_limit_error",
                 code="too_many_background_responses",
             )
-        run = Run(self._log.begin(record, stored=asked.store), response_events, turn)
+        if begun is None:
+            run = Run(self._log.begin(record, stored=asked.store), response_events, turn)
+        else:
+            run = Run(begun[0], response_events, turn, begun[1])
         self._runs[record.id] = run
-        if asked.background:
+        if background:
+            run.is_unwatched = True
             self._admission.stay(owner)
-        run.task = asyncio.create_task(self._write(run, generation, watch, background=asked.background))
+        run.task = asyncio.create_task(self._write(run, generation, watch, background=background))
         return run
 
     def first(self, response: str) -> Json | None:
@@ -104,8 +127,18 @@ class Runs:
             await self.ended(run)
 
     async def close(self) -> None:
-        """Mark all running responses as failed: the server stops."""
+        """Mark all running responses as failed: the server stops. Those that other servers can go on with are left to
+        them."""
         for run in list(self._runs.values()):
+            if self._log.fleet is not None and run.live.stored and not run.live.closed:
+                self._log.abandon(run.live)
+            await self._interrupt(run)
+
+    async def hand_over(self) -> None:
+        """Leave to other servers what nobody waits for here: this one drains."""
+        left = [run for run in self._runs.values() if run.live.stored and not run.live.closed and run.is_unwatched]
+        for run in left:
+            self._log.abandon(run.live)
             await self._interrupt(run)
 
     async def _interrupt(self, run: Run) -> None:
@@ -120,23 +153,29 @@ class Runs:
         run.began.set()
         try:
             async with GenerationFanIn([generation], [watch]) as fan_in:
-                await self._log.append(live, _encoded(response_events.begin()))
+                await self._append(run, response_events.begin())
                 while run.final is None:
                     received = await fan_in.next()
                     assert received is not None, "there is no timeout"
                     events = response_events.take(received[1])
                     if isinstance(received[1], GenerationResult):
                         self._finish(run, events, received[1])
-                    elif events:
-                        await self._log.append(live, _encoded(events))
+                    else:
+                        await self._append(run, events)
         except asyncio.CancelledError:
-            if run.final is None:
-                self._finish(run, response_events.cancel() if run.cancelled else response_events.fail(STOPPED))
+            if run.final is None and not live.lost:
+                try:
+                    self._finish(run, response_events.cancel() if run.cancelled else response_events.fail(STOPPED))
+                except DivergedError:  # not all that was told has come again
+                    run.final = await self._log.fail(live, STOPPED)
+        except DivergedError:
+            _log.error("%s cannot be continued exactly, and has failed", live.record.id)
+            run.final = await self._log.fail(live, DIVERGED)
         except Exception as error:
             if not isinstance(error, PacelineError):
                 _log.exception("a response failed (%s)", live.record.id)
             run.failure = error
-            if run.final is None:
+            if run.final is None and not live.lost:
                 self._finish(run, response_events.fail(failure_of(error)))
         finally:
             del self._runs[live.record.id]
@@ -144,7 +183,12 @@ class Runs:
                 self._background.give_back(live.record.owner)
                 self._admission.leave(live.record.owner)
 
+    async def _append(self, run: Run, events: Sequence[Event]) -> None:
+        if new := run.new(events):
+            await self._log.append(run.live, _encoded(new))
+
     def _finish(self, run: Run, events: Sequence[Event], done: GenerationResult | None = None) -> None:
+        events = run.new(events)
         last = events[-1][1]
         final = last["response"]
         assert isinstance(final, dict), "the last event holds the response"

@@ -478,15 +478,21 @@ class EventStore:
                 (self.fleet.id, self.fleet.id, list(mine), TAKEN_AT_ONCE),
             ).fetchall()
         found = [(rows.find(response), epoch, rows.read(response, -1, -1)) for response, epoch in taken]
-        return [(record, epoch, events) for record, epoch, events in found if record is not None]
+        return [(record, epoch, rows_) for record, epoch, rows_ in found if record is not None]
 
-    def release(self) -> None:
-        """Let others take over what this server writes, at once."""
-        if self.fleet is not None:
-            with self._rows.changing():
-                self._connection.execute(
-                    "UPDATE responses SET holder = '' WHERE holder = ? AND NOT ended", (self.fleet.id,)
-                )
+    def hand_over(self, response: str, server: str) -> None:
+        """Have a certain server go on with a response of this one."""
+        with self._rows.changing():
+            self._connection.execute(
+                "UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id = ?", (server, response)
+            )
+
+    def release(self, mine: Collection[str]) -> None:
+        """Let others take over at once what this server held, but for these, which it goes on with."""
+        assert self.fleet is not None, "of a shared database"
+        with self._rows.changing():
+            free = "UPDATE responses SET holder = '' WHERE holder = ? AND NOT ended AND id <> ALL(?)"
+            self._connection.execute(free, (self.fleet.id, list(mine)))
 
     def holder(self, response: str) -> str:
         """The server that writes an unfinished response; empty for none."""
