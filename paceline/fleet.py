@@ -69,6 +69,7 @@ class Fleet:
         self._counts: Counter[str] = Counter()  # of changes, by store
         self._gaps = 0  # times that some may have been missed
         self._heard = time.monotonic()
+        self._reached = True
         self._on_beat: list[Callable[[], None]] = []
         self._telling = threading.Lock()
         self._untold: dict[str, bool] = {}  # whether a device's link is here, as others are to know
@@ -158,9 +159,14 @@ class Fleet:
                     listening.execute("SET statement_timeout = '3s'")
                     listening.execute(f"LISTEN {CHANNEL}")
                     self._gaps += 1  # whatever was told before it listened
+                    if not self._reached:
+                        _log.info("%s can be reached again", self._postgres.name)
+                    self._reached = True
                     self._listen(listening)
             except psycopg.Error as error:
-                _log.error("%s cannot be reached: %s", self._postgres.name, error)
+                if self._reached:
+                    _log.error("%s cannot be reached: %s", self._postgres.name, error)
+                self._reached = False
                 self._stop.wait(BEAT_S)
 
     def _listen(self, listening: psycopg.Connection) -> None:

@@ -8,6 +8,7 @@ database: what is asked meanwhile waits for `WAIT_S`, and then fails with advice
 from __future__ import annotations
 
 import functools
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -25,6 +26,7 @@ from paceline.errors import ConfigError, StorageError
 from paceline.fleet import CHANNEL, Fleet
 from paceline.sql import Changes, DuplicateRow, Mode, SqlConnection
 
+logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # who asks for a connection says that there is none
 SCHEMA = "paceline"
 WAIT_S = 5.0  # for a connection
 MAX_CONNECTIONS = 8  # of one server, and one more that listens

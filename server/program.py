@@ -20,7 +20,7 @@ from fastapi import FastAPI
 
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen, url_of
-from paceline.api.responses.endpoint import Continuing
+from paceline.api.responses.begun import Continuing
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, run_node
 from paceline.engine.base import Engine, LoadedModel, ServedModel
 from paceline.engine.loader import folder_of, load_model

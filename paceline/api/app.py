@@ -38,6 +38,7 @@ from paceline.api.ollama import endpoint as ollama
 from paceline.api.page import endpoint as page
 from paceline.api.responses import conversations
 from paceline.api.responses import endpoint as responses
+from paceline.api.responses.begun import Responses
 from paceline.api.responses.log import DEFAULT_RETENTION, EventLog, Retention
 from paceline.api.vector_stores import endpoint as vector_stores
 from paceline.api.vector_stores import files
@@ -119,7 +120,7 @@ def create_app(
     def passages_of(chunk_ids: Collection[int]) -> Mapping[int, tuple[str, str]]:
         return {} if service.library is None else service.library.passages(chunk_ids)
 
-    kept = responses.Responses(EventLog(state, retention, passages=passages_of, seal=seal), admission)
+    kept = Responses(EventLog(state, retention, passages=passages_of, seal=seal), admission)
     app.state.responses, app.state.conversations = kept, kept.conversations
     app.state.upload_turns = files.UploadTurns()
     app.state.closers.append(kept.close)

@@ -7,238 +7,38 @@ response was created is reported in its stream or, without one, as an HTTP error
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import secrets
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated
 
-from fastapi import Depends, FastAPI, Query
+from fastapi import Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.api.chat.output import summary
-from paceline.api.chat.request import MAX_MESSAGES, ChatCall, ChatRequest, chat_call
 from paceline.api.generation.attachments import ConversationRoute
-from paceline.api.generation.request import LateGeneration, must_load
 from paceline.api.generation.streaming import EventStream, HeldOpen, sse_named
-from paceline.api.http.admission import AdmissionControl
-from paceline.api.http.auth import Identity
-from paceline.api.http.body import MAX_BODY, encode_json, parse, while_connected
+from paceline.api.http.body import encode_json, while_connected
 from paceline.api.http.errors import failure_of
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
-from paceline.api.http.routing import Addresses, Caller, ServiceDep, Settings, SettingsDep, of_app
+from paceline.api.http.routing import Caller, ServiceDep, SettingsDep, of_app
 from paceline.api.openapi import keyed_router, official
-from paceline.api.responses.conversations import Conversations
-from paceline.api.responses.events import Json, ResponseEvents, Search
-from paceline.api.responses.log import POLL_S, EventLog, LiveEvents
-from paceline.api.responses.replay import Unsaid, close_interrupted, replay
+from paceline.api.responses.begun import Begun, Responses, conversation_of, turn_of
+from paceline.api.responses.events import Json
+from paceline.api.responses.log import EventLog
 from paceline.api.responses.request import (
     DeletedResponse,
     ResponseRequest,
     RetrieveQuery,
-    as_written,
-    chat_body,
-    first_state,
     input_items,
     new_id,
-    search_of,
 )
-from paceline.api.responses.runs import DIVERGED, Run, Runs
-from paceline.api.responses.store import ENDS, EventRow, ResponseRecord, Turn
-from paceline.api.vector_stores.search import filter_of, min_score_of, select_stores
+from paceline.api.responses.runs import Run, Runs
+from paceline.api.responses.store import EventRow, ResponseRecord
 from paceline.errors import PacelineError, RequestError
-from paceline.runtime.service import AUTO, GenerateRequest, Generation, GenerationResult, Joining, Service
-
-_log = logging.getLogger("paceline.api")
-PREFIX = "resp_"  # of ids: conversations, which lie in the same log, have another
-
-
-class Responses:
-    """The responses of one application: those that are being written, and the log of all."""
-
-    def __init__(self, log: EventLog, admission: AdmissionControl) -> None:
-        self.log = log
-        self.conversations = Conversations(log)
-        self.runs = Runs(log, admission)
-
-    async def leave(self) -> None:
-        """Leave to other servers what nobody waits for here: this one drains."""
-        await self.runs.hand_over()
-        await self.log.release()
-
-    async def close(self) -> None:
-        """Interrupt running responses and write all their events: the server stops."""
-        await self.runs.close()
-        if self.log.fleet is not None:
-            await self.log.release()
-        await asyncio.to_thread(self.log.close)
-
-    async def find(self, response: str, owner: str, *, expired: bool = False) -> ResponseRecord:
-        """`expired`: also one that is too old. Raises RequestError (404) when there is none, or another key created
-        it."""
-        record = await self.log.find(response, expired=expired) if response.startswith(PREFIX) else None
-        if record is None or record.owner != owner:
-            raise _missing(response)
-        return record
-
-    async def now(self, response: str) -> Json:
-        """The current state of a response; failed if another process left it unfinished.
-
-        Raises RequestError (404) when it has been deleted meanwhile.
-        """
-        running = self.log.running(response) is not None or await self.log.elsewhere(response)  # asked first: if it
-        # ends meanwhile, the rows hold its end
-        last = await self.log.last(response)
-        if last is not None and last.type in ENDS:
-            return replay([last])
-        rows = await self.log.all(response)
-        if not rows:
-            first = self.runs.first(response)  # it has been created, and nothing is written yet
-            if first is None:
-                raise _missing(response)
-            return first
-        return replay(rows if running else [*rows, *close_interrupted(rows)])
-
-
-def _missing(response: str) -> RequestError:
-    return RequestError(f"Response with id {response[:64]!r} not found.", status=404, param="response_id")
-
-
-# The conversation a response continues: earlier turns, truncated where `truncation` is `auto`.
-#
-# A chain of responses may be longer than any request; it is read no further than a request may be long.
-
-
-MAX_EARLIER = 4 * MAX_BODY  # bytes of earlier turns
-
-
-async def conversation_of(
-    asked: ResponseRequest, given: Sequence[Json], responses: Responses, owner: str
-) -> list[Json]:
-    """Items of the conversation or of the responses that are continued, oldest first, and then those `given` now.
-
-    With `truncation: auto` the oldest are dropped when there are too many. Raises RequestError (400).
-    """
-    truncate = asked.truncation == "auto"
-    room = MAX_MESSAGES - bool(asked.instructions and truncate)  # instructions are a message too
-    if asked.conversation_id is not None:
-        earlier = await responses.conversations.items(asked.conversation_id, owner)
-    else:
-        earlier = await _earlier(asked.previous_response_id, responses.log, owner, room - len(given), truncate=truncate)
-    items = [*earlier, *given]
-    if len(items) <= room:
-        return items
-    if not truncate:
-        raise RequestError(f"A conversation may have {MAX_MESSAGES} items at most.", param="input")
-    return items[-room:]
-
-
-async def _earlier(previous: str | None, log: EventLog, owner: str, room: int, *, truncate: bool) -> list[Json]:
-    """Items of earlier responses: all, or the latest until they exceed `room` items.
-
-    With `truncate` also no more than MAX_EARLIER bytes.
-    """
-    turns: list[list[Json]] = []
-    size = 0
-    while previous is not None and (not turns or sum(map(len, turns)) <= room):  # the latest is looked up in any case
-        running = log.running(previous) is not None or await log.elsewhere(previous)  # asked first, as above
-        record = await log.find(previous) if previous.startswith(PREFIX) else None
-        last = None if record is None else await log.output(previous)
-        if record is None or last is None or record.owner != owner:
-            raise _context_missing(previous)
-        kind, output = last
-        if kind not in ENDS:
-            if running:
-                raise RequestError(f"The response {previous!r} has not ended yet.", param="previous_response_id")
-            output = await _interrupted_output(previous, log)
-        size += len(record.request) + len(output)
-        if size > MAX_EARLIER:
-            if truncate:
-                break
-            raise RequestError(
-                f"The responses that previous_response_id continues hold more than {MAX_EARLIER} bytes. Begin anew, or "
-                'leave the oldest out with "truncation": "auto".',
-                code="context_length_exceeded",
-                param="previous_response_id",
-            )
-        turns.append([*json.loads(record.request)["input"], *json.loads(output)])
-        previous = record.previous
-    return [item for turn in reversed(turns) for item in turn]
-
-
-async def _interrupted_output(response: str, log: EventLog) -> str:
-    """The output of a response that has no end and that this process is not writing."""
-    rows = await log.all(response)
-    if not rows:
-        raise _context_missing(response)
-    last = [*rows, *close_interrupted(rows)][-1]  # the process that writes it may have ended it by now
-    return json.dumps(json.loads(last.data)["response"]["output"])
-
-
-def _context_missing(previous: str) -> RequestError:
-    return RequestError(
-        f"Previous response with id {previous!r} not found.",
-        code="previous_response_not_found",
-        param="previous_response_id",
-    )
-
-
-async def prepare(service: Service, asked: ResponseRequest, request: GenerateRequest) -> Generation:
-    """Admit the request. With `truncation: auto`, drop as few of the oldest messages as make it fit the context.
-
-    Where the model has to be loaded first, it is admitted when it is run, and may be refused then.
-    """
-    if must_load(service, request.model):
-        await service.wait_for_room(request.account.owner)
-        return LateGeneration(partial(_prepare_now, service, asked, request))
-    return await _prepare_now(service, asked, request)
-
-
-async def _prepare_now(service: Service, asked: ResponseRequest, request: GenerateRequest) -> Generation:
-    """Holds one admission at a time, and none when this raises or is cancelled: a trial is closed at once."""
-    try:
-        return await service.prepare(request)
-    except RequestError as error:
-        if error.code != "context_length_exceeded" or asked.truncation != "auto":
-            raise
-        too_long = error
-    messages = request.prompt.messages
-    fixed = sum(1 for message in messages[:1] if asked.instructions and message["role"] == "system")
-
-    def without(count: int) -> GenerateRequest:
-        left = (*messages[:fixed], *messages[fixed + count :])
-        return replace(request, prompt=replace(request.prompt, messages=left))
-
-    low, high = 1, len(messages) - fixed - 1  # messages to drop
-    max_dropped = high
-    while low <= high:
-        middle = (low + high) // 2
-        if await _fits(service, without(middle)):
-            high = middle - 1
-        else:
-            low = middle + 1
-    if low > max_dropped:
-        raise too_long
-    return await service.prepare(without(low))
-
-
-async def _fits(service: Service, request: GenerateRequest) -> bool:
-    try:
-        generation = await service.prepare(request)
-    except RequestError as error:
-        if error.code != "context_length_exceeded":
-            raise
-        return False
-    await generation.aclose()
-    return True
-
+from paceline.runtime.service import AUTO
 
 # Server-sent events of one response from the event log, named as OpenAI's clients expect them.
 
@@ -277,146 +77,6 @@ class LoggedAnswer(EventStream):
             event = {"type": "error", "code": "server_error", "message": failure_of(error).message, "param": None}
             yield sse_named("error", encode_json(event | {"sequence_number": after + 1}))
         self.ended = True
-
-
-# Responses of servers that are gone: asked for once more as they were asked for, with the same seed, so that the same
-# text comes again; what has been told of it is not told again (`replay.Unsaid`).
-
-
-DEVICE_S = 5.0  # for the device of such a response to be linked again
-BUSY_S = 1.0  # until it is tried again, where there is no room for it
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A response to be written: what was asked by whom."""
-
-    service: Service
-    settings: Settings
-    caller: Identity
-    asked: ResponseRequest
-    id: str
-    created: int  # s since 1970
-    links: Addresses  # as its client has them
-    new_id: Callable[[str], str]  # makes ids of items from their prefix
-
-    async def prepared(self, items: Sequence[Json]) -> tuple[Generation, ChatCall, ResponseEvents]:
-        """Admit its generation. `items`: the whole conversation. Raises RequestError."""
-        asked = self.asked
-        with as_written(asked):
-            body = parse(ChatRequest, chat_body(asked, items))
-            call = chat_call(body, self.service, self.caller, documents=self.settings.documents)
-            wanted, search = await _searching(asked, call, self.service, self.caller)
-            generation = await prepare(self.service, asked, wanted)
-
-        def extension(done: GenerationResult) -> Json:
-            report = summary(call.report, [done], self.links)
-            return {} if report is None else {"paceline": report}
-
-        events = ResponseEvents(
-            first_state(asked, self.id, self.created, call.requests[0].sampling),
-            parser=None if call.tools is None else call.tools.parser(),
-            search=search,
-            new_id=self.new_id,
-            clock=lambda: int(time.time()),
-            extension=extension,
-            links=self.links,
-            lanes=call.report,
-        )
-        return generation, call, events
-
-    def again(self, body: Json, earlier: int, joining: Joining) -> Json:
-        """What another server needs to write it again. `earlier`: items of the conversation it continues."""
-        linked = self.service.links()
-        device = joining.device or (linked[0].peer if joining.any_device and len(linked) == 1 else None)
-        scopes = None if self.caller.scopes is None else sorted(self.caller.scopes)
-        return {
-            "asked": {**body, "seed": self.asked.seed},
-            "earlier": earlier,
-            "device": device,
-            "public": self.links.public,
-            "caller": [self.caller.device, self.caller.key, scopes, self.caller.name],
-        }
-
-
-class Continuing:
-    """What goes on with responses of servers that are gone, from now on."""
-
-    def __init__(self, app: FastAPI) -> None:
-        """Called on the event loop. `app`: of a server that shares a database."""
-        self._responses: Responses = app.state.responses
-        self._app = app
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._responses.log.take_over(self.resume)
-        app.state.admission.on_drain = self._responses.leave
-
-    def resume(self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow]) -> None:
-        task = asyncio.create_task(self._resume(record, live, rows))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _resume(self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow]) -> None:
-        log = self._responses.log
-        try:
-            again = json.loads(record.request)["again"]
-            if not await self._joined(again["device"]):
-                return await log.hand_over(live, again["device"])
-            await self._start(record, live, rows, again)
-        except RequestError as error:
-            if error.status not in (429, 503):
-                _log.error("%s cannot be continued here: %s", record.id, error)
-                await log.fail(live, failure_of(error))
-                return
-            _log.warning("%s waits: %s", record.id, error)
-            await asyncio.sleep(BUSY_S)
-            log.abandon(live)  # for any server with room, this one too
-        except Exception:
-            _log.exception("%s could not be continued", record.id)
-            await log.fail(live, DIVERGED)
-
-    async def _start(
-        self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow], again: dict[str, Any]
-    ) -> None:
-        state = self._app.state
-        device, key, scopes, name = again["caller"]
-        caller = Identity(device, key, None if scopes is None else frozenset(scopes), name)
-        asked = parse(ResponseRequest, again["asked"])
-        unsaid = Unsaid(rows)
-        ids = deque(unsaid.ids)
-        links = replace(state.settings.addresses, public=again["public"])
-        begun = Begun(
-            state.service, state.settings, caller, asked, record.id, int(record.created), links,
-            lambda prefix: ids.popleft() if ids and ids[0].startswith(prefix) else new_id(prefix),
-        )  # fmt: skip
-        given = json.loads(record.request)["input"]
-        items = await conversation_of(asked, given, self._responses, caller.key)
-        items = [*items[: again["earlier"]], *given]  # others may have been added to the conversation since
-        generation, call, events = await begun.prepared(items)
-        watch = state.observer.answer({"identity": caller, "model": call.requests[0].model})
-        turn = turn_of(asked, given)
-        self._responses.runs.start(asked, record, turn, generation, watch, events, (live, unsaid))
-
-    async def _joined(self, device: str | None) -> bool:
-        """Wait until the device of a response is linked here, or elsewhere, which is False; or for too long."""
-        fleet = self._responses.log.fleet
-        assert fleet is not None
-        if device is None:
-            return True
-        until = time.monotonic() + DEVICE_S
-        while time.monotonic() < until:
-            if any(link.peer == device for link in self._app.state.service.links()):
-                return True
-            if await asyncio.to_thread(fleet.where, device) is not None:
-                return False
-            await asyncio.sleep(POLL_S)
-        return True
-
-
-def turn_of(asked: ResponseRequest, given: Sequence[Json]) -> Turn | None:
-    """What was asked in a conversation; None outside of one."""
-    if asked.conversation_id is None:
-        return None
-    return Turn(asked.conversation_id, tuple(encode_json(item) for item in given))
 
 
 # ---- the routes -----------------------------------------------------------------------------------------------------
@@ -481,35 +141,6 @@ async def _whole(runs: Runs, run: Run) -> bytes:
     if run.failure is not None:
         raise run.failure
     return encode_json(final)
-
-
-async def _searching(
-    asked: ResponseRequest, call: ChatCall, service: Service, caller: Identity
-) -> tuple[GenerateRequest, Search | None]:
-    """Apply a `file_search` tool to the request. Its stores take precedence over those of `paceline`.
-
-    Raises RequestError: 404 for a store that is not the key's, 400 for filters that cannot be used.
-    """
-    request, condition = call.requests[0], None
-    stores: Sequence[str] | None = call.asked.paceline.vector_stores
-    index, tool = search_of(asked)
-    if tool is not None:
-        condition = filter_of(tool.filters, f"tools[{index}].filters")
-        min_score = min_score_of(tool.ranking_options, f"tools[{index}].ranking_options")
-        request = replace(
-            request,
-            sources=replace(
-                request.sources,
-                documents=tool.max_num_results or request.sources.documents,
-                min_score=min_score or request.sources.min_score,
-            ),
-        )
-        stores = tool.vector_store_ids or stores
-    (request,), attributes = await select_stores([request], service, caller, stores, condition)
-    if tool is None:
-        return request, None
-    user_messages = (message["content"] for message in reversed(request.prompt.messages) if message["role"] == "user")
-    return request, Search(next(user_messages, ""), "file_search_call.results" in asked.include, attributes)
 
 
 @router.get("/{response_id}", responses=_STREAMED)

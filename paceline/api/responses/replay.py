@@ -129,12 +129,12 @@ class Unsaid:
         if told[:common] != delta[:common]:
             raise DivergedError
         self._text[part] = told[common:]
-        known = min(self._logprobs[part], len(body.get("logprobs", ())))
+        logprobs = body.get("logprobs", [])
+        known = min(self._logprobs[part], len(logprobs))
         self._logprobs[part] -= known
-        if told and common == len(delta):
+        if common == len(delta) and known == len(logprobs):
             return None
-        rest = body | {"delta": delta[common:]} | ({"logprobs": body["logprobs"][known:]} if "logprobs" in body else {})
-        return self._new(rest)
+        return self._new(body | {"delta": delta[common:]} | ({"logprobs": logprobs[known:]} if logprobs else {}))
 
     def _new(self, body: dict[str, Any]) -> dict[str, Any]:
         """Nothing is new before all that was told has come again."""

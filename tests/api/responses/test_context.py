@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from paceline.api.chat.request import MAX_MESSAGES
-from paceline.api.responses import endpoint as responses_context
+from paceline.api.responses import begun as responses_context
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation
 from tests.api.responses.test_endpoint import error_of, post

@@ -1,0 +1,172 @@
+"""Stores of two servers in one database: what one changes the other knows, and no write passes the fence."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from paceline import sql
+from paceline.api.http.auth import Keyring
+from paceline.api.responses.store import EventStore, ResponseRecord, Turn
+from paceline.errors import ConfigError, StorageError
+from paceline.fleet import Fleet
+from paceline.postgres import Postgres
+from server.devices import Registry
+from server.keys import Keys
+from server.program import common_key
+from server.state import StateTables
+from tests.postgres import RealPostgres
+
+Servers = tuple[Postgres, Postgres]
+WAIT_S = 30.0
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Waits on the fleet's own beats, which cannot be hurried."""
+    until, pause = time.monotonic() + WAIT_S, threading.Event()
+    while not holds():
+        assert time.monotonic() < until, "it never held"
+        pause.wait(0.01)
+
+
+def record(response: str) -> ResponseRecord:
+    return ResponseRecord(response, "key", time.time(), None, b"{}")
+
+
+def fleet_of(postgres: Postgres) -> Fleet:
+    assert postgres.fleet is not None
+    return postgres.fleet
+
+
+def test_a_key_that_is_revoked_at_one_server_is_refused_at_the_other(servers: Servers) -> None:
+    first, second = servers
+    with Keys(second).current() as stored:
+        keyring = Keyring({}, stored)
+        key = Keys(first).create("notebook")
+        eventually(lambda: keyring.identify(f"Bearer {key}") is not None)
+        Keys(first).revoke("notebook")
+        eventually(lambda: keyring.identify(f"Bearer {key}") is None)
+
+
+def test_devices_enrol_at_any_server_and_a_name_has_one_code(servers: Servers) -> None:
+    first, second = Registry(servers[0]), Registry(servers[1])
+    first.add("phone")
+    with second.watching() as version:
+        before = version()
+        first.add("phone")
+        eventually(lambda: version() != before)
+    assert [device.name for device in second.devices()] == ["phone"]
+    assert second.revoke("phone") and first.devices() == []
+
+
+def test_all_servers_have_one_key(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
+    keys = [common_key(tmp_path_factory.mktemp("state"), each) for each in servers]
+    assert keys[0].seed == keys[1].seed
+
+
+def test_a_taken_response_is_written_by_its_taker_alone(servers: Servers) -> None:
+    with closing(EventStore(servers[0])) as first, closing(EventStore(servers[1])) as second:
+        assert first.write([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1}) == set()
+        assert second.take_over([]) == [], "its server is alive"
+        first.release([])
+        ((_, epoch, rows),) = second.take_over([])
+        assert (epoch, [row.data for row in rows]) == (2, [b"0"])
+        for _ in range(1000):
+            assert first.write([], [("resp_1", 1, "a", b"stale")], [("resp_1", 1)], epochs={"resp_1": 1}) == {"resp_1"}
+        assert second.write([], [("resp_1", 1, "a", b"1")], [("resp_1", 2)], epochs={"resp_1": 2}) == set()
+        assert [row.data for row in first.read("resp_1", -1, -1)] == [b"0", b"1"]
+        assert first.take_over([]) == second.take_over([]) == [], "it has ended"
+
+
+def test_a_write_whose_commit_was_not_known_is_repeated_without_harm(servers: Servers) -> None:
+    with closing(EventStore(servers[0])) as store:
+        store.conversations.create(ResponseRecord("conv_1", "key", 1.0, None, b"{}"), [])
+        turns = {"resp_1": Turn("conv_1", (b"said",))}
+        for _ in range(2):
+            lost = store.write(
+                [record("resp_1")], [("resp_1", 0, "a", b"0")], [("resp_1", 1)], turns, epochs={"resp_1": 1}
+            )
+            assert lost == set()
+        assert [row.data for row in store.read("conv_1", -1, -1)] == [b"said"]
+
+
+def test_two_servers_take_over_each_response_once(servers: Servers) -> None:
+    with closing(EventStore(servers[0])) as first, closing(EventStore(servers[1])) as second:
+        for number in range(40):
+            name = f"resp_{number}"
+            first.write([record(name)], [(name, 0, "a", b"0")], [], epochs={name: 1})
+        first.release([])
+        taken: list[list[str]] = [[], []]
+
+        def take(number: int, store: EventStore) -> None:
+            while found := store.take_over(taken[number]):
+                taken[number] += [each.id for each, _, _ in found]
+
+        threads = [threading.Thread(target=take, args=pair) for pair in enumerate((first, second))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(taken[0] + taken[1]) == sorted(f"resp_{number}" for number in range(40))
+
+
+def test_a_server_that_has_left_is_no_place_of_a_device(servers: Servers) -> None:
+    first, second = fleet_of(servers[0]), fleet_of(servers[1])
+    first.linked("phone")
+    eventually(lambda: second.where("phone") is not None)
+    found = second.where("phone")
+    assert found is not None and found.url == "http://a" and second.where(None) == found
+    assert first.where("phone") is None
+    second.linked("phone")  # it has come here
+    eventually(lambda: first.where("phone") is not None)
+    first.unlinked("phone")  # which is told late
+    eventually(lambda: not first._untold)
+    assert first.where("phone") is not None
+    second.close()
+    assert first.where("phone") is None and [each.url for each in first.servers()] == ["http://a"]
+
+
+def test_a_database_that_goes_and_comes_is_waited_for(postgres: RealPostgres, servers: Servers) -> None:
+    with closing(EventStore(servers[0])) as store, Keys(servers[1]).current() as stored:
+        store.write([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1})
+        written: list[set[str]] = []
+
+        def write() -> None:
+            for number in range(1, 50):
+                written.append(store.write([], [("resp_1", number, "a", b"1")], [], epochs={"resp_1": 1}))
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        postgres.kill()
+
+        def refused() -> bool:
+            try:
+                stored()
+            except StorageError as error:
+                return error.away
+            return False
+
+        eventually(refused)  # a key may have been revoked meanwhile
+        postgres.start()
+        writer.join()
+        assert len(store.read("resp_1", -1, -1)) == 50 and written == [set()] * 49
+        eventually(lambda: not refused())
+
+
+def test_tables_of_another_version_are_refused(servers: Servers) -> None:
+    place = servers[0].place("test", "a test")
+    StateTables(place, ["CREATE TABLE one (id INTEGER PRIMARY KEY)"], "test")
+    with closing(place.connect()) as rows, sql.transaction(rows):
+        rows.set_version(9)
+    with pytest.raises(ConfigError, match="format 9"):
+        StateTables(place, [], "test")
+
+
+def test_what_cannot_be_used_is_named_without_its_password() -> None:
+    with pytest.raises(ConfigError, match="Check --database") as caught:
+        Postgres("postgresql://paceline:hunter2@127.0.0.1:1/paceline")
+    assert "hunter2" not in str(caught.value)
