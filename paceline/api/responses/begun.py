@@ -233,7 +233,7 @@ BUSY_S = 1.0  # until it is tried again, where there is no room for it
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class AskedResponse:
     """A response to be written: what was asked by whom."""
 
     service: Service
@@ -329,7 +329,7 @@ class Continuing:
         unsaid = Unsaid(rows)
         ids = deque(unsaid.ids)
         links = replace(state.settings.addresses, public=again["public"])
-        begun = Begun(
+        begun = AskedResponse(
             state.service, state.settings, caller, asked, record.id, int(record.created), links,
             lambda prefix: ids.popleft() if ids and ids[0].startswith(prefix) else new_id(prefix),
         )  # fmt: skip

@@ -25,7 +25,7 @@ from paceline.api.http.errors import failure_of
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
 from paceline.api.http.routing import Caller, ServiceDep, SettingsDep, of_app
 from paceline.api.openapi import keyed_router, official
-from paceline.api.responses.begun import Begun, Responses, conversation_of, turn_of
+from paceline.api.responses.begun import AskedResponse, Responses, conversation_of, turn_of
 from paceline.api.responses.events import Json
 from paceline.api.responses.log import EventLog
 from paceline.api.responses.request import (
@@ -107,7 +107,9 @@ async def create_response(
     if responses.log.fleet is not None and asked.store and asked.seed is None:
         asked = asked.model_copy(update={"seed": secrets.randbits(63)})  # for another server, which may go on with it
     now, response_id = time.time(), new_id("resp")
-    begun = Begun(service, settings, caller, asked, response_id, int(now), settings.addresses.of(request), new_id)
+    begun = AskedResponse(
+        service, settings, caller, asked, response_id, int(now), settings.addresses.of(request), new_id
+    )
     given = input_items(asked.input) if "input" in asked.model_fields_set else []
     items = await conversation_of(asked, given, responses, caller.key)
     generation, call, response_events = await while_connected(request.receive, begun.prepared(items))

@@ -43,7 +43,6 @@ VERSION = 2
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})  # types of last events
 MAX_CONVERSATION = 4 << 20  # bytes of the items of one, the latest: as many as a request may continue
 ROWS_PER_STATEMENT = 500  # one statement is one turn at the interpreter's lock; SQLite takes 32,766 parameters
-LIVE = "SELECT id FROM servers WHERE until > clock_timestamp()"  # of `paceline.fleet`
 RETRY_S = 0.2
 PATIENCE_S = 30.0  # for a database that cannot be reached, while answers wait
 TAKEN_AT_ONCE = 16  # responses of servers that are gone, so that the others get their share
@@ -124,6 +123,11 @@ StoredEvent = tuple[str, int, str, bytes]  # response, sequence, type, data
 
 _decode_last = msgspec.json.Decoder(_Last).decode
 _AGAIN = " ON CONFLICT DO NOTHING"
+_TAKE_OVER = """UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id IN (SELECT id FROM responses WHERE NOT ended
+    AND (holder NOT IN (SELECT id FROM servers WHERE until > clock_timestamp()) OR holder = ? AND id <> ALL(?))
+    ORDER BY created LIMIT ? FOR UPDATE SKIP LOCKED) RETURNING id, epoch"""
+_HAND_OVER = "UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id = ?"
+_RELEASE = "UPDATE responses SET holder = '' WHERE holder = ? AND NOT ended AND id <> ALL(?)"
 _log = logging.getLogger("paceline.api")
 
 
@@ -471,12 +475,7 @@ class EventStore:
         connection = self._place.connect()
         rows = SealedRows(connection, self._rows.seal, self._place)
         with rows.changing():
-            taken = connection.execute(
-                "UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id IN (SELECT id FROM responses WHERE NOT "
-                f"ended AND (holder NOT IN ({LIVE}) OR holder = ? AND id <> ALL(?)) ORDER BY created LIMIT ? "
-                "FOR UPDATE SKIP LOCKED) RETURNING id, epoch",
-                (self.fleet.id, self.fleet.id, list(mine), TAKEN_AT_ONCE),
-            ).fetchall()
+            taken = connection.execute(_TAKE_OVER, (self.fleet.id, self.fleet.id, list(mine), TAKEN_AT_ONCE)).fetchall()
         found = [(rows.find(response), epoch, rows.read(response, -1, -1)) for response, epoch in taken]
         return [(record, epoch, rows_) for record, epoch, rows_ in found if record is not None]
 
@@ -491,8 +490,7 @@ class EventStore:
         """Let others take over at once what this server held, but for these, which it goes on with."""
         assert self.fleet is not None, "of a shared database"
         with self._rows.changing():
-            free = "UPDATE responses SET holder = '' WHERE holder = ? AND NOT ended AND id <> ALL(?)"
-            self._connection.execute(free, (self.fleet.id, list(mine)))
+            self._connection.execute(_RELEASE, (self.fleet.id, list(mine)))
 
     def holder(self, response: str) -> str:
         """The server that writes an unfinished response; empty for none."""
