@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -26,8 +26,10 @@ START_S = 60.0
 class RealPostgres:
     """One server on a port of its own. It refuses to be root's, so that it is another user's where tests are."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, durable: bool = False) -> None:
+        """durable: what is committed is on the disk, as in earnest, where commits are to be timed."""
         self._folder = folder
+        self._durable = durable
         self._user = "nobody" if os.geteuid() == 0 else None
         self._binaries = BINARIES
         with socket.socket() as free:
@@ -43,6 +45,11 @@ class RealPostgres:
     def data(self) -> Path:
         return self._folder / "data"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def url(self, database: str = "postgres") -> str:
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
@@ -51,7 +58,8 @@ class RealPostgres:
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    self._binaries / "postgres", "-D", self.data, "-p", str(self.port), "-k", "", "-F",
+                    self._binaries / "postgres", "-D", self.data, "-p", str(self.port), "-k", "",
+                    "-c", f"fsync={'on' if self._durable else 'off'}",
                     "-c", "listen_addresses=127.0.0.1", "-c", "max_connections=100",
                 ],
                 stderr=log,
@@ -109,8 +117,8 @@ class RealPostgres:
                 parent.chmod(parent.stat().st_mode | 0o011)
 
     def _run(self, program: str, *arguments: str) -> None:
-        made: Sequence[object] = [self._binaries / program, *arguments]
-        done = subprocess.run(made, user=self._user, capture_output=True, timeout=120, check=False)  # type: ignore[call-overload]
+        made = [str(self._binaries / program), *arguments]
+        done = subprocess.run(made, user=self._user, capture_output=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr.decode()
 
 
@@ -119,9 +127,9 @@ def _children(pid: int) -> list[str]:
 
 
 @contextmanager
-def real_postgres() -> Iterator[RealPostgres]:
+def real_postgres(*, durable: bool = False) -> Iterator[RealPostgres]:
     with tempfile.TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True) as folder:
-        server = RealPostgres(Path(folder))
+        server = RealPostgres(Path(folder), durable=durable)
         server.start()
         try:
             yield server

@@ -96,6 +96,9 @@ class LiveEvents:
 SWEEP_INTERVAL_S = 3600.0  # between two deletions of responses that are too old
 ABANDONED_S = 86_400.0  # beyond `max_age`, s: until then another process may still be writing an unfinished response
 SHRINK_SLACK = 0.1  # of `max_bytes`: freed beyond the limit, so that not every response that ends has to shrink
+# Between two commits to a shared database, each of which takes it as long as some twenty rows do, and every server's at
+# once. Who has written nothing for as long does not wait.
+GROUP_S = 0.01
 SHRINK_STEP = 1 << 20  # bytes deleted between two looks at the queue: some 40 ms
 
 T = TypeVar("T")
@@ -160,6 +163,7 @@ class EventWriter:
         self._total_bytes = 0  # of responses that have ended
         self._shrink_target: int | None = None  # bytes to shrink to, while that is going on
         self._swept_at = 0.0  # monotonic s
+        self._wrote_at = 0.0  # likewise
         self._thread = threading.Thread(target=self._run, name="event-writer", daemon=True)
         self._thread.start()
 
@@ -217,6 +221,8 @@ class EventWriter:
             jobs = [self._jobs.get(timeout=max(0.0, timeout))]
         except queue.Empty:
             return []
+        if isinstance(jobs[0], Append) and self._store.fleet is not None:
+            time.sleep(max(0.0, self._wrote_at + GROUP_S - time.monotonic()))
         with suppress(queue.Empty):
             while True:
                 jobs.append(self._jobs.get_nowait())
@@ -226,6 +232,7 @@ class EventWriter:
         """Commit appends in one transaction, and deliver them."""
         if not appends:
             return
+        self._wrote_at = time.monotonic()
         begun: list[ResponseRecord] = []
         events: list[StoredEvent] = []
         ended: list[tuple[str, int]] = []
