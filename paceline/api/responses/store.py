@@ -206,11 +206,8 @@ class SealedRows:
     def _boxes(self, responses: Collection[str]) -> dict[str, Box]:
         """By one statement: in a shared database each takes as long as many rows do."""
         boxes = dict.fromkeys(responses, PLAIN_BOX)
-        marks = ", ".join("?" * len(responses))
-        keys = self.connection.execute(
-            f"SELECT response, key FROM response_keys WHERE response IN ({marks})", [*responses]
-        )
-        for response, key in keys:
+        among = f"response IN ({', '.join('?' * len(responses))})"
+        for response, key in self.connection.execute(f"SELECT * FROM response_keys WHERE {among}", [*responses]):
             if not self.seal.is_on:
                 raise ConfigError("This response was encrypted by another program meanwhile: start this one again.")
             boxes[response] = self.seal.box(key, response)
@@ -454,11 +451,8 @@ class EventStore:
         lost: set[str] = set()
         if self.fleet is not None:
             # The lock keeps others from taking one over until this transaction has ended.
-            marks = ", ".join("?" * len(epochs))
-            found = self._connection.execute(
-                f"SELECT id, epoch FROM responses WHERE id IN ({marks}) FOR SHARE", [*epochs]
-            )
-            now = dict(found.fetchall())
+            among = f"id IN ({', '.join('?' * len(epochs))})"
+            now = dict(self._connection.execute(f"SELECT id, epoch FROM responses WHERE {among} FOR SHARE", [*epochs]))
             lost = {response for response, epoch in epochs.items() if now.get(response) != epoch}
         self._rows.add([event for event in events if event[0] not in lost], again=self.fleet is not None)
         for response, size in ended:
@@ -490,9 +484,7 @@ class EventStore:
     def hand_over(self, response: str, server: str) -> None:
         """Have a certain server go on with a response of this one."""
         with self._rows.changing():
-            self._connection.execute(
-                "UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id = ?", (server, response)
-            )
+            self._connection.execute(_HAND_OVER, (server, response))
 
     def release(self, mine: Collection[str]) -> None:
         """Let others take over at once what this server held, but for these, which it goes on with."""
