@@ -163,7 +163,7 @@ class Runs:
                     else:
                         await self._append(run, events)
         except asyncio.CancelledError:
-            if run.final is None and not live.lost:
+            if run.final is None and not live.closed:
                 try:
                     self._finish(run, response_events.cancel() if run.cancelled else response_events.fail(STOPPED))
                 except DivergedError:  # not all that was told has come again
@@ -175,7 +175,7 @@ class Runs:
             if not isinstance(error, PacelineError):
                 _log.exception("a response failed (%s)", live.record.id)
             run.failure = error
-            if run.final is None and not live.lost:
+            if run.final is None and not live.closed:
                 self._finish(run, response_events.fail(failure_of(error)))
         finally:
             del self._runs[live.record.id]
