@@ -420,7 +420,9 @@ class Preparation:
                 bandwidth=None if link is None else link.bandwidth,
                 record=None if link is None or name is None else self._peers.record(name),
             ),
-            resources.means(strategy, prepared.options, request.sampling, table, drafts=drafts),
+            resources.means(
+                strategy, prepared.options, request.sampling, table, drafts=drafts, predicted=request.prompt.predicted
+            ),
         )
         return resources.machine(strategy, config)
 

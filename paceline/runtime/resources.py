@@ -18,6 +18,7 @@ import msgspec
 
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
+from paceline.core.drafting.suffix_automaton import remembered
 from paceline.core.sampling.sampler import Constraint, Mask, SamplingParams
 from paceline.engine.base import AsyncEngine, Engine, ServedModel, TextModel
 from paceline.engine.grammar.compiler import GrammarCompiler
@@ -336,13 +337,16 @@ class Resources:
         table: LookupTable,
         *,
         drafts: bool = False,
+        predicted: str = "",
     ) -> DraftingMeans:
-        """drafts: by the draft model as well. Raises PacelineError for an energy budget that this side cannot keep."""
+        """drafts: by the draft model as well. predicted: see `AskedPrompt`. Raises PacelineError for an energy budget
+        that this side cannot keep."""
         return DraftingMeans(
             self.stats(strategy, options, sampling),
             table,
             self.energy.queue(options) if self.side == "device" else None,
             self.worker.depth,
+            remembered(self.tokenizer.encode(predicted)) if predicted else None,
             self._draft_info[0].max_positions if drafts and self._draft_info is not None else 0,
         )
 

@@ -51,6 +51,7 @@ class AskedPrompt:
     messages: tuple[Mapping[str, str], ...] = ()  # role and content, parts already joined
     tokens: tuple[int, ...] | None = None  # raw tokens to continue; then `messages` is empty and no document is used
     template: Mapping[str, object] = field(default_factory=dict)  # further variables of the chat template
+    predicted: str = ""  # what the answer may turn out to be: drafts alone, which change no token
     shared: SharedPrompt | None = field(default=None, compare=False)  # with other choices of one call
 
 

@@ -21,6 +21,7 @@ from paceline.core.batching.segment import UNKNOWN, Segment, SeqId, StepSize
 from paceline.core.clock import PeerRecord
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
+from paceline.core.drafting.suffix_automaton import TextMemory
 from paceline.core.energy import NOT_KNOWN, Spent
 from paceline.core.offloading import EnergyQueue
 from paceline.core.sampling.dist import Dist
@@ -85,6 +86,7 @@ class DraftingMeans:
     table: LookupTable | None = None  # n-grams of the client's earlier answers; read and written
     energy: EnergyQueue | None = None  # with this answer's energy budget, read and written; None: it has none
     depth: int = 1  # forwards that this side's engine has under way at once: above 1 for a pipeline of stages
+    predicted: TextMemory | None = None  # what the client expects the text to be
     draft_positions: int = 0  # context of this side's draft model, tokens; 0: there is none, see `OnDraftModel`
 
 

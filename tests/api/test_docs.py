@@ -27,7 +27,7 @@ SECTIONS = {
     text.split("\n", 1)[0]: text
     for text in re.split(r"^##+ POST ", (DOCS / "api.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
 }
-VALUES: dict[str, object] = {"store": True, "metadata": {"a": "b"}, "prediction": {"type": "content", "content": "x"}}
+VALUES: dict[str, object] = {"store": True, "metadata": {"a": "b"}}
 
 
 def fields(word: str, path: str = "/v1/chat/completions") -> list[str]:

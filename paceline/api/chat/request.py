@@ -100,6 +100,22 @@ class AskedReasoning(Schema):
     enabled: bool | None = None
 
 
+class PredictedPart(Schema):
+    type: Literal["text"] = "text"
+    text: str
+
+
+class AskedPrediction(Schema):
+    """What the answer may turn out to be, such as a file that it changes: drafts alone, which change no token."""
+
+    type: Literal["content"] = "content"
+    content: str | Annotated[list[PredictedPart], Field(max_length=MAX_MESSAGES)]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class Function(Schema):
     """A function that the model may call. Unless `strict`, schema keywords that cannot be enforced are ignored."""
 
@@ -182,7 +198,8 @@ class ChatRequest(SamplingFields):
     prompt_cache_key: Hint | None = None
     prompt_cache_retention: Hint | None = None
     verbosity: Hint | None = None
-    prediction: JsonObject | None = None
+
+    prediction: AskedPrediction | None = None
 
     @property
     def thinking_tokens(self) -> int | None:
@@ -535,6 +552,7 @@ def chat_call(asked: ChatRequest, service: Service, identity: Identity, *, docum
         prompt=AskedPrompt(
             messages=begun(asked, conversation(asked.messages, model, instructions, model.system)),
             template=_template(asked),
+            predicted="" if asked.prediction is None else asked.prediction.text,
             # In a workflow each choice has agents of its own, who find other passages.
             shared=SharedPrompt() if asked.n > 1 and asked.paceline.workflow is None else None,
         ),

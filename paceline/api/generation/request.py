@@ -381,7 +381,7 @@ def _wrong(where: str, fault: str) -> RequestError:
 
 # Fields of OpenAI's API that ask for something this server does not do: refused by name, never ignored.
 #
-# Hints (user, metadata, store, service_tier, prompt_cache_key, reasoning_effort, verbosity, prediction …) are accepted
+# Hints (user, metadata, store, service_tier, prompt_cache_key, reasoning_effort, verbosity …) are accepted
 # without effect, since they promise nothing about the answer.
 
 

@@ -245,11 +245,13 @@ class AskedResponse:
     links: Addresses  # as its client has them
     new_id: Callable[[str], str]  # makes ids of items from their prefix
 
-    async def prepared(self, items: Sequence[Json]) -> tuple[Generation, ChatCall, ResponseEvents]:
-        """Admit its generation. `items`: the whole conversation. Raises RequestError."""
+    async def prepared(self, items: Sequence[Json], predicted: str = "") -> tuple[Generation, ChatCall, ResponseEvents]:
+        """Admit its generation. `items`: the whole conversation. `predicted`: what the text may turn out to be.
+        Raises RequestError."""
         asked = self.asked
         with as_written(asked):
-            body = parse(ChatRequest, chat_body(asked, items))
+            expected = {"prediction": {"content": predicted}} if predicted else {}
+            body = parse(ChatRequest, chat_body(asked, items) | expected)
             call = chat_call(body, self.service, self.caller, documents=self.settings.documents)
             wanted, search = await searching(asked, call, self.service, self.caller)
             generation = await prepare(self.service, asked, wanted)
@@ -336,7 +338,7 @@ class Continuing:
         given = json.loads(record.request)["input"]
         items = await conversation_of(asked, given, self._responses, caller.key)
         items = [*items[: again["earlier"]], *given]  # others may have been added to the conversation since
-        generation, call, events = await begun.prepared(items)
+        generation, call, events = await begun.prepared(items, unsaid.text)
         watch = state.observer.answer({"identity": caller, "model": call.requests[0].model})
         turn = turn_of(asked, given)
         self._responses.runs.start(asked, record, turn, generation, watch, events, (live, unsaid))

@@ -99,9 +99,11 @@ class Unsaid:
         self._logprobs: Counter[tuple[str, int, int]] = Counter()  # likewise
         self._others: deque[str] = deque()  # types of events, likewise
         self.ids: list[str] = []  # of items and calls, in the order of their creation
+        self.text = ""  # of all parts together
         for row in rows:
             body = json.loads(row.data)
             if row.type in _TEXT:
+                self.text += body["delta"]
                 part = _part(body)
                 self._text[part] = self._text.get(part, "") + body["delta"]
                 self._logprobs[part] += len(body.get("logprobs", ()))

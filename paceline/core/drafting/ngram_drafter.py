@@ -95,15 +95,16 @@ class NgramDrafter:
         *,
         eos_ids: frozenset[int] = frozenset(),
         stats: DrafterStats | None = None,
+        predicted: TextMemory | None = None,
     ) -> None:
-        """table: read and written."""
+        """table: read and written. predicted: what the text may turn out to be."""
         self._table = table
         self._sampling = sampling
         self._eos_ids = eos_ids
         self._stats = DrafterStats() if stats is None else stats
         self._automaton = SuffixAutomaton()
         self._bigrams = table.bigrams
-        self._memories = table.memories
+        self._memories = table.memories if predicted is None else [predicted, *table.memories]
         self._cursors: list[_Remembered] = []  # into them, once something has been observed
         self._last = self._before = -1  # the last observed token, and the one before
         self._at: Context | None = None  # its context in the last tree

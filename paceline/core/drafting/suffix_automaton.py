@@ -248,3 +248,11 @@ class TextMemory:
         """Remember these instead."""
         self.erase()
         self._tokens = tokens[-self._max_tokens :].tolist()
+
+
+def remembered(text: Sequence[int]) -> TextMemory:
+    """A memory of one text, which has been read."""
+    memory = TextMemory()
+    memory.add(text)
+    memory.catch_up(len(memory))
+    return memory

@@ -282,7 +282,7 @@ class DrafterFeed:
         stats = OnlineStats() if means.stats is None else means.stats
         table = LookupTable(output.vocab_size) if means.table is None else means.table
         self.drafter: TreeDrafter = drafter or NgramDrafter(
-            table, output.sampling, eos_ids=output.eos_ids, stats=stats.drafter
+            table, output.sampling, eos_ids=output.eos_ids, stats=stats.drafter, predicted=means.predicted
         )
         self._table, self._memories = table, table.memories
         self._written: list[int] = []  # the prompt's last tokens, and the output
@@ -464,8 +464,16 @@ class NgramDrafts:
         """None where nothing is to be drafted, or there are no tables to draft from."""
         if config.means.table is None or config.options.drafting.ahead == 0:
             return None
-        table, output = config.means.table, config.output
-        return NgramDrafts(NgramDrafter(table, output.sampling, eos_ids=output.eos_ids, stats=online_stats.drafter))
+        output, means = config.output, config.means
+        return NgramDrafts(
+            NgramDrafter(
+                config.means.table,
+                output.sampling,
+                eos_ids=output.eos_ids,
+                stats=online_stats.drafter,
+                predicted=means.predicted,
+            )
+        )
 
     def start(self, branches: Sequence[Branch], targets: Sequence[int]) -> None:
         """Set the prompts. Nothing is drafted until `read` has been called for each of them."""

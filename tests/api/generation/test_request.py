@@ -146,7 +146,7 @@ def test_nulls_inside_messages_and_objects_mean_absent(http: httpx.Client) -> No
 def test_hints_and_fields_of_other_servers_are_accepted(http: httpx.Client) -> None:
     for fields in (
         {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "x"},
-        {"prompt_cache_key": "k", "verbosity": "low", "reasoning_effort": "none", "prediction": {"type": "content"}},
+        {"prompt_cache_key": "k", "verbosity": "low", "reasoning_effort": "none", "prediction": {"content": "x"}},
         {"repetition_penalty": 1.1, "chat_template_kwargs": {}, "mirostat": 2, "unheard_of": [1]},
         {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
         {"tools": None, "functions": [], "function_call": "none"},
