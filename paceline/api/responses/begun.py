@@ -20,7 +20,7 @@ from paceline.api.generation.request import LateGeneration, must_load
 from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import MAX_BODY, encode_json, parse
-from paceline.api.http.errors import failure_of
+from paceline.api.http.errors import Failure, failure_of
 from paceline.api.http.routing import Addresses, Settings
 from paceline.api.responses.conversations import Conversations
 from paceline.api.responses.events import Json, ResponseEvents, Search
@@ -37,7 +37,7 @@ from paceline.api.responses.request import (
 from paceline.api.responses.runs import DIVERGED, Runs
 from paceline.api.responses.store import ENDS, EventRow, ResponseRecord, Turn
 from paceline.api.vector_stores.search import filter_of, min_score_of, select_stores
-from paceline.errors import RequestError
+from paceline.errors import RequestError, StorageError
 from paceline.runtime.service import GenerateRequest, Generation, GenerationResult, Joining, Service
 
 _log = logging.getLogger("paceline.api")
@@ -278,7 +278,7 @@ class AskedResponse:
         device = joining.device or (linked[0].peer if joining.any_device and len(linked) == 1 else None)
         scopes = None if self.caller.scopes is None else sorted(self.caller.scopes)
         return {
-            "asked": {**body, "seed": self.asked.seed},
+            "asked": {name: value for name, value in body.items() if name != "input"} | {"seed": self.asked.seed},
             "earlier": earlier,
             "device": device,
             "public": self.links.public,
@@ -312,14 +312,20 @@ class Continuing:
         except RequestError as error:
             if error.status not in (429, 503):
                 _log.error("%s cannot be continued here: %s", record.id, error)
-                await log.fail(live, failure_of(error))
+                await self._fail(live, failure_of(error))
                 return
             _log.warning("%s waits: %s", record.id, error)
             await asyncio.sleep(BUSY_S)
             log.abandon(live)  # for any server with room, this one too
         except Exception:
             _log.exception("%s could not be continued", record.id)
-            await log.fail(live, DIVERGED)
+            await self._fail(live, DIVERGED)
+
+    async def _fail(self, live: LiveEvents, failure: Failure) -> None:
+        try:
+            await self._responses.log.fail(live, failure)
+        except StorageError:
+            self._responses.log.abandon(live)  # until the database is there again
 
     async def _start(
         self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow], again: dict[str, Any]
@@ -327,7 +333,8 @@ class Continuing:
         state = self._app.state
         device, key, scopes, name = again["caller"]
         caller = Identity(device, key, None if scopes is None else frozenset(scopes), name)
-        asked = parse(ResponseRequest, again["asked"])
+        given = json.loads(record.request)["input"]
+        asked = parse(ResponseRequest, again["asked"] | ({"input": given} if given else {}))
         unsaid = Unsaid(rows)
         ids = deque(unsaid.ids)
         links = replace(state.settings.addresses, public=again["public"])
@@ -335,7 +342,6 @@ class Continuing:
             state.service, state.settings, caller, asked, record.id, int(record.created), links,
             lambda prefix: ids.popleft() if ids and ids[0].startswith(prefix) else new_id(prefix),
         )  # fmt: skip
-        given = json.loads(record.request)["input"]
         items = await conversation_of(asked, given, self._responses, caller.key)
         items = [*items[: again["earlier"]], *given]  # others may have been added to the conversation since
         generation, call, events = await begun.prepared(items, unsaid.text)

@@ -353,14 +353,18 @@ class EventLog:
         assert self.fleet is not None, "of a shared database"
         loop = self._loop = asyncio.get_running_loop()
 
+        taken = set[str]()  # and not begun yet
+
         def look() -> None:
             if self._leaving:
                 return
-            for record, epoch, rows in self._store.take_over(list(self._live.copy())):
+            for record, epoch, rows in self._store.take_over([*self._live.copy(), *taken]):
+                taken.add(record.id)
                 _log.warning("%s is continued here, after %d events", record.id, len(rows))
                 loop.call_soon_threadsafe(begin, record, epoch, rows)
 
         def begin(record: ResponseRecord, epoch: int, rows: list[EventRow]) -> None:
+            taken.discard(record.id)
             live = self._live[record.id] = LiveEvents(record, stored=True, epoch=epoch, rows=rows)
             resume(record, live, rows)
 
