@@ -7,7 +7,6 @@ cannot be guessed however fast the hash, and the hash is computed for every requ
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.api.http.auth import SCOPES, StoredKey
+from paceline.core.side import MAX_NAME, is_name
 from paceline.errors import ConfigError, StorageError
 from paceline.secret_files import write_private
 from paceline.sql import DuplicateRow, Home, SqlConnection
@@ -30,7 +30,6 @@ REQUIRED = "keys-required"  # a file beside it: there has been a key
 MARK = "sk-pl-"  # `sk`, which some clients require, and `pl`, by which secret scanners recognise a leaked key
 SHOWN = len(MARK) + 6  # characters of a key shown in lists: 36 of its 256 bits
 DAY_S = 86_400.0
-_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,64}")
 _SCHEMA = (
     """CREATE TABLE keys (
         name TEXT NOT NULL,
@@ -74,8 +73,8 @@ class Keys:
 
         Raises ConfigError for a name in use, an unknown scope, or an invalid device name.
         """
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"{name[:80]!r} cannot be a key's name: use up to 64 printable characters.")
+        if not is_name(name):
+            raise ConfigError(f"{name[:80]!r} cannot be a key's name: use up to {MAX_NAME} printable characters.")
         for scope in scopes:
             if scope not in SCOPES:
                 raise ConfigError(f"Unknown scope {scope[:80]!r}; known: {', '.join(SCOPES)}.")

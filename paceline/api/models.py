@@ -20,6 +20,7 @@ from paceline.api.generation.schema import SamplingFields
 from paceline.api.http.pagination import answer
 from paceline.api.http.routing import AdmissionDep, OpenRoute, ServiceDep
 from paceline.api.openapi import REFUSALS, keyed_router, official
+from paceline.core.side import MAX_NAME, is_name
 from paceline.engine.base import ModelInfo
 from paceline.errors import ConfigError, RequestError
 from paceline.runtime.service import EmbedderInfo, Service
@@ -174,9 +175,11 @@ def read_aliases(service: Service, chat: Iterable[str], embedding: Iterable[str]
         names = [name for name, model in known.items() if isinstance(model, kind)]
         for text in given:
             alias, _, wanted = text.partition("=")
+            if not is_name(alias):
+                raise ConfigError(f"{alias[:80]!r} cannot be an alias: use up to {MAX_NAME} printable characters.")
             if alias in known or alias in aliases:
                 raise ConfigError(f"The alias {alias!r} is the name of a model already.")
-            if not alias or not names or (wanted or names[0]) not in names:
+            if not names or (wanted or names[0]) not in names:
                 raise ConfigError(f"The alias {text!r} names no model of its kind. There are: {', '.join(names)}.")
             aliases[alias] = wanted or names[0]
     return aliases

@@ -27,7 +27,12 @@ ZONES: tuple[Zone, ...] = ("device", "edge", "cloud")
 
 
 MAX_NAMES = 64
-MAX_NAME = 64  # characters, as of the names of keys
+MAX_NAME = 64  # characters
+
+
+def is_name(text: str) -> bool:
+    """Whether a key or a model's alias may be called so: one line that shows what it is, wherever it is shown."""
+    return 0 < len(text) <= MAX_NAME and text.isprintable() and text == text.strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class MayAsk:
         words = [word.strip() for word in text.split(",")]
         if words in (["on"], ["off"]):
             return cls(None if words == ["on"] else ())
-        if len(words) > MAX_NAMES or not all(word and len(word) <= MAX_NAME and word.isprintable() for word in words):
+        if len(words) > MAX_NAMES or not all(map(is_name, words)):
             raise ValueError(
                 f"must be off, on, or up to {MAX_NAMES} names of the cloud's keys, separated by commas, such as "
                 "notebook,phone"

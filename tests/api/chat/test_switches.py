@@ -47,10 +47,18 @@ def test_an_alias_is_asked_as_its_model_on_every_surface(http: httpx.Client, ser
     assert http.get("/v1/models/gpt-4o").json()["id"] == "gpt-4o"
 
 
-@pytest.mark.parametrize("alias", [MODEL.name, f"{MODEL.name}:plain", "a=b", "=", f"a={EMBEDDER.name}"])
+@pytest.mark.parametrize("alias", [MODEL.name, f"{MODEL.name}:plain", "a=b", f"a={EMBEDDER.name}"])
 def test_an_alias_that_names_nothing_or_a_model_there_is_ends_the_start(service: ScriptedService, alias: str) -> None:
     with pytest.raises(ConfigError, match="alias"):
         read_aliases(service, [alias], [])
+
+
+def test_an_alias_that_cannot_be_shown_ends_the_start_with_a_sentence(service: ScriptedService) -> None:
+    for alias in ("", " gpt-4o", "gpt\x1b[2J", "a\nb", "a\u202eb", "a\x9b", "\udc80", "a" * 65):
+        for chat, embedding in ([f"{alias}={MODEL.name}"], []), ([], [alias]):
+            with pytest.raises(ConfigError, match="cannot be an alias: use up to 64 printable characters") as refused:
+                read_aliases(service, chat, embedding)
+            assert str(refused.value).isprintable()
 
 
 @pytest.mark.parametrize(
