@@ -2,7 +2,8 @@
 
 The page shows them before anything is asked. They are those that `paceline docs` manages, which any key that may chat
 can cite; uploads are listed by `/v1/vector_stores`. Questions are turned round from sentences, by rules and in English:
-a document without such a sentence has none, and its topic then says what to ask about.
+a document without such a sentence has none, and its topic then says what to ask about. Both are text of a stranger, and
+are shown and asked as one line without characters that cannot be seen.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from paceline.api.http.body import Schema
 from paceline.api.http.routing import ServiceDep
 from paceline.api.openapi import keyed_router
+from paceline.core.printable import one_line
 
 MAX_SHOWN = 200
 MAX_TOPIC = 80  # characters
 MAX_READ = 2000  # characters of a document's beginning
+MAX_SENTENCE = 161  # characters, its point included
 
-_SENTENCE = re.compile(r"[^.!?\n#|>*`]{12,160}[.](?=\s|$)")
+_SENTENCE = re.compile(rf"[^.!?\n#|>*`]{{12,{MAX_SENTENCE - 1}}}[.](?=\s|$)")
 _SUBJECT = r"(?P<subject>(?:The|Our|My|A|An) [^,;:()]{3,70}?)"
 _WHEN = re.compile(rf"{_SUBJECT} (?P<verb>open|close|start|begin|leave|depart|arrive|meet)s (?:at|on|every|from) .+")
 _COSTS = re.compile(rf"{_SUBJECT} costs? .+")
@@ -101,7 +104,7 @@ async def list_documents(query: Annotated[DocumentsQuery, Query()], service: Ser
             name=document.name,
             passages=document.num_chunks,
             topic=_topic(document.name, title, text),
-            question=question_of(_SENTENCE.findall(text[:MAX_READ])),
+            question=question_of(one_line(each, MAX_SENTENCE) for each in _SENTENCE.findall(text[:MAX_READ])),
         )
         for document, title, text in begun
     ]
@@ -110,4 +113,4 @@ async def list_documents(query: Annotated[DocumentsQuery, Query()], service: Ser
 
 def _topic(name: str, title: str, text: str) -> str:
     heading = re.search(r"^#{1,3} (.+)$", text, re.MULTILINE)
-    return (title or (heading[1] if heading else "") or name).strip()[:MAX_TOPIC]
+    return one_line(title or (heading[1] if heading else ""), MAX_TOPIC) or name

@@ -20,6 +20,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
+def one_line(text: str, limit: int) -> str:
+    """The text, printable, with single blanks, of at most `limit` characters."""
+    return " ".join(printable(text[: 4 * limit]).split())[:limit]
+
+
 def printable_lines(text: str) -> str:
     """The text without what controls a terminal; its lines, tabs and joined characters stay."""
     return _CONTROL.sub("", text)

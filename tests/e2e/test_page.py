@@ -110,6 +110,8 @@ def test_settings_reach_the_request_and_stay(browse: Browse, pair: Pair) -> None
 def test_what_a_model_a_document_or_a_file_name_holds_stays_text(browse: Browse, pair: Pair) -> None:
     seen = browse("hostile", pair.url("cloud"))
     assert seen["dialogs"] == [] and seen["made"] == 0
+    first, second = "<img src=x onerror=alert(8)>?", f"What does {HOSTILE_NAME} say about <b>t?"
+    assert seen["suggested"] == {"shown": [first, second], "early": 0, "asked": [second]}, "by a click, as it is shown"
     assert seen["name"] == HOSTILE_NAME
     assert seen["title"] == "<img src=x onerror=alert(7)>"
     assert seen["source"] == {"title": HOSTILE_NAME, "text": "<svg onload=alert(6)>"}

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 
 from paceline import __version__
-from paceline.core.printable import printable
+from paceline.core.printable import one_line, printable
 from paceline.errors import ConfigError, WebError
 from paceline.rag.prompt import MAX_QUERY
 from paceline.rag.web.fetch import ACCEPTED_ENCODINGS, MAX_URL, read_body
@@ -39,11 +39,6 @@ def checked_query(query: str) -> str:
     if len(words) > MAX_QUERY:
         raise WebError(f"A web search takes at most {MAX_QUERY} characters, and this one has {len(words)}.")
     return words
-
-
-def one_line(text: str, limit: int) -> str:
-    """Text of a stranger on one line of at most `limit` characters."""
-    return " ".join(printable(text[: 4 * limit]).split())[:limit]
 
 
 # Web search by a SearXNG server, or one that answers `GET /search?format=json` as it does.

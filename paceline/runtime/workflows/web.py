@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+from paceline.core.printable import one_line
 from paceline.core.side import Side
 from paceline.errors import LinkError, PacelineError, WebError
 from paceline.rag.parsing.process import Around, ParserPool
@@ -18,7 +19,7 @@ from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.web.fetch import DEFAULTS, FetchLimits, PageFetcher, WebPage, read_page, shown
-from paceline.rag.web.search import MAX_SNIPPET, MAX_TITLE, SearxngSearch, WebResult, checked_query, one_line
+from paceline.rag.web.search import MAX_SNIPPET, MAX_TITLE, SearxngSearch, WebResult, checked_query
 from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import search_cloud

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
 from paceline.api.app import create_app
-from paceline.api.documents import question_of
+from paceline.api.documents import MAX_TOPIC, question_of
 from paceline.api.http.auth import Keyring
 from paceline.engine.fake import fake_model
 from paceline.rag.embedder import HashEmbedder
@@ -164,6 +165,22 @@ def test_documents_are_listed_with_a_question_for_each_and_uploads_are_not(url: 
 )
 def test_a_question_is_made_of_a_sentence_that_answers_it(sentence: str, question: str | None) -> None:
     assert question_of(["Remember to buy milk.", sentence]) == question
+
+
+def test_what_documents_are_called_and_asked_is_one_short_line_that_hides_nothing(tmp_path: Path) -> None:
+    hidden = "\u202e\u2066\x1b[2J\x07\x9b\u200b\U000e0041\u2028"
+    texts = [
+        f"# The key{hidden}\n\nThe pass{hidden}word for our wifi is lan{hidden}tern.",
+        "# " + "Key " * 99 + "\n\nNothing.",
+    ]
+    with DocumentStore.open(tmp_path, HashEmbedder()) as store:
+        for number, text in enumerate(texts):
+            store.add_text(f"{number}.md", text, zone="cloud")
+        node = Node("cloud", fake_model(), store)
+        with running(create_app(node, keyring=Keyring({})), node) as url, client_of(url) as http:
+            askable, long = http.get("/v1/documents").json()["data"]
+    assert (askable["topic"], askable["question"]) == ("The key [2J", "What is the pass [2J word for our wifi?")
+    assert long["topic"] == ("Key " * 99)[:MAX_TOPIC] and long["question"] is None
 
 
 # ---- cited passages -------------------------------------------------------------------------------------------------

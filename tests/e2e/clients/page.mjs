@@ -166,9 +166,22 @@ const SCENARIOS = {
       citations: [{ side: "cloud", document: HOSTILE_NAME, passage: "<svg onload=alert(6)>", score: 0.5 }],
     };
     const body = streamOf([...text].map((char) => [char, "cloud"]), { paceline: report });
-    await page.route("**/v1/responses", (route) => route.fulfill({ contentType: "text/event-stream", body }));
+    const asked = [];
+    await page.route("**/v1/responses", (route) => {
+      asked.push(route.request().postDataJSON().input.at(-1).content);
+      route.fulfill({ contentType: "text/event-stream", body });
+    });
+    const documents = [{ name: HOSTILE_NAME, passages: 1, topic: "<b>t", question: "<img src=x onerror=alert(8)>?" }, { name: HOSTILE_NAME, passages: 1, topic: "<b>t", question: null }];
+    await page.route("**/v1/documents", (route) => route.fulfill({ json: { object: "list", side: "cloud", total: 2, data: documents } }));
     await page.goto(url);
     await linked(page);
+    const cards = page.locator(".suggestions button");
+    await cards.nth(1).waitFor();
+    const suggested = { shown: await cards.locator("span").allTextContents(), early: asked.length };
+    await cards.last().click();
+    await ended(page);
+    suggested.asked = [...asked];
+    await page.keyboard.press("Alt+n");
     await page.click("#open-documents");
     await page.setInputFiles("#files", { name: HOSTILE_NAME, mimeType: "text/markdown", buffer: Buffer.from(FACT) });
     const row = page.locator("#uploads [data-state=completed]", { hasText: HOSTILE_NAME });
@@ -204,7 +217,7 @@ const SCENARIOS = {
         return false; // the policy allows no HTML from scripts
       }
     });
-    return { name, answer, links, made, formulas, clipped, imported, title, source, assigned };
+    return { suggested, name, answer, links, made, formulas, clipped, imported, title, source, assigned };
   },
 
   // A conversation that is deleted before its answer has begun.
