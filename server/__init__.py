@@ -1,7 +1,8 @@
 """The cloud's program: the HTTP API shared with the device, plus enrolment of devices and their links.
 
 app        the application: the shared API with the routes of enrolment and of the link
-commands   `paceline serve`, `invite`, `devices` and `keys`
+commands   `paceline serve`, `invite`, `devices`, `keys` and `database`
+database   `paceline database copy`, and what `paceline doctor` says of a database
 devices    registry of devices: public keys and one-time codes
 enrolment  `POST /v1/devices/enrol`
 keys       API keys, stored as hashes

@@ -1,4 +1,4 @@
-"""`paceline serve`, `paceline invite`, `paceline devices` and `paceline keys`.
+"""`paceline serve`, `invite`, `devices`, `keys` and `database`.
 
 Registry and keys are imported by the commands that open them: their libraries take longer than other commands do.
 """
@@ -10,19 +10,23 @@ import logging
 import shlex
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from paceline.commands.groups import devices_group
+from paceline.commands.groups import devices_group, doctor_checks
 from paceline.commands.options import Config, Json, StateDir, options, settings_of
 from paceline.errors import ConfigError
-from paceline.settings import ServerSettings
+from paceline.settings import NodeSettings, ServerSettings
 from paceline.settings_sources import Origins, describe_given
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.commands.diagnosis import Found
     from paceline.sql import Home
 
     from .devices import Registry
@@ -47,6 +51,16 @@ def register(app: typer.Typer) -> None:
     group.command("list", epilog="Example: paceline keys list --json")(list_keys)
     group.command("revoke", epilog="Example: paceline keys revoke notebook")(revoke_key)
     app.add_typer(group, name="keys")
+    group = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        help="The database that several servers share.",
+        epilog="Example: paceline database copy --to postgresql://paceline@db/paceline",
+    )
+    group.command("copy", epilog="Example: paceline database copy --to postgresql://paceline@db/paceline")(copy_state)
+    group.callback()(lambda: None)  # a group of one command is a group
+    app.add_typer(group, name="database")
+    doctor_checks(app)["shared database"] = _shared_database
 
 
 def serve(settings: ServerSettings, origins: Origins) -> None:
@@ -214,3 +228,44 @@ def _state(state_dir: Path | None, config: Path | None) -> Path | Home:
     from .state import opened_database
 
     return opened_database(settings) or settings.state_dir
+
+
+def copy_state(
+    to: Annotated[
+        str | None, typer.Option(metavar="URL", help="the database, empty; default: PACELINE_DATABASE or the file's")
+    ] = None,
+    state_dir: StateDir = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Copy a stopped server's state directory into a database, for several servers: all of it or nothing."""
+    settings = settings_of("cloud", config, state_dir=state_dir, database=to)
+    assert isinstance(settings, ServerSettings)
+    from .state import opened_database
+
+    with ExitStack() as opened:
+        if (database := opened_database(settings)) is None:
+            raise ConfigError("There is no database to copy into: give its URL with --to.")
+        opened.callback(database.close)
+        from .database import copy
+
+        copied = copy(settings.state_dir, database)
+        if as_json:
+            typer.echo(json.dumps({"copied": copied}))
+            return
+        for table, count in copied.items():
+            typer.echo(f"{table:<24} {count}")
+        typer.echo(f"{database.name} has them; documents and uploaded files are added again.", err=True)
+
+
+def _shared_database(settings: NodeSettings) -> Callable[[], Found] | None:
+    if not isinstance(settings, ServerSettings) or settings.database is None:
+        return None
+    url = settings.database
+
+    def looked() -> Found:
+        from .database import look  # with psycopg
+
+        return look(url)
+
+    return looked

@@ -1,0 +1,87 @@
+"""`paceline database copy`: what a state directory has is in the database, and the directory stays as it was."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.api.http.auth import Keyring
+from paceline.api.responses.store import EventRow, EventStore, ResponseRecord, Turn
+from paceline.commands.main import build
+from paceline.errors import ConfigError
+from paceline.postgres import Postgres
+from paceline.sealing import open_answers_seal
+from server.database import copy, look
+from server.devices import Registry
+from server.keys import Keys
+from server.program import common_key, server_key
+
+EVENTS = [EventRow(number, "response.output_text.delta", b"%d" % number) for number in range(3000)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def filled(folder: Path, *, sealed: bool) -> str:
+    """A key that holds in this state directory."""
+    server_key(folder)
+    key = Keys(folder).create("notebook", scopes=["chat"])
+    Keys(folder).create("old")
+    Keys(folder).revoke("old")
+    Registry(folder).add("phone")
+    with closing(EventStore(folder, open_answers_seal(folder, encrypt=sealed))) as store:
+        store.conversations.create(ResponseRecord("conv_1", "key", 1.0, None, b'{"a":1}'), [b"asked"])
+        begun = ResponseRecord("resp_1", "key", 2.0, "resp_0", b'{"input":"?"}')
+        turn = {"resp_1": Turn("conv_1", (b"said",))}
+        store.write([begun], [("resp_1", *event) for event in EVENTS], [("resp_1", 9000)], turn)
+    return key
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "encrypted"])
+def test_a_state_directory_moves_into_a_database(url: str, tmp_path: Path, sealed: bool) -> None:
+    folder = tmp_path / "state"
+    key = filled(folder, sealed=sealed)
+    before = contents(folder)
+    done = CliRunner().invoke(build(), ["database", "copy", "--to", url, "--state-dir", str(folder), "--json"])
+    assert done.exit_code == 0, done.output
+    copied = json.loads(done.stdout)["copied"]
+    assert copied | {"response_keys": 0} == {
+        "keys": 2, "identities": 0, "enrolment_codes": 1, "responses": 2, "events": 3002, "response_keys": 0,
+    }  # fmt: skip
+    assert contents(folder) == before
+    with closing(Postgres(url)) as postgres:
+        postgres.join("http://a")
+        assert common_key(tmp_path / "other", postgres).seed == server_key(folder).seed
+        with Keys(postgres).current() as stored:
+            assert Keyring({}, stored).identify(f"Bearer {key}") is not None
+        assert [(each.name, each.state) for each in Keys(postgres).all()] == [("notebook", "valid"), ("old", "revoked")]
+        assert [device.name for device in Registry(postgres).devices()] == ["phone"]
+        with closing(EventStore(postgres)) as store:
+            record = store.find("resp_1")
+            assert record == ResponseRecord("resp_1", "key", 2.0, "resp_0", b'{"input":"?"}')
+            assert store.read("resp_1", -1, -1) == EVENTS and store.take_over([]) == []
+            assert [row.data for row in store.read("conv_1", -1, -1)] == [b"asked", b"said"]
+        with pytest.raises(ConfigError, match="rows in keys already"):
+            copy(folder, postgres)
+
+
+def test_what_would_be_half_a_copy_is_refused(url: str, tmp_path: Path) -> None:
+    filled(tmp_path / "used", sealed=False)
+    with closing(Postgres(url)) as postgres:
+        with closing(EventStore(tmp_path / "used")), pytest.raises(ConfigError, match="stop it first"):
+            copy(tmp_path / "used", postgres)
+        with pytest.raises(ConfigError, match="no state directory"):
+            copy(tmp_path, postgres)
+        common_key(tmp_path / "other", postgres)
+        with pytest.raises(ConfigError, match="another server's key"):
+            copy(tmp_path / "used", postgres)
+        assert Keys(postgres).all() == []
+        postgres.join("http://a")
+        status, text = look(url)
+        assert status == "ok" and "pgvector" in text and "1 server alive" in text, text
+    assert look("postgresql://paceline:hunter2@127.0.0.1:1/paceline")[0] == "fail"
