@@ -85,6 +85,11 @@ class Links:
         self._unread = False  # a link has come up since the registry was last read
         self._failing_since: float | None = None  # s, monotonic: the registry could not be read from then on
 
+    def has(self, device: str | None) -> bool:
+        """True if this device is linked here; any, without a name."""
+        live = self._live.values() if device is None else filter(None, [self._live.get(device)])
+        return any(not each.link.closed.is_set() for each in live)
+
     async def serve(self, websocket: WebSocket) -> None:
         await serve_websocket(
             websocket,

@@ -33,7 +33,7 @@ from paceline.secret_files import private_folder, read_private, write_private
 from paceline.settings import ServerSettings
 from paceline.sql import Home, transaction
 
-from .app import add_devices
+from .app import add_devices, add_hops
 from .devices import Registry
 from .keys import Keys
 from .links import Links
@@ -168,6 +168,7 @@ async def run(settings: ServerSettings) -> None:
                 app = add_devices(opened.app(settings, keyring), registry, live)
                 if fleet is not None:
                     app.state.continuing = Continuing(app)
+                    add_hops(app, fleet, key, live.has)
                 return app, live.watch
 
             stages = None

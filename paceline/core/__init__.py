@@ -10,6 +10,7 @@ clock         what is expected of steps, links, peers and drafts, from what was 
 energy        joules of steps, messages and answers
 side          the names of the two sides, and who may ask a device
 fair          turns and shares of owners, one rule at every door
+rendezvous    the server of a conversation
 addresses     addresses of senders, and strangers by them
 words         the words of a text, for comparison
 printable     strangers' text for logs and terminals

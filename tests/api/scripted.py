@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
@@ -200,12 +201,14 @@ class ScriptedService:
 
 
 @contextmanager
-def running(app: FastAPI, around: AbstractAsyncContextManager[object] | None = None) -> Iterator[str]:
+def running(
+    app: FastAPI, around: AbstractAsyncContextManager[object] | None = None, listener: socket.socket | None = None
+) -> Iterator[str]:
     """The URL of a real server for `app`, on a thread and loop of its own, drained at the end.
 
     `around`: a context that is entered in that loop before, such as a node.
     """
-    listener = listen("127.0.0.1", 0)
+    listener = listener or listen("127.0.0.1", 0)
     ready = threading.Event()
     server = HttpServer(app, ready.set)
     loop = asyncio.new_event_loop()

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,6 +28,9 @@ from paceline.core.addresses import is_loopback
 from paceline.core.fair import Shares
 from paceline.errors import PacelineError
 from paceline.runtime.link.transport import CONNECTION
+
+if TYPE_CHECKING:
+    from paceline.api.http.hop import Hops
 
 # CORS headers, and the hosts and origins accepted without keys (WHATWG Fetch, 3.3).
 #
@@ -129,6 +133,7 @@ class AdmissionControl:
         self.limits = limits or DoorLimits()
         self.open_paths: set[str] = set()  # filled by `routes.register`, and so are the next
         self.error_shapes: dict[str, ErrorShape] = {}  # by prefix, where it is not OpenAI's
+        self.hops: Hops | None = None  # to the other servers of one database
         self.draining = False
         self.on_drain: Callable[[], Awaitable[None]] | None = None  # before active requests are waited for
         self.refused: Counter[int] = Counter()  # requests by the status of their refusal
@@ -196,7 +201,8 @@ class AdmissionMiddleware:
         if scope["type"] != "http":
             await self._socket(scope, receive, send, visitor)
             return
-        exchange = _Exchange(scope, send, self.admission.error_shape(scope["path"]))
+        hopped = "" if self.admission.hops is None else self.admission.hops.came(scope)
+        exchange = _Exchange(scope, send, self.admission.error_shape(scope["path"]), hopped)
         request = f"{scope['method']} {scope.get('raw_path', b'')[:256].decode('latin-1')}"  # still percent-encoded
         if scope["method"] == "HEAD":  # uvicorn leaves the body out; FastAPI's routes would refuse it
             scope = {**scope, "method": "GET"}
@@ -328,9 +334,9 @@ class AdmissionMiddleware:
 class _Exchange:
     """One request and its answer. Adds the headers that all answers carry."""
 
-    def __init__(self, scope: Scope, send: Send, shape: ErrorShape | None) -> None:
-        """shape: of errors; None for OpenAI's."""
-        self.id = new_request_id()
+    def __init__(self, scope: Scope, send: Send, shape: ErrorShape | None, hopped: str) -> None:
+        """shape: of errors; None for OpenAI's. hopped: its id at the server that has passed it on; empty for none."""
+        self.id = hopped or new_request_id()
         self.extra: Headers = _echoed(scope)
         self._scope = scope
         self._shape = shape
@@ -339,6 +345,7 @@ class _Exchange:
         self._began = time.monotonic()
         scope.setdefault("state", {})["request_id"] = self.id
         scope["state"]["began"] = self._began
+        scope["state"]["hopped"] = hopped
         request_id.set(self.id)
 
     async def refuse(self, failure: Failure, receive: Receive) -> None:
@@ -353,6 +360,9 @@ class _Exchange:
             own = [(b"x-request-id", self.id.encode()), (b"openai-processing-ms", b"%.0f" % self.ms())]
             if self._shape is not None and self._shape.id_header:
                 own.append((self._shape.id_header, self.id.encode()))
+            if affinity := self._scope["state"].get("affinity", "").encode():
+                cookie = b"paceline-affinity=" + affinity + b"; Path=/; HttpOnly; SameSite=Lax"
+                own += [(b"paceline-affinity", affinity), (b"set-cookie", cookie)]
             said = list(message.get("headers", ()))
             private = [header for header in PRIVATE if header[0] not in {name.lower() for name, _ in said}]
             message = {**message, "headers": [*said, *private, *own, *self.extra]}

@@ -26,6 +26,7 @@ from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import MAX_BODY, decode_object, read_body, refusal
 from paceline.api.http.errors import ScopeError, failure_of, http_failure
+from paceline.api.http.hop import JOINED, Hops
 from paceline.errors import PacelineError
 from paceline.runtime.service import Citation, Service
 from paceline.settings import ANSWERS, TUNING
@@ -66,7 +67,13 @@ class Route(APIRoute):
 
         async def handle(request: Request) -> Response:
             _require(request, scopes)
-            return await answer(_Read(request, await self.read(request)) if has_body else request)
+            if not has_body:
+                return await answer(request)
+            body = await self.read(request)
+            hops: Hops | None = request.app.state.admission.hops
+            if hops is not None and self.path in JOINED and (passed := await hops.by_device(request, body)):
+                return passed
+            return await answer(_Read(request, body))
 
         return handle
 

@@ -158,13 +158,21 @@ async def show_response(
     return answer(await responses.now(record.id))
 
 
-@router.delete("/{response_id}")
+async def _its_writer(request: Request, responses: Responses, response_id: str) -> Response | None:
+    """The answer of the other server that writes a response; None where none does."""
+    hops = request.app.state.admission.hops
+    return None if hops is None else await hops.to(request, await responses.log.holder(response_id))
+
+
+@router.delete("/{response_id}", response_model=DeletedResponse)
 async def delete_response(
-    response_id: str, responses: ResponsesDep, caller: Caller, service: ServiceDep
-) -> DeletedResponse:
+    response_id: str, responses: ResponsesDep, caller: Caller, service: ServiceDep, request: Request
+) -> DeletedResponse | Response:
     """Delete a response, and what answers of its key have taught look-up tables; one that is running is cancelled
     first."""
     record = await responses.find(response_id, caller.key, expired=True)
+    if (passed := await _its_writer(request, responses, record.id)) is not None:
+        return passed
     await responses.runs.stop(record.id)
     live = responses.log.running(record.id)
     if live is not None:
@@ -175,10 +183,12 @@ async def delete_response(
 
 
 @router.post("/{response_id}/cancel", responses=_SHAPE)
-async def cancel_response(record: Found, responses: ResponsesDep) -> Response:
+async def cancel_response(record: Found, responses: ResponsesDep, request: Request) -> Response:
     """Cancel a response in the background."""
     if not json.loads(record.request)["background"]:
         raise RequestError("Only a response in the background can be cancelled; close the others' connection.")
+    if (passed := await _its_writer(request, responses, record.id)) is not None:
+        return passed
     await responses.runs.stop(record.id)
     return answer(await responses.now(record.id))
 
