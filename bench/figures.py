@@ -67,7 +67,7 @@ def _value(run: Measured) -> str:
 
 
 def _on(runs: Sequence[Measured]) -> str:
-    """Processor and day of each run, with what its conditions say besides of the machine."""
+    """Processor or GPU and day of each run, with what its conditions say besides of the machine."""
     return "; ".join(dict.fromkeys(f"{_processor(conditions)}, {conditions['date']}" for _, conditions in runs))
 
 
@@ -75,7 +75,8 @@ def _processor(conditions: Json) -> str:
     extra = [name for name in ("amx_bf16", "avx512_bf16") if name in conditions["instructions"]]
     copies = [f"copies {conditions['copy_gb_s']} GB/s"] if "copy_gb_s" in conditions else []
     cloud = [f"cloud {conditions['cloud']}"] if "cloud" in conditions else []
-    return " ".join([conditions["cpu"], *extra[:1], *copies, *cloud])
+    names = [conditions["gpu"]] if conditions.get("gpu") else [conditions["cpu"], *extra[:1]]
+    return " ".join([*names, *copies, *cloud])
 
 
 def _table(rows: Sequence[Json]) -> Iterator[str]:
