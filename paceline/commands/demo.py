@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from paceline.core.side import SIDES, Side
 from paceline.errors import PacelineError
@@ -80,20 +82,33 @@ class Child:
         return answer.json() if answer.status_code == 200 else None
 
 
+def _exit(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
 @dataclass(slots=True)
 class Children:
     """A context manager that ends all programs started in it."""
 
     directory: Path  # working directory of the programs, and where their output goes
     members: list[Child] = field(default_factory=list)
+    _handles_end: bool = False  # SIGTERM, which would end this process alone, is handled here meanwhile
 
     def __enter__(self) -> Self:
+        is_main = threading.current_thread() is threading.main_thread()
+        self._handles_end = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if self._handles_end:
+            signal.signal(signal.SIGTERM, _exit)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        try:
+            self.stop()
+        finally:
+            if self._handles_end:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def start(self, name: str, arguments: Sequence[str], *, port: int) -> Child:
         log = self.directory / f"{name}.log"
