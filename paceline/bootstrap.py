@@ -76,7 +76,7 @@ class OpenedNode:
     name: str  # the model's name for clients
     seal: Seal  # of stored responses and look-up tables
     tracer: Tracer | None  # that the environment asks for
-    database: Home | None  # where responses are kept; None: the state directory
+    database: Home | None  # where responses and documents are kept; None: the state directory
 
     @property
     def vocab_size(self) -> int:
@@ -132,11 +132,11 @@ async def run_node(
     `compose` returns the application and the task to run beside it, which is cancelled once the server has drained.
     `shipped`: see `open_model`; `expects_peer`, `open_to_peer`, `asks`: see `Company`. `open_engine`: of a model's
     directory and name, in place of loading its engine here. `open_draft`: the draft model's engine beside this
-    model. `database`: where responses are kept, instead of the state directory. The caller closes `listener`.
+    model. `database`: where responses and documents are kept, instead of folders. The caller closes `listener`.
     Raises ConfigError for a model, documents or a state directory that cannot be used, EngineLost after the engine's
     device has failed for good.
     """
-    with open_store(settings) as store, opened_model(settings, shipped, open_engine) as model:
+    with open_store(settings, database) as store, opened_model(settings, shipped, open_engine) as model:
         seal = open_answers_seal(settings.state_dir, encrypt=settings.encrypt_documents)
         name = served_name(settings, model)
         tracer = tracer_of(settings.side)
@@ -246,13 +246,16 @@ def energy_meter(settings: NodeSettings, info: ModelInfo | None) -> ChosenMeter:
     )
 
 
-def open_store(settings: NodeSettings) -> DocumentStore:
-    """Open this side's document store, creating an empty one if there is none. The caller closes it.
+def open_store(settings: NodeSettings, database: Home | None = None) -> DocumentStore:
+    """Open this side's document store, creating an empty one if there is none. The caller closes it. database: in which
+    several servers have it together.
 
     One that lies there in plain text is encrypted first if the settings say so.
     """
     embedder = load_embedder(settings.embedder)
-    store = DocumentStore.open(settings.docs_dir, embedder, side=settings.side, encrypt=settings.encrypt_documents)
+    store = DocumentStore.open(
+        settings.docs_dir, embedder, side=settings.side, encrypt=settings.encrypt_documents, home=database
+    )
     try:
         if settings.encrypt_documents and not store.seal.is_on:
             store.encrypt()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from paceline.commands.groups import devices_group, doctor_checks
-from paceline.commands.options import Config, Json, StateDir, options, settings_of
+from paceline.commands.options import Config, Json, StateDir, opened_database, options, settings_of
 from paceline.errors import ConfigError
 from paceline.settings import NodeSettings, ServerSettings
 from paceline.settings_sources import Origins, describe_given
@@ -225,8 +225,6 @@ def _state(state_dir: Path | None, config: Path | None) -> Path | Home:
     """Where the server keeps devices and keys."""
     settings = settings_of("cloud", config, state_dir=state_dir)
     assert isinstance(settings, ServerSettings)
-    from .state import opened_database
-
     return opened_database(settings) or settings.state_dir
 
 
@@ -241,8 +239,6 @@ def copy_state(
     """Copy a stopped server's state directory into a database, for several servers: all of it or nothing."""
     settings = settings_of("cloud", config, state_dir=state_dir, database=to)
     assert isinstance(settings, ServerSettings)
-    from .state import opened_database
-
     with ExitStack() as opened:
         if (database := opened_database(settings)) is None:
             raise ConfigError("There is no database to copy into: give its URL with --to.")

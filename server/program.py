@@ -22,6 +22,7 @@ from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen, url_of
 from paceline.api.responses.begun import Continuing
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, run_node
+from paceline.commands.options import opened_database
 from paceline.engine.base import Engine, LoadedModel, ServedModel
 from paceline.engine.loader import folder_of, load_model
 from paceline.errors import ConfigError
@@ -37,7 +38,6 @@ from .app import add_devices, add_hops
 from .devices import Registry
 from .keys import Keys
 from .links import Links
-from .state import opened_database
 
 if TYPE_CHECKING:
     from paceline.postgres import Postgres

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from paceline import sql
 from paceline.errors import ConfigError, StorageError
-from paceline.settings import ServerSettings
 from paceline.sql import SqlConnection, StorePlace
 from paceline.sqlite import SqliteFile
-
-if TYPE_CHECKING:
-    from paceline.postgres import Postgres
 
 VERSION = 1  # of the tables
 Read = TypeVar("Read")
@@ -77,14 +73,3 @@ class StateTables:
                 return found
 
             yield current
-
-
-def opened_database(settings: ServerSettings) -> Postgres | None:
-    """The database that the settings name, to be closed; None where they name none. Raises ConfigError."""
-    if settings.database is None:
-        return None
-    try:
-        from paceline.postgres import Postgres
-    except ModuleNotFoundError as error:
-        raise ConfigError("A database needs `pip install 'paceline[postgres]'`.") from error
-    return Postgres(settings.database)

@@ -12,12 +12,16 @@ import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.depth import DEPTH
 from tests.forked import USUAL, Starts, forked_starts, starting
+
+if TYPE_CHECKING:
+    from tests.postgres import RealPostgres
 
 settings.register_profile("paceline", deadline=None, derandomize=True, database=None, max_examples=60 * DEPTH)
 settings.load_profile("paceline")
@@ -39,6 +43,14 @@ for key in [key for key in os.environ if key.startswith("PACELINE_")]:
 def modules_are_kept() -> None:
     """The garbage collector, which many tests call, does not look through all that has been imported."""
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[RealPostgres]:
+    from tests.postgres import real_postgres
+
+    with real_postgres() as server:
+        yield server
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """`paceline docs`: the documents of one side, with the same settings as that side's program.
 
-Works on the store's files, so it needs no running program; a running one sees the change at its next search. Sends
-nothing: a device's documents stay on the machine the command runs on.
+Works on the store's files, or on the database of the servers, so it needs no running program; a running one sees the
+change at its next search. Sends a device's documents nowhere: they stay on the machine the command runs on.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from paceline.commands.options import Config, Json, StateDir, settings_of
+from paceline.commands.options import Config, Json, StateDir, opened_database, settings_of
 from paceline.core.printable import is_text, printable, printable_json, printable_lines
 from paceline.errors import ConfigError
 
@@ -247,10 +247,19 @@ def opened(
     if settings.docs_dir.exists() and not settings.docs_dir.is_dir():
         raise ConfigError(f"{settings.docs_dir} is not a folder: give the folder of the documents with --docs-dir")
     embed_with = load_embedder(settings.embedder)
-    with DocumentStore.open(
-        settings.docs_dir, embed_with, side=side, reindex=again, encrypt=settings.encrypt_documents
-    ) as documents:
-        yield documents
+    with ExitStack() as opened_here:
+        if (database := None if store else opened_database(settings)) is not None:  # a folder that is named is meant
+            opened_here.callback(database.close)
+        yield opened_here.enter_context(
+            DocumentStore.open(
+                settings.docs_dir,
+                embed_with,
+                side=side,
+                reindex=again,
+                encrypt=settings.encrypt_documents,
+                home=database,
+            )
+        )
 
 
 def add_with_progress(

@@ -15,14 +15,18 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar, get_origin
+from typing import TYPE_CHECKING, Annotated, TypeVar, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
 from paceline.core.side import Side
+from paceline.errors import ConfigError
 from paceline.settings import AgentSettings, NodeSettings, ProgramSettings, ServerSettings, variable
 from paceline.settings_sources import Origins, describe, field_default, paths, resolve
+
+if TYPE_CHECKING:
+    from paceline.postgres import Postgres
 
 Settings = TypeVar("Settings", bound=ProgramSettings)
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; default: paceline.toml")]
@@ -39,6 +43,17 @@ CONFIG_HELP = "TOML file with settings; default: paceline.toml in the working di
 def settings_of(side: Side, config: Path | None, **flags: object) -> NodeSettings:
     """The settings of a side's program, as it would resolve them."""
     return resolve(ServerSettings if side == "cloud" else AgentSettings, flags, os.environ, config)[0]
+
+
+def opened_database(settings: NodeSettings) -> Postgres | None:
+    """The database that a server's settings name, to be closed; None where they name none. Raises ConfigError."""
+    if not isinstance(settings, ServerSettings) or settings.database is None:
+        return None
+    try:
+        from paceline.postgres import Postgres
+    except ModuleNotFoundError as error:
+        raise ConfigError("A database needs `pip install 'paceline[postgres]'`.") from error
+    return Postgres(settings.database)
 
 
 def options(cls: type[Settings]) -> Callable[[Callable[[Settings, Origins], None]], Callable[..., None]]:

@@ -1,27 +1,36 @@
-"""The SQLite database of a document store: schema, opening, and transactions.
+"""The database of a document store: schema, opening, and transactions.
 
-Write-ahead log, so that one process may search while another adds. `secure_delete` and a truncating checkpoint after
-each change erase removed text from the files; copies of overwritten blocks that the disk itself keeps are not handled.
-A store may be sealed (`sealing`): then the columns that hold or tell text are encrypted, and `seal` opens them.
-SQLite's errors become ConfigError with advice.
+An SQLite file with a write-ahead log, so that one process may search while another adds. `secure_delete` and a
+truncating checkpoint after each change erase removed text from the files; copies of overwritten blocks that the disk
+itself keeps are not handled. A store may be sealed (`sealing`): then the columns that hold or tell text are encrypted,
+and `seal` opens them.
+
+A database that several servers share has the same tables, whose vectors pgvector searches, and two more: the bytes of
+uploaded files, and which server reads which. It is never sealed. Errors of either become ConfigError with advice.
 """
 
 from __future__ import annotations
 
 import logging
-import sqlite3
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from paceline import sql, sqlite
+from paceline import sql
 from paceline.core.side import Side
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, StorageError
 from paceline.sealing import PLAIN, Seal, StoreKey
+from paceline.sql import Cursor, Home
+from paceline.sqlite import place_in
 
-FILE = "documents.sqlite"
+if TYPE_CHECKING:
+    from paceline.fleet import Fleet
+
+_STORE = "documents"
+FILE = f"{_STORE}.sqlite"
 VERSION = 2  # PRAGMA user_version
 _READ_TOO = 1  # had float32 vectors, which are read as they are
 _SCHEMA = (
@@ -51,7 +60,7 @@ _SCHEMA = (
         position INTEGER NOT NULL,
         text TEXT NOT NULL,
         title TEXT NOT NULL,
-        embedding BLOB NOT NULL,  -- int8 with the norm 1, or float32 of an earlier format, little-endian
+        embedding VECTOR BLOB NOT NULL,  -- int8 with the norm 1, or float32 of an earlier format; or pgvector's
         place TEXT NOT NULL DEFAULT '',  -- in the document, for people
         UNIQUE (document, position))""",
     # seq: order of creation, since creation times may be equal.
@@ -102,6 +111,18 @@ _SCHEMA = (
     "CREATE INDEX attached_usage ON attached (store, usage_bytes)",
     "CREATE INDEX attached_waiting ON attached (store, seq) WHERE status = 'in_progress'",
 )
+_SHARED_SCHEMA = (
+    "ALTER TABLE chunks ALTER COLUMN embedding SET STORAGE MAIN",  # in its row, not in a table beside
+    """CREATE TABLE file_parts (
+        file TEXT NOT NULL REFERENCES files (id) ON DELETE CASCADE,
+        part INTEGER NOT NULL,
+        bytes BLOB NOT NULL,
+        PRIMARY KEY (file, part))""",
+    """CREATE TABLE file_readers (
+        attached INTEGER PRIMARY KEY REFERENCES attached (seq) ON DELETE CASCADE,
+        server TEXT NOT NULL)""",
+)
+_ONE_MORE = "CAST(CAST(meta.value AS BIGINT) + 1 AS TEXT)"
 _logger = logging.getLogger("paceline.rag")
 
 
@@ -109,26 +130,38 @@ class Database:
     """One connection for several threads: a lock admits one transaction at a time. `execute` is for its thread."""
 
     def __init__(
-        self, directory: Path, *, embedder: str, dimensions: int, side: Side | None = None, encrypt: bool = False
+        self,
+        directory: Path,
+        *,
+        embedder: str,
+        dimensions: int,
+        side: Side | None = None,
+        encrypt: bool = False,
+        home: Home | None = None,
     ) -> None:
         """Open the store, or create it if there is none. Raises ConfigError when neither is possible.
 
         side: the owner of the documents, recorded by the first opening that names one; None: do not check.
         encrypt: seal a store that is created now; one that exists stays as it is.
+        home: where several servers keep it together; None: a file in the folder.
         """
         self._lock = threading.Lock()
         self._directory = directory
+        self.is_shared = home is not None
+        self.fleet: Fleet | None = None if home is None else home.fleet
+        self._place = place_in(home or directory, _STORE, "a document store")
+        self._name = self._place.name if self.is_shared else str(directory)
         self._encrypt = encrypt
         self.seal: Seal = PLAIN
         self._is_prepared = False
         self._made_by = {"embedder": embedder, "dimensions": str(dimensions)}
         try:
-            with self._errors_explained():
-                self._connection = sqlite.connect(directory / FILE)
+            with self._place.explained():
+                self._connection = self._place.connect()
         except (OSError, ValueError) as error:
             raise ConfigError(f"The document folder {directory} cannot be used: {error}. Choose another.") from error
         try:
-            with self._errors_explained():
+            with self._place.explained():
                 self._prepare()
                 self._is_prepared = True
                 if side is not None:
@@ -140,17 +173,33 @@ class Database:
     def _prepare(self) -> None:
         advice = "choose another folder and add the documents again"
         with self.writing():
-            if self._connection.execute("PRAGMA user_version").fetchone() == (_READ_TOO,):
-                self._connection.execute(f"PRAGMA user_version = {VERSION}")  # else an older release might open it
-            if sql.is_new(self._connection, self._directory / FILE, VERSION, advice):
-                for statement in (*_SCHEMA, f"PRAGMA user_version = {VERSION}"):
-                    self._connection.execute(statement)
+            if self._connection.version() == _READ_TOO:
+                self._connection.set_version(VERSION)  # else an older release might open it
+            if sql.is_new(self._connection, self._place.name, VERSION, advice):
+                self._make_tables()
                 meta = {"generation": "0", "store": uuid.uuid4().hex, **self._made_by}
                 if self._encrypt:
                     meta["seal"] = StoreKey(self._directory).new_seal().name
                 self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
             self.seal = self._open_seal()
         self.checkpoint()
+
+    def _make_tables(self) -> None:
+        """Raises ConfigError for a database without pgvector."""
+        if self.is_shared:
+            try:
+                with self._place.explained():
+                    self._connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            except StorageError as error:
+                if error.away:
+                    raise
+                raise ConfigError(
+                    f"{error} Documents need its extension pgvector: install it there and have its owner say CREATE "
+                    "EXTENSION vector."
+                ) from error
+        for statement in (*_SCHEMA, *(_SHARED_SCHEMA if self.is_shared else ())):
+            self._connection.execute(statement)
+        self._connection.set_version(VERSION)
 
     def _open_seal(self) -> Seal:
         """The seal that the store records. Raises ConfigError without its key."""
@@ -177,7 +226,7 @@ class Database:
 
     def vacuum(self) -> None:
         """Write the file anew without free pages, and empty the log. Raises ConfigError."""
-        with self._lock, self._errors_explained():
+        with self._lock, self._place.explained():
             self._connection.execute("PRAGMA temp_store = FILE")  # a copy of the store, which may exceed the memory
             self._connection.execute("VACUUM")
             self._connection.execute("PRAGMA temp_store = MEMORY")
@@ -198,7 +247,7 @@ class Database:
         if owner != side:
             kinds = {"device": "private documents of a device", "cloud": "public documents of a cloud"}
             raise ConfigError(
-                f"{self._directory} holds {kinds[owner]}: the {side} keeps its own in another folder. Give that one "
+                f"{self._name} holds {kinds[owner]}: the {side} keeps its own in another folder. Give that one "
                 f"(--store, or the setting docs_dir of the {side}), or say --side {owner} if these were meant."
             )
 
@@ -213,7 +262,7 @@ class Database:
         """Raises ConfigError when the vectors were made by another embedder."""
         if {key: meta[key] for key in self._made_by} != self._made_by:
             raise ConfigError(
-                f"The documents in {self._directory} were indexed with the embedder {meta['embedder']!r} "
+                f"The documents in {self._name} were indexed with the embedder {meta['embedder']!r} "
                 f"({meta['dimensions']} dimensions), not {self._made_by['embedder']!r} "
                 f"({self._made_by['dimensions']}). Use that one (--embedder {meta['embedder']}), or index them again "
                 "(paceline docs reindex)."
@@ -227,22 +276,30 @@ class Database:
 
     def bump(self) -> None:
         """Advance the generation: required in every transaction that changes documents or chunks."""
-        self._connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'generation'")
+        self._connection.execute(f"UPDATE meta SET value = {_ONE_MORE} WHERE key = 'generation'")
 
     def bump_removals(self) -> None:
         """Count a removal of documents, in its transaction."""
         self._connection.execute(
-            "INSERT INTO meta VALUES ('removals', '1') ON CONFLICT (key) DO UPDATE SET value = value + 1"
+            f"INSERT INTO meta VALUES ('removals', '1') ON CONFLICT (key) DO UPDATE SET value = {_ONE_MORE}"
         )
 
-    def execute(self, statement: str, *parameters: object) -> sqlite3.Cursor:
-        return self._connection.execute(statement, parameters)
+    def execute(self, statement: str, *parameters: object) -> Cursor:
+        return self._connection.execute(statement, self._bound(parameters))
 
-    def executemany(self, statement: str, rows: Iterator[tuple[object, ...]]) -> None:
-        self._connection.executemany(statement, rows)
+    def executemany(self, statement: str, rows: Iterable[tuple[object, ...]]) -> None:
+        self._connection.executemany(statement, map(self._bound, rows) if self.is_shared else rows)
+
+    def _bound(self, parameters: tuple[object, ...]) -> Sequence[Any]:
+        """PostgreSQL's texts hold no NUL."""
+        if not self.is_shared:
+            return parameters
+        return [
+            each.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(each, str) else each for each in parameters
+        ]
 
     def writing(self) -> AbstractContextManager[Database]:
-        """A transaction, committed whole or rolled back. Waits up to `sqlite.BUSY_S` for those of other processes."""
+        """A transaction, committed whole or rolled back. Waits for those of other processes."""
         return self._transaction("alone")
 
     def reading(self) -> AbstractContextManager[Database]:
@@ -251,8 +308,8 @@ class Database:
 
     @contextmanager
     def _transaction(self, mode: sql.Mode) -> Iterator[Database]:
-        with self._lock, self._errors_explained(), sql.transaction(self._connection, mode):
-            if self._is_prepared:
+        with self._lock, self._place.explained(), sql.transaction(self._connection, mode):
+            if self._is_prepared and not self.is_shared:
                 self._check_seal()
             yield self
 
@@ -266,10 +323,9 @@ class Database:
 
     def checkpoint(self) -> None:
         """Empty the log into the database, so that removed text leaves the disk. A reader may prevent it."""
-        with self._lock, self._errors_explained():
+        if self.is_shared:
+            return
+        with self._lock, self._place.explained():
             emptied = self._connection.overwrite()
         if not emptied:
             _logger.warning("a reader kept the log from being emptied; removed text goes with the next change")
-
-    def _errors_explained(self) -> AbstractContextManager[None]:
-        return sqlite.speaking(self._directory / FILE, "a document store")

@@ -72,8 +72,11 @@ def insert_document(
     database.executemany(
         "INSERT INTO chunks (document, position, title, text, embedding, place) VALUES (?, ?, ?, ?, ?, ?)",
         (
-            (document.id, i, *seal_chunk(box, i, chunk.title, chunk.text, packed(vector), chunk.place))
+            (document.id, i, title, text, _stored_vector(database, embedding), place)
             for i, (chunk, vector) in enumerate(zip(chunks, vectors, strict=True))
+            for title, text, embedding, place in [
+                seal_chunk(box, i, chunk.title, chunk.text, packed(vector), chunk.place)
+            ]
         ),
     )
     database.bump()
@@ -109,7 +112,12 @@ def replace_vectors(database: Database, chunk_ids: Sequence[int], vectors: Vecto
     database.executemany(
         "UPDATE chunks SET embedding = ? WHERE id = ?",
         (
-            (_seal_vector(database.seal.box(key, document), position, packed(of_each[chunk_id])), chunk_id)
+            (
+                _stored_vector(
+                    database, _seal_vector(database.seal.box(key, document), position, packed(of_each[chunk_id]))
+                ),
+                chunk_id,
+            )
             for chunk_id, position, document, key in rows
         ),
     )
@@ -223,12 +231,7 @@ def read_vectors(
             _report(document, error)
             continue
         ids.append(chunk_id)
-    vectors = np.zeros((len(ids), dimensions), np.float32)
-    for kind in (np.dtype(np.int8), np.dtype("<f4")):  # the second: as the first format had them
-        places = [i for i, each in enumerate(stored) if len(each) == dimensions * kind.itemsize]
-        flat = np.frombuffer(b"".join(stored[i] for i in places), kind)
-        vectors[places] = flat.reshape(len(places), dimensions)
-    return np.array(ids, np.int64), unit(vectors)
+    return np.array(ids, np.int64), unpacked(stored, dimensions)
 
 
 def find_text(database: Database, collection: str, file: str) -> str | None:
@@ -323,6 +326,27 @@ def packed(vector: NDArray[np.float32]) -> bytes:
     by less than 0.002, by 0.0003 in the mean."""
     largest = max(float(np.abs(vector).max(initial=0.0)), 1e-12)
     return np.round(vector * np.float32(127 / largest)).astype(np.int8).tobytes()
+
+
+def _stored_vector(database: Database, value: bytes) -> bytes | str:
+    """What the column `embedding` takes: in a shared database the vector as it is searched, so that cosines are the
+    same in any store."""
+    return written(unpacked([value], len(value))[0]) if database.is_shared else value
+
+
+def written(vector: NDArray[np.float32]) -> str:
+    """A vector as pgvector reads it, to the last bit."""
+    return f"[{','.join([f'{number:.9g}' for number in vector.tolist()])}]"
+
+
+def unpacked(stored: Sequence[bytes], dimensions: int) -> Vectors:
+    """(n, dimensions) of values of the column `embedding` in a file; zeros for what is none."""
+    vectors = np.zeros((len(stored), dimensions), np.float32)
+    for kind in (np.dtype(np.int8), np.dtype("<f4")):  # the second: as the first format had them
+        places = [i for i, each in enumerate(stored) if len(each) == dimensions * kind.itemsize]
+        flat = np.frombuffer(b"".join(stored[i] for i in places), kind)
+        vectors[places] = flat.reshape(len(places), dimensions)
+    return unit(vectors)
 
 
 def _seal_vector(box: Box, position: int, vector: bytes) -> bytes:

@@ -6,13 +6,7 @@ from contextlib import closing
 import pytest
 
 from paceline.postgres import Postgres
-from tests.postgres import RealPostgres, real_postgres
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[RealPostgres]:
-    with real_postgres() as server:
-        yield server
+from tests.postgres import RealPostgres
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Hybrid search: chunk ids for a query, from vectors and words in memory, kept consistent with the rows.
+"""Hybrid search: chunk ids for a query, from vectors and words in memory, kept consistent with the rows. In a database
+that servers share, pgvector searches the vectors there.
 
 This or another process may change the rows at any time: `refresh` compares generations and applies the difference.
 Everything here must be called inside a read transaction, so that indexes and rows are of the same snapshot. No file
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from paceline.rag.database import Database
 from paceline.rag.index.bm25 import MAX_ROWS, BM25Index, rank_fusion
 from paceline.rag.records import EXACT_SCORE, LEADING_COSINE, MIN_SCORE, Selection, Vectors
-from paceline.rag.rows import FROM, read_passages, read_vectors
+from paceline.rag.rows import FROM, read_passages, read_vectors, written
 
 _NEAR_TIE = 0.15  # of cosines, among which a rare number decides
 _NAMED_LEAD = 0.1  # of what a number names over all else: the entries of a log differ in their dates alone
@@ -63,6 +65,28 @@ class VectorIndex:
         return float(np.vecdot(self._vectors[row], vector)) if found else -1.0
 
 
+class VectorRows:
+    """Exact cosines by pgvector, over the rows themselves, so that no server holds all vectors: of 50,000 in 30 ms."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def search(self, vector: NDArray[np.float32], k: int, selection: Selection) -> list[tuple[int, float]]:
+        """As `VectorIndex.search`, of what is selected."""
+        where, parameters = _where(selection)
+        rows = self._database.execute(
+            f"SELECT id, cosine FROM (SELECT chunks.id, -(embedding <#> ?::vector) AS cosine FROM {FROM} {where}) "
+            "AS found ORDER BY cosine DESC, id LIMIT ?",
+            written(vector), *parameters, k,
+        )  # fmt: skip
+        return [(int(chunk_id), float(cosine)) for chunk_id, cosine in rows]
+
+    def cosines(self, vector: NDArray[np.float32], chunk_ids: Sequence[int]) -> dict[int, float]:
+        marks = ", ".join("?" * len(chunk_ids))
+        select = f"SELECT id, -(embedding <#> ?::vector) FROM chunks WHERE id IN ({marks})"
+        return dict(self._database.execute(select, written(vector), *chunk_ids)) if chunk_ids else {}
+
+
 @dataclass(slots=True)
 class _Words:
     """The BM25 index of one selection of collections; the content of others does not affect its ranks."""
@@ -72,12 +96,13 @@ class _Words:
 
 
 class HybridIndex:
-    """The vector index of a whole store and the word indexes of recently searched collections. One thread at a time."""
+    """The vectors of a whole store and the word indexes of recently searched collections. One thread at a time."""
 
     def __init__(self, database: Database, dimensions: int) -> None:
         self._database = database
         self._dimensions = dimensions
         self._vector_index = VectorIndex(np.empty(0, np.int64), np.empty((0, dimensions), np.float32))
+        self._vector_rows = VectorRows(database) if database.is_shared else None  # in place of the index
         self._ids: dict[tuple[str, ...], NDArray[np.int64]] = {}  # chunk ids by collections, until the next change
         self._words: dict[tuple[str, ...], _Words] = {}  # by collections, rebuilt after changes; last used last
         self._stamp = ""  # store and generation of the rows that the vector index was built from
@@ -93,7 +118,9 @@ class HybridIndex:
         stamp = f"{meta['store']} {meta['generation']}"
         if stamp == self._stamp:
             return
-        if self._stamp.startswith(meta["store"]):
+        if self._vector_rows is not None:
+            pass
+        elif self._stamp.startswith(meta["store"]):
             self._update()
         else:
             self._vector_index = VectorIndex(*self._vectors(""))
@@ -111,10 +138,7 @@ class HybridIndex:
         return self._select(selection)
 
     def _select(self, selection: Selection) -> NDArray[np.int64]:
-        where, parameters = _collections(selection.collections)
-        if selection.document_ids is not None:
-            where += " AND document IN (SELECT value FROM json_each(?))"
-            parameters.append(json.dumps(sorted(selection.document_ids)))
+        where, parameters = _where(selection)
         rows = self._database.execute(f"SELECT chunks.id FROM {FROM} {where} ORDER BY chunks.id", *parameters)
         return np.fromiter((row[0] for row in rows), np.int64)
 
@@ -126,7 +150,10 @@ class HybridIndex:
 
         selected: `self.selected(selection)`.
         """
-        found = self._vector_index.search(vector, limit, None if len(selected) == self.num_chunks else selected)
+        if self._vector_rows is not None:
+            found = self._vector_rows.search(vector, limit, selection)
+        else:
+            found = self._vector_index.search(vector, limit, None if len(selected) == self.num_chunks else selected)
         others = found[-1][1] if found and len(found) == limit < len(selected) else -math.inf
         scores = dict(found)
         index = self._word_index(selection.collections)
@@ -136,7 +163,12 @@ class HybridIndex:
         named = {hit.id for hit in hits if hit.is_named}
         exact = named | {hit.id for hit in hits if hit.is_exact}
         fused = rank_fusion(list(scores), [hit.id for hit in hits])
-        cosines = {i: scores[i] if i in scores else self._vector_index.cosine(vector, i) for i in fused}
+        others_hit = [i for i in fused if i not in scores]
+        if self._vector_rows is not None:
+            by_words = self._vector_rows.cosines(vector, others_hit)
+        else:
+            by_words = {i: self._vector_index.cosine(vector, i) for i in others_hit}
+        cosines = {i: scores[i] if i in scores else by_words[i] for i in fused}
         near = max(cosines.values(), default=0.0) - _NEAR_TIE
         telling = {hit.id: hit.num_telling for hit in hits if hit.num_telling and cosines[hit.id] >= near}
         order = sorted(fused, key=lambda i: (i not in named, i not in exact, -telling.get(i, 0)))
@@ -185,6 +217,15 @@ def _scored(
     scores = [(i, max(cosine, least.get(i, -1.0))) for i, cosine in found]
     first = next((each for each in scores if each[0] not in words_alone and each[1] >= MIN_SCORE), None)
     return scores if first is None else [first, *(each for each in scores if each is not first)]
+
+
+def _where(selection: Selection) -> tuple[str, list[object]]:
+    """SQL as of `_collections` for the chunks of a selection."""
+    where, parameters = _collections(selection.collections)
+    if selection.document_ids is not None:
+        where += " AND document IN (SELECT value FROM json_each(?))"
+        parameters.append(json.dumps(sorted(selection.document_ids)))
+    return where, parameters
 
 
 def _collections(names: tuple[str, ...]) -> tuple[str, list[object]]:

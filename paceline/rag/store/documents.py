@@ -1,9 +1,9 @@
 """One side's documents: add, remove, list and search them.
 
 Manages the default collection; `vector_stores` manages the others, in the same tables through the same `rows`. The
-SQLite rows are authoritative and the index in memory is derived from them. Several processes may have a store open:
-each search sees what the others have committed. Safe to use from several threads. A private store is a store on the
-device: nothing here sends anything anywhere.
+rows are authoritative and the index in memory is derived from them. Several processes may have a store open, on several
+machines if a database is its home: each search sees what the others have committed. Safe to use from several threads. A
+private store is a store on the device: nothing here sends anything anywhere.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from paceline.rag.records import (
 )
 from paceline.rag.store.conversion import encrypt_store, finish_encryption
 from paceline.sealing import Seal
+from paceline.sql import Home
 
 GROUP_FILES = 64  # in one transaction: an interrupted `add` has lost what was computed of at most so many
 GROUP_CHARACTERS = 2**17  # likewise
@@ -61,8 +62,16 @@ class DocumentStore:
     """
 
     def __init__(
-        self, directory: Path, embedder: Embedder, database: Database, *, chunk_tokens: int, overlap: int
+        self,
+        directory: Path,
+        embedder: Embedder,
+        database: Database,
+        *,
+        home: Home | None,
+        chunk_tokens: int,
+        overlap: int,
     ) -> None:
+        self.home = home  # where several servers keep it together
         self._directory = directory
         self._embedder = embedder
         self._database = database  # no transaction is open while embedding
@@ -79,6 +88,7 @@ class DocumentStore:
         side: Side | None = None,
         reindex: bool = False,
         encrypt: bool = False,
+        home: Home | None = None,
         chunk_tokens: int = CHUNK_TOKENS,
         overlap: int = OVERLAP_TOKENS,
     ) -> Self:
@@ -86,6 +96,7 @@ class DocumentStore:
 
         side: the owner of the documents; programs always pass it, so that private ones never become public.
         encrypt: encrypt a store that is created now. One that exists stays as it is: see `encrypt`.
+        home: where several servers keep it together, beside what each has in its folder; None: there too.
         reindex: change to this embedder and embed everything again.
         Raises ConfigError when the folder cannot be used, belongs to the other side, or has another embedder's vectors.
         """
@@ -96,9 +107,9 @@ class DocumentStore:
             )
         directory = directory.absolute()
         database = Database(
-            directory, embedder=embedder.name, dimensions=embedder.dimensions, side=side, encrypt=encrypt
+            directory, embedder=embedder.name, dimensions=embedder.dimensions, side=side, encrypt=encrypt, home=home
         )
-        store = cls(directory, embedder, database, chunk_tokens=chunk_tokens, overlap=overlap)
+        store = cls(directory, embedder, database, home=home, chunk_tokens=chunk_tokens, overlap=overlap)
         try:
             finish_encryption(directory, database)
             if reindex:
@@ -306,6 +317,11 @@ class DocumentStore:
             meta = database.meta()
         return f"{meta['store']} {meta['generation']}"
 
+    @property
+    def is_shared(self) -> bool:
+        """True if other servers remove documents of which this one may keep something on its disk."""
+        return self.home is not None
+
     def removals(self) -> int:
         """The number of removals so far, replacements included, by any process. What memory holds of documents is valid
         as long as this number does not change."""
@@ -430,12 +446,18 @@ def _free_name(database: Database, names: Iterable[str]) -> str:
 def _passages(database: Database, hits: list[tuple[int, float]], k: int) -> list[Passage]:
     """The first k passages with distinct texts. hits: (chunk id, score), best first."""
     found: dict[str, Passage] = {}  # by text without its spacing, so that copies collapse
-    for chunk_id, score in hits:
-        for passage in rows.read_passages(database, "WHERE chunks.id = ?", chunk_id):
-            found.setdefault(" ".join(passage.text.split()), replace(passage, score=min(score, 1.0)))
-        if len(found) == k:
+    for first in range(0, len(hits), k):
+        part = hits[first : first + k]
+        marks = ", ".join("?" * len(part))
+        passages = rows.read_passages(database, f"WHERE chunks.id IN ({marks})", *(chunk_id for chunk_id, _ in part))
+        by_id = {passage.chunk_id: passage for passage in passages}
+        for chunk_id, score in part:
+            if chunk_id in by_id:
+                passage = replace(by_id[chunk_id], score=min(score, 1.0))
+                found.setdefault(" ".join(passage.text.split()), passage)
+        if len(found) >= k:
             break
-    return list(found.values())
+    return list(found.values())[:k]
 
 
 def _groups(files: Iterator[tuple[FoundFile, Parsed | DocumentError]]) -> Iterator[_Group]:

@@ -1,4 +1,5 @@
-"""Uploaded files: their bytes in a folder beside the documents, their rows in the documents' database.
+"""Uploaded files: their bytes in a folder beside the documents, their rows in the documents' database; in one that
+several servers share their bytes too.
 
 A file is stored whole or not at all: its bytes are written to a temporary name and renamed in the transaction that
 inserts the row. In a sealed store the bytes are encrypted with a key that stands, wrapped, in that row. Bytes without a
@@ -127,11 +128,11 @@ def page(
     source: a SELECT whose first columns are `seq` and the one named `key`. Raises RequestError for a cursor that is
     not in the list.
     """
-    conditions, values = ["1"], list(parameters)
+    conditions, values = ["true"], list(parameters)
     for cursor, name, later in ((paging.after, "after", True), (paging.before, "before", False)):
         if cursor is None:
             continue
-        row = database.execute(f"SELECT seq FROM ({source}) WHERE {key} = ?", *parameters, cursor).fetchone()
+        row = database.execute(f"SELECT seq FROM ({source}) AS listed WHERE {key} = ?", *parameters, cursor).fetchone()
         if row is None:
             raise RequestError(f"{name} names {cursor[:64]!r}, which is not in this list.", param=name)
         conditions.append(f"seq {'>' if later == (paging.order == 'asc') else '<'} ?")
@@ -139,7 +140,7 @@ def page(
     backwards = paging.before is not None and paging.after is None  # the last rows before the cursor
     direction = "ASC" if (paging.order == "asc") != backwards else "DESC"
     rows = database.execute(
-        f"SELECT * FROM ({source}) WHERE {' AND '.join(conditions)} ORDER BY seq {direction} LIMIT ?",
+        f"SELECT * FROM ({source}) AS listed WHERE {' AND '.join(conditions)} ORDER BY seq {direction} LIMIT ?",
         *values,
         paging.limit + 1,
     ).fetchall()
@@ -251,7 +252,13 @@ class Uploads:
                 file_id, arrival.owner, seal_file_name(arrival.box, stored.name), purpose, stored.num_bytes,
                 stored.created_at, arrival.key,
             )  # fmt: skip
-            arrival.path.rename(self._folder / stored_name(file_id, sealed=self._seal.is_on))
+            if self._database.is_shared:
+                with arrival.path.open("rb") as content:
+                    pieces = enumerate(iter(lambda: content.read(STEP), b""))
+                    parts = ((file_id, number, piece) for number, piece in pieces)
+                    database.executemany("INSERT INTO file_parts VALUES (?, ?, ?)", parts)
+            else:
+                arrival.path.rename(self._folder / stored_name(file_id, sealed=self._seal.is_on))
         return stored
 
     def get(self, owner: str, file_id: str) -> StoredFile:
@@ -274,22 +281,24 @@ class Uploads:
             return [_stored(database, row) for row in rows], more
 
     def path(self, file_id: str) -> Path | None:
-        """Where a file's bytes lie as they were uploaded; None in a sealed store."""
-        return None if self._seal.is_on else self._folder / file_id
+        """Where a file's bytes lie as they were uploaded; None in a sealed or shared store."""
+        return None if self._seal.is_on or self._database.is_shared else self._folder / file_id
 
     def _check(self, owner: str, files: int, num_bytes: int) -> None:
         with self._database.reading() as database:
             _check_quota(database, owner, files, num_bytes)
 
     def open(self, file_id: str) -> BinaryIO:
-        """A file's bytes, in memory where they are sealed. The id must be one that `add` has returned.
+        """A file's bytes, in memory where they are sealed or shared. The id must be one that `add` has returned.
 
         Raises FileNotFoundError for one that has been deleted, DamagedError.
         """
         with self._database.reading() as database:
             row = database.execute("SELECT key FROM files WHERE id = ?", file_id).fetchone()
-        if row is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file_id)
+            if row is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file_id)
+            if database.is_shared:
+                return _joined(database, file_id)
         path = self._folder / stored_name(file_id, sealed=self._seal.is_on)
         if not self._seal.is_on:
             return path.open("rb")
@@ -305,7 +314,9 @@ class Uploads:
         return opened
 
     def remove(self, file_id: str) -> None:
-        """Remove the bytes of a file whose row has been deleted."""
+        """Remove the bytes of a file whose row has been deleted, unless they have gone with it."""
+        if self._database.is_shared:
+            return
         for sealed in (False, True):
             (self._folder / stored_name(file_id, sealed=sealed)).unlink(missing_ok=True)
 
@@ -320,8 +331,22 @@ class Uploads:
             for path in self._folder.iterdir():
                 with contextlib.suppress(FileNotFoundError):  # half-written a moment ago, and now renamed or removed
                     half = path.suffix == _HALF_WRITTEN
+                    if not half and database.is_shared:
+                        continue  # of a store in this folder
                     if time.time() - path.stat().st_mtime > _STALE_S if half else path.name not in known:
                         path.unlink()
+
+
+def _joined(database: Database, file_id: str) -> BinaryIO:
+    """The bytes of a file from its parts. It has a descriptor, as a parser takes it."""
+    opened = os.fdopen(os.memfd_create("document"), "w+b")
+    select = "SELECT bytes FROM file_parts WHERE file = ? AND part = ?"
+    part = 0
+    while (row := database.execute(select, file_id, part).fetchone()) is not None:
+        opened.write(row[0])
+        part += 1
+    opened.seek(0)
+    return opened
 
 
 def stored_name(file_id: str, *, sealed: bool) -> str:
@@ -366,7 +391,9 @@ def _stored(database: Database, row: Sequence[Any]) -> StoredFile:
 
 def _check_quota(database: Database, owner: str, files: int, num_bytes: int) -> None:
     """Raise RequestError unless so many more files and bytes are within the owner's limits."""
-    count, held = database.execute("SELECT count(*), total(bytes) FROM files WHERE owner = ?", owner).fetchone()
+    count, held = database.execute(
+        "SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE owner = ?", owner
+    ).fetchone()
     if count + files > MAX_FILES or held + num_bytes > MAX_OWNED_BYTES:
         raise RequestError(
             f"There are {count} files of {held / 2**20:.0f} MiB, and what is arriving; {MAX_FILES} of "

@@ -74,11 +74,21 @@ class FileWork(Protocol):
 # MAX_STARTS times, since a file that crashes the program or its parser would do so at every start. Chunks and the
 # status `completed` are written in one transaction, and only if the file is still wanted then. Not bounded: the number
 # of owners, of whose files one each is in memory.
+#
+# Servers that share a database share the queue: a file that a server reads has a row in `file_readers`, which holds as
+# long as that server is alive, so that another reads it then.
 
 
 TURN_CHUNKS = 16  # embedded before the next owner's turn
 MAX_STARTS = 3  # readings of a file that the program or the parser did not survive; then it fails
 RETRY_S = 30.0  # delay after an error that no file caused
+LOOK_S = 1.0  # between looks at the queue that other servers fill and leave
+
+_READ_ELSEWHERE = """SELECT attached FROM file_readers JOIN servers ON servers.id = server
+    WHERE server != ? AND until > clock_timestamp()"""
+_TAKE = f"""INSERT INTO file_readers SELECT seq, ? FROM attached
+    WHERE seq = ? AND status = 'in_progress' AND seq NOT IN ({_READ_ELSEWHERE})
+    ON CONFLICT (attached) DO UPDATE SET server = excluded.server"""
 
 _logger = logging.getLogger("paceline.rag")
 
@@ -133,6 +143,7 @@ class Ingester:
         self._indexing: Around = work.indexing if work else nullcontext
         self._parsing: Around = work.parsing if work else nullcontext
         self._database = database
+        self._server = "" if database.fleet is None else database.fleet.id  # among those that share the queue
         self._document_kv = document_kv
         self._uploads = uploads
         self._embedder = embedder
@@ -162,11 +173,12 @@ class Ingester:
 
     # ---- internal ---------------------------------------------------------------------------------------------------
     def _run(self) -> None:
-        pause: float | None = None  # s
+        rest = LOOK_S if self._server else None
+        pause = rest  # s
         while not self._stopping:
             self._wake.wait(pause)
             self._wake.clear()
-            pause = None
+            pause = rest
             try:
                 worked = False
                 while not self._stopping and self._turn():
@@ -198,10 +210,14 @@ class Ingester:
 
     def _next(self) -> _Job | None:
         """The oldest file of an owner of whom no file is being read."""
+        elsewhere, server = (
+            (f"AND attached.seq NOT IN ({_READ_ELSEWHERE})", [self._server]) if self._server else ("", [])
+        )
         with self._database.reading() as database:
             waiting = database.execute(
                 "SELECT owner, min(attached.seq) FROM attached JOIN vector_stores ON id = store "
-                "WHERE status = 'in_progress' GROUP BY owner"
+                f"WHERE status = 'in_progress' {elsewhere} GROUP BY owner",
+                *server,
             ).fetchall()
             owner, seq = min((one for one in waiting if one[0] not in self._readings), default=("", None))
             if seq is None:
@@ -239,8 +255,11 @@ class Ingester:
         self._forget_starts(job)
 
     def _begin(self, job: _Job) -> bool:
-        """Record the start of a reading, so that crashes during it are counted. False: too many, give the file up."""
+        """Record the start of a reading, so that crashes during it are counted. False: too many, give the file up; or
+        another server reads it."""
         with self._database.writing() as database:
+            if self._server and not database.execute(_TAKE, self._server, job.seq, self._server).rowcount:
+                return False
             row = database.execute("UPDATE attached SET starts = starts + 1 WHERE seq = ? RETURNING starts", job.seq)
             (starts,) = row.fetchone() or (0,)
         if starts <= MAX_STARTS:
@@ -305,15 +324,30 @@ class Ingester:
 
     def _forget_starts(self, job: _Job) -> None:
         with self._database.writing() as database:
+            if not self._holds(database, job):
+                return
+            if self._server:
+                database.execute("DELETE FROM file_readers WHERE attached = ?", job.seq)
             database.execute("UPDATE attached SET starts = 0 WHERE seq = ?", job.seq)
+
+    def _holds(self, database: Database, job: _Job) -> bool:
+        """False where another server has taken the file over, since this one stood still."""
+        if not self._server:
+            return True
+        select = "SELECT 1 FROM file_readers WHERE attached = ? AND server = ?"
+        return database.execute(select, job.seq, self._server).fetchone() is not None
 
     def _is_wanted(self, job: _Job) -> bool:
         with self._database.reading() as database:
+            if not self._holds(database, job):
+                return False
             row = database.execute("SELECT 1 FROM attached WHERE seq = ? AND status = 'in_progress'", job.seq)
             return row.fetchone() is not None
 
     def _fail(self, job: _Job, code: str, message: str) -> None:
         with self._database.writing() as database:
+            if not self._holds(database, job):
+                return
             database.execute(
                 "UPDATE attached SET status = 'failed', error_code = ?, error_message = ? "
                 "WHERE seq = ? AND status = 'in_progress'",
@@ -353,7 +387,9 @@ class Library:
         embedder = documents.embedder
         self.zone: Zone = zone
         self._documents = documents
-        self._database = Database(documents.directory, embedder=embedder.name, dimensions=embedder.dimensions)
+        self._database = Database(
+            documents.directory, embedder=embedder.name, dimensions=embedder.dimensions, home=documents.home
+        )
         try:
             self.uploads = Uploads(documents.directory, self._database)
         except BaseException:

@@ -188,7 +188,7 @@ def read_batch(database: Database, store_id: str, batch_id: str) -> FileBatch:
 def total_usage(database: Database, owner: str, *, excluding: int) -> int:
     """Bytes of texts and vectors in all stores of an owner, without those of one attached file, given by its `seq`."""
     (usage,) = database.execute(
-        "SELECT total(usage_bytes) FROM attached JOIN vector_stores ON id = store "
+        "SELECT coalesce(sum(usage_bytes), 0) FROM attached JOIN vector_stores ON id = store "
         "WHERE owner = ? AND attached.seq != ?",
         owner,
         excluding,
@@ -201,7 +201,8 @@ def _store(database: Database, row: Sequence[Any]) -> VectorStore:
     store_id, name, metadata, created_at, active_at = row
     box = database.seal.rows
     name, metadata = _opened(box, name, f"name {store_id}"), _opened(box, metadata, f"metadata {store_id}", "{}")
-    (usage,) = database.execute("SELECT total(usage_bytes) FROM attached WHERE store = ?", store_id).fetchone()
+    total = "SELECT coalesce(sum(usage_bytes), 0) FROM attached WHERE store = ?"
+    (usage,) = database.execute(total, store_id).fetchone()
     counts = _counts(database, "store = ?", store_id)
     return VectorStore(store_id, name, json.loads(metadata), created_at, active_at, counts, int(usage))
 
@@ -446,12 +447,13 @@ def _attach(database: Database, owner: str, store_id: str, files: Sequence[FileS
         row = database.execute("SELECT 1 FROM files WHERE owner = ? AND id = ?", owner, file.file).fetchone()
         if row is None:
             raise RequestError(f"No such file: {file.file[:64]}.", status=404, code="not_found", param=param)
+        before = "DELETE FROM attached WHERE store = ? AND file = ? RETURNING usage_bytes"
+        (usage,) = database.execute(before, store_id, file.file).fetchone() or (0,)  # of the previous reading
         database.execute(
-            "INSERT OR REPLACE INTO attached (store, file, batch, created_at, status, error_code, error_message, "
-            "attributes, chunk_tokens, overlap, usage_bytes) VALUES (?, ?, ?, ?, 'in_progress', '', '', ?, ?, ?, "
-            "coalesce((SELECT usage_bytes FROM attached WHERE store = ? AND file = ?), 0))",  # of the previous reading
+            "INSERT INTO attached (store, file, batch, created_at, status, error_code, error_message, "
+            "attributes, chunk_tokens, overlap, usage_bytes) VALUES (?, ?, ?, ?, 'in_progress', '', '', ?, ?, ?, ?)",
             store_id, file.file, batch, time.time(), seal_attributes(database, store_id, file.file, file.attributes),
-            file.chunk_tokens, file.overlap, store_id, file.file,
+            file.chunk_tokens, file.overlap, usage,
         )  # fmt: skip
     (count,) = database.execute("SELECT count(*) FROM attached WHERE store = ?", store_id).fetchone()
     if count > MAX_STORE_FILES:

@@ -55,6 +55,7 @@ class DocumentPrefiller:
         self._lock = threading.Lock()
         self._pending: dict[KvKey, int] = {}  # KV being written → its bytes
         self._complete = ""  # generation of the documents whose KV is complete
+        self._removals = 0  # after which no KV of removed ones is kept
 
     def close(self) -> None:
         """Wait until pending KV is written."""
@@ -76,8 +77,11 @@ class DocumentPrefiller:
         generation = await asyncio.to_thread(self._documents.generation)
         if generation == self._complete:
             return 0
-        if not self._complete:  # first run: documents may have been removed while the program was down
+        removals = await asyncio.to_thread(self._documents.removals) if self._documents.is_shared else 0
+        if not self._complete or removals != self._removals:
+            # Documents may have been removed while the program was down, or at another server.
             await asyncio.to_thread(self._files.retain, self._texts)
+            self._removals = removals
         computed = after = 0
         while page := await asyncio.to_thread(self._documents.passages, after, _PAGE):
             after = page[-1].chunk_id

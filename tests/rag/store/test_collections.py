@@ -14,20 +14,21 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Document, Selection
 from paceline.rag.rows import insert_document
 from paceline.rag.store.documents import DocumentStore
+from paceline.sql import Home
 
 BOAT = "The red boat belongs to Ann Bell.\n"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[DocumentStore]:
-    with DocumentStore.open(tmp_path, HashEmbedder()) as opened:
+def store(tmp_path: Path, home: Home | None) -> Iterator[DocumentStore]:
+    with DocumentStore.open(tmp_path, HashEmbedder(), home=home) as opened:
         yield opened
 
 
-def put(folder: Path, collection: str, file: str, *texts: str) -> None:
+def put(store: DocumentStore, collection: str, file: str, *texts: str) -> None:
     """Insert a document of an uploaded file through a separate connection."""
     embedder = HashEmbedder()
-    database = Database(folder, embedder=embedder.name, dimensions=embedder.dimensions)
+    database = Database(store.directory, embedder=embedder.name, dimensions=embedder.dimensions, home=store.home)
     chunks = [Chunk(0, len(text), text, "") for text in texts]
     document = Document(f"doc-{collection}-{file}", "note.txt", "f" * 64, "device", time.time(), len(texts))
     with database.writing():
@@ -35,10 +36,10 @@ def put(folder: Path, collection: str, file: str, *texts: str) -> None:
     database.close()
 
 
-def test_a_search_covers_exactly_its_selection(store: DocumentStore, tmp_path: Path) -> None:
+def test_a_search_covers_exactly_its_selection(store: DocumentStore) -> None:
     own = store.add_text("boat.txt", BOAT, zone="device")
     for collection, file in (("a", "file-1"), ("a", "file-2"), ("b", "file-1")):
-        put(tmp_path, collection, file, f"The red boat in {collection} of {file}.")
+        put(store, collection, file, f"The red boat in {collection} of {file}.")
 
     def found(*collections: str, document_ids: frozenset[str] | None = None) -> set[tuple[str, str]]:
         passages = store.search("the red boat", 10, Selection(collections, document_ids), min_score=-1.0)
@@ -57,9 +58,9 @@ def test_a_search_covers_exactly_its_selection(store: DocumentStore, tmp_path: P
     assert store.remove("note.txt") == 0, "an upload is not removed by its name"
 
 
-def test_other_collections_do_not_affect_ranks_and_scores(store: DocumentStore, tmp_path: Path) -> None:
+def test_other_collections_do_not_affect_ranks_and_scores(store: DocumentStore) -> None:
     for i in range(12):
         store.add_text(f"{i}.txt", f"The boat number {i} of Ann is {'red' if i % 3 else 'blue'}.", zone="device")
     before = [(p.text, p.score) for p in store.search("red boat of Ann", 12)]
-    put(tmp_path, "other", "file-1", *(f"A boat of Ann, {i}" for i in range(60)))
+    put(store, "other", "file-1", *(f"A boat of Ann, {i}" for i in range(60)))
     assert [(p.text, p.score) for p in store.search("red boat of Ann", 12)] == before

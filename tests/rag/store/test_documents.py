@@ -17,6 +17,8 @@ from paceline.rag.index.hybrid import HybridIndex
 from paceline.rag.records import EXACT_SCORE, LEADING_COSINE, MIN_SCORE, FilesProgress, Vectors, Zone
 from paceline.rag.rows import packed
 from paceline.rag.store.documents import DocumentStore
+from paceline.sql import Home
+from tests.rag.store.conftest import ON_DISK
 
 BOAT = "The red boat belongs to Ann Bell.\n"
 TRAIN = "The night train to Lisbon leaves at nine.\n"
@@ -32,8 +34,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(folder: Path) -> Iterator[DocumentStore]:
-    with DocumentStore.open(folder, HashEmbedder()) as opened:
+def store(folder: Path, home: Home | None) -> Iterator[DocumentStore]:
+    with DocumentStore.open(folder, HashEmbedder(), home=home) as opened:
         yield opened
 
 
@@ -41,10 +43,12 @@ def names(store: DocumentStore, query: str, k: int = 5) -> list[str]:
     return [passage.document for passage in store.search(query, k)]
 
 
-def test_a_document_is_stored_unchanged_also_after_a_restart(store: DocumentStore, folder: Path) -> None:
+def test_a_document_is_stored_unchanged_also_after_a_restart(
+    store: DocumentStore, folder: Path, home: Home | None
+) -> None:
     added = store.add_text("boat.txt", BOAT, zone="device")
     assert (added.status, added.num_chunks) == ("added", 1)
-    for opened in (store, DocumentStore.open(folder, HashEmbedder())):
+    for opened in (store, DocumentStore.open(folder, HashEmbedder(), home=home)):
         (document,) = opened.documents()
         assert (document.id, document.name, document.zone, document.num_chunks) == (added.id, "boat.txt", "device", 1)
         assert opened.count() == 1
@@ -231,22 +235,25 @@ def test_what_leads_by_a_rare_word_is_found_below_the_threshold_and_second_at_be
     assert "note.txt" not in [each.document for each in stricter]
 
 
-def test_another_embedder_is_refused_until_everything_is_embedded_again(store: DocumentStore, folder: Path) -> None:
+def test_another_embedder_is_refused_until_everything_is_embedded_again(
+    store: DocumentStore, folder: Path, home: Home | None
+) -> None:
     store.add_text("boat.txt", BOAT, zone="device")
     with pytest.raises(
         ConfigError, match=r"indexed with the embedder 'hash' .*, not 'renamed'.*\(--embedder hash\).* docs reindex"
     ):
-        DocumentStore.open(folder, Renamed())
-    with DocumentStore.open(folder, Renamed(), reindex=True) as renamed:
+        DocumentStore.open(folder, Renamed(), home=home)
+    with DocumentStore.open(folder, Renamed(), home=home, reindex=True) as renamed:
         assert names(renamed, "red boat") == ["boat.txt"]
     with pytest.raises(ConfigError, match=r"'renamed' .*, not 'hash'"):
         store.search("red boat", 1)
     with pytest.raises(ConfigError, match=r"'renamed' .*, not 'hash'"):
         store.add_text("train.txt", TRAIN, zone="device")
-    with DocumentStore.open(folder, Renamed()) as renamed:
+    with DocumentStore.open(folder, Renamed(), home=home) as renamed:
         assert renamed.count() == 1
 
 
+@ON_DISK
 def test_removed_and_replaced_text_is_in_no_file_while_others_have_the_store_open(
     store: DocumentStore, folder: Path
 ) -> None:
@@ -281,6 +288,7 @@ def test_the_entry_of_a_log_that_has_the_date_of_the_question_leads_those_that_d
     assert first.score >= second.score + 0.1
 
 
+@ON_DISK
 def test_a_store_of_the_first_format_is_read_and_added_to(store: DocumentStore, folder: Path) -> None:
     store.add_text("boat.txt", BOAT, zone="device")
     store.close()

@@ -23,6 +23,8 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.files import Paging, harmless
 from paceline.rag.store.library import Library
 from paceline.rag.store.vector_stores import Comparison, Counts, FileSpec
+from paceline.sql import Home
+from tests.rag.store.conftest import ON_DISK
 
 BOAT = "The red boat belongs to Ann Bell."
 TRAIN = "The night train to Lisbon leaves at nine."
@@ -48,8 +50,8 @@ def embedder() -> Gated:
 
 
 @pytest.fixture
-def documents(tmp_path: Path, embedder: Gated) -> Iterator[DocumentStore]:
-    with DocumentStore.open(tmp_path / "docs", embedder) as opened:
+def documents(tmp_path: Path, embedder: Gated, home: Home | None) -> Iterator[DocumentStore]:
+    with DocumentStore.open(tmp_path / "docs", embedder, home=home) as opened:
         yield opened
 
 
@@ -96,7 +98,10 @@ def test_a_file_can_be_found_in_a_store_until_it_is_detached_or_deleted(
     library.delete_file(ANN, boat)
     assert texts(library, store) == []
     assert library.stores.get(ANN, store).counts.total == 0
-    assert not library.uploads.path(boat).exists()
+    with pytest.raises(FileNotFoundError):
+        library.uploads.open(boat)
+    with library.uploads.open(train) as kept:
+        assert kept.read() == TRAIN.encode()
     assert documents.count(Selection((store,))) == 0
     assert [file.id for file in library.uploads.page(ANN, Paging())[0]] == [train]
 
@@ -199,6 +204,7 @@ def test_a_file_removed_or_cancelled_while_it_is_read_leaves_nothing(library: Li
     assert texts(library, store) == [f"{BOAT} 0"]
 
 
+@ON_DISK
 def test_bytes_of_an_unfinished_upload_are_removed_at_the_next_start(
     documents: DocumentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +276,7 @@ def test_limits_apply_to_each_owner_separately(
 
 
 def test_an_upload_that_others_have_overtaken_meets_the_limit_too(
-    library: Library, monkeypatch: pytest.MonkeyPatch
+    library: Library, documents: DocumentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads_module, "MAX_OWNED_BYTES", 2 * len(BOAT))
 
@@ -284,7 +290,8 @@ def test_an_upload_that_others_have_overtaken_meets_the_limit_too(
     with pytest.raises(RequestError, match="delete some first"):
         library.uploads.add(ANN, "late.txt", "assistants", Overtaken(BOAT.encode()))
     assert len(library.uploads.page(ANN, Paging())[0]) == 2
-    assert len(list(library.uploads.path("x").parent.iterdir())) == 2, "its bytes are gone"
+    left = len(list((documents.directory / uploads_module.FOLDER).iterdir()))
+    assert left == (0 if documents.is_shared else 2), "its bytes are gone"
 
 
 def test_an_owner_has_a_few_uploads_arrive_at_once(library: Library) -> None:
@@ -299,6 +306,7 @@ def test_an_owner_has_a_few_uploads_arrive_at_once(library: Library) -> None:
     receive(ANN).close()
 
 
+@ON_DISK
 def test_uploads_that_arrive_together_are_within_the_limit_before_their_bytes_are_written(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
