@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.commands.main import build
 from paceline.errors import ConfigError
+from tests.postgres import RealPostgres
 from tests.rag.parsing.made import pdf, shown
 
 APP = build(())
@@ -46,6 +47,23 @@ def test_added_documents_are_listed_found_and_removed(notes: Path) -> None:
     assert found[0]["document"] == "museum.md"
     assert in_hash("remove", "museum.md").output.splitlines() == ["removed  museum.md"]
     assert [each["name"] for each in json.loads(in_hash("list", "--json").stdout)] == ["cats.txt"]
+
+
+def test_documents_of_a_database_are_added_found_indexed_again_and_removed_by_any_folder(
+    notes: Path, postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_DATABASE", postgres.new_database())
+
+    def at(server: str, *arguments: str) -> Result:
+        return in_hash(*arguments, "--side", "cloud", "--state-dir", str(notes.parent / server))
+
+    assert at("a", "add", str(notes), "--sync").exit_code == 0
+    assert [each["name"] for each in json.loads(at("b", "list", "--json").stdout)] == ["cats.txt", "museum.md"]
+    assert at("b", "reindex").stdout == "2 documents indexed again\n"
+    assert json.loads(at("b", "search", "where do cats sleep", "--json").stdout)[0]["document"] == "cats.txt"
+    assert at("b", "remove", "cats.txt").stdout == "removed  cats.txt\n"
+    assert [each["name"] for each in json.loads(at("a", "list", "--json").stdout)] == ["museum.md"]
+    assert not list(notes.parent.rglob("documents.sqlite"))
 
 
 def test_a_page_is_found_under_its_title_and_what_cannot_be_read_is_told(notes: Path) -> None:

@@ -128,7 +128,7 @@ async def give_content(stored: Stored, library: LibraryDep) -> Response:
 
 
 async def _opened(library: Library, stored: StoredFile) -> Response:
-    """The content of an encrypted file, which is checked as a whole before its first byte is sent; given whole,
+    """The content of an encrypted or shared file, which is read as a whole before its first byte is sent; given whole,
     whatever range a client asks for."""
     document = await asyncio.to_thread(library.uploads.open, stored.id)
 

@@ -6,6 +6,7 @@ import io
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,10 +14,12 @@ import httpx
 import openai
 import pytest
 
+from paceline.postgres import Postgres
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store import files as files_module
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
+from paceline.sql import Home
 from paceline.strategies.base import Side
 from tests.api.scripted import WAIT, ScriptedService, client_of, serving
 
@@ -26,8 +29,8 @@ POLL = 20  # ms
 KEYS = {"ann": None, "bert": None}
 
 
-def opened(folder: Path, side: Side = "cloud") -> Iterator[ScriptedService]:
-    with DocumentStore.open(folder, HashEmbedder()) as documents:
+def opened(folder: Path, side: Side = "cloud", home: Home | None = None) -> Iterator[ScriptedService]:
+    with DocumentStore.open(folder, HashEmbedder(), home=home) as documents:
         service = ScriptedService(side)
         service.library = Library(documents, side)
         service.library.start()
@@ -37,11 +40,16 @@ def opened(folder: Path, side: Side = "cloud") -> Iterator[ScriptedService]:
             service.library.close()
 
 
-@pytest.fixture(scope="module")
-def library_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    for service in opened(tmp_path_factory.mktemp("docs")):
-        with serving(service, KEYS) as url:
-            yield url
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def library_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with ExitStack() as stack:
+        home: Postgres | None = None
+        if request.param == "postgres":
+            home = stack.enter_context(closing(Postgres(request.getfixturevalue("postgres").new_database())))
+            home.join("http://a")
+        for service in opened(tmp_path_factory.mktemp("docs"), home=home):
+            with serving(service, KEYS) as url:
+                yield url
 
 
 @pytest.fixture

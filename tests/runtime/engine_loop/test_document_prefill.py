@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, LoadedModel
 from paceline.engine.fake import VOCAB, ByteTokenizer, FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine, quiet
+from paceline.postgres import Postgres
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
@@ -34,6 +35,7 @@ from paceline.settings import AgentSettings
 from paceline.settings_sources import resolve
 from paceline.strategies.base import SIDES, Side
 from tests.engine.checkpoints import save
+from tests.postgres import RealPostgres
 from tests.requests import a_request, changed
 from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
 
@@ -273,6 +275,21 @@ async def test_kv_of_documents_removed_meanwhile_is_deleted_at_the_next_start(
         await ran.wait()
         alone.worker.submit(SequenceOp.release(seq))
     assert len(alone.files.groups()) == 2
+
+
+async def test_kv_of_documents_that_another_server_removes_is_deleted(tmp_path: Path, postgres: RealPostgres) -> None:
+    with ExitStack() as stack:
+        home = stack.enter_context(closing(Postgres(postgres.new_database())))
+        here, there = (
+            stack.enter_context(DocumentStore.open(tmp_path / name, HashEmbedder(), home=home)) for name in "ab"
+        )
+        for i in range(2):
+            there.add_text(f"{i}.md", f"Text number {i}.", zone="cloud")
+        async with Alone(tmp_path / "a", here) as alone:
+            assert await alone.kv.prefill_missing(lambda: False) == 2
+            there.remove("0.md")
+            assert await alone.kv.prefill_missing(lambda: False) == 0
+            assert len(alone.files.groups()) == 1
 
 
 async def test_a_running_node_fills_its_store(
