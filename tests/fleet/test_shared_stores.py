@@ -11,6 +11,7 @@ import pytest
 
 from paceline import sql
 from paceline.api.http.auth import Keyring
+from paceline.api.responses.log import EventLog
 from paceline.api.responses.store import EventStore, ResponseRecord, Turn
 from paceline.errors import ConfigError, StorageError
 from paceline.fleet import Fleet
@@ -92,6 +93,24 @@ def test_a_write_whose_commit_was_not_known_is_repeated_without_harm(servers: Se
             )
             assert lost == set()
         assert [row.data for row in store.read("conv_1", -1, -1)] == [b"said"]
+
+
+@pytest.mark.anyio
+async def test_a_follower_misses_no_end_of_another_servers_response(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(EventStore(servers[0])) as store, closing(EventLog(servers[1])) as log:
+        store.write([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1})
+        is_unfinished = log._store.is_unfinished
+
+        def ended_meanwhile(response: str) -> bool:
+            end = [("resp_1", 1, "response.failed", b'{"response":{"output":[]}}')]
+            store.write([], end, [("resp_1", 2)], epochs={"resp_1": 1})  # after its rows were read
+            return is_unfinished(response)
+
+        monkeypatch.setattr(log._store, "is_unfinished", ended_meanwhile)
+        read = [row.sequence async for rows in log.follow("resp_1") for row in rows]
+        assert read == [0, 1]
 
 
 def test_two_servers_take_over_each_response_once(servers: Servers) -> None:

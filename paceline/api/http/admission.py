@@ -238,7 +238,8 @@ class AdmissionMiddleware:
     async def _answer(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         headers = dict(scope["headers"])
         origin = headers.get(b"origin")
-        if not self.admission.keyring.required:
+        is_probed = origin is None and scope["path"] in self.admission.open_paths  # also while a database is away
+        if not is_probed and not self.admission.keyring.required:
             foreign = self._foreign(scope, headers)
             if foreign is not None:
                 await exchange.refuse(foreign, receive)

@@ -126,6 +126,7 @@ async def create_response(
         await generation.aclose()  # it has not begun
         raise
     if asked.background and not asked.stream:
+        await responses.log.wait_begun(run.live)
         return answer(response_events.first)
     if asked.stream:
         cancel = None if asked.background else lambda: responses.runs.stop(response_id)

@@ -496,12 +496,15 @@ class EventLog:
         return self._follow(response, self._live.get(response), after)  # looked up now: it may have ended by the first
 
     async def _follow(self, response: str, live: LiveEvents | None, after: int) -> AsyncIterator[list[EventRow]]:
+        is_over = self.fleet is None  # no other server writes it: what is read from now on is all
         while True:
             rows = None if live is None else live.after(after)
             if rows is None:
                 read = self._stored if live is None else self._page
                 rows = await self._filled(await self.query(partial(read, response, after)))
-                if not rows and live is None and await self.elsewhere(response):
+                if not rows and live is None and not is_over:
+                    if is_over := not await self.elsewhere(response):
+                        continue  # it may have ended since it was read
                     await asyncio.sleep(POLL_S)
                     live = self._live.get(response)  # it may have been taken over here
                     continue
@@ -533,6 +536,13 @@ class EventLog:
 
     async def all(self, response: str) -> list[EventRow]:
         return await self._filled(await self.query(lambda: self._store.read(response, -1, -1)))
+
+    async def wait_begun(self, live: LiveEvents) -> None:
+        """Wait until a response is in the log, for other servers too. Raises PacelineError when it could not be."""
+        while not live.committed:
+            if live.failure is not None:
+                raise live.failure
+            await live.changed()
 
     async def wait_committed(self, live: LiveEvents) -> None:
         """Wait until its last row is committed. Raises PacelineError when it could not be."""

@@ -17,7 +17,7 @@ from paceline.api.http import server as server_module
 from paceline.api.http.admission import is_local_host, is_local_origin
 from paceline.api.http.auth import Keyring, StoredKey, check_exposure, parse_keys
 from paceline.api.http.doors import DoorLimits
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, StorageError
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
 from tests.api.scripted import WAIT, Script, ScriptedService, answering, client_of, request, running, serving
@@ -351,3 +351,17 @@ def test_the_log_has_no_prompt_and_no_key(keyed: tuple[ScriptedService, str], ca
     keyed[0].script = Script(answering("a"))
     assert "req_" in caplog.text
     assert "CANARY" not in caplog.text and "sk-open" not in caplog.text
+
+
+def test_probes_answer_while_the_keys_cannot_be_read() -> None:
+    def stored() -> list[StoredKey]:
+        if started:
+            raise StorageError("the database cannot be reached", away=True)
+        return []
+
+    started: list[bool] = []
+    with running(create_app(ScriptedService(), keyring=Keyring({}, stored))) as url, client_of(url) as http:
+        started.append(True)
+        assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200
+        refused = http.get("/v1/models")
+        assert refused.status_code == 503 and refused.headers["retry-after"]
