@@ -78,14 +78,14 @@ def ask_owner(settings: AgentSettings) -> None:
     from paceline.runtime.asking import EnrolmentAnswers
 
     answers = EnrolmentAnswers(settings.state_dir)
-    if answers.get(settings.cloud) is not None:
+    if answers.get(settings.clouds[0]) is not None:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return  # `permission` then says so
     typer.echo(QUESTION.format(cloud=settings.cloud).strip(), err=True)
     while True:
         try:
-            answers.put(settings.cloud, MayAsk.parse(typer.prompt("cloud may ask", default="off", err=True)))
+            answers.put(settings.clouds[0], MayAsk.parse(typer.prompt("cloud may ask", default="off", err=True)))
         except ValueError as error:
             typer.echo(f"The answer {error}.", err=True)
         else:

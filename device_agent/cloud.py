@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from urllib.parse import urlsplit, urlunsplit
 
 from paceline.errors import ConfigError, LinkClosed
@@ -42,7 +43,7 @@ class Cloud:
 
     def __init__(
         self,
-        url: str,
+        urls: Sequence[str],
         credentials: Credentials,
         *,
         code: str | None,
@@ -52,7 +53,9 @@ class Cloud:
         emulation: Emulation | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        self._url = url
+        """urls: of servers that share a database, one at least; any of them will do."""
+        self._urls = urls
+        self._url = next((url for url in urls if credentials.get(http_url(url)) is not None), urls[0])  # its entry's
         self._credentials = credentials
         self._code = code
         self._name = name
@@ -77,7 +80,7 @@ class Cloud:
             self._credential = kept
             return True
         try:
-            fresh = await exchange(http_url(self._url), self._code)
+            fresh = await self._exchanged(self._code)
         except LinkClosed as error:
             if str(error) != self._fault:  # once, not at every attempt
                 _log.warning("not enrolled yet: %s", error)
@@ -93,6 +96,14 @@ class Cloud:
             self._credential, self._code = fresh, None
             _log.info("enrolled at %s as %s", self._url, fresh.device)
         return self._credential is not None
+
+    async def _exchanged(self, code: str) -> Credential:
+        """By the first server that can be reached. Raises as `exchange`."""
+        *others, last = self._urls
+        for url in others:
+            with suppress(LinkClosed):
+                return await exchange(http_url(url), code)
+        return await exchange(http_url(last), code)
 
     async def keep_linked(self) -> None:
         """Keep the link open until cancelled, enrolling first if that has not been possible yet.
@@ -116,9 +127,11 @@ class Cloud:
                 self._introduce(), device=shown.device, keys=shown.keys, server_key=shown.server_key
             )
 
+        first, *others = map(link_url, self._urls)
         dialer = Dialer(
-            link_url(self._url),
+            first,
             handshake,
+            others=others,
             key_store=keys,
             up=self._up,
             emulation=self._emulation,

@@ -41,10 +41,13 @@ def _check(settings: AgentSettings) -> Found:
     """Raises ConfigError for a credential that cannot be read."""
     if settings.cloud is None:
         return "ok", "no cloud is set: this device answers alone"
-    credential = Credentials(settings.state_dir).get(http_url(settings.cloud))
+    cloud, *_ = settings.clouds
+    credential = next(
+        filter(None, (Credentials(settings.state_dir).get(http_url(url)) for url in settings.clouds)), None
+    )
     if credential is None:
-        return _unenrolled(settings, settings.cloud)
-    return asyncio.run(_shake_hands(settings, settings.cloud, credential))
+        return _unenrolled(settings, cloud)
+    return asyncio.run(_shake_hands(settings, cloud, credential))
 
 
 def _unenrolled(settings: AgentSettings, cloud: str) -> Found:

@@ -52,7 +52,7 @@ async def run(settings: AgentSettings) -> None:
         cloud = None
         if settings.cloud is not None:
             cloud = Cloud(
-                settings.cloud,
+                settings.clouds,
                 Credentials(settings.state_dir),
                 code=code,
                 name=settings.device,
@@ -62,7 +62,7 @@ async def run(settings: AgentSettings) -> None:
                 vocab_size=opened.vocab_size,
             )
             await cloud.enrol()
-        app = opened.app(settings, keyring, cloud=settings.cloud or "")
+        app = opened.app(settings, keyring, cloud=next(iter(settings.clouds), ""))
         return app, None if cloud is None else cloud.keep_linked
 
     with closing(listen(settings.host, settings.port)) as listener:

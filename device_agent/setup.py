@@ -179,8 +179,8 @@ def _enrolled(invitation: str, file: Path, *, insecure: bool, state_dir: Path | 
     if before.cloud not in (None, settings.cloud):
         raise ConfigError(f"cloud is {before.cloud} already ({origins['cloud']}): change that first.")
     if code:
-        credential = asyncio.run(exchange(http_url(settings.cloud), code))
-        Credentials(settings.state_dir).put(http_url(settings.cloud), credential)
+        credential = asyncio.run(exchange(http_url(settings.clouds[0]), code))
+        Credentials(settings.state_dir).put(http_url(settings.clouds[0]), credential)
         typer.echo(f"enrolled at {settings.cloud} as {credential.device}", err=True)
         ask_owner(settings)
     values: dict[str, str | bool] = {

@@ -13,7 +13,7 @@ import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -49,7 +49,7 @@ def variable(path: str) -> str:
     return f"{PREFIX}{path.replace('.', '_').upper()}"
 
 
-def _several(value: object) -> object:
+def _several(value: Any) -> Any:
     """Split texts at commas, as a variable holds several."""
     parts = [value] if isinstance(value, str) else value
     if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
@@ -484,7 +484,11 @@ class AgentSettings(NodeSettings):
         description="where credentials and caches are kept; default: $XDG_STATE_HOME/paceline/device",
     )
     encrypt_documents: bool = Field(True, description=ENCRYPT)
-    cloud: str | None = Field(None, description="URL of the server, as http://HOST:PORT; default: none, alone")
+    cloud: str | None = Field(
+        None,
+        description="URL of the server, as http://HOST:PORT; several that share a database, separated by commas; "
+        "default: none, alone",
+    )
     device: str = Field(
         default_factory=socket.gethostname, min_length=1, description="this device's name; default: the host's"
     )
@@ -524,7 +528,8 @@ class AgentSettings(NodeSettings):
     @field_validator("cloud")
     @classmethod
     def _url(cls, value: str | None) -> str | None:
-        return None if value is None else _checked_url(value, "http", "https", "ws", "wss").rstrip("/")
+        urls = () if value is None else _several(value)
+        return ",".join(_checked_url(url, "http", "https", "ws", "wss").rstrip("/") for url in urls) or None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -532,13 +537,19 @@ class AgentSettings(NodeSettings):
             raise ValueError("an energy budget needs an energy.meter other than off")
         if self.web_search == STORE and self.cloud is None:
             raise ValueError("web_search store searches the cloud's documents: set cloud, or a SearXNG server's URL")
-        url = urlsplit(self.cloud or "")
-        if self.cloud and url.scheme in ("http", "ws") and not is_loopback(url.hostname or "") and not self.insecure:
-            raise ValueError(
-                f"the link to {self.cloud} would not be encrypted: use an https URL, or set insecure if the network "
-                "is your own"
-            )
+        for cloud in self.clouds:
+            url = urlsplit(cloud)
+            if url.scheme in ("http", "ws") and not is_loopback(url.hostname or "") and not self.insecure:
+                raise ValueError(
+                    f"the link to {cloud} would not be encrypted: use an https URL, or set insecure if the network "
+                    "is your own"
+                )
         return self
+
+    @property
+    def clouds(self) -> tuple[str, ...]:
+        """The URLs in `cloud`."""
+        return tuple(self.cloud.split(",")) if self.cloud else ()
 
 
 class StageSettings(ProgramSettings):

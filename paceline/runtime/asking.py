@@ -265,7 +265,7 @@ def permission(settings: AgentSettings) -> tuple[MayAsk, str]:
     """Who may ask this device, and where that was said. Raises ConfigError for answers that cannot be read."""
     if settings.cloud_may_ask is not None:
         return MayAsk.parse(settings.cloud_may_ask), "as set"
-    answered = None if settings.cloud is None else EnrolmentAnswers(settings.state_dir).get(settings.cloud)
+    answered = None if settings.cloud is None else EnrolmentAnswers(settings.state_dir).get(settings.clouds[0])
     return (NOBODY, "the default") if answered is None else (answered, "as answered at enrolment")
 
 

@@ -74,7 +74,7 @@ async def test_enrolment_tells_what_to_do_and_tells_it_once(
     with pytest.raises(LinkClosed) as refused:
         await exchange(url, CODE)
     assert TOLD in str(refused.value) and "SSL_CERT_FILE" in str(refused.value)
-    cloud = Cloud(url, Credentials(tmp_path), code=CODE, name="phone", introduce=lambda: DEVICE, up=lambda _: None)
+    cloud = Cloud([url], Credentials(tmp_path), code=CODE, name="phone", introduce=lambda: DEVICE, up=lambda _: None)
     with caplog.at_level(logging.WARNING, "paceline.agent"):
         assert [await cloud.enrol() for _ in range(3)] == [False] * 3
     assert len([record for record in caplog.records if TOLD in record.getMessage()]) == 1

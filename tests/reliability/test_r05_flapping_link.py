@@ -88,7 +88,7 @@ async def test_a_storm_of_devices_returns_to_a_restarted_server(
 
     def device(number: int, code: str) -> Cloud:
         kept = Credentials(tmp_path / f"device{number}")
-        return Cloud(url, kept, code=code, name=f"device{number}", introduce=lambda: known, up=linked)
+        return Cloud([url], kept, code=code, name=f"device{number}", introduce=lambda: known, up=linked)
 
     with Children(tmp_path) as children:
         child = children.start("cloud", serve, port=port)

@@ -80,7 +80,7 @@ async def server_with_a_rogue(directory: Path, act: Act) -> AsyncIterator[tuple[
         url = children.start("cloud", serve, port=port).url
         children.wait(lambda reports: all(reports))
         code = json.loads(children.run(command("devices", "add", "phone", "--state-dir", state, "--json")))["code"]
-        cloud = Cloud(url, Credentials(directory / "device"), code=code, name="phone", introduce=introduce, up=linked)
+        cloud = Cloud([url], Credentials(directory / "device"), code=code, name="phone", introduce=introduce, up=linked)
         await cloud.enrol()
         linking = asyncio.create_task(cloud.keep_linked())
         try:

@@ -57,7 +57,7 @@ class Site:
         self._tasks = tasks
 
     def agent(self, state: Path, code: str | None, up: Callable[[Link], None]) -> Cloud:
-        return Cloud(self.url, Credentials(state), code=code, name="phone", introduce=lambda: DEVICE, up=up)
+        return Cloud([self.url], Credentials(state), code=code, name="phone", introduce=lambda: DEVICE, up=up)
 
     async def linked(self, state: Path, code: str | None) -> tuple[Link, Link]:
         """(the server's end, the agent's end)"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from ssl import SSLContext
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -21,6 +21,8 @@ from paceline.runtime.link.transport import ServerTransport, Transport, dial, is
 from paceline.wire.close_codes import FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
 from paceline.wire.identity import DiallerHandshake, ListenerHandshake
 from paceline.wire.messages import SUBPROTOCOL
+
+SPREAD_S = 1.0  # over which the devices of a server that is lost come to the others
 
 log = logging.getLogger("paceline.link")
 
@@ -45,6 +47,7 @@ class Dialer:
         url: str,
         handshake: Callable[[], DiallerHandshake],
         *,
+        others: Sequence[str] = (),
         key_store: KeyStore | None = None,
         up: Callable[[Link], None] | None = None,
         down: Callable[[int | None, str], None] | None = None,
@@ -55,9 +58,12 @@ class Dialer:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         connect: Callable[..., Awaitable[Transport]] = dial,
     ) -> None:
+        """others: URLs of servers that know this device as well, tried in turn, without a pause until none has
+        answered; the one that was linked last is the first."""
         self.connected: Link | None = None  # admitted and not closed
         self.last_reason: str | None = None  # why there is no link, a sentence; None before the first attempt has ended
-        self._url = url
+        self._urls = [url, *others]  # the one to try next is the first
+        self._reasons: dict[str, str] = {}  # told since there was a link
         self._handshake = handshake
         self._key_store = key_store
         self._up = up
@@ -72,25 +78,35 @@ class Dialer:
 
     async def run(self) -> None:
         """Run until cancelled. Raises ConfigError for an invalid URL."""
-        if not is_secret(self._url):
-            log.warning("%s is not encrypted: whoever is in between reads what is written; use wss://", self._url)
-        failures = 0
+        for url in self._urls:
+            if not is_secret(url):
+                log.warning("%s is not encrypted: whoever is in between reads what is written; use wss://", url)
+        failures = tried = 0  # rounds in a row without a link; URLs of this one
         while True:
-            code, reason, was_up = await self._one_link()
+            url = self._urls[0]
+            code, reason, was_up = await self._one_link(url)
             self.connected = None
-            failures = 0 if was_up else failures + 1
-            if reason != self.last_reason:  # once, not at every attempt
-                log.warning("no link to %s: %s", self._url, reason)
-            self.last_reason = reason
+            if reason != self._reasons.get(url):  # once, not at every attempt
+                log.warning("no link to %s: %s", url, reason)
+            self.last_reason = self._reasons[url] = reason
             if self._down is not None:
                 self._down(code, reason)
-            fatal = code is not None and code in FATAL
-            await self._sleep(MAX_DELAY_S if fatal else back_off(failures, self._uniform()))
+            tried = 0 if was_up else tried + 1
+            if code is not None and code in FATAL:
+                await self._sleep(MAX_DELAY_S)
+            elif was_up:
+                failures = 0
+                await self._sleep(self._uniform() * SPREAD_S if len(self._urls) > 1 else back_off(0, self._uniform()))
+            elif tried % len(self._urls) == 0:
+                failures += 1
+                await self._sleep(back_off(failures, self._uniform()))
+            if not was_up:
+                self._urls.append(self._urls.pop(0))
 
-    async def _one_link(self) -> tuple[int | None, str, bool]:
+    async def _one_link(self, url: str) -> tuple[int | None, str, bool]:
         """Connect and run one link: (close code if connected, sentence, whether it was admitted)."""
         try:
-            connection = await self._connect(self._url, ssl=self._ssl)
+            connection = await self._connect(url, ssl=self._ssl)
         except LinkClosed as error:
             return None, str(error), False
         async with emulated(connection, self._emulation, index=self._num_links) as transport:
@@ -106,8 +122,9 @@ class Dialer:
         return link.close_code, link.close_reason or "", link.up.is_set()
 
     def _connected(self, link: Link) -> None:
-        log.info("linked to %s", self._url)
+        log.info("linked to %s", self._urls[0])
         self.connected, self.last_reason = link, None
+        self._reasons.clear()
         if self._up is not None:
             self._up(link)
 

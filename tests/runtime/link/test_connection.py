@@ -323,13 +323,15 @@ class Clouds:
 
     def __init__(self, *attempts: Callable[[Pipe], Awaitable[None]] | None) -> None:
         self.attempts = list(attempts)
+        self.urls: list[str] = []
         self.waits: list[float] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.device_pipes: list[Pipe] = []
         self.over = asyncio.Event()
 
     async def connect(self, url: str, *, ssl: object) -> Pipe:
-        assert (url, ssl) == ("ws://cloud/link", None)
+        assert ssl is None
+        self.urls.append(url)
         attempt = self.attempts.pop(0)
         if attempt is None:
             raise LinkClosed("cannot reach ws://cloud/link: refused")
@@ -344,10 +346,11 @@ class Clouds:
             self.over.set()
             await asyncio.Event().wait()
 
-    async def run(self, **callbacks: Callable[..., None]) -> Dialer:
+    async def run(self, *others: str, **callbacks: Callable[..., None]) -> Dialer:
         dialer = Dialer(
             "ws://cloud/link",
             device_end,
+            others=others,
             uniform=lambda: 0.5,
             sleep=self.sleep,
             connect=self.connect,
@@ -385,6 +388,21 @@ async def test_a_dialer_waits_longer_at_each_failure_and_briefly_after_a_link_th
     assert clouds.waits == [0.2, 0.4, 0.8, 0.1, 0.1, 0.2]
     assert dialer.connected is None
     assert dialer.last_reason == "cannot reach ws://cloud/link: refused"
+
+
+async def test_a_dialer_whose_server_is_lost_tries_the_others_at_once_and_stays_where_it_was_linked() -> None:
+    clouds = Clouds(welcome, None, welcome, None, None, welcome)
+    ups = 0
+
+    def break_at_once(_: Link) -> None:
+        nonlocal ups
+        ups += 1
+        clouds.device_pipes[-1].incoming.put_nowait(TransportClosed(1006, ""))
+
+    await clouds.run("ws://b/link", up=break_at_once)
+    a, b = "ws://cloud/link", "ws://b/link"
+    assert clouds.urls == [a, a, b, b, a, b] and ups == 3
+    assert clouds.waits == [0.5, 0.5, 0.2, 0.5], "after links, and after a round without one"
 
 
 async def test_a_dialer_refused_with_a_fatal_code_retries_rarely_and_logs_once(
