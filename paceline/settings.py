@@ -484,11 +484,7 @@ class AgentSettings(NodeSettings):
         description="where credentials and caches are kept; default: $XDG_STATE_HOME/paceline/device",
     )
     encrypt_documents: bool = Field(True, description=ENCRYPT)
-    cloud: str | None = Field(
-        None,
-        description="URL of the server, as http://HOST:PORT; several that share a database, separated by commas; "
-        "default: none, alone",
-    )
+    cloud: str | None = Field(None, description="URL of the server, or several of one database; default: none, alone")
     device: str = Field(
         default_factory=socket.gethostname, min_length=1, description="this device's name; default: the host's"
     )
@@ -528,8 +524,9 @@ class AgentSettings(NodeSettings):
     @field_validator("cloud")
     @classmethod
     def _url(cls, value: str | None) -> str | None:
-        urls = () if value is None else _several(value)
-        return ",".join(_checked_url(url, "http", "https", "ws", "wss").rstrip("/") for url in urls) or None
+        return (
+            ",".join(_checked_url(u, "http", "https", "ws", "wss").rstrip("/") for u in _several(value or "")) or None
+        )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -537,19 +534,16 @@ class AgentSettings(NodeSettings):
             raise ValueError("an energy budget needs an energy.meter other than off")
         if self.web_search == STORE and self.cloud is None:
             raise ValueError("web_search store searches the cloud's documents: set cloud, or a SearXNG server's URL")
-        for cloud in self.clouds:
-            url = urlsplit(cloud)
-            if url.scheme in ("http", "ws") and not is_loopback(url.hostname or "") and not self.insecure:
-                raise ValueError(
-                    f"the link to {cloud} would not be encrypted: use an https URL, or set insecure if the network "
-                    "is your own"
-                )
+        plain = (url for url in map(urlsplit, self.clouds) if url.scheme in ("http", "ws"))
+        if not self.insecure and not all(is_loopback(url.hostname or "") for url in plain):
+            raise ValueError(
+                f"the link to {self.cloud} would not be encrypted: use https, or set insecure if it is yours"
+            )
         return self
 
     @property
     def clouds(self) -> tuple[str, ...]:
-        """The URLs in `cloud`."""
-        return tuple(self.cloud.split(",")) if self.cloud else ()
+        return tuple(_several(self.cloud or ""))
 
 
 class StageSettings(ProgramSettings):
