@@ -485,9 +485,7 @@ class AgentSettings(NodeSettings):
     )
     encrypt_documents: bool = Field(True, description=ENCRYPT)
     cloud: str | None = Field(None, description="URL of the server, or several of one database; default: none, alone")
-    device: str = Field(
-        default_factory=socket.gethostname, min_length=1, description="this device's name; default: the host's"
-    )
+    device: str = Field(default_factory=socket.gethostname, min_length=1, description="its name; default: the host's")
     code: str | None = Field(
         None,
         repr=False,
@@ -524,9 +522,8 @@ class AgentSettings(NodeSettings):
     @field_validator("cloud")
     @classmethod
     def _url(cls, value: str | None) -> str | None:
-        return (
-            ",".join(_checked_url(u, "http", "https", "ws", "wss").rstrip("/") for u in _several(value or "")) or None
-        )
+        urls = [_checked_url(url, "http", "https", "ws", "wss").rstrip("/") for url in _several(value or "")]
+        return ",".join(urls) or None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -536,9 +533,7 @@ class AgentSettings(NodeSettings):
             raise ValueError("web_search store searches the cloud's documents: set cloud, or a SearXNG server's URL")
         plain = (url for url in map(urlsplit, self.clouds) if url.scheme in ("http", "ws"))
         if not self.insecure and not all(is_loopback(url.hostname or "") for url in plain):
-            raise ValueError(
-                f"the link to {self.cloud} would not be encrypted: use https, or set insecure if it is yours"
-            )
+            raise ValueError(f"the link to {self.cloud} would not be encrypted: use https URLs, or set insecure")
         return self
 
     @property
