@@ -452,41 +452,46 @@ async def _unready(client: Client, url: str, since: float) -> str:
         return f"not ready after {-1 if first is None else first - since:.2f} s, gone after {ended:.2f} s"
 
 
-async def carried(postgres: RealPostgres, count: int) -> str:
-    """Answers a second of one server and of two, and what the log costs."""
-    told = []
+async def carried(postgres: RealPostgres, count: int, rounds: int = 4) -> str:
+    """Answers a second of one server and of two, `count` at once at each, and what the log costs."""
+    seeds = itertools.count()  # no two alike: what was answered before would be drafted from
+    plain = {"paceline": {"strategy": "autoregressive"}, "max_output_tokens": 128}
+    rates: dict[str, list[float]] = {}
+    costs: dict[str, list[tuple[float, float]]] = {}
     with fleet(postgres) as servers:
         await servers.add(2)
         client = Client(lambda: [server.url for server in servers.running])
-        rates = {}
-        for name, urls, store in (
-            ("in memory", [servers.running[0].url], False),
-            ("one server", [servers.running[0].url], True),
-            ("two servers", [server.url for server in servers.running], True),
+        pids = [server.process.pid for server in servers.running]
+        urls = [server.url for server in servers.running]
+        for number, (name, asked, more) in itertools.product(
+            range(rounds + 1),
+            (
+                ("in memory", urls[:1], {"store": False}),
+                ("one server", urls[:1], {}),
+                ("two servers", urls, {}),
+            ),
         ):
-            pids = [server.process.pid for server in servers.running]
-            for _ in range(2):  # the first is a warm-up
-                used = [_processor(pid) for pid in pids]
-                database = _processor(postgres.pid)
-                at = time.monotonic()
-                bodies = [
-                    {"model": "fake", "max_output_tokens": 128, "stream": True, "seed": index, "input": "?"}
-                    | {"store": store, "temperature": 1.0}
-                    for index in range(count * len(urls))
-                ]  # fmt: skip
-                readings = await asyncio.gather(
-                    *(client.read(urls[index % len(urls)], body, Reading()) for index, body in enumerate(bodies))
-                )
-                took = time.monotonic() - at
-            spent = sum(_processor(pid) for pid in pids) - sum(used)
-            tokens = sum(each.events[-1]["response"]["usage"]["output_tokens"] for each in readings)
-            rates[name] = len(readings) / took
-            told.append(
-                f"{name}: {len(readings)} answers, {rates[name]:.2f} answers/s, {1e3 * spent / tokens:.3f} ms of the "
-                f"servers and {1e3 * (_processor(postgres.pid) - database) / tokens:.3f} of PostgreSQL a token"
+            used, database, at = sum(map(_processor, pids)), _processor(postgres.pid), time.monotonic()
+            bodies = [
+                await client.body(url, SAMPLED | plain | more, next(seeds), f"Tell {index}.")
+                for index in range(count) for url in asked
+            ]  # fmt: skip
+            readings = await asyncio.gather(
+                *(client.read(asked[index % len(asked)], body, Reading()) for index, body in enumerate(bodies))
             )
-        told.append(f"two servers carry {rates['two servers'] / rates['one server']:.2f} times the answers of one")
-    return "\n  ".join(told)
+            took = time.monotonic() - at
+            tokens = sum(each.events[-1]["response"]["usage"]["output_tokens"] for each in readings)
+            if number:  # the first is a warm-up
+                rates.setdefault(name, []).append(tokens / took)
+                spent = sum(map(_processor, pids)) - used, _processor(postgres.pid) - database
+                costs.setdefault(name, []).append((1e3 * spent[0] / tokens, 1e3 * spent[1] / tokens))
+    told = [
+        f"{name}: {statistics.median(each):.0f} tokens/s, {statistics.median(cost for cost, _ in costs[name]):.3f} ms "
+        f"of the servers and {statistics.median(cost for _, cost in costs[name]):.3f} of PostgreSQL a token"
+        for name, each in rates.items()
+    ]
+    one, two = (statistics.median(rates[name]) for name in ("one server", "two servers"))
+    return "\n  ".join([*told, f"two servers carry {two / one:.2f} times what one does"])
 
 
 def _processor(pid: int) -> float:
