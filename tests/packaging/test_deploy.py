@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -24,7 +26,8 @@ from paceline.settings_sources import paths, resolve
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 COMMENTED = re.compile(r"^# (?=[a-z_]+ = )", re.MULTILINE)
-COMMAND = re.compile(r"(?:command: |CMD )\[([^\]]*)\]")
+CHART = DEPLOY / "helm" / "paceline"
+COMMAND = re.compile(r"(?:command: |CMD |args: )\[([^\]]*)\]")
 
 
 def run(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -82,26 +85,31 @@ def test_nginx_reads_its_example(tmp_path: Path) -> None:
     assert done.returncode == 0 and "warn" not in done.stderr, done.stderr
 
 
-def test_caddy_reads_its_example() -> None:
-    done = run("caddy", "validate", "--adapter", "caddyfile", "--config", DEPLOY / "Caddyfile")
+@pytest.mark.parametrize("name", ["Caddyfile", "Caddyfile.fleet"])
+def test_caddy_reads_its_example(name: str) -> None:
+    done = run("caddy", "validate", "--adapter", "caddyfile", "--config", DEPLOY / name)
     assert done.returncode == 0, done.stderr
-    assert "reverse_proxy" in run("caddy", "adapt", "--config", DEPLOY / "Caddyfile").stdout
+    assert "reverse_proxy" in run("caddy", "adapt", "--adapter", "caddyfile", "--config", DEPLOY / name).stdout
 
 
-@pytest.mark.parametrize("file", [DEPLOY / "compose.yaml", ROOT / "Dockerfile"], ids=lambda file: file.name)
+IN_CONTAINERS = [DEPLOY / "compose.yaml", DEPLOY / "compose.fleet.yaml", CHART / "templates/servers.yaml"]
+
+
+@pytest.mark.parametrize("file", [*IN_CONTAINERS, ROOT / "Dockerfile"], ids=lambda file: file.name)
 def test_commands_of_containers_have_the_options_they_name(file: Path) -> None:
     known = typer.main.get_command(build()).commands  # type: ignore[attr-defined]  # a group: it has commands
     found = [[part.strip(' "') for part in line.split(",")] for line in COMMAND.findall(file.read_text("utf-8"))]
-    assert len(found) == 2
+    found = [command for command in found if command[0] != "--model"]  # vLLM's
+    assert len(found) == (1 if file.parent.name == "templates" else 2)
     for program, name, *rest in found:
         options = {option for parameter in known[name].params for option in parameter.opts}
         assert program == "paceline" and {part for part in rest if part.startswith("--")} <= options
 
 
 def test_variables_of_the_image_are_settings() -> None:
-    text = (ROOT / "Dockerfile").read_text("utf-8") + (DEPLOY / "compose.yaml").read_text("utf-8")
+    text = "".join(file.read_text("utf-8") for file in (ROOT / "Dockerfile", *IN_CONTAINERS))
     names = set(re.findall(r"\bPACELINE_([A-Z_]+)", text))
-    assert {"STATE_DIR", "API_KEY_FILE"} <= names
+    assert {"STATE_DIR", "API_KEY_FILE", "DATABASE", "ENGINE_URL"} <= names
     assert {name.lower() for name in names} <= set(ServerSettings.model_fields)
     assert "PACELINE_HOST" not in text, "an agent then listens on loopback, and needs no key"
 
@@ -139,12 +147,60 @@ def test_the_lock_has_every_dependency_in_a_version_that_is_asked_for_and_no_add
     assert open_above <= {"packaging", "pydantic-core"}, "one has years for versions, pydantic pins the other"
 
 
-def test_containers_may_do_no_more_than_they_need() -> None:
-    composed = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
-    for service in composed["services"].values():
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.fleet.yaml"])
+def test_containers_may_do_no_more_than_they_need(name: str) -> None:
+    composed = yaml.safe_load((DEPLOY / name).read_text("utf-8"))
+    own = [service for service in composed["services"].values() if service["image"] == "paceline"]
+    assert len(own) == 2
+    for service in own:
         assert service["cap_drop"] == ["ALL"] and service["security_opt"] == ["no-new-privileges:true"]
         assert service["read_only"] is True and service["pids_limit"] and service["mem_limit"]
         assert any(volume.endswith(":/var/lib/paceline") for volume in service["volumes"]), "where it writes"
+
+
+def test_two_servers_of_a_composition_share_a_database_and_have_names() -> None:
+    composed = yaml.safe_load((DEPLOY / "compose.fleet.yaml").read_text("utf-8"))
+    services = composed["services"]
+    proxy = (DEPLOY / "Caddyfile.fleet").read_text("utf-8")
+    assert services["one"]["environment"] == services["two"]["environment"]
+    assert services["one"]["environment"]["PACELINE_DATABASE"].endswith("@database/paceline")
+    for name in ("one", "two"):
+        assert f"http://{name}:8000" in services[name]["command"] and f"{name}:8000" in proxy
+        assert services[name]["volumes"] == [f"{name}:/var/lib/paceline"], "caches are one server's"
+        assert services[name]["environment"]["PACELINE_TRUSTED_PROXIES"] == "172.31.250.2"
+    assert services["proxy"]["networks"]["fleet"]["ipv4_address"] == "172.31.250.2"
+    assert set(composed["volumes"]) == {"one", "two", "database", "models"}
+
+
+PLACE = re.compile(r"\{\{ \.(Values|Release)\.(\w+)(?: \| (?:quote|toJson))? \}\}")
+
+
+def test_the_chart_is_of_values_alone_and_rolls_without_a_gap() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+    named = {"Values": values, "Release": {"Name": "paceline"}}
+    used: set[str] = set()
+    made: dict[str, Any] = {}
+    for file in sorted((CHART / "templates").iterdir()):
+        text = file.read_text("utf-8")
+        used |= {value for where, value in PLACE.findall(text) if where == "Values"}
+        text = PLACE.sub(lambda found: json.dumps(named[found[1]][found[2]]), text)
+        assert "{{" not in text, "no logic that a reader of YAML does not see"
+        made |= {each["kind"]: each for each in yaml.safe_load_all(text)}
+    assert used == set(values) and set(made) == {"Deployment", "Service", "PodDisruptionBudget"}
+    spec = made["Deployment"]["spec"]
+    pod = spec["template"]["spec"]
+    (server,) = pod["containers"]
+    assert spec["replicas"] == 2 and spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    assert made["Service"]["spec"]["selector"] == spec["selector"]["matchLabels"]
+    assert made["PodDisruptionBudget"]["spec"]["selector"] == spec["selector"]
+    assert pod["terminationGracePeriodSeconds"] > 30, "answers have that long to end"
+    assert [server[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")] == [
+        "/readyz",
+        "/healthz",
+    ]
+    assert "http://$(POD_IP):8000" in server["args"]
+    assert server["securityContext"]["readOnlyRootFilesystem"] and server["securityContext"]["capabilities"]["drop"]
+    assert {mount["name"] for mount in server["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
 
 
 @pytest.mark.parametrize("unit", ["paceline-server", "paceline-agent"])
