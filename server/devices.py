@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
@@ -42,6 +42,7 @@ STORE = "devices"
 CODE_LIFE_S = 600.0
 MAX_TRIES = 5  # wrong proofs until a code is void
 DAY_S = 86_400.0
+NAMES = 1000  # looked up by one statement
 Role = Literal["device", "stage"]  # of an application's device, or of a stage of this server's model
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SCHEMA = (
@@ -204,18 +205,26 @@ class Registry:
             return CloseCode.KEY_REPLACED
         return CloseCode.BAD_CREDENTIAL
 
-    def standing(self, device: str, key: bytes) -> tuple[CloseCode | None, float]:
-        """(whether a link that was admitted with this key may stay, when the device's key was stored).
+    def standings(self, present: Mapping[str, bytes]) -> dict[str, tuple[CloseCode | None, float]]:
+        """Of devices with the keys by which their links were admitted: (None if the link may stay, when the device's
+        key was stored).
 
         The key before the last renewal may stay: the renewal goes over that very link.
         """
+        unknown: tuple[CloseCode | None, float] = CloseCode.BAD_CREDENTIAL, 0.0
+        found = dict.fromkeys(present, unknown)
+        names = [*present]
         with self._tables.reading() as rows:
-            row = rows.execute(
-                "SELECT key, former_key, renewed_at, revoked_at FROM identities WHERE name = ?", (device,)
-            ).fetchone()
-        if row is None or key not in row[:2]:
-            return CloseCode.BAD_CREDENTIAL, 0.0
-        return (None if row[3] is None else CloseCode.REVOKED), row[2]
+            for start in range(0, len(names), NAMES):  # few statements: every change has every link looked up
+                part = names[start : start + NAMES]
+                marks = ", ".join("?" * len(part))
+                for name, key, former, renewed, revoked in rows.execute(
+                    f"SELECT name, key, former_key, renewed_at, revoked_at FROM identities WHERE name IN ({marks})",
+                    part,
+                ):
+                    if present[name] in (key, former):
+                        found[name] = (None if revoked is None else CloseCode.REVOKED), renewed
+        return found
 
     def renew(self, device: str, present: bytes, new: bytes) -> bool:
         """Replace a device's key. False when the present one does not hold any more.

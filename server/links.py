@@ -123,12 +123,14 @@ class Links:
         """Look up the device of every open link once more, and close those that may not stay."""
         try:
             self.has_devices = await asyncio.to_thread(self._registry.has_devices)
-            for device, live in list(self._live.items()):
+            links = dict(self._live)
+            present = {device: live.link.renewal.present for device, live in links.items()}
+            standings = await asyncio.to_thread(self._registry.standings, present)
+            for device, live in links.items():
                 if live.link.closed.is_set():
                     self._forget(device, live)
                     continue
-                present = live.link.renewal.present
-                refusal, live.renewed_at = await asyncio.to_thread(self._registry.standing, device, present)
+                refusal, live.renewed_at = standings[device]
                 if refusal is not None:
                     _log.info("the link of %s is cut: its key holds no longer", device)
                     await live.link.close(refusal)

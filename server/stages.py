@@ -143,10 +143,10 @@ def opened_stages(
 
     async def standing(name: str, stage_key: bytes) -> CloseCode | None:
         try:
-            refusal, _ = await asyncio.to_thread(registry.standing, name, stage_key)
+            found = await asyncio.to_thread(registry.standings, {name: stage_key})
         except StorageError:
             return None  # looked up again in a second
-        return refusal
+        return found[name][0]
 
     tuning = settings.tuning
     options = EngineOptions("paged", settings.dtype, settings.engine_device, tuning.threads, None, settings.kv_mib)

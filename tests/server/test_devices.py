@@ -229,7 +229,7 @@ def test_a_revoked_device_is_told_so_and_may_be_added_again(registry: Registry) 
     old = enrolled(registry)
     assert registry.revoke("phone")
     assert registry.recognise(claim("phone", old)) is CloseCode.REVOKED
-    assert registry.standing("phone", old.public_key)[0] is CloseCode.REVOKED
+    assert registry.standings({"phone": old.public_key})["phone"][0] is CloseCode.REVOKED
     assert registry.recognise(claim("phone", PrivateKey.generate())) is CloseCode.BAD_CREDENTIAL
     assert [device.state for device in registry.devices()] == ["revoked"]
     new = enrolled(registry)
@@ -250,7 +250,7 @@ def test_an_enrolled_device_may_enrol_again_and_its_key_holds_until_then(registr
     assert registry.recognise(claim("phone", old)) == old.public_key
     enrol(registry, code)
     assert registry.recognise(claim("phone", old)) is CloseCode.BAD_CREDENTIAL
-    assert registry.standing("phone", old.public_key)[0] is CloseCode.BAD_CREDENTIAL
+    assert registry.standings({"phone": old.public_key})["phone"][0] is CloseCode.BAD_CREDENTIAL
 
 
 def test_a_second_code_for_a_name_replaces_the_first(registry: Registry) -> None:
@@ -267,7 +267,7 @@ def test_a_renewed_key_takes_the_place_of_the_former_which_betrays_a_copy(regist
     assert registry.recognise(claim("phone", second)) == second.public_key
     assert registry.recognise(claim("phone", first)) is CloseCode.KEY_REPLACED
     assert registry.recognise(claim("phone", first, second)) == second.public_key, "a renewal that was interrupted"
-    assert registry.standing("phone", first.public_key)[0] is None, "the renewal goes over that very link"
+    assert registry.standings({"phone": first.public_key})["phone"][0] is None, "the renewal goes over that very link"
     assert registry.renew("phone", second.public_key, third.public_key)
     assert registry.recognise(claim("phone", first)) is CloseCode.BAD_CREDENTIAL
     registry.revoke("phone")
@@ -282,7 +282,7 @@ def test_a_device_that_was_away_is_let_in_by_its_key_for_thirty_days(
     clock.now += days * 86_400
     assert registry.recognise(claim("phone", key)) == (key.public_key if admitted else CloseCode.AWAY_TOO_LONG)
     assert registry.recognise(claim("phone", PrivateKey.generate())) is CloseCode.BAD_CREDENTIAL
-    assert registry.standing("phone", key.public_key)[0] is None, "a link that is open stays open"
+    assert registry.standings({"phone": key.public_key})["phone"][0] is None, "a link that is open stays open"
 
 
 def test_the_owner_may_let_devices_be_away_for_ever(tmp_path: Path, clock: Clock) -> None:
@@ -300,7 +300,7 @@ def test_a_clock_that_is_set_locks_no_device_out(registry: Registry, clock: Cloc
     assert registry.renew("phone", key.public_key, new.public_key)
     clock.now -= change
     assert registry.recognise(claim("phone", new)) == new.public_key
-    assert registry.standing("phone", new.public_key)[1] >= 1_000_000
+    assert registry.standings({"phone": new.public_key})["phone"][1] >= 1_000_000
 
 
 def test_a_name_that_cannot_be_one_is_refused(registry: Registry) -> None:

@@ -235,12 +235,12 @@ async def test_links_are_cut_where_the_registry_cannot_be_read_for_long(
 
     async with site(tmp_path) as here:
         phone, _ = await here.linked(tmp_path / "phone", here.registry.add("phone"))
-        standing = here.registry.standing
-        monkeypatch.setattr(here.registry, "standing", broken)
+        standings = here.registry.standings
+        monkeypatch.setattr(here.registry, "standings", broken)
         await here.live.check()
-        monkeypatch.setattr(here.registry, "standing", standing)
+        monkeypatch.setattr(here.registry, "standings", standings)
         await here.live.check()  # it can be read again
-        monkeypatch.setattr(here.registry, "standing", broken)
+        monkeypatch.setattr(here.registry, "standings", broken)
         monkeypatch.setattr(links, "UNREAD_S", 0.0)
         await here.live.check()
         assert not phone.closed.is_set(), "a moment's trouble costs nobody the link"
