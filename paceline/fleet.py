@@ -24,7 +24,7 @@ from paceline.errors import StorageError
 
 CHANNEL: Final = "paceline"  # of notifications, each the name of a store that has changed
 LEASE_S: Final = 5.0
-BEAT_S: Final = 0.5
+BEAT_S: Final = 0.25
 UNHEARD_S: Final = 2.0  # without the database, after which it may have changed unnoticed
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS servers (

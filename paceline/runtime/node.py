@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from paceline.engine.base import ModelInfo, ServedModel
-from paceline.errors import ConfigError, EngineLost, PacelineError
+from paceline.errors import ConfigError, EngineLost, PacelineError, StorageError
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.runtime.admission import AnswerPlaces
@@ -67,6 +67,8 @@ async def prefill_documents(prefiller: DocumentPrefiller, is_busy: Callable[[], 
     while True:
         try:
             await prefiller.prefill_missing(is_busy)
+        except StorageError as error:
+            log.warning("KV of documents is not computed ahead: %s", error)
         except Exception:
             log.exception("KV of documents could not be computed ahead")
         await asyncio.sleep(WATCH_S)

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from paceline.api.http.errors import Failure
 from paceline.api.responses.replay import Passages, close_interrupted, filled, replay
 from paceline.api.responses.store import ENDS, EventRow, EventStore, ResponseRecord, StoredEvent, Turn
-from paceline.errors import PacelineError, StorageError
+from paceline.errors import PacelineError, RequestError, StorageError
 from paceline.sealing import PLAIN, Seal
 from paceline.settings import TUNING
 from paceline.sql import Home
@@ -117,11 +117,11 @@ class Retention:
 DEFAULT_RETENTION = Retention()
 
 
-class TakenOver(PacelineError):
+class TakenOver(RequestError):
     """Another server writes this response now, so that nothing of this one's is stored."""
 
-
-_TAKEN = "Another server goes on with this answer: read it there."
+    def __init__(self) -> None:
+        super().__init__("Another server goes on with this answer: read it there.", status=503, type="server_error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class EventWriter:
             _log.warning("%d answers are no longer written here: another server has taken them over", len(taken))
             for append in appends:
                 append.live.lost |= append.live.record.id in taken
-            self._deliver([append for append in appends if append.live.record.id in taken], TakenOver(_TAKEN))
+            self._deliver([append for append in appends if append.live.record.id in taken], TakenOver())
             appends = [append for append in appends if append.live.record.id not in taken]
         self._deliver(appends, failure)
         if failure is None:
@@ -388,7 +388,7 @@ class EventLog:
         """Write nothing more of a response, which others may then take over."""
         live.closed = live.lost = True
         self._live.pop(live.record.id, None)
-        live.fail(TakenOver(_TAKEN))
+        live.fail(TakenOver())
 
     async def fail(self, live: LiveEvents, failure: Failure) -> dict[str, Any]:
         """End a response as it stands in the log, and return it."""

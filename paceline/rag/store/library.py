@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from paceline.errors import ConfigError, DocumentError, ParserLost, RequestError
+from paceline.errors import ConfigError, DocumentError, ParserLost, RequestError, StorageError
 from paceline.rag.chunk import Chunk, split_document
 from paceline.rag.database import Database
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
@@ -81,6 +81,7 @@ class FileWork(Protocol):
 
 TURN_CHUNKS = 16  # embedded before the next owner's turn
 MAX_STARTS = 3  # readings of a file that the program or the parser did not survive; then it fails
+AWAY_S = 1.0  # delay while a database cannot be reached
 RETRY_S = 30.0  # delay after an error that no file caused
 LOOK_S = 1.0  # between looks at the queue that other servers fill and leave
 
@@ -187,7 +188,10 @@ class Ingester:
                     self._parsers.rest()
                 if worked:  # chunks of earlier readings may have been replaced
                     self._database.checkpoint()
-            except Exception:  # such as a full disk
+            except StorageError as error:
+                _logger.warning("uploaded files wait to be read: %s", error)
+                pause = AWAY_S if error.away else RETRY_S
+            except Exception:
                 _logger.exception("uploaded files could not be read into their stores; trying again in %g s", RETRY_S)
                 pause = RETRY_S
         self._abandon()
@@ -248,6 +252,8 @@ class Ingester:
         except FileNotFoundError:
             self._fail(job, "server_error", "The bytes of this file are gone: upload it again.")
         except (ConfigError, RequestError) as error:  # RequestError: the owner's budget is used up
+            if isinstance(error, StorageError) and error.away:
+                raise  # the file is read again when the database is back
             self._fail(job, "server_error", str(error))
         except Exception:
             _logger.exception("%s could not be read into %s", job.file, job.store)
