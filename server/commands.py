@@ -245,13 +245,13 @@ def copy_state(
         opened.callback(database.close)
         from .database import copy
 
-        copied = copy(settings.state_dir, database)
+        copied = copy(settings.state_dir, database, settings.docs_dir)
         if as_json:
             typer.echo(json.dumps({"copied": copied}))
             return
         for table, count in copied.items():
             typer.echo(f"{table:<24} {count}")
-        typer.echo(f"{database.name} has them; documents and uploaded files are added again.", err=True)
+        typer.echo(f"{database.name} has them.", err=True)
 
 
 def _shared_database(settings: NodeSettings) -> Callable[[], Found] | None:

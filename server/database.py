@@ -17,6 +17,9 @@ from psycopg import sql
 from paceline.api.responses import store as responses
 from paceline.errors import ConfigError, StorageError
 from paceline.postgres import MAX_CONNECTIONS, SCHEMA, Postgres
+from paceline.rag import database as documents
+from paceline.rag.rows import unpacked, written
+from paceline.rag.store.files import FOLDER, STEP, stored_name
 from paceline.sealing import open_answers_seal
 from paceline.sqlite import SqliteConnection, SqliteFile
 from paceline.system import lock
@@ -37,13 +40,14 @@ SKEW_S: Final = 2.0  # between two clocks, from which keys and codes would end a
 ROWS: Final = 1000  # read from a file at once
 
 
-def copy(folder: Path, postgres: Postgres) -> dict[str, int]:
+def copy(folder: Path, postgres: Postgres, docs: Path | None = None) -> dict[str, int]:
     """Fill the tables of a database from a server's state directory, in one transaction: rows by table.
 
-    Ids and times stay as they are. Nothing in the folder is changed; responses that are encrypted there are not in the
-    database. Raises ConfigError where the database has rows already, a server uses the folder, or it is of another
-    format.
+    docs: the folder of its documents; None: in the state directory. Ids and times stay as they are. Nothing in the
+    folders is changed; responses that are encrypted there are not in the database. Raises ConfigError where the
+    database has rows already, a server uses the folder, it is of another format, or its documents are encrypted.
     """
+    docs = docs or folder / "docs"
     if not (folder / KEY_FILE).is_file():
         raise ConfigError(f"{folder} is no state directory of a server: it has no {KEY_FILE}. Check --state-dir.")
     copied: dict[str, int] = {}
@@ -59,21 +63,60 @@ def copy(folder: Path, postgres: Postgres) -> dict[str, int]:
                 file = folder / f"{store}.sqlite"
                 if file.exists():
                     with closing(_opened(file, version)) as rows:
-                        copied |= {table: _copied(rows, folder, table, target) for table in _tables(rows)}
+                        for table in _tables(rows):
+                            columns = _columns(rows, table)
+                            copied[table] = _copied(table, columns, _rows(rows, folder, table, columns), target)
+            if (docs / documents.FILE).exists():
+                with closing(_opened(docs / documents.FILE, documents.VERSION)) as rows:
+                    copied |= _documents(rows, docs, postgres, target)
     return copied
 
 
-def _copied(rows: SqliteConnection, folder: Path, table: str, target: psycopg.Connection) -> int:
+def _documents(rows: SqliteConnection, docs: Path, postgres: Postgres, target: psycopg.Connection) -> dict[str, int]:
+    """Copy documents and uploaded files likewise: vectors become pgvector's, bytes of files rows."""
+    meta = dict(rows.execute("SELECT key, value FROM meta"))
+    if "seal" in meta:
+        raise ConfigError(
+            f"The documents in {docs} are encrypted, and a database's are not: move that folder away, copy the rest, "
+            "and add them again."
+        )
+    dimensions = int(meta["dimensions"])
+    documents.Database(docs, embedder=meta["embedder"], dimensions=dimensions, home=postgres).close()
+    copied: dict[str, int] = {}
+    for table in _tables(rows):
+        columns = _columns(rows, table)
+        found = _rows(rows, docs, table, columns)
+        if table == "meta":  # which the tables were made with
+            target.execute("DELETE FROM meta")
+        elif table == "chunks":
+            place = columns.index("embedding")
+            found = ((*row[:place], written(unpacked([row[place]], dimensions)[0]), *row[place + 1 :]) for row in found)
+        copied[table] = _copied(table, columns, found, target)
+    ids = [file for (file,) in rows.execute("SELECT id FROM files ORDER BY seq")]
+    copied["file_parts"] = _copied("file_parts", ["file", "part", "bytes"], _parts(docs / FOLDER, ids), target)
+    return copied
+
+
+def _parts(folder: Path, ids: list[str]) -> Iterator[tuple[str, int, bytes]]:
+    for file in ids:
+        with (folder / stored_name(file, sealed=False)).open("rb") as content:
+            yield from ((file, part, piece) for part, piece in enumerate(iter(lambda: content.read(STEP), b"")))
+
+
+def _columns(rows: SqliteConnection, table: str) -> list[str]:
+    return [column for _, column, *_ in rows.execute(f"PRAGMA table_info({table})")]
+
+
+def _copied(table: str, columns: list[str], found: Iterator[tuple[Any, ...]], target: psycopg.Connection) -> int:
     """Copy one table in the caller's transaction."""
     name = sql.Identifier(table)
     target.execute(sql.SQL("LOCK TABLE {} IN EXCLUSIVE MODE").format(name))
     if target.execute(sql.SQL("SELECT 1 FROM {} LIMIT 1").format(name)).fetchone():
         raise ConfigError(f"The database has rows in {table} already: copy into an empty one.")
-    columns = [column for _, column, *_ in rows.execute(f"PRAGMA table_info({table})")]
     count = 0
     statement = sql.SQL("COPY {} ({}) FROM STDIN").format(name, sql.SQL(", ").join(map(sql.Identifier, columns)))
     with target.cursor().copy(statement) as out:
-        for row in _rows(rows, folder, table, columns):
+        for row in found:
             out.write_row(row)
             count += 1
     (kept,) = target.execute(sql.SQL("SELECT count(*) FROM {}").format(name)).fetchone() or (None,)

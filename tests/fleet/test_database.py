@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,9 @@ from paceline.api.responses.store import EventRow, EventStore, ResponseRecord, T
 from paceline.commands.main import build
 from paceline.errors import ConfigError
 from paceline.postgres import Postgres
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.library import Library
 from paceline.sealing import open_answers_seal
 from server.database import copy, look
 from server.devices import Registry
@@ -40,6 +44,43 @@ def filled(folder: Path, *, sealed: bool) -> str:
         turn = {"resp_1": Turn("conv_1", (b"said",))}
         store.write([begun], [("resp_1", *event) for event in EVENTS], [("resp_1", 9000)], turn)
     return key
+
+
+def test_documents_and_files_move_too(url: str, tmp_path: Path) -> None:
+    folder, embedder = tmp_path / "state", HashEmbedder()
+    filled(folder, sealed=False)
+    content = bytes(range(256)) * 5000  # more than one part
+    with DocumentStore.open(folder / "docs", embedder, side="cloud") as store:
+        store.add_text("boat.txt", "The red boat lies in the harbour.", zone="cloud")
+        store.add_text("gone.txt", "The green boat has sunk.", zone="cloud")
+        store.remove("gone.txt")
+        with closing(Library(store, "cloud")) as library:
+            file = library.uploads.add("key", "image.bin", "user_data", io.BytesIO(content))
+            made = library.stores.create("key", "shelf", {}, [])
+        expected = store.search("red boat", 3)
+    copied = CliRunner().invoke(build(), ["database", "copy", "--to", url, "--state-dir", str(folder)])
+    assert copied.exit_code == 0, copied.output
+    with closing(Postgres(url)) as postgres:
+        postgres.join("http://a")
+        with DocumentStore.open(tmp_path / "other", embedder, side="cloud", home=postgres) as store:
+            found = store.search("red boat", 3)
+            assert [(each.chunk_id, each.text) for each in found] == [(each.chunk_id, each.text) for each in expected]
+            with closing(Library(store, "cloud")) as library:
+                with library.uploads.open(file.id) as opened:
+                    assert opened.read() == content
+                assert library.stores.get("key", made.id) == made
+            store.add_text("new.txt", "The blue boat is new.", zone="cloud")  # with an id of its own
+            assert store.search("blue boat", 1)[0].chunk_id > expected[0].chunk_id
+
+
+def test_encrypted_documents_are_refused(url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    filled(folder, sealed=False)
+    DocumentStore.open(folder / "docs", HashEmbedder(), side="cloud", encrypt=True).close()
+    refused = CliRunner().invoke(build(), ["database", "copy", "--to", url, "--state-dir", str(folder)])
+    assert isinstance(refused.exception, ConfigError) and "are encrypted" in str(refused.exception)
+    with closing(Postgres(url)) as postgres:
+        assert Keys(postgres).all() == []
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["plain", "encrypted"])
