@@ -20,8 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,9 @@ class Servers:
     def __init__(self, folder: Path, database: str, pace: str = PACE, *flags: str) -> None:
         self.folder, self.database, self.pace, self.flags = folder, database, pace, flags
         self.running: list[Server] = []
+        self.http = httpx.AsyncClient(  # of all clients
+            timeout=httpx.Timeout(GIVE_UP_S, connect=5), limits=httpx.Limits(max_connections=None)
+        )
         self.all: list[Server] = []
 
     def begin(self, *flags: str, **environment: str) -> Server:
@@ -166,11 +169,9 @@ class Reading:
 class Client:
     """A reader of many answers, which knows the URLs of all servers."""
 
-    def __init__(self, urls: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, http: httpx.AsyncClient, urls: Callable[[], Sequence[str]]) -> None:
+        self.http = http
         self.urls = urls
-        self.http = httpx.AsyncClient(
-            timeout=httpx.Timeout(GIVE_UP_S, connect=5), limits=httpx.Limits(max_connections=None)
-        )
         self.turn = itertools.count()
         self.refused: Counter[str] = Counter()
 
@@ -283,14 +284,15 @@ class Verdict:
         return "\n  ".join([told, *self.wrong[:10], *self.slow[:20]])
 
 
-@contextmanager
-def fleet(postgres: RealPostgres, pace: str = PACE, *flags: str) -> Iterator[Servers]:
+@asynccontextmanager
+async def fleet(postgres: RealPostgres, pace: str = PACE, *flags: str) -> AsyncIterator[Servers]:
     url = postgres.new_database().replace("postgres@", f"postgres:{PASSWORD}@")
     with tempfile.TemporaryDirectory(prefix="paceline-fleet-") as folder:
         servers = Servers(Path(folder), url, pace, *flags)
         try:
             yield servers
         finally:
+            await servers.http.aclose()
             servers.close()
             logged = servers.logged()
             assert PASSWORD not in logged
@@ -327,8 +329,8 @@ async def answers(
 async def killed(postgres: RealPostgres, rounds: int, first: int = 0) -> Verdict:
     """The server that writes is killed once its first answer has told a certain number of tokens."""
     verdict = Verdict()
-    with fleet(postgres) as servers:
-        client = Client(lambda: [server.url for server in servers.running])
+    async with fleet(postgres) as servers:
+        client = Client(servers.http, lambda: [server.url for server in servers.running])
         await servers.add(3)
         for number in range(first, first + rounds):
             victim, other = servers.running[0], servers.running[1]
@@ -352,10 +354,10 @@ async def killed(postgres: RealPostgres, rounds: int, first: int = 0) -> Verdict
 async def stopped(postgres: RealPostgres, seconds: float) -> Verdict:
     """A server stands still for longer than its lease, and then goes on with what another has taken over."""
     verdict = Verdict()
-    with fleet(postgres) as servers:
+    async with fleet(postgres) as servers:
         await servers.add(2)
         asleep, other = servers.running
-        client = Client(lambda: [other.url])
+        client = Client(servers.http, lambda: [other.url])
         async with answers(client, asleep.url, other.url, 0) as (readings, judge):
             while not all(each.id for each in readings):
                 await asyncio.sleep(0.002)
@@ -379,9 +381,9 @@ async def stopped(postgres: RealPostgres, seconds: float) -> Verdict:
 async def restarted(postgres: RealPostgres, count: int, away: float) -> Verdict:
     """The database is killed under load and started again."""
     verdict = Verdict()
-    with fleet(postgres) as servers:
+    async with fleet(postgres) as servers:
         await servers.add(2)
-        client = Client(lambda: [server.url for server in servers.running])
+        client = Client(servers.http, lambda: [server.url for server in servers.running])
         one, other = servers.running
         kinds = [kind | {"max_output_tokens": 150} for kind in (KINDS * count)[:count]]
         async with answers(client, one.url, other.url, 0, kinds, 0.01) as (readings, judge):
@@ -421,8 +423,8 @@ async def _probe(client: Client, url: str) -> None:
 async def rolled(postgres: RealPostgres, rounds: int) -> Verdict:
     """One server after the other is asked to end under load, and replaced."""
     verdict = Verdict()
-    with fleet(postgres) as servers:
-        client = Client(lambda: [server.url for server in servers.running])
+    async with fleet(postgres) as servers:
+        client = Client(servers.http, lambda: [server.url for server in servers.running])
         await servers.add(2)
         for number in range(rounds):
             leaving, other = servers.running[:2]
@@ -458,9 +460,9 @@ async def carried(postgres: RealPostgres, count: int, rounds: int = 4) -> str:
     plain = {"paceline": {"strategy": "autoregressive"}, "max_output_tokens": 128}
     rates: dict[str, list[float]] = {}
     costs: dict[str, list[tuple[float, float]]] = {}
-    with fleet(postgres) as servers:
+    async with fleet(postgres) as servers:
         await servers.add(2)
-        client = Client(lambda: [server.url for server in servers.running])
+        client = Client(servers.http, lambda: [server.url for server in servers.running])
         pids = [server.process.pid for server in servers.running]
         urls = [server.url for server in servers.running]
         for number, (name, asked, more) in itertools.product(
