@@ -28,7 +28,7 @@ from server import links
 from server.app import add_devices
 from server.devices import Registry
 from server.links import Links
-from tests.api.scripted import ScriptedService
+from tests.api.scripted import WAIT, ScriptedService
 from tests.wire.identities import CLOUD, DEVICE
 
 pytestmark = pytest.mark.usefixtures("cheap_codes")
@@ -278,3 +278,21 @@ async def test_a_second_link_of_a_device_takes_the_place_of_the_first(tmp_path: 
 )
 def test_a_clouds_address_has_two_forms(cloud: str, http: str, link: str) -> None:
     assert (http_url(cloud), link_url(cloud)) == (http, link)
+
+
+@pytest.mark.anyio
+async def test_a_server_ends_though_its_database_is_gone() -> None:
+    app = create_app(ScriptedService(), keyring=Keyring({"k": None}))
+
+    async def hand_over() -> None:
+        raise StorageError("It cannot be reached.", away=True)
+
+    app.state.responses.log.release = hand_over
+    app.state.admission.on_drain = app.state.responses.leave
+    listener, ready = listen("127.0.0.1", 0), asyncio.Event()
+    server = HttpServer(app, ready.set)
+    async with asyncio.timeout(WAIT), asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.serve([listener]))
+        await ready.wait()
+        server.stop()
+    listener.close()

@@ -319,7 +319,8 @@ class HttpServer(uvicorn.Server):
                 await self._admission.drain()
         except TimeoutError:
             _log.warning("%d requests were still running after %g s and are cut", self._admission.active, DRAIN_S)
-        self.should_exit = True
+        finally:
+            self.should_exit = True
 
 
 async def serve(

@@ -55,13 +55,19 @@ class Responses:
     async def leave(self) -> None:
         """Leave to other servers what nobody waits for here: this one drains."""
         await self.runs.hand_over()
-        await self.log.release()
+        await self._release()
+
+    async def _release(self) -> None:
+        try:
+            await self.log.release()
+        except StorageError as error:  # the others wait for the end of this one's lease
+            _log.warning("what this server writes is not handed over: %s", error)
 
     async def close(self) -> None:
         """Interrupt running responses and write all their events: the server stops."""
         await self.runs.close()
         if self.log.fleet is not None:
-            await self.log.release()
+            await self._release()
         await asyncio.to_thread(self.log.close)
 
     async def find(self, response: str, owner: str, *, expired: bool = False) -> ResponseRecord:
