@@ -1,4 +1,4 @@
-"""What a token costs in the log of responses: in memory, in a file, and in PostgreSQL for several servers.
+"""Costs of a token in the log of responses: in memory, in a file, and in PostgreSQL for several servers.
 
 `python -m bench.shared_log` starts a PostgreSQL of its own, with fsync. Writers drive `EventStore.write`, each in a
 process, as fast as it goes: a transaction holds one event of each answer that runs, as steps of one engine make them.
@@ -115,7 +115,7 @@ def told(name: str, answers: int, cost: Cost, more: str = "") -> None:
 
 
 def processor_s(pid: int) -> float:
-    """Of a PostgreSQL, with its processes that are there."""
+    """Processor time of a PostgreSQL, with its processes that are there."""
     found = psutil.Process(pid)
     times = [each.cpu_times() for each in (found, *found.children())]
     return sum(each.user + each.system for each in times) + found.cpu_times().children_user

@@ -134,7 +134,7 @@ class Servers:
 
 @dataclass(slots=True)
 class Reading:
-    """What a client has seen of an answer."""
+    """Events that a client has seen of an answer."""
 
     id: str = ""
     events: list[Json] = field(default_factory=list)
@@ -151,7 +151,7 @@ class Reading:
         return sum(event["type"].endswith(".delta") for event in self.events)
 
     def said(self) -> Json:
-        """What has to be equal in two answers of one seed."""
+        """The part that has to be equal in two answers of one seed."""
         deltas: dict[str, str] = {}
         logprobs: list[Any] = []
         for event in self.events:
@@ -241,7 +241,7 @@ class Client:
 
 @dataclass(slots=True)
 class Verdict:
-    """Of answers beside undisturbed ones of the same seed."""
+    """Judgement of answers beside undisturbed ones of the same seed."""
 
     answers: int = 0
     equal: int = 0

@@ -261,6 +261,9 @@ class Preparation:
             else None
         )
         told = "" if unanswered is None or strategy.needs_peer else UNANSWERED_REASON
+        # Drafts of an answer by both sides cross the link.
+        expected = "" if strategy.needs_peer else request.prompt.predicted
+        predicted = await resources.remembered(expected, request.account.owner)
         share = resources.claim_or_refuse(prompts.branches, self._limit(request, prompts))
         if not share.drafts:
             options = without_drafts(options)
@@ -284,6 +287,7 @@ class Preparation:
             thinking=thinking,
             claim=share.rows,
             salt=salt,
+            predicted=predicted,
             draft_claim=resources.draft_claim(strategy, prompts.branches, share.tokens),
             refusals=resources.info.refusals,
             nothing_found=_nothing_found(begun.context, strategy),
@@ -421,7 +425,7 @@ class Preparation:
                 record=None if link is None or name is None else self._peers.record(name),
             ),
             resources.means(
-                strategy, prepared.options, request.sampling, table, drafts=drafts, predicted=request.prompt.predicted
+                strategy, prepared.options, request.sampling, table, drafts=drafts, predicted=prepared.predicted
             ),
         )
         return resources.machine(strategy, config)

@@ -18,7 +18,7 @@ import msgspec
 
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.core.drafting.suffix_automaton import remembered
+from paceline.core.drafting.suffix_automaton import MEMORY_TOKENS, TextMemory, remembered
 from paceline.core.sampling.sampler import Constraint, Mask, SamplingParams
 from paceline.engine.base import AsyncEngine, Engine, ServedModel, TextModel
 from paceline.engine.grammar.compiler import GrammarCompiler
@@ -96,6 +96,7 @@ class CompilingThreads:
 # together: prompts, output tokens, and open rows of drafts.
 
 
+MAX_REMEMBERED: Final = 8 * MEMORY_TOKENS  # characters
 LONG_ANSWER: Final = 256  # output tokens: from this limit on, drafts are worth more than further tokens
 
 
@@ -329,6 +330,14 @@ class Resources:
     ) -> OutputRules:
         return OutputRules(sampling, max_tokens, self.tokenizer.eos_ids, self.vocab_size, mask, needs_dists, num_top)
 
+    async def remembered(self, text: str, owner: str) -> TextMemory | None:
+        """A memory of the beginning of a text, to be drafted from; None of an empty one."""
+
+        def read() -> TextMemory:
+            return remembered(self.tokenizer.encode(text[:MAX_REMEMBERED])[:MEMORY_TOKENS])
+
+        return await self.work.search(read, owner) if text else None
+
     def means(
         self,
         strategy: Strategy,
@@ -337,16 +346,15 @@ class Resources:
         table: LookupTable,
         *,
         drafts: bool = False,
-        predicted: str = "",
+        predicted: TextMemory | None = None,
     ) -> DraftingMeans:
-        """drafts: by the draft model as well. predicted: see `AskedPrompt`. Raises PacelineError for an energy budget
-        that this side cannot keep."""
+        """drafts: by the draft model as well. Raises PacelineError for an energy budget that this side cannot keep."""
         return DraftingMeans(
             self.stats(strategy, options, sampling),
             table,
             self.energy.queue(options) if self.side == "device" else None,
             self.worker.depth,
-            remembered(self.tokenizer.encode(predicted)) if predicted else None,
+            predicted,
             self._draft_info[0].max_positions if drafts and self._draft_info is not None else 0,
         )
 

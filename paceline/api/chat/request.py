@@ -106,7 +106,7 @@ class PredictedPart(Schema):
 
 
 class AskedPrediction(Schema):
-    """What the answer may turn out to be, such as a file that it changes: drafts alone, which change no token."""
+    """Text that the answer may repeat, such as a file that it changes: drafts alone, which change no token."""
 
     type: Literal["content"] = "content"
     content: str | Annotated[list[PredictedPart], Field(max_length=MAX_MESSAGES)]
@@ -188,6 +188,7 @@ class ChatRequest(SamplingFields):
     include_reasoning: bool = True
     continue_final_message: bool | None = None  # default: where the last message is the assistant's
     add_generation_prompt: bool | None = None  # the opposite, as in vLLM
+    prediction: AskedPrediction | None = None
 
     # Accepted without effect: they identify the user or are hints, and promise nothing about the answer.
     user: Hint | None = None
@@ -198,8 +199,6 @@ class ChatRequest(SamplingFields):
     prompt_cache_key: Hint | None = None
     prompt_cache_retention: Hint | None = None
     verbosity: Hint | None = None
-
-    prediction: AskedPrediction | None = None
 
     @property
     def thinking_tokens(self) -> int | None:

@@ -237,7 +237,7 @@ async def _send(send: Send, message: Message) -> None:
 
 
 def _conversation(body: Mapping[str, object]) -> str:
-    """What is the same in all requests of a conversation: its id, or what a user says first."""
+    """The part that all requests of a conversation share: its id, or what a user says first."""
     found = next((body[name] for name in ("conversation", "messages", "input", "prompt") if body.get(name)), "")
     if isinstance(found, list):
         users = (each for each in found if isinstance(each, dict) and each.get("role") == "user")

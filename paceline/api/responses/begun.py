@@ -20,7 +20,7 @@ from paceline.api.generation.request import LateGeneration, must_load
 from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import MAX_BODY, encode_json, parse
-from paceline.api.http.errors import Failure, failure_of
+from paceline.api.http.errors import failure_of
 from paceline.api.http.routing import Addresses, Settings
 from paceline.api.responses.conversations import Conversations
 from paceline.api.responses.events import Json, ResponseEvents, Search
@@ -279,7 +279,7 @@ class AskedResponse:
         return generation, call, events
 
     def again(self, body: Json, earlier: int, joining: Joining) -> Json:
-        """What another server needs to write it again. `earlier`: items of the conversation it continues."""
+        """All that another server needs to write it again. `earlier`: items of the conversation it continues."""
         linked = self.service.links()
         device = joining.device or (linked[0].peer if joining.any_device and len(linked) == 1 else None)
         scopes = None if self.caller.scopes is None else sorted(self.caller.scopes)
@@ -293,7 +293,7 @@ class AskedResponse:
 
 
 class Continuing:
-    """What goes on with responses of servers that are gone, from now on."""
+    """Goes on with responses of servers that are gone, from now on."""
 
     def __init__(self, app: FastAPI) -> None:
         """Called on the event loop. `app`: of a server that shares a database."""
@@ -318,20 +318,17 @@ class Continuing:
         except RequestError as error:
             if error.status not in (429, 503):
                 _log.error("%s cannot be continued here: %s", record.id, error)
-                await self._fail(live, failure_of(error))
+                await log.fail(live, failure_of(error))
                 return
             _log.warning("%s waits: %s", record.id, error)
             await asyncio.sleep(BUSY_S)
             log.abandon(live)  # for any server with room, this one too
+        except StorageError as error:
+            _log.warning("%s waits: %s", record.id, error)
+            log.abandon(live)  # until the database is there again
         except Exception:
             _log.exception("%s could not be continued", record.id)
-            await self._fail(live, DIVERGED)
-
-    async def _fail(self, live: LiveEvents, failure: Failure) -> None:
-        try:
-            await self._responses.log.fail(live, failure)
-        except StorageError:
-            self._responses.log.abandon(live)  # until the database is there again
+            await log.fail(live, DIVERGED)
 
     async def _start(
         self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow], again: dict[str, Any]
@@ -372,7 +369,7 @@ class Continuing:
 
 
 def turn_of(asked: ResponseRequest, given: Sequence[Json]) -> Turn | None:
-    """What was asked in a conversation; None outside of one."""
+    """The turn of a conversation that a response will end; None outside of one."""
     if asked.conversation_id is None:
         return None
     return Turn(asked.conversation_id, tuple(encode_json(item) for item in given))

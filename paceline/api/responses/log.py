@@ -390,12 +390,20 @@ class EventLog:
         self._live.pop(live.record.id, None)
         live.fail(TakenOver())
 
-    async def fail(self, live: LiveEvents, failure: Failure) -> dict[str, Any]:
-        """End a response as it stands in the log, and return it."""
-        rows = await self.query(lambda: self._store.read(live.record.id, -1, -1))
-        (last,) = close_interrupted(rows, failure)
-        self.append_nowait(live, [(last.type, last.data)], last=True)
-        return replay([last])
+    async def fail(self, live: LiveEvents, failure: Failure) -> dict[str, Any] | None:
+        """End a response as it stands in the log, and return it. None where that cannot be, or it has ended there: it
+        is then left to whoever can."""
+        try:
+            rows = await self.query(lambda: self._store.read(live.record.id, -1, -1))
+        except StorageError as error:
+            _log.warning("%s is not ended here: %s", live.record.id, error)
+            rows = []
+        last = close_interrupted(rows, failure) if rows else []
+        if not last:
+            self.abandon(live)
+            return None
+        self.append_nowait(live, [(last[0].type, last[0].data)], last=True)
+        return replay(last)
 
     async def holder(self, response: str) -> str:
         """The server that writes a response of this log; empty for none, or where this one is the only one."""

@@ -12,6 +12,7 @@ from typing import Final, cast
 
 from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import SeqId
+from paceline.core.drafting.suffix_automaton import TextMemory
 from paceline.core.printable import printable
 from paceline.core.sampling.sampler import Mask, Thinking
 from paceline.engine.base import TextModel
@@ -90,6 +91,7 @@ class PreparedRequest:
     thinking: Thinking | None = None  # that the answer may begin with
     claim: int = 0  # KV rows of all branches together
     salt: str | None = None  # of its KV; None: shared with no other answer
+    predicted: TextMemory | None = None  # what the client expects the text to be
     draft_claim: int | None = None  # likewise of the draft model's KV; None: its machine is told of no such model
     refusals: tuple[str, ...] = ()  # as in `ModelInfo`
     nothing_found: str = ""  # who writes where the peer has not found anything either, as the end of the reason

@@ -464,16 +464,8 @@ class NgramDrafts:
         """None where nothing is to be drafted, or there are no tables to draft from."""
         if config.means.table is None or config.options.drafting.ahead == 0:
             return None
-        output, means = config.output, config.means
-        return NgramDrafts(
-            NgramDrafter(
-                config.means.table,
-                output.sampling,
-                eos_ids=output.eos_ids,
-                stats=online_stats.drafter,
-                predicted=means.predicted,
-            )
-        )
+        table, output = config.means.table, config.output
+        return NgramDrafts(NgramDrafter(table, output.sampling, eos_ids=output.eos_ids, stats=online_stats.drafter))
 
     def start(self, branches: Sequence[Branch], targets: Sequence[int]) -> None:
         """Set the prompts. Nothing is drafted until `read` has been called for each of them."""

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline.api.http.errors import Failure
 from paceline.api.responses import log as event_writer
 from paceline.api.responses.log import TAIL_ROWS, EventLog, LiveEvents, Retention
 from paceline.api.responses.store import FILE, EventRow, EventStore, ResponseRecord, fair_share
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import ConfigError, PacelineError, StorageError
 from paceline.sealing import PLAIN, Seal, StoreSeal
 
 pytestmark = pytest.mark.anyio
@@ -338,3 +339,24 @@ def test_a_log_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> None
             rows.execute(statement)
     with closing(EventStore(tmp_path)) as store:
         assert store.find("resp_old") is not None and store.unfinished() == ["resp_old"]
+
+
+async def test_what_cannot_be_ended_is_left_to_others(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = Failure(500, "It cannot be continued.", "server_error")
+    live = log.begin(record("resp_1"), stored=True)
+    log.append_nowait(live, [("response.created", b'{"response":{"output":[]}}')])
+    await log.wait_begun(live)
+    with monkeypatch.context() as away:
+
+        def read(*_: object) -> list[EventRow]:
+            raise StorageError("It cannot be reached.", away=True)
+
+        away.setattr(log._store, "read", read)
+        assert await log.fail(live, failure) is None
+    assert log.running("resp_1") is None and live.lost and isinstance(live.failure, event_writer.TakenOver)
+    again = log.begin(record("resp_2"), stored=True)
+    log.append_nowait(again, [("response.created", b'{"response":{"output":[]}}')])
+    await log.wait_begun(again)
+    ended = await log.fail(again, failure)
+    assert ended is not None and ended["status"] == "failed"
+    await log.wait_committed(again)
