@@ -11,17 +11,15 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from paceline.core.addresses import is_loopback
-from paceline.core.energy import MeterName
 from paceline.core.side import MayAsk, Side
-from paceline.system import cores
+from paceline.settings_tables import AgentTuning, AnswerSettings, EnergySettings, ServerTuning, StageTuning, Tuning
 
 PREFIX = "PACELINE_"
 STORE: Final = "store"  # as `web_search`: the cloud's public documents stand for the web
@@ -62,209 +60,6 @@ Folder = Annotated[Path, AfterValidator(lambda value: value.expanduser().absolut
 Address = Annotated[str, Field(pattern=r"^https?://[^\s?#]{1,500}$")]
 NumberFormat = Literal["auto", "float32", "bfloat16", "float16"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-
-
-# ---- processing units of workflows, as tables of the file: [tuning.units.NAME] ----
-Task = Literal["search", "rerank", "embed"]
-TASKS: Final[tuple[Task, ...]] = get_args(Task)
-_FOUND: Final = frozenset({"web", "link", "cloud"})  # names of units that are not declared
-
-
-class UnitSettings(BaseModel):
-    """One unit. kind `cpu`: a thread that searches, reranks and embeds; `engine`: the model, in so many lanes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["cpu", "engine"] = "cpu"
-    cores: tuple[int, ...] = ()  # the only ones that its thread runs on
-    does: Annotated[tuple[Task, ...], Field(min_length=1)] = TASKS  # of a thread
-    lanes: int | None = Field(None, ge=1, le=64)  # of an engine: texts that are written at once
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> Self:
-        if self.kind == "cpu" and self.lanes is not None:
-            raise ValueError("only a unit of the kind engine has lanes")
-        if self.kind == "engine" and self.does != TASKS:
-            raise ValueError("a unit of the kind engine writes texts: leave does out")
-        return self
-
-    @field_validator("cores")
-    @classmethod
-    def _own_cores(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if value and not hasattr(os, "sched_setaffinity"):
-            raise ValueError("this system keeps no thread on a core")
-        if value and not set(value) <= (allowed := cores()):
-            raise ValueError(f"this process has the cores {sorted(allowed)}")
-        return value
-
-
-def _working_together(units: Mapping[str, UnitSettings]) -> Mapping[str, UnitSettings]:
-    """The units, if they can. Raises ValueError."""
-    for name in units:
-        if not re.fullmatch(r"[A-Za-z][\w-]{0,31}", name) or name in _FOUND:
-            raise ValueError(f"a unit cannot be called {name!r}: a letter, then letters, digits, _ and -, 32 at most")
-    if sum(unit.kind == "engine" for unit in units.values()) > 1:
-        raise ValueError("one unit of the kind engine at most: a node has one model")
-    threads = [unit for unit in units.values() if unit.kind == "cpu"]
-    if threads and (missing := [task for task in TASKS if not any(task in unit.does for unit in threads)]):
-        raise ValueError(f"no unit does {' and '.join(missing)}")
-    return units
-
-
-# ---- tables of the file ----
-class Table(BaseModel):
-    """Settings without a flag: a table of the file, of all programs or inside the table of one."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-
-class AnswerSettings(Table):
-    """`[answers]`: what holds where a request does not say."""
-
-    documents: int = Field(2, ge=0, le=64, description="passages that each side reads")
-    system: str | None = Field(None, max_length=65_536, description="system message of conversations that bring none")
-    max_tokens_default: int | None = Field(None, ge=1, description="tokens written; default: up to the context")
-    temperature: float | None = Field(None, ge=0, le=2, description="default: the model's generation_config.json, or 1")
-    top_p: float | None = Field(None, ge=0, le=1, description="default: the model's, or 1")
-    top_k: int | None = Field(None, ge=0, lt=2**31, description="0: no limit; default: the model's, or 0")
-    min_p: float | None = Field(None, ge=0, le=1, description="default: the model's, or 0")
-    repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="default: the model's, or 1")
-
-
-class EnergySettings(Table):
-    """`[energy]`: where the energy of answers is read, and what a machine takes that measures none."""
-
-    meter: MeterName = Field(
-        "auto",
-        description="rapl (processors), nvml (an NVIDIA GPU), battery; power or workload: modelled from what follows; "
-        "off; auto: what this machine measures, else modelled",
-    )
-    compute_watts: float = Field(12.0, gt=0, le=100_000, description="power while the engine computes, W")
-    send_watts: float = Field(0.2, ge=0, le=100_000, description="power while this side sends, W")
-    compute_gflops: float | None = Field(
-        None,
-        gt=0,
-        le=1e9,
-        description="speed of the engine, 10^9 operations a second; energy is then modelled by the operations of each "
-        "step; default: by its seconds",
-    )
-
-
-class StageTuning(Table):
-    """`[tuning]` of a stage."""
-
-    threads: int | None = Field(None, ge=1, description="CPU threads of the engine; default: torch's choice")
-
-
-class Tuning(StageTuning):
-    """`[tuning]` of both programs that answer."""
-
-    backend: Literal["auto", "hf", "llama_cpp", "paged"] = Field("auto", description="engine that runs the model")
-    step_rows: int | None = Field(
-        None,
-        ge=1,
-        le=1 << 16,
-        description="tokens computed in one step of the engine: more for throughput, fewer for steady streams beside "
-        "long prompts; default: 512, on a GPU 2048",
-    )
-    model_idle_minutes: float = Field(
-        10.0, gt=0, le=525_600, description="minutes without a request after which a model but the first is unloaded"
-    )
-    document_kv_mib: int = Field(2048, ge=0, description="MiB of disk for the KV of documents; 0: none is kept")
-    responses_mib: int = Field(256, ge=1, le=1 << 20, description="MiB of responses kept; the oldest go first")
-    responses_days: float = Field(30.0, gt=0, le=3650, description="days for which responses are kept")
-    longest_silent_answer: float = Field(
-        600.0,
-        ge=0,
-        le=86_400,
-        description="seconds that an answer in one piece may take, whose connection is kept open meanwhile; a client "
-        "that says for how long it waits (x-stainless-read-timeout) is held no longer; 0: any time",
-    )
-    strangers_per_address: int = Field(
-        512,
-        ge=1,
-        le=1024,
-        description="connections of one address at once whose sender has shown no key or credential yet; the oldest of "
-        "them is cut for one more",
-    )
-    local_users: Literal["own", "any"] = Field(
-        "own", description="users of this machine let in while no key is required: any, or own, that is its and root"
-    )
-    reranker: str | None = Field(
-        None,
-        description="what workflows rerank with: late-interaction, or a cross-encoder, as a directory or the name of "
-        "one that was downloaded; default: late interaction where the embedder is minilm, else none",
-    )
-    web_results: int = Field(3, ge=1, le=10, description="results of a web search whose pages are read")
-    web_pages: int = Field(8, ge=1, le=64, description="pages of the web that one answer may read")
-    units: Annotated[dict[str, UnitSettings], AfterValidator(_working_together)] = Field(
-        default_factory=dict,
-        description="processing units of workflows, a table for each; default: a thread, and the model in 4 lanes",
-    )
-    log_text: bool = Field(
-        False,
-        description="with log_level debug, log in machines.jsonl of the state directory what answers read and write, "
-        "so that a fault can be run again; without it kinds and times alone",
-    )
-    emulate: str | None = Field(
-        None,
-        description="emulated link: rtt=100ms,jitter=20ms,rate=10mbit,loss=0.01, and pace of the engine: "
-        "forward=60ms,row=0.5ms; default: both as they are",
-    )
-
-
-class ServerTuning(Tuning):
-    """`[tuning]` of `paceline serve`."""
-
-    relevance_temperature: float = Field(
-        0.8,
-        ge=0.01,
-        le=100,
-        description="cosine more for which a passage weighs e times as much; linked devices follow",
-    )
-    credential_hours: float = Field(
-        24.0,
-        gt=0,
-        le=8760,
-        description="hours for which a device's key holds; it is renewed over the link when half of them are over",
-    )
-    device_days: float = Field(
-        30.0,
-        ge=0,
-        le=36_500,
-        description="days without a link after which a device must be enrolled again; 0: it never must",
-    )
-    stage_format: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="number format of hidden rows between stages; auto: the model's, so that texts are the same"
-    )
-    draft_kv_mib: int | None = Field(
-        None, ge=1, description="MiB of KV cache of the draft model; default: as kv_mib, of what is left then"
-    )
-
-    @model_validator(mode="after")
-    def _renewable(self) -> Self:
-        if 0 < self.device_days * 24 < self.credential_hours:
-            raise ValueError(
-                f"devices would be away too long before keys are renewed: device_days ({self.device_days:g}) must "
-                f"be at least credential_hours ({self.credential_hours:g})"
-            )
-        return self
-
-
-class AgentTuning(Tuning):
-    """`[tuning]` of `paceline agent`."""
-
-    cloud_texts: bool = Field(
-        True,
-        description="let agents of workflows that read nothing private (the question, pages of the web) write on the "
-        "cloud's model, where that is faster and the request's level of privacy is open or document-private",
-    )
-
-
-# What holds where a constructor is given no settings.
-ANSWERS: Final = AnswerSettings.model_validate({})
-ENERGY: Final = EnergySettings.model_validate({})
-TUNING: Final = ServerTuning.model_validate({})
 
 
 # ---- programs ----

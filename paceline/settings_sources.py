@@ -29,7 +29,8 @@ from pydantic.fields import FieldInfo
 from paceline.core.printable import is_text
 from paceline.core.side import SIDES, Side
 from paceline.errors import ConfigError
-from paceline.settings import DERIVED, PREFIX, PROGRAMS, SECRETS, TRUSTING, ProgramSettings, Table, variable
+from paceline.settings import DERIVED, PREFIX, PROGRAMS, SECRETS, TRUSTING, ProgramSettings, variable
+from paceline.settings_tables import Table
 from paceline.system import is_others, open_mode, user_id
 
 DEFAULT_FILE = Path("paceline.toml")

@@ -19,7 +19,7 @@ from paceline.runtime.identity import cloud_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.link.dialer import serve_websocket
 from paceline.runtime.link.emulation import Emulation
-from paceline.settings import TUNING
+from paceline.settings_tables import TUNING
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim, Signer
 from paceline.wire.messages import Introduction

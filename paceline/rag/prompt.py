@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.words import Words
 from paceline.rag.records import Passage
-from paceline.settings import TUNING
+from paceline.settings_tables import TUNING
 
 Messages = Sequence[Mapping[str, object]]  # a conversation: role and content of each message
 Ids = list[int]

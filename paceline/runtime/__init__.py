@@ -8,6 +8,7 @@ served_models  several models behind one service
 admission      places of answers, and answers written in stretches
 questions      parts of a question, and whether documents answer them
 preparation    from a request to a session that is ready to run
+terms          what holds for an answer once its strategy is chosen
 turnstile      work in turns of its owners
 resources      engine, tokenizer, documents, n-gram tables, grammars and statistics of a side
 sessions       one answer on one side

@@ -28,7 +28,7 @@ from paceline.core.energy import (
 from paceline.core.offloading import EnergyDebt, EnergyQueue, ModelShape, Unit
 from paceline.errors import ConfigError, PacelineError
 from paceline.secret_files import private_folder, read_private, write_private
-from paceline.settings import ENERGY
+from paceline.settings_tables import ENERGY
 from paceline.wire.messages import Options
 
 # Power of a machine that runs on its battery, from Linux's power supply class.

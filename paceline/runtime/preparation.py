@@ -18,18 +18,15 @@ from paceline.engine.thinking import thinking_after
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage
 from paceline.runtime.admission import AnswerPlaces, Parts, Stretches
-from paceline.runtime.energy import SideEnergy
 from paceline.runtime.link.connection import Link
-from paceline.runtime.lookup_tables.store import Lifetime
 from paceline.runtime.peers import Peers
 from paceline.runtime.questions import parts_asked, unanswered_form
 from paceline.runtime.resources import Resources, without_drafts
-from paceline.runtime.service import AUTO, GenerateRequest, Generation, SharedPrompt
+from paceline.runtime.service import GenerateRequest, Generation, SharedPrompt
 from paceline.runtime.sessions.client import AloneWay, ClientSession, PreparedRequest
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.output_text import Written, token_strings
 from paceline.runtime.sessions.prompts import (
-    PeerScales,
     PromptSet,
     prompts_of,
     query_with_text,
@@ -44,7 +41,6 @@ from paceline.runtime.sessions.routing import (
     VERIFIED,
     Costs,
     StrategyChoice,
-    alone_by,
     candidates,
     choose,
     peer_apart,
@@ -53,6 +49,15 @@ from paceline.runtime.sessions.routing import (
     wish_of,
 )
 from paceline.runtime.sessions.timeline import Timeline
+from paceline.runtime.terms import (
+    UNANSWERED_REASON,
+    answered_alone,
+    check_budget,
+    lifetime_of,
+    nothing_found,
+    searched_once,
+    weighed,
+)
 from paceline.strategies.base import (
     JOINT_LEVELS,
     Machine,
@@ -60,19 +65,15 @@ from paceline.strategies.base import (
     PeerTerms,
     RoutingContext,
     Seat,
-    Side,
     SideFacts,
-    Strategy,
     other,
 )
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.messages import Options, stretch_of
+from paceline.wire.messages import stretch_of
 
 log = logging.getLogger("paceline.node")
 
-_ASKING = frozenset({"system", "user"})  # roles of messages that no model has written
 _TAIL = 64  # tokens at the end of a prompt: more than a template writes between a message and the answer
-UNANSWERED_REASON = "documents were found, and none answers the question"
 MIN_ANSWER_TOKENS = 256  # reserved beside documents for an answer without a limit, if the context is long enough
 
 
@@ -250,10 +251,10 @@ class Preparation:
         strategy, options = STRATEGIES[choice.strategy], choice.options
         if egress.timeline is not None:
             egress.timeline.chose(strategy.name, choice.compared)
-        _check_budget(request, choice, resources.energy if side == "device" else None)
+        check_budget(request, choice, resources.energy if side == "device" else None)
         if request.sources.passages is not None or not request.sources.documents:
             options = options.in_one_stretch()
-        prompts, unlike = _weighed(strategy, prompts, side, self._peers.scales, self._peers.scales.difference(name))
+        prompts, unlike = weighed(strategy, prompts, side, self._peers.scales, self._peers.scales.difference(name))
         may_say = prompts.unanswered or (strategy.needs_peer and not prompts.passages)
         unanswered = (
             await self._unanswered_mask(request, thinking)
@@ -273,7 +274,7 @@ class Preparation:
             request=request,
             side=side,
             strategy=strategy.name,
-            reason="; ".join(filter(None, (choice.reason, unlike, told, _searched_once(request, options)))),
+            reason="; ".join(filter(None, (choice.reason, unlike, told, searched_once(request, options)))),
             options=options,
             prompts=prompts,
             max_new_tokens=resources.max_positions - prompts.longest,
@@ -290,7 +291,7 @@ class Preparation:
             predicted=predicted,
             draft_claim=resources.draft_claim(strategy, prompts.branches, share.tokens),
             refusals=resources.info.refusals,
-            nothing_found=_nothing_found(begun.context, strategy),
+            nothing_found=nothing_found(begun.context, strategy),
             writer=begun.context.larger,
             costs=resources.costs if not strategy.needs_peer else None if prompts.passages else self._of_cloud,
         )
@@ -337,7 +338,7 @@ class Preparation:
         for documents in (request.sources.documents, 0):  # without any it fits memory, as it did before
             reading = replace(request, sources=replace(request.sources, documents=documents))
             found = await self._prompts(reading, query=query, length=end)
-            prompts, _ = _weighed(strategy, found, resources.side, self._peers.scales, difference)
+            prompts, _ = weighed(strategy, found, resources.side, self._peers.scales, difference)
             rows = [len(branch.prompt) + length for branch in prompts.branches]
             share = resources.claim(rows, end - length)
             if share is not None and share.tokens >= end - length:
@@ -374,7 +375,7 @@ class Preparation:
         machine = partial(self._machine, removals=removals, written=written, link=link)
         ways: list[AloneWay | None] = []
         for each in (prepared, replace(prepared, prompts=replace(prepared.prompts, unanswered=True))):
-            alone = _alone(each, resources.facts(answers=1 + len(self._clients))) if written is None else None
+            alone = answered_alone(each, resources.facts(answers=1 + len(self._clients))) if written is None else None
             ways.append(None if alone is None else (alone, partial(machine, alone, joined=False)))
         session = ClientSession(
             machine(prepared, joined=joined),
@@ -400,7 +401,7 @@ class Preparation:
         if strategy.text_of == "cloud" and resources.side == "device":
             table = resources.peers_table()  # what it suggests goes up, and the owner's may hold what must not
         else:
-            lifetime = _lifetime(request, prepared.prompts, strategy, resources.side)
+            lifetime = lifetime_of(request, prepared.prompts, strategy, resources.side)
             table = resources.table(request.account.owner, lifetime, removals)
         top, drafts = request.output.top_logprobs, prepared.draft_claim is not None
         told = (
@@ -488,106 +489,3 @@ class Preparation:
         """Maximum of output tokens, clamped to the context, as in OpenAI's API."""
         room = self._resources.max_positions - prompts.longest
         return min(request.output.max_tokens or self._max_tokens_default or request.output.default_tokens or room, room)
-
-
-def _check_budget(request: GenerateRequest, choice: StrategyChoice, energy: SideEnergy | None) -> None:
-    """Raises RequestError for an energy budget that the chosen strategy, or this device, does not keep. energy: of this
-    device; None at the cloud, whose device refuses for itself."""
-    if all(request.strategy.options.get(name) is None for name in ("joules_per_token", "joules_per_step")):
-        return
-    budget = choice.options.energy_budget
-    if budget is None:
-        raise RequestError(
-            f"An energy budget is kept by the strategy 'draft_verify' alone, and '{choice.strategy}' is to write "
-            f"({choice.reason}).",
-            param="paceline.energy",
-            code="energy_budget_not_kept",
-        )
-    if energy is None:
-        return
-    if energy.meter is None:
-        raise RequestError(
-            "This device neither measures nor models its energy: its setting energy.meter is off.",
-            param="paceline.energy",
-            code="energy_budget_not_kept",
-        )
-    if energy.budget is not None and energy.budget[1] != budget[1]:
-        raise RequestError(
-            f"This device's own energy budget is in joules a {energy.budget[1]}: name joules_per_{energy.budget[1]}.",
-            param="paceline.energy",
-            code="energy_budget_not_kept",
-        )
-
-
-def _alone(prepared: PreparedRequest, own: SideFacts) -> PreparedRequest | None:
-    """The same answer as this side writes it where the peer has found nothing; None where the text is not this side's
-    then, or the peer may still find something later."""
-    side, options, passages = prepared.side, prepared.options, prepared.prompts.passages
-    if prepared.request.strategy.name != AUTO or not STRATEGIES[prepared.strategy].needs_peer:
-        return None
-    says_so = prepared.prompts.unanswered and prepared.unanswered_mask is not None
-    writes = prepared.writer == side or passages
-    if options.stretch or options.energy_budget is not None or not (says_so or writes):
-        return None
-    strategy, compared = alone_by(own)
-    reason = f"the {side} alone has found something" if passages else prepared.nothing_found
-    if says_so:
-        reason = UNANSWERED_REASON
-    plain = Options(rescoring=options.rescoring, drafting=options.drafting)
-    reason = "; ".join(filter(None, (reason, compared)))
-    return replace(
-        prepared,
-        strategy=strategy,
-        reason=reason,
-        options=plain,
-        peer_name=None,
-        nothing_found="",
-        mask=prepared.unanswered_mask if says_so else prepared.mask,
-    )
-
-
-def _nothing_found(context: RoutingContext, strategy: Strategy) -> str:
-    """Who writes where neither side has found anything, and why; empty where the strategy's own reason says so."""
-    side, writer = context.side, context.larger
-    if strategy.text_of != "both" and (context.wish.strategy != AUTO or writer != side or not strategy.needs_peer):
-        return ""
-    if context.wish.strategy != AUTO:
-        return "neither side has found anything, and both write, as the request asks"
-    why = "no other model is known to be larger" if writer == side else "its model is larger"
-    return f"neither side has found anything, and the {writer} writes: {why}"
-
-
-def _weighed(
-    strategy: Strategy, prompts: PromptSet, side: Side, scales: PeerScales, difference: str
-) -> tuple[PromptSet, str]:
-    """Prompts with the weights of their documents, and why those of both sides weigh the same, if they do. difference:
-    of the scales of relevance of both sides; empty: none."""
-    if strategy.needs_peer and side == "device":  # as where the cloud's client asks, for the same text
-        prompts = prompts.without_relevance(scales.temperature)
-    weighed = strategy.text_of == "both" or (prompts.passages and prompts.peer_passages)
-    return (prompts.with_equal_sides(), difference) if weighed and difference else (prompts, "")
-
-
-def _searched_once(request: GenerateRequest, options: Options) -> str:
-    """Why documents are not searched for again although the request wants it, else empty."""
-    if not request.strategy.options.get("search_every") or options.stretch:
-        return ""
-    if not request.sources.documents:
-        return "no documents are searched for"
-    by = "a workflow searches" if request.sources.passages is not None else "only 'aggregate' searches again"
-    return f"documents are searched for once ({by})"
-
-
-def _lifetime(request: GenerateRequest, prompts: PromptSet, strategy: Strategy, side: Side) -> Lifetime:
-    """What the rows that the answer teaches may outlive. A conversation with earlier answers may hold the text of
-    documents even where none is found.
-
-    A device keeps those of joint answers: its user has read them, and the next one shows the cloud none of its drafts
-    that the models would not have drafted by themselves.
-    """
-    if strategy.text_of == "both" and side == "device" and not request.account.guest_key:
-        return "documents"
-    if strategy.needs_peer or prompts.peer_passages or request.account.guest_key:
-        return "answer"
-    is_first = all(message["role"] in _ASKING for message in request.prompt.messages)
-    return "owner" if is_first and not prompts.passages else "documents"

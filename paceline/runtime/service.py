@@ -17,7 +17,7 @@ from paceline.core.energy import EnergyUse
 from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.engine.base import ModelInfo
 from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
-from paceline.settings import ANSWERS
+from paceline.settings_tables import ANSWERS
 from paceline.strategies.base import FinishReason, Privacy, Side
 from paceline.workflow.flows import WorkflowName
 

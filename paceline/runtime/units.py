@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from paceline.core.side import Zone
 from paceline.rag.embedder import compute_here
 from paceline.runtime.turnstile import Turnstile
-from paceline.settings import TASKS, Task
+from paceline.settings_tables import TASKS, Task
 from paceline.system import cores
 from paceline.workflow.flows import ANSWER, EMBED, FETCH, SCORE, SEARCH, SEARCH_FAR, WRITE
 from paceline.workflow.graph import ProcessingUnit

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from paceline.core.addresses import Strangers, counted_address, parsed_address
 from paceline.core.fair import Shares
-from paceline.settings import TUNING
+from paceline.settings_tables import TUNING
 
 # The address behind a connection or a request, as limits by address count it.
 #

@@ -29,7 +29,7 @@ from paceline.api.http.errors import ScopeError, failure_of, http_failure
 from paceline.api.http.hop import JOINED, Hops
 from paceline.errors import PacelineError
 from paceline.runtime.service import Citation, Service
-from paceline.settings import ANSWERS, TUNING
+from paceline.settings_tables import ANSWERS, TUNING
 
 _bearer = HTTPBearer(scheme_name="bearer", auto_error=False)
 _key = APIKeyHeader(name="x-api-key", scheme_name="key", auto_error=False)

@@ -28,7 +28,7 @@ from paceline.api.responses.replay import Passages, close_interrupted, filled, r
 from paceline.api.responses.store import ENDS, EventRow, EventStore, ResponseRecord, StoredEvent, Turn
 from paceline.errors import PacelineError, RequestError, StorageError
 from paceline.sealing import PLAIN, Seal
-from paceline.settings import TUNING
+from paceline.settings_tables import TUNING
 from paceline.sql import Home
 
 # The events of a response that is still being written, as its readers on the event loop see them.

@@ -25,7 +25,7 @@ from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import search_cloud
 from paceline.runtime.workflows.agent_text import Searching
 from paceline.runtime.workflows.lookup import CANDIDATES, STAGE_S, Found, Lookup, Workflow, within
-from paceline.settings import TUNING
+from paceline.settings_tables import TUNING
 from paceline.workflow import agents
 from paceline.workflow.agents import Evidence
 from paceline.workflow.flows import SearchStages, TextStages, WorkflowStages
