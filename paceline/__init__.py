@@ -17,6 +17,7 @@ model_opening     the models that settings name, opened
 commands          the command `paceline`
 bootstrap         start-up of the server and the agent: opens models and stores, serves until a signal
 settings          flags, variables and `paceline.toml` as one frozen object: the schema
+settings_tables   the tables of that file: answers, energy, tuning and units
 settings_sources  where settings come from, and which wins
 sealing           encryption at rest
 secret_files      private folders and files; secrets that people pass in
