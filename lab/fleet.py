@@ -277,8 +277,8 @@ class Verdict:
         pauses = sorted(self.pauses) or [0.0]
         told = (
             f"{self.answers} answers, {self.equal} equal, {self.lost} events lost, {self.repeated} repeated, "
-            f"cut after {len(self.cut_at)} numbers of tokens ({min(self.cut_at, default=0)} to "
-            f"{max(self.cut_at, default=0)}), pause median {statistics.median(pauses):.2f} s, p95 "
+            f"cut after {min(self.cut_at, default=0)} to {max(self.cut_at, default=0)} tokens, never after "
+            f"{[each for each in range(max(self.cut_at, default=0)) if each not in self.cut_at]}, pause median {statistics.median(pauses):.2f} s, p95 "
             f"{pauses[int(0.95 * len(pauses))]:.2f} s, most {pauses[-1]:.2f} s"
         )
         return "\n  ".join([told, *self.wrong[:10], *self.slow[:20]])

@@ -76,8 +76,15 @@ def own_state_directory(_states: Iterator[Path], monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(scope="session")
 def forked(request: pytest.FixtureRequest) -> Iterator[Starts]:
-    """How programs start where a start is not what is tested: by fork, at night by exec, as users start them."""
+    """How programs start where a start is not what is tested: by fork, at night by exec, as users start them.
+
+    With TEST_DATABASE=1 servers among them keep what they keep in a PostgreSQL.
+    """
     with nullcontext(USUAL) if request.config.getoption("nightly", default=False) else forked_starts() as starts:
+        if os.environ.get("TEST_DATABASE") and starts is not USUAL:
+            from tests.postgres import OwnDatabases
+
+            setattr(starts, "environment", staticmethod(OwnDatabases(request.getfixturevalue("postgres")).environment))  # noqa: B010
         yield starts
 
 

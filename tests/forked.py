@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -88,6 +88,7 @@ def _be_subreaper(wanted: bool) -> bool:
 
 class _Forked(subprocess.Popen[Any]):
     control: socket.socket
+    environment: Callable[[Sequence[str], Mapping[str, str]], dict[str, str]] | None = None  # of a program, changed
     turn = threading.Lock()  # one start at a time
 
     def _execute_child(
@@ -124,13 +125,16 @@ class _Forked(subprocess.Popen[Any]):
                 start_new_session, process_group,
             )  # fmt: skip
             return
+        given = dict(os.environ if env is None else env)
+        if self.environment is not None:
+            given = self.environment(args, given)
         told = {
             "arguments": list(args[1:]),
             "cwd": os.fspath(cwd or os.getcwd()),
-            "env": dict(os.environ if env is None else env),
+            "env": given,
             "session": start_new_session,
         }
-        streams = [given if given != -1 else own for own, given in enumerate((p2cread, c2pwrite, errwrite))]
+        streams = [each if each != -1 else own for own, each in enumerate((p2cread, c2pwrite, errwrite))]
         with self.turn:
             socket.send_fds(self.control, [json.dumps(told).encode()], streams)
             self.pid = int(self.control.recv(MESSAGE))

