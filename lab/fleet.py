@@ -278,7 +278,8 @@ class Verdict:
         told = (
             f"{self.answers} answers, {self.equal} equal, {self.lost} events lost, {self.repeated} repeated, "
             f"cut after {min(self.cut_at, default=0)} to {max(self.cut_at, default=0)} tokens, never after "
-            f"{[each for each in range(max(self.cut_at, default=0)) if each not in self.cut_at]}, pause median {statistics.median(pauses):.2f} s, p95 "
+            f"{sorted(set(range(max(self.cut_at, default=0))) - set(self.cut_at))}, "
+            f"pause median {statistics.median(pauses):.2f} s, p95 "
             f"{pauses[int(0.95 * len(pauses))]:.2f} s, most {pauses[-1]:.2f} s"
         )
         return "\n  ".join([told, *self.wrong[:10], *self.slow[:20]])
@@ -473,7 +474,7 @@ async def carried(postgres: RealPostgres, count: int, rounds: int = 4) -> str:
                 ("two servers", urls, {}),
             ),
         ):
-            used, database, at = sum(map(_processor, pids)), _processor(postgres.pid), time.monotonic()
+            used, database, at = sum(map(processor_s, pids)), processor_s(postgres.pid), time.monotonic()
             bodies = [
                 await client.body(url, SAMPLED | plain | more, next(seeds), f"Tell {index}.")
                 for index in range(count) for url in asked
@@ -485,7 +486,7 @@ async def carried(postgres: RealPostgres, count: int, rounds: int = 4) -> str:
             tokens = sum(each.events[-1]["response"]["usage"]["output_tokens"] for each in readings)
             if number:  # the first is a warm-up
                 rates.setdefault(name, []).append(tokens / took)
-                spent = sum(map(_processor, pids)) - used, _processor(postgres.pid) - database
+                spent = sum(map(processor_s, pids)) - used, processor_s(postgres.pid) - database
                 costs.setdefault(name, []).append((1e3 * spent[0] / tokens, 1e3 * spent[1] / tokens))
     told = [
         f"{name}: {statistics.median(each):.0f} tokens/s, {statistics.median(cost for cost, _ in costs[name]):.3f} ms "
@@ -496,7 +497,8 @@ async def carried(postgres: RealPostgres, count: int, rounds: int = 4) -> str:
     return "\n  ".join([*told, f"two servers carry {two / one:.2f} times what one does"])
 
 
-def _processor(pid: int) -> float:
+def processor_s(pid: int) -> float:
+    """Seconds of processor time of a process and its children."""
     found = psutil.Process(pid)
     total = 0.0
     for each in (found, *found.children()):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from paceline.errors import StorageError
@@ -50,6 +51,7 @@ class _Live:
     link: Link
     renewed_at: float | None = None  # s since 1970, of its key; None: not read yet
     asked_at: float | None = None  # s, monotonic: when it was last asked for a new key
+    was_idle: bool = False  # at the last look, of a server that drains
 
 
 class Links:
@@ -80,6 +82,7 @@ class Links:
         self._fleet = fleet
         self._now = now
         self.has_devices = registry.has_devices()  # as the registry was read last
+        self.is_leaving: Callable[[], bool] = bool  # this server drains, and others take its devices
         self._live: dict[str, _Live] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._unread = False  # a link has come up since the registry was last read
@@ -91,6 +94,9 @@ class Links:
         return any(not each.link.closed.is_set() for each in live)
 
     async def serve(self, websocket: WebSocket) -> None:
+        if self.is_leaving():
+            await websocket.send_denial_response(Response(status_code=503))
+            return
         await serve_websocket(
             websocket,
             handshake=cloud_handshake(self._introduce(), self.key),
@@ -118,6 +124,15 @@ class Links:
                     await self.check()
                 again = before != seen
                 await self.renew()
+                if self.is_leaving():
+                    self._let_go()
+
+    def _let_go(self) -> None:
+        """Send devices to the other servers, whose answers have ended or may be between two of their sessions."""
+        for live in self._live.values():
+            if live.link.is_idle and live.was_idle and live.link.accepting:
+                live.link.drain()
+            live.was_idle = live.link.is_idle
 
     async def check(self) -> None:
         """Look up the device of every open link once more, and close those that may not stay."""

@@ -169,6 +169,7 @@ async def run(settings: ServerSettings) -> None:
                 if fleet is not None:
                     app.state.continuing = Continuing(app)
                     add_hops(app, fleet, key, live.has)
+                    live.is_leaving = lambda: app.state.admission.draining
                 return app, live.watch
 
             stages = None

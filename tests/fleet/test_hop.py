@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -199,6 +200,29 @@ def test_a_stream_whose_server_is_lost_says_so_and_a_response_goes_on_from_the_l
         numbers = [json.loads(line[6:])["sequence_number"] for line in lines if line.startswith("data: ")]
         assert numbers == list(range(len(numbers)))
         assert "event: response.completed" in lines
+
+
+def test_a_server_that_hangs_is_waited_for_as_long_as_its_lease(both: tuple[Server, Server], url: str) -> None:
+    """One that is stopped keeps its connections: before it has answered, and in the middle."""
+    a, b = both
+    b.service.script = Script([TextDelta("one", 1), held := Signal()])
+    path, streamed = "/v1/chat/completions", {"stream": True}
+    with client_of(a.url, "of-phone") as client, client.stream("POST", path, json=BODIES[path] | streamed) as answer:
+        lines = answer.iter_lines()
+        assert any("one" in line for line in lines)
+        b.fleet.close()  # its lease ends, as if it stood still
+        assert "was lost" in "".join(lines)
+    held.set()
+    with socket.create_server(("127.0.0.1", 0)) as silent, closing(Postgres(url)) as postgres:
+        mute = postgres.join(url_of(silent))
+        mute.linked("phone")
+        eventually(lambda: getattr(a.fleet.where("phone"), "id", "") == mute.id)
+        with ThreadPoolExecutor(1) as beside:
+            asked = beside.submit(request, "POST", a.url + path, headers=PHONE, json=BODIES[path])
+            with silent.accept()[0]:
+                mute.close()
+                answered = asked.result()
+            assert (answered.status_code, answered.json()["error"]["code"]) == (503, "server_lost")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from server.devices import Registry
 from server.links import Links
 from tests.api.scripted import WAIT, ScriptedService
 from tests.wire.identities import CLOUD, DEVICE
+from tests.wire.samples import opening
 
 pytestmark = pytest.mark.usefixtures("cheap_codes")
 KEY = PrivateKey(bytes([1] * 32))
@@ -296,3 +297,39 @@ async def test_a_server_ends_though_its_database_is_gone() -> None:
         await ready.wait()
         server.stop()
     listener.close()
+
+
+@pytest.mark.anyio
+async def test_devices_of_a_server_that_drains_go_to_another_between_their_answers(tmp_path: Path) -> None:
+    async with site(tmp_path) as leaving, site(tmp_path) as other:
+        code, urls = leaving.registry.add("phone"), [leaving.url, other.url]
+
+        def take_part(link: Link) -> None:
+            link.on_open = lambda asked: link.attach(asked.session, lambda _: None)
+
+        credentials = Credentials(tmp_path / "agent")
+        cloud = Cloud(urls, credentials, code=code, name="phone", introduce=lambda: DEVICE, up=take_part)
+        await cloud.enrol()
+        leaving.keep(cloud)
+        link, _ = await leaving.peers.links.get()
+        session = link.open_session(lambda _: None)
+        link.send(opening(session))
+        leaving.live.is_leaving = lambda: True
+        looked = asyncio.Event()
+        leaving.live.renew = _then(leaving.live.renew, looked)  # type: ignore[method-assign]
+        for _ in range(3):
+            await looked.wait()
+            looked.clear()
+        assert link.accepting, "an answer is under way"
+        link.detach(session)
+        async with asyncio.timeout(WAIT):
+            await other.peers.links.get()
+        assert (link.close_code, leaving.peers.links.empty()) == (CloseCode.DRAINED, True)
+
+
+def _then(work: Callable[[], Awaitable[None]], done: asyncio.Event) -> Callable[[], Awaitable[None]]:
+    async def both() -> None:
+        await work()
+        done.set()
+
+    return both

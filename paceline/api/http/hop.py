@@ -14,9 +14,9 @@ import json
 import re
 import ssl
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -44,6 +44,8 @@ JOINED: Final = frozenset(
 CONNECT_S: Final = 2.0
 SILENT_S: Final = 45.0  # three times as long as a server lets a connection be silent (`routing.KEEP_ALIVE_S`)
 FRESH_S: Final = 60.0  # by which the servers' clocks may differ
+LOOK_S: Final = 1.0  # between looks whether a server that is waited for is alive
+T = TypeVar("T")
 Follow = Callable[[str, int], AsyncIterable[Any]]
 
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -117,7 +119,7 @@ class Hops:
                 there = await asyncio.to_thread(self._fleet.where, device)
         if there is not None:
             request.state.affinity = urlsplit(there.url).netloc
-            return await self._through(request, there.url, encode_json(body))
+            return await self._through(request, there.id, there.url, encode_json(body))
         request.state.affinity = chosen(
             sorted({urlsplit(url).netloc for url in self._urls.values()} or {here}), identity.key, _conversation(body)
         )
@@ -128,9 +130,9 @@ class Hops:
         if request.state.hopped or server in ("", self._fleet.id):
             return None
         alive = {each.id: each.url for each in await asyncio.to_thread(self._fleet.servers)}
-        return await self._through(request, alive[server], b"") if server in alive else None
+        return await self._through(request, server, alive[server], b"") if server in alive else None
 
-    async def _through(self, request: Request, url: str, body: bytes) -> Response | None:
+    async def _through(self, request: Request, server: str, url: str, body: bytes) -> Response | None:
         """None where that server cannot be reached. Raises RequestError where it is lost before it answers."""
         scope = request.scope
         path = scope["raw_path"] + b"?" + scope.get("query_string", b"")
@@ -143,13 +145,18 @@ class Hops:
         sent = self._http.build_request(
             request.method, url.rstrip("/") + path.decode("latin-1").removesuffix("?"), headers=headers, content=body
         )
+        self._urls.setdefault(server, url)  # it may be newer than the last look
+
+        def is_alive() -> bool:
+            return server in self._urls
+
         try:
-            answer = await while_connected(request.receive, self._http.send(sent, stream=True))
+            answer = await while_connected(request.receive, _while_alive(self._http.send(sent, stream=True), is_alive))
         except (httpx.ConnectError, httpx.ConnectTimeout):
             return None
         except httpx.TransportError:
             raise lost() from None
-        return _Passed(answer, self._follow)
+        return _Passed(answer, self._follow, is_alive)
 
 
 def lost() -> RequestError:
@@ -164,10 +171,11 @@ def lost() -> RequestError:
 class _Passed(Response):
     """The answer of another server."""
 
-    def __init__(self, answer: httpx.Response, follow: Follow) -> None:
+    def __init__(self, answer: httpx.Response, follow: Follow, is_alive: Callable[[], bool]) -> None:
         super().__init__()
         self._answer = answer
         self._follow = follow
+        self._is_alive = is_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
         try:
@@ -189,7 +197,8 @@ class _Passed(Response):
         end = {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}.get(kind, b"")
         kept, first, last = b"", b"", b""
         try:
-            async for piece in self._answer.aiter_raw():
+            pieces = self._answer.aiter_raw()
+            while (piece := await _while_alive(_next(pieces), self._is_alive)) is not None:
                 whole, between, kept = (kept + piece).rpartition(end) if end else (piece, b"", b"")
                 if whole:
                     events = [each for each in whole.split(end) if b"data: " in each] if end else []
@@ -220,6 +229,23 @@ class _Passed(Response):
         if ended:
             event = {"type": "error", "code": failure.code, "message": failure.message, "param": None}
             yield b"event: error\ndata: " + encode_json(event | {"sequence_number": after + 1}) + b"\n\n"
+
+
+async def _while_alive(work: Coroutine[Any, Any, T], is_alive: Callable[[], bool]) -> T:
+    """What a server sends. Raises httpx.TransportError once it is no longer alive, though its connection may be: one
+    that hangs, or whose machine is gone."""
+    task = asyncio.create_task(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=LOOK_S))[0]:
+            if not is_alive():
+                raise httpx.ReadTimeout("it has lost its lease")
+        return task.result()
+    finally:
+        task.cancel()
+
+
+async def _next(pieces: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(pieces, None)
 
 
 def _data(event: bytes) -> dict[str, Any]:

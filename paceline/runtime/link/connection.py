@@ -346,6 +346,11 @@ class Link(PeerLink):
         """On a cloud, once up: ask the device for a new key."""
         self._apply(self.renewal.ask())
 
+    @property
+    def is_idle(self) -> bool:
+        """True while no session is open."""
+        return not self._machine.sessions
+
     def drain(self) -> None:
         """Refuse new sessions, and close when the open ones have ended."""
         self._apply(self._machine.drain())
