@@ -2,6 +2,7 @@
 
 commands      `paceline chat`
 status        `paceline status`
+policy        `paceline policy check`
 dialogue      a conversation with its commands
 timeline      how an answer was written, as text
 demo          `paceline demo`

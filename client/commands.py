@@ -1,4 +1,4 @@
-"""The commands `paceline chat`, `mcp`, `status` and `demo`. httpx and rich are imported when they run."""
+"""The commands `paceline chat`, `mcp`, `status`, `demo`, `policy check`. httpx and rich are imported when they run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.secret_files import given_secret
 
 from .demo import demo
+from .policy import check
 from .status import AsJson, Key, KeyFile, Url, status
 
 if TYPE_CHECKING:
@@ -28,6 +29,15 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: paceline status --json")(status)
     app.command(epilog="Example: paceline demo --check")(demo)
     app.command(epilog="Example: paceline mcp --url http://127.0.0.1:8001")(mcp)
+    group = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        help="What the rules of [policy] make of a question, and documents that they ask their owner for.",
+        epilog='Example: paceline policy check "What does my contract say?"',
+    )
+    group.command(epilog='Example: paceline policy check "What does my contract say?"')(check)
+    group.callback()(lambda: None)  # a group of one command is a group
+    app.add_typer(group, name="policy")
 
 
 def chat(

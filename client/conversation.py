@@ -114,6 +114,11 @@ class Conversation:
         with self._readable_errors():
             return _object(self._checked(self._http.get(path)).content)
 
+    def post(self, path: str, body: Json) -> Json:
+        """The JSON object that a body is answered with at a path below `/v1`. Raises PacelineError."""
+        with self._readable_errors():
+            return _object(self._checked(self._http.post(path, json=body)).content)
+
     def readiness(self) -> Json:
         """The body of `/readyz`. Raises PacelineError also while it cannot be asked."""
         with self._readable_errors():

@@ -8,9 +8,10 @@ from contextlib import closing
 import msgspec
 from fastapi import FastAPI
 
-from paceline.api.http.auth import Keyring, check_exposure, parse_keys
+from paceline.api.http.auth import Keyring, check_exposure, key_id, parse_keys
 from paceline.api.http.server import listen
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, run_node
+from paceline.core.policy import ANY_KEY
 from paceline.core.side import NOBODY
 from paceline.errors import ConfigError
 from paceline.models import shipped
@@ -31,7 +32,11 @@ _log = logging.getLogger("paceline.agent")
 async def run(settings: AgentSettings) -> None:
     """Serve until a signal. Raises ConfigError for what cannot be used: settings, model, documents, enrolment."""
     code, keys = _secrets(settings)
-    keyring = Keyring(dict.fromkeys(parse_keys(keys)))
+    named = parse_keys(keys)
+    keyring = Keyring(dict.fromkeys(named))
+    names = {key_id(key): name for key, name in named.items() if name}
+    if unknown := sorted({*settings.policy.keys} - {*names.values(), ANY_KEY}):
+        raise ConfigError(f"[policy.keys] names {unknown[0]}, and no key is given as KEY={unknown[0]} (api_keys).")
     check_exposure(settings.host, keyring)
     emulation = Emulation.parse(settings.tuning.emulate) if settings.tuning.emulate else None
 
@@ -74,6 +79,7 @@ async def run(settings: AgentSettings) -> None:
             expects_peer=lambda: settings.cloud is not None,
             open_to_peer=settings.share_distributions,
             asks=CloudAsks(may_ask, limits, ActivityLog(settings.state_dir)),
+            names=lambda owner: names.get(owner, ""),
         )
     _log.info("stopped")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +27,7 @@ from paceline.api.http.server import can_tell, serve, url_of
 from paceline.api.models import read_aliases
 from paceline.api.responses.log import Retention
 from paceline.core.offloading import Unit
+from paceline.core.policy import Policy
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ModelInfo, ServedModel
 from paceline.engine.loader import choose_device, gpu_uuid
 from paceline.engine.reader.engine import is_reader, load_pointer
@@ -47,6 +48,7 @@ from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
 from paceline.runtime.node import Node
 from paceline.runtime.parts import Company, Computing, Kept, NodeParts, Offer
+from paceline.runtime.policy import Policing, PolicyGuard
 from paceline.runtime.questions import Judge
 from paceline.runtime.served_models import ServedModels
 from paceline.runtime.stimuli import FILE as STIMULI
@@ -126,13 +128,15 @@ async def run_node(
     open_engine: Callable[[Path, str], AbstractContextManager[AsyncEngine]] | None = None,
     open_draft: Callable[[ServedModel], Engine] | None = None,
     database: Home | None = None,
+    names: Callable[[str], str] = str,
 ) -> None:
     """Open store, model and node, serve on `listener` until a signal, then close them in reverse order.
 
     `compose` returns the application and the task to run beside it, which is cancelled once the server has drained.
     `shipped`: see `open_model`; `expects_peer`, `open_to_peer`, `asks`: see `Company`. `open_engine`: of a model's
     directory and name, in place of loading its engine here. `open_draft`: the draft model's engine beside this
-    model. `database`: where responses and documents are kept, instead of folders. The caller closes `listener`.
+    model. `database`: where responses and documents are kept, instead of folders. `names`: see `Policing`. The caller
+    closes `listener`.
     Raises ConfigError for a model, documents or a state directory that cannot be used, EngineLost after the engine's
     device has failed for good.
     """
@@ -157,7 +161,8 @@ async def run_node(
         judge = next((Judge(partial(load_pointer, folder)) for folder in shipped.values() if is_reader(folder)), None)
         kept = Kept(open_kv(settings, store), open_tables(settings, model, seal), temperature, judge)
         cloud_texts = isinstance(settings, AgentSettings) and settings.tuning.cloud_texts
-        terms = Company(expects_peer, open_to_peer, asks, cloud_texts, tracer)
+        guard = PolicyGuard(settings.side, settings.policy.policy(), Policing(settings.state_dir, names))
+        terms = Company(expects_peer, open_to_peer, asks, cloud_texts, tracer, guard)
         tools = Tools(reranker, open_web(settings))
         node = Node(settings.side, model, store, NodeParts(offer, computing, kept, terms), tools)
 
@@ -193,6 +198,7 @@ async def run_node(
             ) as service,
         ):
             service.aliases = read_aliases(service, settings.model_alias, settings.embedding_alias)
+            check_models(guard.policy, [model.name for model in service.models()])
             app, background = await compose(OpenedNode(node, service, model, name, seal, tracer, database))
             async with asyncio.TaskGroup() as tasks:
                 beside = None if background is None else tasks.create_task(background())
@@ -204,6 +210,13 @@ async def run_node(
             await asyncio.to_thread(tracer.close)  # after the last part in a peer's answer
         if lost is not None:  # a supervisor starts the program again, with a fresh device
             raise lost
+
+
+def check_models(policy: Policy, served: Sequence[str]) -> None:
+    """Raises ConfigError for a model in the policy that is not served: it may be another's name, misspelt."""
+    named = {*policy.models, *(name for grant in policy.keys.values() for name in grant.models or ())}
+    for name in sorted(named - set(served)):
+        raise ConfigError(f"[policy] names the model {name}, which is not served here; there are {', '.join(served)}.")
 
 
 def api_keys_of(settings: NodeSettings) -> tuple[str, ...]:

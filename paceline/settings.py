@@ -1,7 +1,7 @@
 """Settings of the programs: one schema for flags, variables and the file, with the checks of each value.
 
 What people choose is a field of a program, with a flag that `--help` shows. The rest are fields of `[answers]`,
-`[energy]` and `[tuning]`, tables of the file. `paceline.settings_sources` resolves them once at start-up.
+`[energy]`, `[policy]` and `[tuning]`, tables of the file. `paceline.settings_sources` resolves them once at start-up.
 Knows nothing of models, stores or the network: whether a model exists is checked by the engine.
 """
 
@@ -19,7 +19,15 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from paceline.core.addresses import is_loopback
 from paceline.core.side import MayAsk, Side
-from paceline.settings_tables import AgentTuning, AnswerSettings, EnergySettings, ServerTuning, StageTuning, Tuning
+from paceline.settings_tables import (
+    AgentTuning,
+    AnswerSettings,
+    EnergySettings,
+    PolicySettings,
+    ServerTuning,
+    StageTuning,
+    Tuning,
+)
 
 PREFIX = "PACELINE_"
 STORE: Final = "store"  # as `web_search`: the cloud's public documents stand for the web
@@ -102,9 +110,9 @@ class NodeSettings(ProgramSettings):
     api_keys: Several = Field(
         (),
         repr=False,
-        description="keys for clients, as KEY, or KEY=DEVICE to bind one to a device; besides those of paceline keys. "
-        "Other users of the machine see what is on a command line: give - to read them from standard input, one a "
-        "line, or api_key_file",
+        description="keys for clients, as KEY, or KEY=DEVICE to bind one to a device (at an agent: KEY=NAME to name it "
+        "for [policy]); besides those of paceline keys. Other users of the machine see what is on a command "
+        "line: give - to read them from standard input, one a line, or api_key_file",
     )
     api_key_file: Path | None = Field(
         None, description="file with keys as of api_keys, one a line; -: standard input; default: none"
@@ -144,6 +152,7 @@ class NodeSettings(ProgramSettings):
     log_format: Literal["text", "json"] = Field("text", description="of a line of the log; json: one object a line")
     answers: AnswerSettings = Field({}, validate_default=True)
     energy: EnergySettings = Field({}, validate_default=True)
+    policy: PolicySettings = Field({}, validate_default=True)
     tuning: Tuning = Field({}, validate_default=True)
 
     @property

@@ -1,4 +1,4 @@
-"""Tables of the file that settings are read from: `[answers]`, `[energy]`, `[tuning]` and the units declared in it.
+"""Tables of the file that settings are read from: `[answers]`, `[energy]`, `[policy]`, `[tuning]` and its units.
 
 Settings without a flag, of all programs or inside the table of one. `paceline.settings` has those that people choose.
 """
@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from paceline.core.energy import MeterName
+from paceline.core.policy import BUDGETS, DocumentRule, Grant, Pattern, Policy, Privacy, Rule
 from paceline.system import cores
+
+HOME: Final = os.path.expanduser("~")  # what `~` stands for in patterns
+
 
 # ---- processing units of workflows, as tables of the file: [tuning.units.NAME] ----
 Task = Literal["search", "rerank", "embed"]
@@ -98,6 +102,85 @@ class EnergySettings(Table):
         description="speed of the engine, 10^9 operations a second; energy is then modelled by the operations of each "
         "step; default: by its seconds",
     )
+
+
+def _pattern(text: str) -> str:
+    Pattern.parse(text, HOME)
+    return text
+
+
+Patterns = Annotated[
+    tuple[Annotated[str, Field(max_length=1024), AfterValidator(_pattern)], ...], Field(max_length=1000)
+]
+
+
+class GrantSettings(BaseModel):
+    """What one key, or one model, may at most."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reads: Patterns | None = None
+    models: tuple[str, ...] | None = None
+    privacy: Privacy = "open"
+    confirms: bool = False
+
+    def grant(self, whose: str) -> Grant:
+        reads = None if self.reads is None else _patterns(self.reads)
+        return Grant(whose, reads, self.models, self.privacy, self.confirms)
+
+
+class PolicySettings(Table):
+    """`[policy]`: what may leave, who may read what, and what a day may take; each narrows what requests ask for."""
+
+    never_leaves: Patterns = Field(
+        (),
+        description="documents, whatever is written from which stays on its side: a folder, a file, a pattern, "
+        "store:NAME or tag:KEY=VALUE",
+    )
+    public_passages_only: Patterns = Field(
+        (), description="documents, for answers from which no more than the search query leaves a device"
+    )
+    ask_me: Patterns = Field((), description="documents that are read once their owner has confirmed each of them")
+    keys: dict[str, GrantSettings] = Field(
+        default_factory=dict,
+        description="a table for each key by name, * for all others: reads (documents), models, privacy (the least "
+        "strict level), confirms (it may confirm documents of ask_me)",
+    )
+    models: dict[str, GrantSettings] = Field(
+        default_factory=dict, description="a table for each model by name: reads, privacy"
+    )
+    joules: float | None = Field(None, ge=0, description="of a day; nothing more is written when they are used up")
+    bytes: int | None = Field(
+        None, ge=0, description="sent to the other side in a day; answers stay here when they are used up"
+    )
+    cloud_tokens: int | None = Field(
+        None, ge=0, description="tokens written with the other side in a day; answers then stay here"
+    )
+
+    def policy(self) -> Policy:
+        named: tuple[tuple[Rule, tuple[str, ...]], ...] = (
+            ("never leaves", self.never_leaves),
+            ("public passages only", self.public_passages_only),
+            ("ask me", self.ask_me),
+        )
+        return Policy(
+            tuple(DocumentRule(rule, pattern) for rule, texts in named for pattern in _patterns(texts)),
+            {name: each.grant(f"key {name}") for name, each in self.keys.items()},
+            {name: each.grant(f"model {name}") for name, each in self.models.items()},
+            {name: float(most) for name in BUDGETS if (most := getattr(self, name)) is not None},
+        )
+
+
+def _patterns(texts: Sequence[str]) -> tuple[Pattern, ...]:
+    """The patterns, also by the real paths of the folders that they begin with: documents are known by these."""
+    found: dict[str, Pattern] = {}
+    for text in texts:
+        found[text] = Pattern.parse(text, HOME)
+        path = HOME + text[1:] if text.startswith("~/") else text
+        fixed = re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition("/")[0] if re.search(r"[*?\[]", path) else path
+        if path.startswith("/") and fixed and (real := os.path.realpath(fixed)) != fixed.rstrip("/"):
+            found[real + path[len(fixed) :]] = Pattern.parse(real + path[len(fixed) :], HOME)
+    return tuple(found.values())
 
 
 class StageTuning(Table):

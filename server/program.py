@@ -186,5 +186,6 @@ async def run(settings: ServerSettings) -> None:
                 open_engine=stages,
                 open_draft=opened_draft(settings),
                 database=database,
+                names=keyring.name_of,
             )
     _log.info("stopped")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from paceline.bootstrap import open_reranker, workflow_units
 from paceline.core.addresses import is_loopback
+from paceline.core.policy import DocumentFacts
 from paceline.errors import ConfigError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
@@ -189,6 +190,36 @@ def test_a_table_stands_in_the_file_or_in_that_of_a_program_and_a_variable_comes
     ):
         with pytest.raises(ConfigError, match=sentence):
             resolve(AgentSettings, {}, {}, written(tmp_path, wrong))
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        ('never_leave = ["x"]', "did you mean policy.never_leaves"),
+        ('never_leaves = ["a[b"]', r"has a \[ without its \]"),
+        ('never_leaves = "diary"', "cannot be used"),
+        ('ask_me = ["**"]', "names every document, or none"),
+        ("keys.phone = {read = []}", "policy.keys.phone.read = .* cannot be used"),
+        ('keys.phone = {privacy = "secret"}', "cannot be used"),
+        ("bytes = -1", "cannot be used"),
+    ],
+)
+def test_a_policy_that_is_not_understood_is_refused(tmp_path: Path, policy: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        resolve(AgentSettings, {}, {}, written(tmp_path, f"[agent.policy]\n{policy}"))
+
+
+def test_a_pattern_holds_for_the_folder_behind_a_link_and_rules_are_read_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    text = f"""[policy]
+never_leaves = ["{tmp_path}/link", "{tmp_path}/link/*.md"]
+keys."*" = {{reads = ["~/work"], confirms = true}}
+joules = 5"""
+    policy = resolve(ServerSettings, {}, {}, written(tmp_path, text))[0].policy.policy()
+    real = DocumentFacts((str(tmp_path / "real" / "a.md"),))
+    assert [each.rule for each in policy.of(real)] == ["never leaves", "never leaves"]
+    assert policy.keys["*"].confirms and policy.budgets == {"joules": 5.0} and not policy.models
 
 
 def test_the_other_programs_keys_are_left_to_it(tmp_path: Path) -> None:

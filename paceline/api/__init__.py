@@ -10,6 +10,7 @@ vector_stores  `/v1/vector_stores` and `/v1/files`
 tokens         `/tokenize` and `/detokenize`
 documents      `/v1/documents`: what this side can read, and what may be asked of it
 passages       `/v1/passages/{id}`: cited passages in their documents
+policy         `/v1/policy`: what would happen to a question, and the confirmation of documents
 mcp            `/mcp`: documents as tools of the Model Context Protocol
 models         models, versions, health
 status         `/v1/status`

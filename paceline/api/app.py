@@ -22,6 +22,7 @@ from paceline.api import (
     models,
     openapi,
     passages,
+    policy,
     rerank,
     status,
     tokens,
@@ -60,6 +61,7 @@ ROUTERS = (
     passages.router,  # /v1/passages/{id}
     documents.router,  # /v1/documents
     mcp.router,  # /mcp
+    policy.router,  # /v1/policy/check, /v1/policy/confirmations
     anthropic.router,  # /v1/messages
     ollama.answers,  # /api/chat, /api/generate
     ollama.vectors,  # /api/embed, /api/embeddings

@@ -17,7 +17,7 @@ from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.api.http.body import Schema
-from paceline.api.http.routing import ServiceDep
+from paceline.api.http.routing import Caller, ServiceDep
 from paceline.api.openapi import keyed_router
 from paceline.core.printable import one_line
 
@@ -93,12 +93,14 @@ router = keyed_router("chat", "chat")
 
 
 @router.get("/v1/documents")
-async def list_documents(query: Annotated[DocumentsQuery, Query()], service: ServiceDep) -> DocumentsBody:
+async def list_documents(
+    query: Annotated[DocumentsQuery, Query()], service: ServiceDep, caller: Caller
+) -> DocumentsBody:
     """List the documents that this side reads for every answer, with a question for each."""
     library = service.library
     if library is None:
         return DocumentsBody(side=service.side, total=0, data=[])
-    total, begun = await asyncio.to_thread(library.beginnings, query.limit)
+    total, begun = await asyncio.to_thread(library.beginnings, caller.key, query.limit)
     shown = [
         ShownDocument(
             name=document.name,

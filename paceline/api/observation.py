@@ -172,6 +172,8 @@ class AnswerWatch:
             "cached_tokens": cached,
             "strategy": strategy,
         }
+        if result.policy is not None and result.policy.rule:
+            told |= {"level": result.policy.level, "rule": result.policy.rule}
         if result.degraded:
             counts.degraded.labels(result.degraded).inc()
             told["degraded"] = result.degraded

@@ -5,6 +5,7 @@ groups     where programs add subcommands and checks
 options    shared options, and options made from a settings class
 models     `paceline models`
 docs       `paceline docs`
+policy     `paceline policy`: documents that are asked for
 tables     `paceline tables`
 bench      `paceline bench`
 doctor     `paceline doctor`

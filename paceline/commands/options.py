@@ -34,8 +34,8 @@ Json = Annotated[bool, typer.Option("--json", help="write JSON to standard outpu
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="default: that of the side's settings")]
 
 SHOW_HELP = (
-    "print every setting with its value and where that comes from, those of the file's tables [answers], [energy] and "
-    "[tuning] too, and do nothing else"
+    "print every setting with its value and where that comes from, those of the file's tables [answers], [energy], "
+    "[policy] and [tuning] too, and do nothing else"
 )
 CONFIG_HELP = "TOML file with settings; default: paceline.toml in the working directory, if there is one"
 

@@ -8,6 +8,7 @@ offloading    how much a device drafts for a verifier elsewhere, within an energ
 aggregation   DRAGON's weights and the aggregators
 clock         what is expected of steps, links, peers and drafts, from what was measured
 energy        joules of steps, messages and answers
+policy        the owner's rules of documents, keys, models and budgets, and their decision
 side          the names of the two sides, and who may ask a device
 fair          turns and shares of owners, one rule at every door
 rendezvous    the server of a conversation

@@ -23,6 +23,7 @@ DEFAULT_COLLECTION = "default"
 class Selection:
     collections: tuple[str, ...] = (DEFAULT_COLLECTION,)
     document_ids: frozenset[str] | None = None  # only these documents of the collections; None: all
+    barred: frozenset[str] = frozenset()  # and none of these
 
 
 MANAGED = Selection()

@@ -9,7 +9,7 @@ Removing returns the hashes under which stored KV of the removed texts is found.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -248,6 +248,12 @@ def managed_documents(database: Database) -> list[Document]:
     """All documents of the default collection, ordered by name."""
     rows = database.execute(f"SELECT {_DOCUMENT} FROM documents WHERE collection = ?", DEFAULT_COLLECTION).fetchall()
     return sorted((_document(database, row) for row in rows), key=lambda document: document.name)
+
+
+def all_documents(database: Database) -> Iterator[tuple[Document, str, str]]:
+    """Those of every collection, with it and the id of the uploaded file; a damaged one has no `sha256`."""
+    for *row, collection, file in database.execute(f"SELECT {_DOCUMENT}, collection, file FROM documents").fetchall():
+        yield _document(database, tuple(row)), collection, file
 
 
 def find_by_text(database: Database, sha256: str) -> Document | None:

@@ -7,6 +7,8 @@ texts          its services for texts that it does not answer
 served_models  several models behind one service
 admission      places of answers, and answers written in stretches
 questions      parts of a question, and whether documents answer them
+policy         what the owner's rules make of a request, and what is kept of them
+reading        what is found out and read of a request
 preparation    from a request to a session that is ready to run
 terms          what holds for an answer once its strategy is chosen
 turnstile      work in turns of its owners

@@ -10,6 +10,7 @@ from typing import Final
 
 from paceline.core.energy import EnergyUse
 from paceline.core.fair import FairQueue
+from paceline.core.policy import PRIVACY_LEVELS
 from paceline.core.side import SIDES
 from paceline.errors import RequestError
 from paceline.runtime.questions import BETWEEN
@@ -126,9 +127,15 @@ def joined(parts: Sequence[GenerationResult]) -> GenerationResult:
         degraded=next((part.degraded for part in parts if part.degraded), None),
         citations=_once(citation for part in parts for citation in part.citations),
         found=_once(citation for part in parts for citation in part.found),
+        policy=next((part.policy for part in sorted(parts, key=_strictness) if part.policy is not None), None),
         stats=stats | {"cached_tokens": first.stats["cached_tokens"], "searches": searches},
         energy={side: _sum(uses) for side in SIDES if (uses := [p.energy[side] for p in parts if side in p.energy])},
     )
+
+
+def _strictness(part: GenerationResult) -> int:
+    """The strictest first."""
+    return 0 if part.policy is None else -PRIVACY_LEVELS.index(part.policy.level)
 
 
 def _once(citations: Iterable[Citation]) -> tuple[Citation, ...]:

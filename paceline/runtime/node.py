@@ -28,6 +28,7 @@ from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import (
+    Explanation,
     GenerateRequest,
     Generation,
     LinkStatus,
@@ -103,8 +104,8 @@ class Node(NodeTexts):
         *,
         beside: Beside | None = None,
     ) -> None:
-        """beside: of the first node on this store; None: this is it. The gate for a cloud's sessions is closed with the
-        node."""
+        """beside: of the first node on this store; None: this is it. The gate for a cloud's sessions and the policy's
+        guard are closed with the node."""
         parts, tools = parts or NodeParts(), tools or Tools()
         self.side: Side = side
         self._resources = Resources(side, model, store, self._run, parts, web=tools.web is not None)
@@ -134,7 +135,8 @@ class Node(NodeTexts):
         if self._is_joined:
             self._peers.clients[self] = self._clients
         if resources.store is not None and self._is_first:
-            self.library = await asyncio.to_thread(Library, resources.store, resources.side, resources.work)
+            readable = partial(resources.guard.readable, resources.store)
+            self.library = await asyncio.to_thread(Library, resources.store, resources.side, resources.work, readable)
             self.library.start()
         if resources.store is not None:
             self._run(watch_removals(resources.store, resources.forget_removed))
@@ -160,6 +162,8 @@ class Node(NodeTexts):
         await self._asks.close()
         if self.library is not None and self._is_first:
             await asyncio.to_thread(self.library.close)
+        if self._is_first:
+            await asyncio.to_thread(self._resources.guard.close)
         await self._resources.stop()
 
     def _is_busy(self) -> bool:
@@ -202,6 +206,13 @@ class Node(NodeTexts):
             detail["equal_weights"] = unlike
         lost = {} if self.lost is None else {"engine": str(self.lost)}
         return Readiness(self.lost is None, {**detail, **lost})
+
+    async def explain(self, request: GenerateRequest, key: str | None) -> Explanation:
+        return await self._preparation.explain(request, key)
+
+    async def confirm(self, owner: str, document: str) -> str:
+        resources = self._resources
+        return await asyncio.to_thread(resources.guard.confirm, resources.store, owner, document)
 
     async def forget_answers(self, owner: str) -> None:
         await asyncio.to_thread(self._resources.forget_answers, owner)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paceline.rag.document_kv import DocumentKvStore
     from paceline.runtime.asking import CloudAsks
     from paceline.runtime.lookup_tables.store import TableStore
+    from paceline.runtime.policy import PolicyGuard
     from paceline.runtime.questions import Judge
     from paceline.runtime.stimuli import StimulusLog
     from paceline.runtime.tracing import Tracer
@@ -63,6 +64,7 @@ class Company:
     asks: CloudAsks | None = None  # the gate for sessions that a cloud opens at a device; None: none is admitted
     cloud_texts: bool = True  # of a device: its cloud's model may write texts of its workflows' agents
     tracer: Tracer | None = None  # of what this side does for peers' clients
+    policy: PolicyGuard | None = None  # of the documents' owner; None: there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ class Peers:
         self.links[peer] = link
         link.tell_documents(lambda: self._resources.num_documents)
         self._may_ask = MayAsk.of(link.peer.asked_by)
-        link.on_sent = self._totals.today.add
+        link.on_sent = self._on_sent
         link.on_open = lambda opening: self._on_open(link, peer, opening)
         link.on_down = lambda: self._on_down(link, peer)
         log.info("linked with %s, which holds %s documents", peer, link.peer.documents)
@@ -145,6 +145,10 @@ class Peers:
         for client in list(chain(*self.clients.values())):
             if client.prepared.peer_name == peer:
                 client.link_back(link)
+
+    def _on_sent(self, kind: str, num_bytes: int) -> None:
+        self._totals.today.add(kind, num_bytes)
+        self._resources.guard.spend("bytes", num_bytes)
 
     async def close(self) -> None:
         """End all sessions of peers' clients, at shutdown."""
@@ -169,8 +173,8 @@ class Peers:
         """The peer opens a session: its part in an answer, a search (`SEARCH`), or a text of a workflow (`WRITE`)."""
         if opening.strategy == SEARCH and self._resources.side == "cloud":
             link.attach(opening.session, lambda _: None)
-            store, work = self._resources.store, self._resources.work
-            self._run(self._searches.answer(link, peer, opening, store, work, max_passages=MAX_PASSAGES))
+            readable, work = self._resources.readable(f"peer:{peer}", peer=True), self._resources.work
+            self._run(self._searches.answer(link, peer, opening, readable, work, max_passages=MAX_PASSAGES))
             return
         if opening.strategy == WRITE and self._resources.side == "cloud":
             self._texts.open(link, peer, opening)
@@ -212,6 +216,8 @@ class Peers:
             raise PacelineError(f"the options of '{strategy.name}' cannot be read: {error}") from error
         if (refusal := strategy.accepts(opening, options)) is not None:
             raise PacelineError(refusal)
+        if spent := self._resources.guard.used_up():
+            raise PacelineError(f"its budget of today is used up ({', '.join(spent)})")
         if self._resources.side == "device":  # whose energy it is
             self._resources.energy.queue(options)  # refuses a budget that it cannot keep
         return strategy, msgspec.structs.replace(options, drafting=_clamp(options.drafting))
@@ -237,6 +243,7 @@ class Peers:
 
         def closed(session: PeerSession) -> None:
             if self._sessions.pop(session, None) is not None:
+                resources.guard.spend("joules", 0.0 if session.energy is None else session.energy.joules)
                 tell_of_part(session, peer, opening.strategy, self._company.tracer)
                 self._shares.give_back(peer)
                 if session in self._counted:
@@ -337,7 +344,7 @@ async def _prompts(
     work = partial(
         prompts_of,
         _conversation(opening),
-        resources.store,
+        resources.readable(f"peer:{peer}", peer=True),
         resources.tokenizer,
         k=min(opening.top_k_documents, MAX_PASSAGES) if reads else 0,
         max_prompt=positions - max(end, min(opening.max_tokens, positions // 2)),

@@ -26,11 +26,13 @@ from paceline.engine.remote.servers import RemoteModel
 from paceline.errors import RequestError
 from paceline.rag.records import Selection
 from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.readable import Readable
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller, Timed, forward_times
 from paceline.runtime.engine_loop.remote_worker import RemoteWorker
 from paceline.runtime.engine_loop.worker import EngineWorker, Worker
 from paceline.runtime.lookup_tables.store import DocumentTables, Lifetime, TableStore, over
 from paceline.runtime.parts import NodeParts
+from paceline.runtime.policy import PolicyGuard
 from paceline.runtime.questions import is_judged
 from paceline.runtime.sessions.mask_threads import MaskBesideLoop, MaskThreads
 from paceline.runtime.sessions.prompts import scale_of
@@ -43,6 +45,7 @@ from paceline.strategies.base import (
     Machine,
     MachineConfig,
     OutputRules,
+    Privacy,
     Side,
     SideFacts,
     Strategy,
@@ -175,6 +178,7 @@ class Resources:
         self.drafts = None if draft_engine is None else EngineWorker(draft_engine, computing.limits)
         self._draft_info = None if draft_engine is None else (draft_engine.info, draft_engine.block_size)
         self.store = store
+        self.guard = parts.company.policy or PolicyGuard(side)
         self.relevance = scale_of(store, parts.kept.relevance_temperature)
         self.judge = parts.kept.judge if is_judged(info, self.tokenizer) else None
         self.prefiller = None if kv is None or store is None else DocumentPrefiller(kv, store, self.worker, model)
@@ -255,6 +259,12 @@ class Resources:
     @property
     def num_documents(self) -> int:
         return 0 if self.store is None else self.store.count()
+
+    def readable(
+        self, owner: str, *, peer: bool = False, level: Privacy | None = None
+    ) -> Readable | DocumentStore | None:
+        """This side's documents for a reader, see `PolicyGuard.readable`; None where it keeps none."""
+        return self.guard.readable(self.store, owner, self.info.name, peer=peer, level=level) or self.store
 
     def documents(self, selection: Selection) -> tuple[int, int]:
         """The number of selected documents, and of removals so far. Reads the disk: on any thread."""

@@ -20,6 +20,7 @@ from paceline.engine.base import ModelInfo
 from paceline.errors import EngineError, EngineLost, PacelineError, RequestError
 from paceline.runtime.node import Node
 from paceline.runtime.service import (
+    Explanation,
     GenerateEvent,
     GenerateRequest,
     Generation,
@@ -313,7 +314,7 @@ class ServedModels:
         self.side, self.find, self.wait_for_room, self.links = first.side, first.find, first.wait_for_room, first.links
         self.strategies, self.workflows = first.strategies, first.workflows
         self.embedders, self.embed = first.embedders, first.embed
-        self.rerankers, self.rerank = first.rerankers, first.rerank
+        self.rerankers, self.rerank, self.confirm = first.rerankers, first.rerank, first.confirm
         self._slots = {slot.info.name: slot for slot in memory.slots}
         assert len(self._slots) == len(memory.slots) and first.models()[0].name not in self._slots, "names are unique"
         self._memory = memory
@@ -405,6 +406,10 @@ class ServedModels:
         except BaseException:
             slot.give_back()
             raise
+
+    async def explain(self, request: GenerateRequest, key: str | None) -> Explanation:
+        async with self._node(request.model) as node:
+            return await node.explain(request, key)
 
     async def forget_answers(self, owner: str) -> None:
         for node in (self._first, *(slot.node for slot in self._slots.values())):

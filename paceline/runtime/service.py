@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.energy import EnergyUse
+from paceline.core.policy import Budget, Decision
 from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.engine.base import ModelInfo
 from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
@@ -210,6 +211,7 @@ class GenerationResult:
     end: Logprobs | None = None  # of the token that ended the answer, if one did and logprobs are requested
     steps: tuple[WorkflowStep, ...] = ()  # of the workflow before it, if there was one
     timeline: tuple[Moment, ...] = ()  # where the request wants it
+    policy: Decision | None = None  # where a rule decided, or a document waits for its owner's word
 
 
 GenerateEvent = TextDelta | GenerationResult
@@ -274,6 +276,18 @@ class Embeddings:
 class Reranked:
     relevance: tuple[float, ...]  # of each passage: a probability from a cross-encoder, else a mean of cosines
     tokens: int  # of query and passages, in the embedder's vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What would happen to a question, and why; nothing of it is sent."""
+
+    decision: Decision
+    strategy: str
+    why: str
+    leaves: str  # what would go to the other side
+    documents: Sequence[tuple[str, Sequence[str]]]  # names of those found, with their rules
+    left: Mapping[Budget, float]  # of budgets, today
 
 
 class Service(Protocol):
@@ -346,6 +360,14 @@ class Service(Protocol):
 
     async def prepare(self, request: GenerateRequest) -> Generation:
         """Check, retrieve, tokenize and admit. Raises RequestError before anything has started."""
+
+    async def explain(self, request: GenerateRequest, key: str | None) -> Explanation:
+        """What `prepare` would do. key: the name of another than the one that asks, for an owner alone. Raises
+        RequestError as `prepare` does."""
+
+    async def confirm(self, owner: str, document: str) -> str:
+        """Confirm a document that the policy asks for, by its id. Returns its name. Raises RequestError for an owner
+        who may not."""
 
     async def forget_answers(self, owner: str) -> None:
         """Erase what this owner's answers have taught look-up tables, which hold the latest of them word for word."""

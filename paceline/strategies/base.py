@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -24,6 +24,8 @@ from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.drafting.suffix_automaton import TextMemory
 from paceline.core.energy import NOT_KNOWN, Spent
 from paceline.core.offloading import EnergyQueue
+from paceline.core.policy import PRIVACY_LEVELS as PRIVACY_LEVELS
+from paceline.core.policy import Privacy as Privacy
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import Mask, RowSampling, SampledRow, SamplingParams
 from paceline.core.side import SIDES as SIDES
@@ -297,8 +299,6 @@ class Machine(Protocol):
 # Routing names those that `auto` chooses.
 
 
-Privacy = Literal["open", "document-private", "answer-private", "local-only"]
-PRIVACY_LEVELS: tuple[Privacy, ...] = get_args(Privacy)
 JOINT_LEVELS: tuple[Privacy, ...] = ("open", "document-private")  # at which two sides may write together
 
 O = TypeVar("O", bound=Options)  # noqa: E741

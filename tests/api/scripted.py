@@ -17,12 +17,14 @@ from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.api.http.routing import Settings
 from paceline.api.http.server import HttpServer, listen, url_of
+from paceline.core.policy import Decision
 from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.rag.store.library import Library
 from paceline.runtime.service import (
     EmbedderInfo,
+    Explanation,
     GenerateEvent,
     GenerateRequest,
     Generation,
@@ -157,6 +159,12 @@ class ScriptedService:
 
     async def forget_answers(self, owner: str) -> None:
         self.forgotten.append(owner)
+
+    async def explain(self, request: GenerateRequest, key: str | None) -> Explanation:  # noqa: ARG002
+        return Explanation(Decision(request.joining.privacy), "autoregressive", "It is asked for.", "nothing", [], {})
+
+    async def confirm(self, owner: str, document: str) -> str:  # noqa: ARG002
+        raise RequestError("There is no such document.", status=404, code="not_found", param="document")
 
     def rerankers(self) -> Sequence[str]:
         return ("scripted-reranker",)

@@ -25,6 +25,7 @@ from paceline.api.models import chat_model
 from paceline.api.openapi import keyed_router, official
 from paceline.api.vector_stores.search import select_stores
 from paceline.core.energy import EnergyUse
+from paceline.core.policy import Decision
 from paceline.errors import RequestError
 from paceline.runtime.service import (
     AUTO,
@@ -331,6 +332,7 @@ def report(whole: bool, done: GenerationResult, links: Addresses = NO_ADDRESSES)
         "strategy": done.strategy,
         "why": done.strategy_reason,
         "degraded": done.degraded,
+        **policy_of(done.policy),
         "citations": [
             {"side": WEB if one.url else one.side, "document": one.document, "passage": one.passage, "score": one.score}
             | ({"file_id": one.file_id} if one.file_id else {})
@@ -343,6 +345,16 @@ def report(whole: bool, done: GenerationResult, links: Addresses = NO_ADDRESSES)
         **({"timeline": [_moment(moment) for moment in done.timeline]} if done.timeline else {}),
         "energy": {side: _energy(use, done.completion_tokens) for side, use in done.energy.items()},
     }
+
+
+def policy_of(decision: Decision | None) -> Json:
+    """The rule that decided an answer's level, and documents that it has not read, as nobody has confirmed them."""
+    if decision is None:
+        return {}
+    asks = [{"id": key, "document": name} for key, name in decision.asks]
+    return ({"policy": {"rule": decision.rule, "level": decision.level}} if decision.rule else {}) | (
+        {"confirmation_needed": asks} if asks else {}
+    )
 
 
 def _moment(moment: Moment) -> Json:

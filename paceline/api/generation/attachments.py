@@ -81,6 +81,7 @@ class Attachments:
                 raise RequestError("This side keeps no files: send file_data.", param=f"{where}.file_id")
             stored = await asyncio.to_thread(library.uploads.get, owner, file_id)
             parsed = await self._parsed(stored.name, lambda: library.uploads.open(file_id), where, owner)
+            await self._admit(stored.name, parsed.text, owner, file_id)
             return stored.name, parsed.text
         address = next((kind for kind in ("file_url", "url") if fields.get(kind) is not None), None)
         if address is not None:
@@ -106,7 +107,13 @@ class Attachments:
                 sentence = f"{where}.{data} is not base64: give the file's bytes so, best as data:TYPE;base64,BYTES."
                 raise RequestError(sentence, param=f"{where}.{data}") from None
 
-        return name, (await self._parsed(name, opened, where, owner)).text
+        text = (await self._parsed(name, opened, where, owner)).text
+        await self._admit(name, text, owner)
+        return name, text
+
+    async def _admit(self, name: str, text: str, owner: str, file_id: str | None = None) -> None:
+        if (library := self._service.library) is not None:
+            await asyncio.to_thread(library.readable(owner).admit_file, name, text, file_id)
 
     async def _parsed(self, name: str, opened: Callable[[], BinaryIO], where: str, owner: str) -> Parsed:
         await self._turns.enter(owner)

@@ -64,7 +64,7 @@ class StoredKey:
         until: float | None = None,
         name: str = "",
     ) -> Self:
-        return cls(digest, Identity(device, digest.hex()[:KEY_ID_LENGTH], scopes, name), until)
+        return cls(digest, Identity(device, _id(digest), scopes, name), until)
 
 
 class Keyring:
@@ -104,6 +104,10 @@ class Keyring:
             return None
         return found.identity
 
+    def name_of(self, key: str) -> str:
+        """Name of a stored key by its id; empty for any other."""
+        return next((each.identity.name for each in self._stored() if each.identity.key == key), "")
+
     def holds(self) -> bool:
         return bool(self._configured) or any(key.until is None or self._now() < key.until for key in self._stored())
 
@@ -132,6 +136,14 @@ def check_exposure(host: str, keyring: Keyring) -> None:
             f"Listening on {host} lets other machines in, so at least one key is required: make one at a server with "
             "`paceline keys create NAME`, set --api-keys or PACELINE_API_KEYS, or listen on 127.0.0.1."
         )
+
+
+def key_id(key: str) -> str:
+    return _id(_digest(key))
+
+
+def _id(digest: bytes) -> str:
+    return digest.hex()[:KEY_ID_LENGTH]
 
 
 def _digest(key: str) -> bytes:

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,8 +103,8 @@ class HybridIndex:
         self._dimensions = dimensions
         self._vector_index = VectorIndex(np.empty(0, np.int64), np.empty((0, dimensions), np.float32))
         self._vector_rows = VectorRows(database) if database.is_shared else None  # in place of the index
-        self._ids: dict[tuple[str, ...], NDArray[np.int64]] = {}  # chunk ids by collections, until the next change
-        self._words: dict[tuple[str, ...], _Words] = {}  # by collections, rebuilt after changes; last used last
+        self._ids: dict[Selection, NDArray[np.int64]] = {}  # of whole collections and more, until the next change
+        self._words: dict[Selection, _Words] = {}  # likewise, rebuilt after changes; last used last
         self._stamp = ""  # store and generation of the rows that the vector index was built from
 
     @property
@@ -130,11 +130,11 @@ class HybridIndex:
     def selected(self, selection: Selection) -> NDArray[np.int64]:
         """(n,) ids of the chunks in a selection."""
         if selection.document_ids is None:
-            if selection.collections not in self._ids:
+            if selection not in self._ids:
                 for oldest in list(self._ids)[: 1 - _MAX_CACHED]:
                     del self._ids[oldest]
-                self._ids[selection.collections] = self._select(selection)
-            return self._ids[selection.collections]
+                self._ids[selection] = self._select(selection)
+            return self._ids[selection]
         return self._select(selection)
 
     def _select(self, selection: Selection) -> NDArray[np.int64]:
@@ -156,7 +156,7 @@ class HybridIndex:
             found = self._vector_index.search(vector, limit, None if len(selected) == self.num_chunks else selected)
         others = found[-1][1] if found and len(found) == limit < len(selected) else -math.inf
         scores = dict(found)
-        index = self._word_index(selection.collections)
+        index = self._word_index(replace(selection, document_ids=None))
         if index is None:
             return found, others
         hits = index.search(query, limit, None if selection.document_ids is None else set(selected.tolist()))
@@ -177,18 +177,19 @@ class HybridIndex:
         beside = max((score for i, score in scored if i not in named), default=-1.0) + _NAMED_LEAD
         return [(i, max(score, beside) if i in named else score) for i, score in scored], others
 
-    def _word_index(self, collections: tuple[str, ...]) -> BM25Index | None:
-        """The BM25 index of these collections; None where they have more than MAX_ROWS chunks."""
-        ids = self.selected(Selection(collections))
-        known = self._words.pop(collections, None)
+    def _word_index(self, selection: Selection) -> BM25Index | None:
+        """The BM25 index of whole collections, without what is barred, whose words would show in the ranks of others;
+        None where they have more than MAX_ROWS chunks."""
+        ids = self.selected(selection)
+        known = self._words.pop(selection, None)
         if known is None or not np.array_equal(known.ids, ids):  # ids are never reused: equal ids mean equal texts
             if len(ids) > MAX_ROWS:
                 return None
-            where, parameters = _collections(collections)
+            where, parameters = _where(selection)
             passages = read_passages(self._database, where, *parameters)
             found = {passage.chunk_id: passage.titled for passage in passages}
             known = _Words(ids, BM25Index(ids.tolist(), [found.get(chunk_id, "") for chunk_id in ids.tolist()]))
-        self._words[collections] = known
+        self._words[selection] = known
         for oldest in list(self._words)[:-_MAX_CACHED]:
             del self._words[oldest]
         return known.index
@@ -222,9 +223,10 @@ def _scored(
 def _where(selection: Selection) -> tuple[str, list[object]]:
     """SQL as of `_collections` for the chunks of a selection."""
     where, parameters = _collections(selection.collections)
-    if selection.document_ids is not None:
-        where += " AND document IN (SELECT value FROM json_each(?))"
-        parameters.append(json.dumps(sorted(selection.document_ids)))
+    for ids, condition in ((selection.document_ids, "IN"), (selection.barred or None, "NOT IN")):
+        if ids is not None:
+            where += f" AND document {condition} (SELECT value FROM json_each(?))"
+            parameters.append(json.dumps(sorted(ids)))
     return where, parameters
 
 

@@ -4,5 +4,6 @@ documents      a side's document store, the entry point for adding, listing and 
 files          uploaded files and their bytes
 vector_stores  collections of uploaded files
 library        the facade over files, vector stores and their search, and reading files into stores
+readable       documents as one reader may see them
 conversion     encrypting a plain store
 """

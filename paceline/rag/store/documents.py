@@ -19,6 +19,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.policy import DocumentFacts
 from paceline.core.side import Side
 from paceline.errors import ConfigError, DocumentError
 from paceline.rag import rows
@@ -44,6 +45,7 @@ from paceline.rag.records import (
     Zone,
 )
 from paceline.rag.store.conversion import encrypt_store, finish_encryption
+from paceline.rag.store.vector_stores import described
 from paceline.sealing import Seal
 from paceline.sql import Home
 
@@ -268,7 +270,7 @@ class DocumentStore:
         """Number of documents in the selection."""
         marks = ", ".join("?" * len(selection.collections))
         with self._database.reading() as database:
-            if selection.document_ids is None:
+            if selection.document_ids is None and not selection.barred:
                 row = database.execute(
                     f"SELECT count(*) FROM documents WHERE collection IN ({marks})", *selection.collections
                 )
@@ -276,7 +278,8 @@ class DocumentStore:
             ids = database.execute(
                 f"SELECT id FROM documents WHERE collection IN ({marks})", *selection.collections
             ).fetchall()
-        return sum(document_id in selection.document_ids for (document_id,) in ids)
+        allowed = selection.document_ids
+        return sum((allowed is None or each in allowed) and each not in selection.barred for (each,) in ids)
 
     def search(
         self,
@@ -310,6 +313,12 @@ class DocumentStore:
                 if len(passages) == k or others < min_score:
                     return passages
                 limit *= 4  # many copies of one text
+
+    def described(self) -> tuple[str, list[tuple[str, str, str, DocumentFacts | None]]]:
+        """The generation, and every document of all collections, see `vector_stores.described`."""
+        with self._database.reading() as database:
+            meta = database.meta()
+            return f"{meta['store']} {meta['generation']}", list(described(database))
 
     def generation(self) -> str:
         """An identifier that changes with every change of documents, by any process."""

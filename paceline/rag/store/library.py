@@ -10,7 +10,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -41,6 +41,7 @@ from paceline.rag.rows import (
 )
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.files import Uploads, read_file_name
+from paceline.rag.store.readable import Readable, unruled
 from paceline.rag.store.vector_stores import (
     MAX_OWNED_USAGE,
     Attributes,
@@ -387,11 +388,18 @@ class Hit:
 class Library:
     """Open until `close`. Attached files are read into their stores between `start` and `close`."""
 
-    def __init__(self, documents: DocumentStore, zone: Zone, work: FileWork | None = None) -> None:
-        """`zone`: this side's, given to every document. work: where files are read in; None: anywhere. Raises
-        ConfigError when the folder cannot be used."""
+    def __init__(
+        self,
+        documents: DocumentStore,
+        zone: Zone,
+        work: FileWork | None = None,
+        readable: Callable[[str], Readable | None] = lambda _: None,
+    ) -> None:
+        """`zone`: this side's, given to every document. work: where files are read in; None: anywhere. readable: what
+        an owner may read of them; None: all. Raises ConfigError when the folder cannot be used."""
         embedder = documents.embedder
         self.zone: Zone = zone
+        self._readable = readable
         self._documents = documents
         self._database = Database(
             documents.directory, embedder=embedder.name, dimensions=embedder.dimensions, home=documents.home
@@ -448,6 +456,7 @@ class Library:
             text = find_text(database, store_id, file_id)
         if text is None:
             raise RequestError("This file is not here any more.", status=404, code="not_found", param="file_id")
+        self.readable(owner).admit(Passage("", -1, "", text, 0.0, file_id, store_id))
         return text
 
     # ---- searching --------------------------------------------------------------------------------------------------
@@ -480,23 +489,28 @@ class Library:
         found: dict[int, Passage] = {}  # by chunk id, with the best score of any query
         rankings = []
         for query in queries:
-            passages = self._documents.search(query, k, selection, min_score=min_score if min_score > 0 else -1.0)
+            passages = self.readable(owner).search(query, k, selection, min_score=min_score if min_score > 0 else -1.0)
             rankings.append([passage.chunk_id for passage in passages])
             for passage in passages:
                 if passage.chunk_id not in found or passage.score > found[passage.chunk_id].score:
                     found[passage.chunk_id] = passage
         return [_hit(found[chunk_id], attributes) for chunk_id in rank_fusion(*rankings)[:k]]
 
+    def readable(self, owner: str) -> Readable:
+        """What an owner may read of all documents."""
+        return self._readable(owner) or unruled(self._documents)
+
     def passages(self, chunk_ids: Collection[int]) -> dict[int, tuple[str, str]]:
         """(text, place) of those of these chunks that exist, of any owner. For answers whose owner has read them."""
         with self._database.reading() as database:
             return find_chunks(database, chunk_ids)
 
-    def beginnings(self, limit: int) -> tuple[int, list[tuple[Document, str, str]]]:
-        """The number of managed documents, and the first of them by name: each with its title, or "", and the text it
-        begins with."""
+    def beginnings(self, owner: str, limit: int) -> tuple[int, list[tuple[Document, str, str]]]:
+        """The number of managed documents that an owner may read, and the first of them by name: each with its title,
+        or "", and the text it begins with."""
+        barred = self.readable(owner).selection().barred
         with self._database.reading() as database:
-            managed = managed_documents(database)
+            managed = [each for each in managed_documents(database) if each.id not in barred]
             first = {
                 passage.file_id: passage
                 for document in managed[:limit]
@@ -514,6 +528,7 @@ class Library:
             shown = find_passage(database, owner, chunk_id)
         if shown is None:
             raise RequestError("This passage is not here, or not any more.", status=404, code="not_found", param="id")
+        self.readable(owner).admit(shown.passage, *shown.before, *shown.after)
         return shown
 
     # ---- internal ---------------------------------------------------------------------------------------------------

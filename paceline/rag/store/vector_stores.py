@@ -11,15 +11,16 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from paceline.core.policy import DocumentFacts
 from paceline.errors import RequestError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS
 from paceline.rag.database import Database
 from paceline.rag.records import DEFAULT_COLLECTION, Selection
-from paceline.rag.rows import remove_documents
+from paceline.rag.rows import all_documents, remove_documents
 from paceline.rag.store.files import Paging, missing, page
 from paceline.sealing import Box, DamagedError
 
@@ -90,6 +91,7 @@ def _ordered(ours: object, theirs: object) -> bool:
 
 
 _logger = logging.getLogger("paceline.rag")
+_UNREADABLE = "\0"  # in place of a value that is damaged
 _STORE = "seq, id, name, metadata, created_at, active_at"
 _ATTACHED = (
     "seq, file, store, created_at, status, error_code, error_message, attributes, chunk_tokens, overlap, usage_bytes"
@@ -220,6 +222,24 @@ def _file(database: Database, row: Sequence[Any]) -> VectorStoreFile:
     return VectorStoreFile(file, store, created_at, status, code, message, parsed, chunk_tokens, overlap, usage)
 
 
+def described(database: Database) -> Iterator[tuple[str, str, str, DocumentFacts | None]]:
+    """(id, collection, file, what is known of it) of each document of all stores; None of one that is damaged."""
+    stores = {}
+    for store_id, name in database.execute("SELECT id, name FROM vector_stores").fetchall():
+        opened = _opened(database.seal.rows, name, f"name {store_id}", _UNREADABLE)
+        stores[store_id] = None if opened == _UNREADABLE else (opened, store_id)
+    tags: dict[tuple[str, str], Attributes | None] = {}
+    for store, file, attributes in database.execute("SELECT store, file, attributes FROM attached").fetchall():
+        text = _opened(database.seal.rows, attributes, f"attributes {store} {file}", _UNREADABLE)
+        tags[store, file] = None if text == _UNREADABLE else json.loads(text or "{}")
+    for document, collection, file in all_documents(database):
+        names, its_tags = stores.get(collection, ()), tags.get((collection, file), {})
+        facts = None
+        if document.sha256 and names is not None and its_tags is not None:
+            facts = DocumentFacts(tuple(filter(None, (document.source, document.name))), names, its_tags)
+        yield document.id, collection, file or document.id, facts
+
+
 # ---- sealed columns -------------------------------------------------------------------------------------------------
 def seal_name(database: Database, store_id: str, name: str) -> str | bytes:
     return database.seal.rows.seal_text(name, f"name {store_id}")
@@ -299,6 +319,7 @@ class VectorStores:
             if name is not None:
                 sealed = seal_name(database, store_id, name)
                 database.execute("UPDATE vector_stores SET name = ? WHERE id = ?", sealed, store_id)
+                database.bump()  # rules may go by it
             if metadata is not None:
                 sealed = seal_metadata(database, store_id, metadata)
                 database.execute("UPDATE vector_stores SET metadata = ? WHERE id = ?", sealed, store_id)
@@ -348,6 +369,7 @@ class VectorStores:
                 "UPDATE attached SET attributes = ? WHERE store = ? AND file = ?",
                 seal_attributes(database, store_id, file_id, attributes), store_id, file_id,
             )  # fmt: skip
+            database.bump()  # likewise
             return read_store_file(database, store_id, file_id)
 
     def detach(self, owner: str, store_id: str, file_id: str) -> set[str]:

@@ -13,7 +13,7 @@ import msgspec
 
 from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import SeqId
-from paceline.core.energy import Energy
+from paceline.core.energy import Energy, EnergyUse
 from paceline.errors import EngineError, LinkClosed, PacelineError
 from paceline.runtime.engine_loop.requests import Rows, SequenceOp, StoredPrefix
 from paceline.runtime.engine_loop.worker import Worker
@@ -148,6 +148,11 @@ class Session(ABC):
         log.warning("an answer ended early: %s", error, extra={"id": self.trace})
         self._driver.abandon()
         self._end("error")
+
+    @property
+    def energy(self) -> EnergyUse | None:
+        """Used so far; None without a meter."""
+        return self._energy.use
 
     # ---- ports ------------------------------------------------------------------------------------------------------
     def allocate(self) -> SeqId:

@@ -97,6 +97,7 @@ class PreparedRequest:
     nothing_found: str = ""  # who writes where the peer has not found anything either, as the end of the reason
     writer: Side | None = None  # that side: of the larger model
     costs: Costs | None = None  # told how long the answer took
+    held: bool = False  # by a rule: no look-up table learns it
 
     def opening(self, session: int, targets: Sequence[int], epoch: int) -> OpenSession:
         """Of the peer's session, from these output tokens on."""
@@ -228,7 +229,7 @@ class ClientSession(Session):
         min_tokens = 0 if asked.output.constraint is None else asked.output.constraint.min_tokens
         text = AnswerText(tokenizer, asked.output.stop, min_tokens, prepared.thinking)
         self.written = written or Written(text)
-        self._before, self._thought = len(self.written.tokens), self.written.text.thought
+        self.before, self._thought = len(self.written.tokens), self.written.text.thought
         self.goes_on = False  # it has ended, and a further stretch follows
         self._closed = closed
         self._doubt = worker.doubt
@@ -533,8 +534,8 @@ class ClientSession(Session):
         end = self._stop_token if self._stopped else finish.end
         if finish.stats.get("alone") and self._degraded is None:
             self._degraded = f"{other(prepared.side)}_lost"
-        if self._began is not None and not self._peer_found_nothing and len(written.tokens) - self._before >= MIN_TIMED:
-            self.token_s = (self._loop.time() - self._began) / (len(written.tokens) - self._before - 1)
+        if self._began is not None and not self._peer_found_nothing and len(written.tokens) - self.before >= MIN_TIMED:
+            self.token_s = (self._loop.time() - self._began) / (len(written.tokens) - self.before - 1)
         nothing = prepared.nothing_found if self._peer_found_nothing and not prepared.prompts.passages else ""
         refused = f"it refuses: {written.refusal}" if written.refusal else ""
         approximate = f"approximate: {self._doubt}" if self._certainty.approximate else ""
@@ -544,7 +545,7 @@ class ClientSession(Session):
             GenerationResult(
                 reason=self._reason(finish.reason),
                 prompt_tokens=prepared.prompts.longest,
-                completion_tokens=len(written.tokens) - self._before,
+                completion_tokens=len(written.tokens) - self.before,
                 stop=written.text.stop,
                 strategy=prepared.strategy,
                 strategy_reason="; ".join(filter(None, (prepared.reason, nothing, refused, approximate, theirs))),

@@ -26,6 +26,7 @@ from paceline.rag.prompt import (
 )
 from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
 from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.readable import Readable
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller
 from paceline.runtime.engine_loop.requests import StoredPrefix
 from paceline.runtime.questions import Judge
@@ -179,7 +180,7 @@ def too_long(positions: int, tokens: int, param: str) -> RequestError:
 
 def prompts_of(
     messages: Messages,
-    store: DocumentStore | None,
+    store: DocumentStore | Readable | None,
     tokenizer: TextModel,
     *,
     k: int,

@@ -22,6 +22,7 @@ from paceline.rag.chunk import MAX_PLACE
 from paceline.rag.prompt import MAX_QUERY, passages_text, query_of
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.readable import Readable
 from paceline.runtime.link.connection import Link
 from paceline.runtime.service import (
     Account,
@@ -173,7 +174,7 @@ class SearchServer:
         link: Link,
         peer: str,
         opening: OpenSession,
-        store: DocumentStore | None,
+        store: DocumentStore | Readable | None,
         work: PlainWork,
         *,
         max_passages: int,
@@ -235,6 +236,7 @@ class RemoteText:
     privacy: Privacy
     cache_key: bytes
     egress: Egress
+    told: Callable[[int], object] = lambda _: None  # tokens that the cloud has written
     _events: asyncio.Queue[SessionFrame] = field(default_factory=asyncio.Queue)
     _session: int | None = None
 
@@ -253,6 +255,7 @@ class RemoteText:
                 if not isinstance(message, WrittenText):
                     continue
                 tokens += message.tokens
+                self.told(message.tokens)
                 characters += len(message.text)
                 if tokens > self.max_tokens or characters > MAX_CHARACTERS * self.max_tokens:
                     raise LinkClosed("the cloud writes more than it was asked for")

@@ -353,11 +353,18 @@ class CloudUnits:
         seconds = [profile.seconds(TEXT) for profile in known if profile is not None]
         return sum(seconds) if len(seconds) == len(known) else None
 
-    def texts(self, link: Link | None, privacy: Privacy, cache_key: Callable[[], bytes]) -> CloudTexts | None:
-        """For a request; None where there is no cloud now, or its level of privacy keeps all texts here."""
+    def texts(
+        self,
+        link: Link | None,
+        privacy: Privacy,
+        cache_key: Callable[[], bytes],
+        told: Callable[[int], object] = lambda _: None,
+    ) -> CloudTexts | None:
+        """For a request; None where there is no cloud now, or its level of privacy keeps all texts here. told: see
+        `CloudTexts`."""
         if not self.offer(link) or link is None or privacy not in LEVELS:
             return None
-        return CloudTexts(self, link, privacy, cache_key())
+        return CloudTexts(self, link, privacy, cache_key(), told)
 
     def rest(self, reason: str) -> None:
         """The cloud has not written a text: it is asked for none for a while."""
@@ -374,6 +381,7 @@ class CloudTexts:
     link: Link
     privacy: Privacy
     cache_key: bytes
+    told: Callable[[int], object] = lambda _: None  # tokens of its texts
     egress: Egress = field(default_factory=Egress)
 
     def has(self, unit: str) -> bool:
@@ -384,4 +392,4 @@ class CloudTexts:
         if self.privacy not in LEVELS:
             raise PacelineError(f"at {self.privacy} no text is written elsewhere")
         told = [{name: str(value) for name, value in message.items()} for message in messages]
-        return TextStream(RemoteText(self.link, told, max_tokens, self.privacy, self.cache_key, self.egress))
+        return TextStream(RemoteText(self.link, told, max_tokens, self.privacy, self.cache_key, self.egress, self.told))

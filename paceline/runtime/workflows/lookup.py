@@ -21,6 +21,7 @@ from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage, Selection, Vectors
 from paceline.rag.rerank import Reranker, best_first
 from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.readable import Readable
 from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import search_cloud
@@ -76,7 +77,7 @@ class NodePlaces:
     sent."""
 
     side: Side
-    store: DocumentStore | None
+    store: DocumentStore | Readable | None
     selection: Selection
     min_score: float
     reranker: Reranker | None  # None: passages keep the order of the search

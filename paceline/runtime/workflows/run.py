@@ -21,6 +21,7 @@ from paceline.rag.prompt import passages_text, query_of
 from paceline.rag.records import Passage
 from paceline.rag.rerank import LateInteraction, Reranker, TokenEncoder
 from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.readable import Readable
 from paceline.runtime.link.connection import Link
 from paceline.runtime.peers import Peers
 from paceline.runtime.resources import Resources
@@ -368,7 +369,10 @@ class Workflows:
         self._cloud: CloudUnits | None = None
 
     async def prepare(
-        self, request: GenerateRequest, begin: Callable[[GenerateRequest], Awaitable[Admit]], closed: Callable[[], None]
+        self,
+        request: GenerateRequest,
+        begin: Callable[[GenerateRequest], Awaitable[tuple[GenerateRequest, Admit]]],
+        closed: Callable[[], None],
     ) -> WorkflowRun:
         """Nothing runs before the workflow is. Raises RequestError for one that cannot run here. begin: begins to
         prepare the answer, see `Preparation.begin`. closed: called once, when it has ended."""
@@ -382,7 +386,7 @@ class Workflows:
             )
         if request.prompt.tokens is not None:
             raise RequestError("A workflow needs a conversation.", param="paceline.workflow")
-        answer = await begin(request)
+        request, answer = await begin(request)
         if self._driver is None:
             self._driver = WorkflowDriver(resources.registry)
             self._cloud = CloudUnits(self._driver)
@@ -390,7 +394,7 @@ class Workflows:
         searched = request.sources.documents > 0  # otherwise the client wants none
         places = NodePlaces(
             side,
-            resources.store if searched else None,
+            self._readable(request) if searched else None,
             request.sources.selection,
             request.sources.min_score,
             self._reranker,
@@ -405,21 +409,24 @@ class Workflows:
         can_search = self._web is not None and self._resources.store is not None
         return tuple(name for name in WORKFLOWS if can_search or name != "research")
 
+    def _readable(self, request: GenerateRequest) -> DocumentStore | Readable | None:
+        """This side's documents at the request's level: what has to be held more strictly comes too late."""
+        return self._resources.readable(request.account.owner, level=request.joining.privacy)
+
     def _web_for(self, request: GenerateRequest, link: Link | None) -> NodeWeb | None:
         """The web for a request; None where its level of privacy lets nothing leave."""
-        resources = self._resources
-        if self._web is None or resources.store is None or request.joining.privacy == "local-only":
+        resources, readable = self._resources, self._readable(request)
+        if self._web is None or readable is None or request.joining.privacy == "local-only":
             return None
-        return NodeWeb(
-            resources.side, self._web, resources.store, request.sources.min_score, link, resources.work.parsing
-        )
+        return NodeWeb(resources.side, self._web, readable, request.sources.min_score, link, resources.work.parsing)
 
     def _cloud_for(self, request: GenerateRequest, link: Link | None) -> CloudTexts | None:
         """The cloud's model for a request's agents; None where it may write none of their texts, or there is none."""
         if self._cloud is None:
             return None
         key = partial(self._resources.cache_key, f"workflows of {request.account.owner}")
-        return self._cloud.texts(link, request.joining.privacy, key)
+        told = partial(self._resources.guard.spend, "cloud_tokens")
+        return self._cloud.texts(link, request.joining.privacy, key, told)
 
     async def close(self) -> None:
         if self._driver is not None:

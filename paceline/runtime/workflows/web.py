@@ -18,6 +18,7 @@ from paceline.rag.parsing.process import Around, ParserPool
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.readable import Readable
 from paceline.rag.web.fetch import DEFAULTS, FetchLimits, PageFetcher, WebPage, read_page, shown
 from paceline.rag.web.search import MAX_SNIPPET, MAX_TITLE, SearxngSearch, WebResult, checked_query
 from paceline.runtime.link.connection import Link
@@ -67,7 +68,7 @@ class WebAccess:
         self._parsers = ParserPool()
         self._reading = 0
 
-    async def read(self, url: str, store: DocumentStore, around: Around = nullcontext) -> WebPage:
+    async def read(self, url: str, store: DocumentStore | Readable, around: Around = nullcontext) -> WebPage:
         """A page in passages of the size that the store's embedder reads. around: parsing, see `ParserPool.submit`.
         Raises PacelineError."""
         count = store.embedder.count
@@ -99,7 +100,7 @@ class NodeWeb:
 
     here: Side
     access: WebAccess
-    store: DocumentStore
+    store: DocumentStore | Readable
     min_score: float  # passages of a page that are less similar to its query are not read
     link: Link | None = None
     parsing: Around = nullcontext  # of pages

@@ -1,5 +1,6 @@
 // A question or an answer on the screen, with its sources, its notes, how it was written, and what may be done with it.
 
+import { request } from "./api.js";
 import { renderMarkdown } from "./markdown.js";
 import { copyButton, icon, iconButton, make } from "./rich.js";
 import { Run, NONE } from "./run.js";
@@ -103,6 +104,7 @@ export class AnswerView {
     const citations = Array.isArray(answer.report?.citations) ? answer.report.citations : [];
     if (citations.length) yield this.sources(citations);
     for (const sentence of sentences(answer)) yield make("p", { className: "note", textContent: sentence });
+    for (const waiting of answer.report?.confirmation_needed ?? []) yield confirmation(waiting, () => this.actions.retry(answer));
     if (answer.text && (answer.finish === "length" || answer.state !== "done")) {
       yield make("button", { type: "button", className: "on", textContent: t("goOn"), onclick: () => this.actions.goOn(answer) });
     }
@@ -137,6 +139,21 @@ function* sentences({ state, finish, report, response }) {
   if (finish === "length") yield t("cutLimit");
   if (state === "stopped") yield t("stopped");
   if (state === "cut") yield t(response ? "cutGone" : "cutHere");
+}
+
+/** A document that was not read, with a button by which its owner confirms it; without the right, how that is done. */
+function confirmation({ id, document: name }, retry) {
+  const note = make("p", { className: "note", textContent: `${t("asksFor", { name: String(name).replace(TURNING, " ") })} ` });
+  const confirm = async () => {
+    try {
+      await request("v1/policy/confirmations", { method: "POST", body: { document: id } });
+      retry();
+    } catch (error) {
+      note.textContent = error.message;
+    }
+  };
+  note.append(make("button", { type: "button", textContent: t("confirmReading"), onclick: confirm }));
+  return note;
 }
 
 /** Whose documents decided how much of an answer, as a bar whose parts add to 100. */

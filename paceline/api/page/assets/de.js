@@ -96,6 +96,8 @@ export const WORDS = {
   cloud_lost: "Die Cloud ging mitten in der Antwort verloren; das Gerät schrieb allein weiter.",
   device_missing: "Kein Gerät nahm teil.",
   cloud_missing: "Die Cloud nahm nicht teil.",
+  asksFor: "„{name}“ wurde nicht gelesen: Erst wird gefragt, wem es gehört.",
+  confirmReading: "Antworten dürfen es lesen",
   device_refused: "Das Gerät lehnte die Teilnahme ab.",
   cloud_refused: "Die Cloud lehnte die Teilnahme ab.",
   workflow_incomplete: "Schritte des Ablaufs wurden ausgelassen.",

@@ -100,6 +100,8 @@ export const WORDS = {
   cloud_lost: "The cloud was lost in mid-answer; the device went on alone.",
   device_missing: "No device took part.",
   cloud_missing: "The cloud took no part.",
+  asksFor: "“{name}” was not read: its owner is asked first.",
+  confirmReading: "Let answers read it",
   device_refused: "The device refused to take part.",
   cloud_refused: "The cloud refused to take part.",
   workflow_incomplete: "Stages of the workflow were left out.",

@@ -1,0 +1,194 @@
+"""A store's documents as one reader may see them: what the owner's rules bar is not found, shown or counted.
+
+The rules of each document are worked out anew when documents change. What a search finds is looked at once more after
+it, as documents may have come meanwhile; one of which nothing is known is one that never leaves.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.policy import DocumentFacts, DocumentRule, Pattern, Policy
+from paceline.errors import RequestError
+from paceline.rag.embedder import Embedder
+from paceline.rag.prompt import passages_text
+from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
+from paceline.rag.store.documents import DocumentStore
+
+
+@dataclass(frozen=True, slots=True)
+class RuledDocument:
+    """A document with the rules that hold for it. identity: by which its owner's confirmation is remembered."""
+
+    id: str
+    name: str
+    identity: str
+    facts: DocumentFacts
+    rules: tuple[DocumentRule, ...]
+
+    @property
+    def is_asked_for(self) -> bool:
+        return any(each.rule == "ask me" for each in self.rules)
+
+
+_NOTHING_KNOWN: Final = DocumentRule("never leaves", Pattern.parse("(not known)", "/"))
+UNKNOWN: Final = RuledDocument("", "a document", "", DocumentFacts(()), (_NOTHING_KNOWN,))
+
+
+class Known(NamedTuple):
+    generation: str
+    by_id: Mapping[str, RuledDocument]
+    by_passage: Mapping[tuple[str, str], RuledDocument]  # collection, and `Passage.file_id`
+
+    def of(self, passage: Passage) -> RuledDocument:
+        return self.by_passage.get((passage.collection, passage.file_id), UNKNOWN)
+
+
+class RuledDocuments:
+    """All documents of a store. Safe to use from several threads."""
+
+    def __init__(self, store: DocumentStore, policy: Policy) -> None:
+        self.store = store
+        self.policy = policy
+        self._lock = threading.Lock()
+        self._known = Known("", {}, {})
+
+    def known(self) -> Known:
+        """As they are now. Reads the disk. Raises ConfigError."""
+        with self._lock:
+            if self._known.generation != self.store.generation():
+                generation, rows = self.store.described()
+                found = {key: self._ruled(key, collection, file, facts) for key, collection, file, facts in rows}
+                passages = {(collection, file): found[key] for key, collection, file, _ in rows}
+                self._known = Known(generation, found, passages)
+            return self._known
+
+    def _ruled(self, key: str, collection: str, file: str, facts: DocumentFacts | None) -> RuledDocument:
+        if facts is None:
+            return replace(UNKNOWN, id=key)
+        identity = facts.paths[0] if facts.paths and not facts.stores else f"{collection} {file}"
+        return RuledDocument(key, facts.paths[-1] if facts.paths else key, identity, facts, self.policy.of(facts))
+
+
+Told = Callable[[str, Sequence[DocumentRule]], object]
+
+
+class Readable:
+    """What one reader may read of a store. Safe to use from several threads, as the store is."""
+
+    def __init__(
+        self,
+        store: DocumentStore,
+        ruled: RuledDocuments | None,
+        bars: Callable[[RuledDocument], bool],
+        asks: Callable[[RuledDocument], bool],
+        told: Told,
+    ) -> None:
+        """ruled: None: no rule says anything of documents. bars: this reader does not read it. asks: it would, once
+        its owner has confirmed it. told: called with a text that the reader is given, and its rules."""
+        self.store = store
+        self._ruled = ruled
+        self._bars, self._asks, self._told = bars, asks, told
+        self._lock = threading.Lock()
+        self._found: dict[DocumentRule, None] = {}
+        self.asked: dict[str, str] = {}  # names of documents that would have been found, by id
+
+    @property
+    def embedder(self) -> Embedder:
+        return self.store.embedder
+
+    def selection(self, selection: Selection = MANAGED) -> Selection:
+        """What of it is searched."""
+        if self._ruled is None:
+            return selection
+        barred = frozenset(key for key, each in self._ruled.known().by_id.items() if self._bars(each))
+        return replace(selection, barred=selection.barred | barred)
+
+    def count(self, selection: Selection = MANAGED) -> int:
+        return self.store.count(self.selection(selection))
+
+    def search(
+        self,
+        query: str,
+        k: int,
+        selection: Selection = MANAGED,
+        *,
+        min_score: float = MIN_SCORE,
+        vector: NDArray[np.float32] | None = None,
+    ) -> list[Passage]:
+        """As `DocumentStore.search`."""
+        found = self.store.search(query, k, self.selection(selection), min_score=min_score, vector=vector)
+        if self._ruled is None:
+            return found
+        known = self._ruled.known()
+        found = [passage for passage in found if not self._bars(known.of(passage))]
+        asking = {key for key, each in known.by_id.items() if self._asks(each)}
+        if selection.document_ids is not None:
+            asking &= selection.document_ids
+        if asking:
+            within = Selection(selection.collections, frozenset(asking))
+            for passage in self.store.search(query, k, within, min_score=min_score, vector=vector):
+                self.asked[known.of(passage).id] = known.of(passage).name
+        self.rules(found)
+        return found
+
+    def rules(self, passages: Iterable[Passage] = ()) -> tuple[DocumentRule, ...]:
+        """Of all that was found so far, and of these passages, whose texts the reader is given."""
+        if self._ruled is None:
+            return ()
+        known = self._ruled.known()
+        with self._lock:
+            for passage in passages:
+                rules = known.of(passage).rules if passage.collection else ()  # else it is of no document here
+                self._found |= dict.fromkeys(rules)
+                if rules:
+                    self._told(passages_text(passage), rules)
+            return tuple(self._found)
+
+    def of(self, passage: Passage) -> RuledDocument | None:
+        """Its document; None where no rule says anything of documents."""
+        return None if self._ruled is None else self._ruled.known().of(passage)
+
+    def admit(self, passage: Passage, *texts: str) -> None:
+        """Raises RequestError for a passage that is not shown to this reader. texts: of it, and around it."""
+        if self._ruled is None:
+            return
+        document = self._ruled.known().of(passage)
+        if self._bars(document):
+            raise not_read(document, asks=self._asks(document))
+        if document.rules:
+            self._told("\n".join((passages_text(passage), *texts)), document.rules)
+
+    def admit_file(self, name: str, text: str, file_id: str | None = None) -> None:
+        """Likewise for a file that comes with a message: by its name, and as what it is in stores, if it is in any."""
+        if self._ruled is None:
+            return
+        rules = dict.fromkeys(self._ruled.policy.of(DocumentFacts((name,))))
+        for (_, file), document in self._ruled.known().by_passage.items():
+            if file == file_id:
+                rules |= dict.fromkeys(document.rules)
+                if self._asks(document):
+                    raise not_read(document, asks=True)
+        if rules:
+            self._told(text, tuple(rules))
+
+    def documents(self) -> list[RuledDocument]:
+        """All that this reader may read, and all that it may once they are confirmed."""
+        known = () if self._ruled is None else self._ruled.known().by_id.values()
+        return [each for each in known if not self._bars(each) or self._asks(each)]
+
+
+def unruled(store: DocumentStore) -> Readable:
+    """All of a store."""
+    return Readable(store, None, lambda _: False, lambda _: False, lambda _, __: None)
+
+
+def not_read(document: RuledDocument, *, asks: bool) -> RequestError:
+    why = "its owner has not confirmed it yet: paceline policy allow" if asks else "a rule of this side's owner"
+    return RequestError(f"{document.name} is not read here: {why}.", status=403, code="policy_forbids")

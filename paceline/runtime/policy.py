@@ -1,0 +1,494 @@
+"""The owner's policy at work: what is kept of it between answers, and what it says of one request.
+
+Kept in the state directory: which documents were confirmed, what each day has taken, and marks of texts that a rule
+holds, by which a conversation that goes on from one is recognised. Marks are keyed hashes of pieces of the texts, so
+that the file says nothing. Where something of it cannot be read at the start, the program does not start; where that
+happens later, what holds is the strictest: budgets are used up, and nothing is confirmed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+import threading
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, cast
+
+from paceline.core.policy import (
+    BUDGETS,
+    HIGHEST,
+    PRIVACY_LEVELS,
+    Budget,
+    Cause,
+    Decision,
+    DocumentRule,
+    Grant,
+    Policy,
+    Privacy,
+    strictest,
+    used_up,
+)
+from paceline.core.side import Side
+from paceline.errors import PacelineError, RequestError
+from paceline.rag.prompt import query_of
+from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.readable import Readable, RuledDocument, RuledDocuments
+from paceline.runtime.service import AUTO, GenerateEvent, GenerateRequest, Generation, GenerationResult
+from paceline.sql import prepare, transaction
+from paceline.sqlite import connect, speaking
+from paceline.strategies.base import JOINT_LEVELS
+from paceline.strategies.registry import STRATEGIES
+
+log = logging.getLogger("paceline.policy")
+
+FILE: Final = "policy.sqlite"
+NAMED: Final = "named:"  # begins the owner of a question what would happen, which is no key's id
+PIECE: Final = 32  # letters and digits of a text that are marked together: any quotation of twice as many is recognised
+MAX_MARKS: Final = 1 << 17  # of the newest texts, some 4 MB
+MAX_AGE_S: Final = 90 * 86_400.0
+KEPT_DAYS: Final = 32
+SAVE_S: Final = 1.0  # of what was taken, at most so much is lost with the power
+_LETTERS: Final = re.compile(r"[\W_]+")
+_VERSION: Final = 1
+_SCHEMA: Final = (
+    "CREATE TABLE secret (one INTEGER PRIMARY KEY, value BLOB NOT NULL)",
+    "CREATE TABLE confirmed (document BLOB PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE used (day TEXT, budget TEXT, amount REAL NOT NULL, PRIMARY KEY (day, budget)) WITHOUT ROWID",
+    "CREATE TABLE marks (mark BLOB PRIMARY KEY, level TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID",
+)
+
+
+def _pair(question: str, answer: str) -> str:
+    return "\0".join(_LETTERS.sub("", text.casefold()) or text.strip() for text in (question, answer))
+
+
+class PolicyState:
+    """The file in a state directory, or a database in memory. Safe to use from several threads and processes. Raises
+    ConfigError and StorageError where it cannot be used."""
+
+    def __init__(self, state_dir: Path | None, *, now: Callable[[], float] = time.time) -> None:
+        self._path = None if state_dir is None else state_dir / FILE
+        self._now = now
+        self._lock = threading.Lock()
+        with self._speaking():
+            self._rows = connect(self._path)
+            try:
+                prepare(self._rows, self._path, _VERSION, _SCHEMA, "remove the file: documents are then asked for anew")
+                self._rows.execute("INSERT OR IGNORE INTO secret VALUES (1, ?)", (secrets.token_bytes(32),))
+                (self._secret,) = self._rows.execute("SELECT value FROM secret").fetchone()
+            except BaseException:
+                self._rows.close()
+                raise
+
+    def close(self) -> None:
+        with self._lock:
+            self._rows.close()
+
+    @property
+    def day(self) -> str:
+        """Of this machine."""
+        return time.strftime("%Y-%m-%d", time.localtime(self._now()))
+
+    def mark(self, text: str) -> bytes:
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=self._secret, digest_size=12).digest()
+
+    # ---- confirmations ----------------------------------------------------------------------------------------------
+    def confirm(self, document: RuledDocument, *, confirmed: bool = True) -> None:
+        with self._writing():
+            mark = self.mark(document.identity)
+            if confirmed:
+                self._rows.execute("INSERT OR IGNORE INTO confirmed VALUES (?, ?)", (mark, self._now()))
+            else:
+                self._rows.execute("DELETE FROM confirmed WHERE document = ?", (mark,))
+
+    def confirmed(self) -> frozenset[bytes]:
+        """Marks of their identities."""
+        with self._lock, self._speaking():
+            return frozenset(mark for (mark,) in self._rows.execute("SELECT document FROM confirmed"))
+
+    # ---- what was taken ---------------------------------------------------------------------------------------------
+    def used(self) -> dict[Budget, float]:
+        """Today."""
+        with self._lock, self._speaking():
+            rows = self._rows.execute("SELECT budget, amount FROM used WHERE day = ?", (self.day,)).fetchall()
+        return {cast(Budget, budget): float(amount) for budget, amount in rows if budget in BUDGETS}
+
+    def take(self, day: str, taken: Mapping[Budget, float]) -> None:
+        with self._writing():
+            self._rows.executemany(
+                "INSERT INTO used VALUES (?, ?, ?) ON CONFLICT (day, budget) DO UPDATE SET amount = amount + "
+                "excluded.amount",
+                [(day, budget, amount) for budget, amount in taken.items()],
+            )
+            self._rows.execute(
+                "DELETE FROM used WHERE day NOT IN (SELECT DISTINCT day FROM used ORDER BY day DESC LIMIT ?)",
+                (KEPT_DAYS,),
+            )
+
+    # ---- marks ------------------------------------------------------------------------------------------------------
+    def marks(self) -> dict[bytes, Privacy]:
+        """The oldest first."""
+        with self._lock, self._speaking():
+            rows = self._rows.execute(
+                "SELECT mark, level FROM marks WHERE at > ? ORDER BY at", (self._now() - MAX_AGE_S,)
+            ).fetchall()
+        return {mark: level if level in PRIVACY_LEVELS else "local-only" for mark, level in rows}
+
+    def add_marks(self, marks: Mapping[bytes, Privacy]) -> None:
+        with self._writing():
+            now = self._now()
+            self._rows.executemany(
+                "INSERT INTO marks VALUES (?, ?, ?) ON CONFLICT (mark) DO UPDATE SET level = excluded.level, "
+                "at = excluded.at",
+                [(mark, level, now) for mark, level in marks.items()],
+            )
+            self._rows.execute("DELETE FROM marks WHERE at <= ?", (now - MAX_AGE_S,))
+            self._rows.execute(
+                "DELETE FROM marks WHERE mark IN (SELECT mark FROM marks ORDER BY at DESC LIMIT -1 OFFSET ?)",
+                (MAX_MARKS,),
+            )
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._lock, self._speaking(), transaction(self._rows):
+            yield
+
+    @contextmanager
+    def _speaking(self) -> Iterator[None]:
+        with speaking(self._path or "the policy in memory", "a file of the policy"):
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class Policing:
+    """What a guard is made of besides its rules."""
+
+    state_dir: Path | None = None
+    names: Callable[[str], str] = str  # of keys, by the id that owns what they create; empty: it has none
+    now: Callable[[], float] = time.time
+
+
+class PolicyGuard:
+    """The policy of one side. `spend` and `remember` belong to no thread; they write the disk on one of their own."""
+
+    def __init__(self, side: Side, policy: Policy | None = None, policing: Policing | None = None) -> None:
+        """Raises ConfigError and StorageError where what was kept cannot be read."""
+        policing = policing or Policing()
+        self.policy = policy or Policy()
+        self._side: Side = side
+        self._names = policing.names
+        grants = (*self.policy.keys.values(), *self.policy.models.values())
+        self._rules_documents = bool(self.policy.rules) or any(each.reads is not None for each in grants)
+        self._ruled: RuledDocuments | None = None
+        self._lock = threading.Lock()  # of all below
+        self._faulty = False  # something cannot be read or written
+        self._pending = defaultdict[Budget, float](float)
+        self._saved = 0.0  # s, monotonic
+        self.state: PolicyState | None = None
+        if self.policy:
+            self.state = PolicyState(policing.state_dir, now=policing.now)
+            self._marks = self.state.marks()
+            self._day, self._used = self.state.day, defaultdict[Budget, float](float, self.state.used())
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="paceline-policy")
+
+    def close(self) -> None:
+        """Write what is left to write."""
+        if self.state is not None:
+            self._save()
+            self._writer.shutdown()
+            self.state.close()
+
+    # ---- documents --------------------------------------------------------------------------------------------------
+    def readable(
+        self,
+        store: DocumentStore | None,
+        owner: str,
+        model: str = "",
+        *,
+        peer: bool = False,
+        level: Privacy | None = None,
+    ) -> Readable | None:
+        """This side's documents for a reader; None where no rule says anything of documents, and it reads all. owner:
+        the key's id. peer: the other side reads them, and gets none that has a rule. level: of an answer that has
+        begun: what had to be held more strictly is not read for it."""
+        if store is None or not self._rules_documents:
+            return None
+        if self._ruled is None or self._ruled.store is not store:
+            self._ruled = RuledDocuments(store, self.policy)
+        grants, confirmed = self._grants_of(owner, model), self._confirmed()
+
+        def kept(document: RuledDocument) -> bool:
+            """Not read, confirmed or not."""
+            levels = [HIGHEST[each.rule] for each in document.rules]
+            strict = level is not None and self._strictest(*levels, level) != level
+            return (peer and bool(levels)) or strict or not all(grant.may_read(document.facts) for grant in grants)
+
+        def asked(document: RuledDocument) -> bool:
+            if self.state is None or not document.is_asked_for:
+                return False
+            return self.state.mark(document.identity) not in confirmed
+
+        return Readable(
+            store,
+            self._ruled,
+            lambda each: kept(each) or asked(each),
+            lambda each: asked(each) and not kept(each),
+            lambda text, rules: self.remember(text, self._level(rules)),
+        )
+
+    def _strictest(self, *levels: Privacy) -> Privacy:
+        found = strictest("open", *levels)
+        return "local-only" if found == "answer-private" and self._side == "cloud" else found
+
+    def _level(self, rules: Sequence[DocumentRule]) -> Privacy:
+        return self._strictest(*(HIGHEST[each.rule] for each in rules))
+
+    def _confirmed(self) -> frozenset[bytes]:
+        if self.state is None:
+            return frozenset()
+        try:
+            return self.state.confirmed()
+        except PacelineError as error:
+            log.error("no document counts as confirmed: %s", error)
+            return frozenset()
+
+    def _grants_of(self, owner: str, model: str) -> Sequence[Grant]:
+        own = not owner or owner.startswith("peer:")
+        name = owner.removeprefix(NAMED) if owner.startswith(NAMED) else self._names(owner)
+        return self.policy.grants(None if own else name, model)
+
+    def may_confirm(self, owner: str) -> bool:
+        """Over HTTP: a key that the policy names for it. Without keys there is the terminal."""
+        return bool(owner) and any(each.confirms for each in self._grants_of(owner, ""))
+
+    def confirm(self, store: DocumentStore | None, owner: str, document_id: str) -> str:
+        """Confirm a document that is to be asked for. Returns its name. Raises RequestError."""
+        if not self.may_confirm(owner):
+            raise RequestError(
+                "This key may not confirm documents. Their owner does it at a terminal: paceline policy allow NAME; or "
+                "with a key for which [policy.keys] of the file says confirms = true.",
+                status=403,
+                code="policy_forbids",
+            )
+        readable = self.readable(store, owner)
+        known = {} if readable is None else {each.id: each for each in readable.documents() if each.is_asked_for}
+        if self.state is None or document_id not in known:
+            raise RequestError("There is no such document.", status=404, code="not_found", param="document")
+        self.state.confirm(known[document_id])
+        return known[document_id].name
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+    def decide(self, request: GenerateRequest, model: str) -> Decision:
+        """The level of an answer, before anything is read for it. Takes some time: on any thread. Raises RequestError
+        for a model that its key may not use."""
+        decision = Decision(request.joining.privacy)
+        if self.state is None:
+            return decision
+        grants = self._grants_of(request.account.owner, model)
+        for grant in grants:
+            if grant.models is not None and model not in grant.models:
+                raise RequestError(
+                    f"This key may not use the model {model}.", status=403, code="policy_forbids", param="model"
+                )
+        causes = [Cause(grant.privacy, f"{grant.whose}: {grant.privacy}") for grant in grants]
+        causes += [Cause("local-only", f"budget of today: {name}") for name in self.used_up() if name != "joules"]
+        decision = decision.narrowed(causes, self._side)
+        level = self._held(request)
+        return decision.narrowed([Cause(level, "a text that a rule holds")], self._side, holds=True)
+
+    def _held(self, request: GenerateRequest) -> Privacy:
+        """By texts of the conversation that a rule holds."""
+        marks = self._marks
+        if not marks or request.prompt.tokens is not None:
+            return "open"
+        form = request.output.constraint
+        said = [str(message["content"]) for message in request.prompt.messages]
+        whole = [marks.get(self._mark(_pair(*pair))) for pair in pairwise(said)]
+        found = [self._quoted(text, marks) for text in (*said, "" if form is None else form.text)]
+        level = strictest("open", *found, *(each for each in whole if each is not None))
+        if level == "answer-private" and self._quoted(query_of(request.prompt.messages), marks) != "open":
+            return "local-only"  # the query is what would leave
+        return level
+
+    def _quoted(self, text: str, marks: Mapping[bytes, Privacy]) -> Privacy:
+        letters = _LETTERS.sub("", text.casefold())
+        found = {marks.get(self._mark(letters[at : at + PIECE])) for at in range(len(letters) - PIECE + 1)}
+        return strictest("open", *(each for each in found if each is not None))
+
+    def _mark(self, text: str) -> bytes:
+        assert self.state is not None, "there is a policy"
+        return self.state.mark(text)
+
+    def held_to(self, request: GenerateRequest, decision: Decision) -> GenerateRequest:
+        """The request at the level decided: the one place where that is set, which all that follows obeys. Raises
+        RequestError where it demands the other side, and that may not be had."""
+        joining, level = request.joining, decision.level
+        if level == joining.privacy:
+            return request
+        if level not in JOINT_LEVELS and (joining.names_device or joining.on_loss != "continue"):
+            raise RequestError(
+                f"A rule of this side's owner holds this answer to '{level}' ({decision.rule}), and the request does "
+                "not want an answer without the other side.",
+                status=403,
+                code="policy_forbids",
+                param="paceline.privacy",
+            )
+        asked, strategy = request.strategy, STRATEGIES.get(request.strategy.name)
+        if strategy is not None and strategy.needs_peer and level not in strategy.privacy_levels:
+            asked = replace(asked, name=AUTO)
+        return replace(request, joining=replace(joining, privacy=level), strategy=asked)
+
+    def for_client(self, decision: Decision, owner: str, asked: Mapping[str, str]) -> Decision:
+        """With the documents that wait for a confirmation, for those who may give it."""
+        own = not owner or self.may_confirm(owner)
+        return replace(decision, asks=tuple(asked.items())) if own and asked else decision
+
+    def remember(self, text: str, level: Privacy, question: str = "") -> None:
+        """What goes on from this text is held to this level. question: before it; a short text is told by both."""
+        if self.state is None or level == "open":
+            return
+        letters = _LETTERS.sub("", text.casefold())
+        pieces = [letters[at : at + PIECE] for at in range(0, len(letters) - PIECE + 1, PIECE)]
+        if not pieces and question:
+            pieces = [_pair(question, text)]
+        new: dict[bytes, Privacy] = {}
+        with self._lock:
+            for piece in pieces:
+                mark = self._mark(piece)
+                known = self._marks.pop(mark, "open")
+                self._marks[mark] = strictest(known, level)
+                if known != self._marks[mark]:
+                    new[mark] = self._marks[mark]
+            while len(self._marks) > MAX_MARKS:
+                del self._marks[next(iter(self._marks))]
+        if new:
+            self._later(lambda state: state.add_marks(new))
+
+    # ---- budgets ----------------------------------------------------------------------------------------------------
+    def used_up(self) -> Sequence[Budget]:
+        """Budgets of which nothing is left today; all, where that cannot be known."""
+        budgets = self.policy.budgets
+        if not budgets or self.state is None:
+            return ()
+        with self._lock:
+            self._turn(self.state.day)
+            return [*budgets] if self._faulty else used_up(budgets, self._used)
+
+    def left(self) -> dict[Budget, float]:
+        with self._lock:
+            if self.state is not None:
+                self._turn(self.state.day)
+            return {name: max(0.0, most - self._used[name]) for name, most in self.policy.budgets.items()}
+
+    def refuse_spent(self) -> None:
+        """Raises RequestError where nothing more is to be computed today."""
+        if "joules" in self.used_up():
+            raise RequestError(
+                "This side's energy budget of today is used up: [policy] joules of its settings.",
+                status=429,
+                type="rate_limit_error",
+                code="budget_used_up",
+            )
+
+    def spend(self, budget: Budget, amount: float) -> None:
+        if self.state is None or budget not in self.policy.budgets or amount <= 0:
+            return
+        with self._lock:
+            self._turn(self.state.day)
+            self._used[budget] += amount
+            self._pending[budget] += amount
+            due = time.monotonic() - self._saved >= SAVE_S
+        if due:
+            self._save()
+
+    def _turn(self, day: str) -> None:
+        """Begin a day, under the lock."""
+        if day == self._day or self.state is None:
+            return
+        self._flush(self._day)
+        self._day, self._used = day, defaultdict[Budget, float](float)
+        try:
+            self._used.update(self.state.used())  # the clock may have been set back
+        except PacelineError as error:
+            self._failed(error)
+
+    def _save(self) -> None:
+        with self._lock:
+            self._flush(self._day)
+
+    def _flush(self, day: str) -> None:
+        taken, self._pending = dict(self._pending), defaultdict[Budget, float](float)
+        self._saved = time.monotonic()
+        if taken:
+            self._later(lambda state: state.take(day, taken))
+
+    def _later(self, write: Callable[[PolicyState], None]) -> None:
+        state = self.state
+        assert state is not None, "there is a policy"
+
+        def written() -> None:
+            try:
+                write(state)
+            except PacelineError as error:
+                self._failed(error)
+
+        with suppress(RuntimeError):  # it is closed
+            self._writer.submit(written)
+
+    def _failed(self, error: PacelineError) -> None:
+        log.error("budgets of this day count as used up: %s", error)
+        self._faulty = True
+
+
+class HeldAnswer:
+    """An answer whose text is marked as far as a rule holds it, before its client sees it."""
+
+    def __init__(
+        self, written: Generation, guard: PolicyGuard, decision: Decision, messages: Sequence[Mapping[str, str]]
+    ) -> None:
+        """messages: before it. decision: it may become narrower as the answer grows."""
+        self.written = written
+        self.decision = decision
+        self._guard = guard
+        self._question = messages[-1]["content"] if messages else ""
+        self._text = self._rest = ""  # so far, and what of it is not marked
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.written.prompt_tokens
+
+    async def run(self) -> AsyncIterator[GenerateEvent]:
+        async with aclosing(self.written.run()) as events:  # type: ignore[type-var]  # every one is a generator
+            try:
+                async for event in events:
+                    if isinstance(event, GenerationResult):
+                        self._mark_all()
+                        told = self.decision if self.decision.rule or self.decision.asks else None
+                        event = replace(event, policy=told)
+                    else:
+                        self._mark(event.text)
+                    yield event
+            finally:
+                self._mark_all()
+
+    def _mark(self, text: str) -> None:
+        self._text += text
+        self._rest += text
+        if len(self._rest) >= 2 * PIECE:
+            self._guard.remember(self._rest, self.decision.holds)
+            self._rest = self._rest[-PIECE:]
+
+    def _mark_all(self) -> None:
+        self._guard.remember(self._text, self.decision.holds, self._question)
+
+    async def aclose(self) -> None:
+        await self.written.aclose()
