@@ -11,7 +11,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import fake_model
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime import preparation
+from paceline.runtime import reading
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult, SharedPrompt, TextDelta
 from tests.requests import a_request, changed
@@ -42,13 +42,13 @@ async def test_eight_choices_are_prepared_once_and_are_those_of_eight_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    build = preparation.prompts_of
+    build = reading.prompts_of
 
     def counted(*given: object, **named: object) -> object:
         made.append(given)
         return build(*given, **named)  # type: ignore[arg-type]  # passed on as they came
 
-    monkeypatch.setattr(preparation, "prompts_of", counted)
+    monkeypatch.setattr(reading, "prompts_of", counted)
     with DocumentStore.open(tmp_path, HashEmbedder()) as store:
         store.add_text("boat.txt", "The red boat lies in the harbour behind the old mill.", zone="cloud")
         async with Node("cloud", fake_model(), store) as node:

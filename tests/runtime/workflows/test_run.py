@@ -353,8 +353,9 @@ async def test_the_engine_is_told_how_much_of_a_workflow_waits_for_each_text(
         begin = node._preparation.begin
         node._workflows._admit = listening(node._workflows._admit)
 
-        async def beginning(request: GenerateRequest) -> Admit:
-            return listening(await begin(request))
+        async def beginning(request: GenerateRequest) -> tuple[GenerateRequest, Admit]:
+            held, answer = await begin(request)
+            return held, listening(answer)
 
         monkeypatch.setattr(node._preparation, "begin", beginning)
         for _ in range(2):  # in the second one, the seconds of every stage are known
