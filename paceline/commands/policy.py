@@ -59,17 +59,23 @@ def list_(side: Side = "device", state_dir: StateDir = None, config: Config = No
         typer.echo("no document has a rule: see [policy] of the settings", err=True)
 
 
-def allow(name: Name, side: Side = "device", state_dir: StateDir = None, config: Config = None) -> None:
+def allow(
+    name: Name, side: Side = "device", state_dir: StateDir = None, config: Config = None, as_json: Json = False
+) -> None:
     """Confirm documents that are to be asked for: answers read them from now on."""
-    _change(name, side, state_dir, config, confirmed=True)
+    _change(name, side, state_dir, config, confirmed=True, as_json=as_json)
 
 
-def revoke(name: Name, side: Side = "device", state_dir: StateDir = None, config: Config = None) -> None:
+def revoke(
+    name: Name, side: Side = "device", state_dir: StateDir = None, config: Config = None, as_json: Json = False
+) -> None:
     """Have documents asked for again. What was written from them is not taken back."""
-    _change(name, side, state_dir, config, confirmed=False)
+    _change(name, side, state_dir, config, confirmed=False, as_json=as_json)
 
 
-def _change(name: str, side: Side, state_dir: Path | None, config: Path | None, *, confirmed: bool) -> None:
+def _change(
+    name: str, side: Side, state_dir: Path | None, config: Path | None, *, confirmed: bool, as_json: bool
+) -> None:
     with _documents(side, state_dir, config) as (found, state):
         asked = [each for each in found if each.is_asked_for]
         named = [each for each in asked if name in (each.id, each.name)]
@@ -78,7 +84,12 @@ def _change(name: str, side: Side, state_dir: Path | None, config: Path | None, 
             raise ConfigError(f"No document that is to be asked for is called {name}: see `paceline policy list`.")
         for each in named:
             state.confirm(each, confirmed=confirmed)
-            typer.echo(printable(f"{'confirmed' if confirmed else 'revoked'}  {each.name}"))
+    did, names = "confirmed" if confirmed else "revoked", [each.name for each in named]
+    if as_json:
+        typer.echo(printable_json(json.dumps({did: names}, ensure_ascii=False)))
+        return
+    for each_name in names:
+        typer.echo(printable(f"{did}  {each_name}"))
 
 
 @contextmanager

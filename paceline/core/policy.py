@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Final, Literal, Self, get_args
 
 from paceline.core.side import Side
@@ -26,7 +27,8 @@ HIGHEST: Final[Mapping[Rule, Privacy]] = {
 Budget = Literal["joules", "bytes", "cloud_tokens"]
 BUDGETS: Final[tuple[Budget, ...]] = get_args(Budget)
 ANY_KEY: Final = "*"
-_BRACKET: Final = re.compile(r"\[(!?)(\]?[^\]]*)\]")
+_BRACKET: Final = re.compile(r"\[!?\]?[^\]\[]*\]")
+_RANGE: Final = re.compile(r"(.)-(.)")
 
 
 def strictest(*levels: Privacy) -> Privacy:
@@ -46,72 +48,65 @@ class DocumentFacts:
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """Names documents by `store:NAME`, `tag:KEY=VALUE`, or a path, in which `*` stands for any characters but `/` and
-    `**` for any. A path from the root (`/` or `~`) names a file, or a folder with all below it; any other a file or a
-    folder of that name, wherever it is. Upper and lower case are the same, and so are forms of Unicode."""
+    the part `**` for any parts. A path from the root (`/` or `~`) names a file, or a folder with all below it; any
+    other a file or a folder of that name, wherever it is. Upper and lower case are the same, and so are forms of
+    Unicode."""
 
     text: str
     _kind: Literal["store", "tag", "path"]
-    _expression: re.Pattern[str]
+    _parts: tuple[str, ...]  # of a path, with `**` for what may be around; else one
 
     @classmethod
     def parse(cls, text: str, home: str) -> Self:
-        """home: what `~` stands for. Raises ValueError for what names nothing."""
+        """home: what `~` stands for. Raises ValueError for what names nothing, or everything."""
+        brackets = _BRACKET.findall(text)
+        if text.count("[") > len(brackets) or any(
+            first > last for each in brackets for first, last in _RANGE.findall(each)
+        ):
+            raise ValueError(f"{text!r} is no pattern: it has a [ without its ], or a range that is empty")
         kind, colon, rest = text.partition(":")
         if colon and kind in ("store", "tag"):
             key, equals, value = rest.partition("=")
             if not rest or (kind == "tag" and not (key and equals and value)):
                 raise ValueError(f"{text!r} names nothing: write store:NAME or tag:KEY=VALUE")
-            return cls(text, "store" if kind == "store" else "tag", re.compile(_glob(_folded(rest))))
+            return cls(text, "store" if kind == "store" else "tag", (_folded(rest),))
         path = home.rstrip("/") + text[1:] if text == "~" or text.startswith("~/") else text
-        path = path.rstrip("/").removesuffix("/**").rstrip("/")
         if not path.strip("/*"):
             raise ValueError(f"{text!r} names every document, or none: write a folder, a name or a pattern for names")
-        start = "" if path.startswith("/") else "(?:.*/)?"
-        return cls(text, "path", re.compile(f"{start}{_glob(_folded(path))}(?:/.*)?", re.DOTALL))
+        around = () if path.startswith("/") else ("**",)
+        return cls(text, "path", (*around, *_folded(path.rstrip("/")).split("/"), "**"))
 
     def matches(self, document: DocumentFacts) -> bool:
         match self._kind:
             case "store":
-                values: Iterable[str] = document.stores
+                return any(fnmatchcase(_folded(value), self._parts[0]) for value in document.stores)
             case "tag":
-                values = (f"{key}={value}" for key, value in document.tags.items())
+                tags = (f"{key}={value}" for key, value in document.tags.items())
+                return any(fnmatchcase(_folded(value), self._parts[0]) for value in tags)
             case _:
-                values = document.paths
-        return any(self._expression.fullmatch(_folded(value)) for value in values)
+                return any(_fits(_folded(path).split("/"), self._parts) for path in document.paths)
 
 
 def _folded(text: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
 
 
-def _glob(pattern: str) -> str:
-    """The regular expression of a pattern. Raises ValueError for one with a bracket that is not closed."""
-    found, at = [], 0
-    while at < len(pattern):
-        if pattern.startswith("**/", at):
-            found.append("(?:.*/)?")
-            at += 3
-        elif pattern.startswith("**", at):
-            found.append(".*")
-            at += 2
-        elif pattern[at] in "*?":
-            found.append("[^/]*" if pattern[at] == "*" else "[^/]")
+def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:
+    """True if these patterns, part by part, are of the whole path."""
+    at = place = 0
+    again: tuple[int, int] | None = None  # behind the last `**`, and the part from which it is tried next
+    while place < len(parts):
+        if at < len(patterns) and patterns[at] == "**":
             at += 1
-        elif pattern[at] == "[":
-            bracket = _BRACKET.match(pattern, at)
-            if bracket is None:
-                raise ValueError(f"{pattern!r} has a [ without its ]")
-            inside = re.sub(r"([\\\[\]^&~|])", r"\\\1", bracket[2])
-            found.append(f"(?!/)[{'^' if bracket[1] else ''}{inside}]")
-            at = bracket.end()
+            again = at, place + 1
+        elif at < len(patterns) and fnmatchcase(parts[place], patterns[at]):
+            at, place = at + 1, place + 1
+        elif again is not None:
+            at, place = again
+            again = at, place + 1
         else:
-            found.append(re.escape(pattern[at]))
-            at += 1
-    try:
-        re.compile("".join(found))
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is no pattern: {error}") from None
-    return "".join(found)
+            return False
+    return all(each == "**" for each in patterns[at:])
 
 
 @dataclass(frozen=True, slots=True)

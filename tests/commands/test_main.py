@@ -16,7 +16,7 @@ from paceline import __version__
 from paceline.commands import main as root
 from paceline.errors import ConfigError
 
-BUILTIN = ("bench", "docs", "doctor", "models", "tables")
+BUILTIN = ("bench", "docs", "doctor", "models", "policy", "tables")
 
 
 def every_command() -> Iterator[tuple[str, ...]]:
