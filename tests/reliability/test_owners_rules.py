@@ -46,8 +46,9 @@ class Ruled:
     marks: set[bytes]
 
     def ask(self, side: str, subject: str, level: str, **more: Any) -> tuple[dict[str, Any], list[SessionFrame]]:
-        """The report of an answer, and what the device has sent for it."""
+        """The report of an answer, and what the device has sent in sessions that are new since."""
         before = len(self.tap.up)
+        earlier = {message.session for message in self.messages(0)}
         said = more.pop("messages", [{"role": "user", "content": f"{subject} {subject}yard 3?"}])
         body = {
             "model": "fake",
@@ -59,9 +60,13 @@ class Ruled:
         url = self.pair.url("device" if side == "device" else "cloud")
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
         assert answer.status_code == 200, answer.text
-        sent = [decode(frame) for frame in self.tap.up[before:]]
         told = {"text": answer.json()["choices"][0]["message"]["content"], **answer.json()["paceline"]}
-        return told, [message for message in sent if isinstance(message, SessionFrame)]
+        return told, [message for message in self.messages(before) if message.session not in earlier]
+
+    def messages(self, since: int) -> list[SessionFrame]:
+        """Of the device's sessions, from this frame on."""
+        sent = [decode(frame) for frame in self.tap.up[since:]]
+        return [message for message in sent if isinstance(message, SessionFrame)]
 
     def policy(self, *words: str) -> str:
         where = ("--state-dir", str(self.children.directory / "device"), "--config", str(self.config))
@@ -156,7 +161,7 @@ def test_the_owner_confirms_at_a_terminal_and_a_check_says_what_would_happen(rul
     assert checked("mill")["rule"].startswith("public passages only: ")
     waiting = checked("garden")["confirmation_needed"]
     assert {each["document"] for each in waiting} <= {f"ask/garden-{number}.md" for number in range(4)} and waiting
-    assert not [each for each in map(decode, ruled.tap.up[before:]) if isinstance(each, SessionFrame)]
+    assert not [each for each in ruled.messages(before) if isinstance(each, OpenSession)]
     report, _ = ruled.ask("device", "garden", "local-only")
     assert report["confirmation_needed"] and not report["citations"]
     assert "confirmed  ask/garden-3.md" in ruled.policy("allow", "ask/garden-3.md")

@@ -63,6 +63,7 @@ class Two:
     guards: dict[Side, PolicyGuard]
     stores: dict[Side, DocumentStore]
     frames: list[bytes] = field(default_factory=list)  # that the device has sent
+    seen: set[int] = field(default_factory=set)  # sessions
 
     def __post_init__(self) -> None:
         assert self.bench.pipes_in_use is not None
@@ -80,9 +81,12 @@ class Two:
         return await collect(await node.prepare(request))
 
     def sent(self) -> list[SessionFrame]:
-        """Messages of answers that the device has sent since the last look."""
-        messages, self.frames[:] = [decode(frame) for frame in self.frames], []
-        return [each for each in messages if isinstance(each, SessionFrame)]
+        """Messages of answers that the device has sent since the last look, in sessions that are new since."""
+        decoded, self.frames[:] = [decode(frame) for frame in self.frames], []
+        messages = [each for each in decoded if isinstance(each, SessionFrame)]
+        new = [each for each in messages if each.session not in self.seen]
+        self.seen.update(each.session for each in messages)
+        return new
 
     def confirm(self, name: str, *, confirmed: bool = True) -> None:
         state = self.guards["device"].state
