@@ -173,7 +173,7 @@ class AnswerWatch:
             "strategy": strategy,
         }
         if result.policy is not None and result.policy.rule:
-            told |= {"level": result.policy.level, "rule": result.policy.rule}
+            told |= {"level": result.policy.level, "rule": result.policy.rule.partition(":")[0]}
         if result.degraded:
             counts.degraded.labels(result.degraded).inc()
             told["degraded"] = result.degraded

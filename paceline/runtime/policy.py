@@ -311,9 +311,10 @@ class PolicyGuard:
         if not marks or request.prompt.tokens is not None:
             return "open"
         form = request.output.constraint
+        beside = (*map(str, request.prompt.template.values()), "" if form is None else form.text)
         said = [str(message["content"]) for message in request.prompt.messages]
         whole = [marks.get(self._mark(_pair(*pair))) for pair in pairwise(said)]
-        found = [self._quoted(text, marks) for text in (*said, "" if form is None else form.text)]
+        found = [self._quoted(text, marks) for text in (*said, *beside)]
         level = strictest("open", *found, *(each for each in whole if each is not None))
         if level == "answer-private" and self._quoted(query_of(request.prompt.messages), marks) != "open":
             return "local-only"  # the query is what would leave
@@ -352,14 +353,15 @@ class PolicyGuard:
         own = not owner or self.may_confirm(owner)
         return replace(decision, asks=tuple(asked.items())) if own and asked else decision
 
-    def remember(self, text: str, level: Privacy, question: str = "") -> None:
-        """What goes on from this text is held to this level. question: before it; a short text is told by both."""
+    def remember(self, text: str, level: Privacy, said: Sequence[str] = ()) -> None:
+        """What goes on from this text is held to this level. said: before it; what the text repeats of that is no sign
+        of it, and a short text is known by the last of it."""
         if self.state is None or level == "open":
             return
-        letters = _LETTERS.sub("", text.casefold())
+        letters, before = (_LETTERS.sub("", each.casefold()) for each in (text, "\0".join(said)))
         pieces = [letters[at : at + PIECE] for at in range(0, len(letters) - PIECE + 1, PIECE)]
-        if not pieces and question:
-            pieces = [_pair(question, text)]
+        is_short = bool(said) and not pieces
+        pieces = [_pair(said[-1], text)] if is_short else [piece for piece in pieces if piece not in before]
         new: dict[bytes, Privacy] = {}
         with self._lock:
             for piece in pieces:
@@ -459,7 +461,7 @@ class HeldAnswer:
         self.written = written
         self.decision = decision
         self._guard = guard
-        self._question = messages[-1]["content"] if messages else ""
+        self._said = [message["content"] for message in messages]
         self._text = self._rest = ""  # so far, and what of it is not marked
 
     @property
@@ -484,11 +486,11 @@ class HeldAnswer:
         self._text += text
         self._rest += text
         if len(self._rest) >= 2 * PIECE:
-            self._guard.remember(self._rest, self.decision.holds)
+            self._guard.remember(self._rest, self.decision.holds, self._said)
             self._rest = self._rest[-PIECE:]
 
     def _mark_all(self) -> None:
-        self._guard.remember(self._text, self.decision.holds, self._question)
+        self._guard.remember(self._text, self.decision.holds, self._said)
 
     async def aclose(self) -> None:
         await self.written.aclose()

@@ -195,6 +195,8 @@ async def test_what_was_written_under_a_rule_holds_what_goes_on_from_it_and_is_k
     async with two(tmp_path, rule) as pair:
         text, done = await pair.ask(changed(ASKED, privacy="local-only"))
         short, _ = await pair.ask(changed(ASKED, max_tokens=4, privacy="local-only"))
+        system = "You are a helpful assistant who answers briefly, from what the documents of this device say."
+        pair.guards["device"].remember(f"As I was told, {system}", "local-only", [system])
         assert done.policy is not None and done.policy.level == "local-only" and len(text) > 32
         pair.sent()
     told = {"role": "user", "content": QUESTION}
@@ -212,6 +214,7 @@ async def test_what_was_written_under_a_rule_holds_what_goes_on_from_it_and_is_k
         for before in (
             (),
             ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day to you."}),
+            ({"role": "system", "content": system},),
         ):
             _, done = await pair.ask(changed(ASKED, messages=(*before, *on), privacy="open", strategy="aggregate"))
             assert pair.sent() and done.policy is None, "others go as ever"

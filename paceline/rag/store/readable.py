@@ -190,5 +190,7 @@ def unruled(store: DocumentStore) -> Readable:
 
 
 def not_read(document: RuledDocument, *, asks: bool) -> RequestError:
-    why = "its owner has not confirmed it yet: paceline policy allow" if asks else "a rule of this side's owner"
-    return RequestError(f"{document.name} is not read here: {why}.", status=403, code="policy_forbids")
+    sentence = "This document is not read here, by a rule of this side's owner."
+    if asks:
+        sentence = f"{document.name} is not read here: its owner has not confirmed it yet (paceline policy allow)."
+    return RequestError(sentence, status=403, code="policy_forbids")
