@@ -148,6 +148,30 @@ def test_a_server_with_keys_asks_for_one(browse: Browse, tmp_path: Path) -> None
     assert all("401" in error for error in seen["errors"]), "browsers log refused requests themselves"
 
 
+def test_an_owner_lets_answers_read_a_document_at_the_page_and_nobody_else_can(browse: Browse, tmp_path: Path) -> None:
+    (tmp_path / "diary.md").write_text("My landlord is called Velda.\n")
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        'api_keys = ["sk-owner=owner", "sk-guest=guest"]\n[agent.policy]\nask_me = ["diary.md"]\n'
+        "keys.owner = {confirms = true}\n"
+    )
+    policy.chmod(0o600)
+    with Children(tmp_path) as children:
+        state = ("--state-dir", str(tmp_path / "state"), "--embedder", "hash")
+        children.run(command("docs", "add", str(tmp_path / "diary.md"), "--side", "device", *state))
+        port = free_port(0)
+        agent = command("agent", "--model", "fake", "--config", str(policy), "--port", str(port), *state)
+        child = children.start("device", agent, port=port)
+        children.wait(lambda said: all(said))
+        question = "What is my landlord called?"
+        guest = browse("confirms", child.url, key="sk-guest", given={"question": question, "may": False})
+        owner = browse("confirms", child.url, key="sk-owner", given={"question": question, "may": True})
+    assert (guest["asked"], guest["sources"]) == ("", []), "it is not even told that there is one"
+    assert "diary.md" in owner["asked"] and owner["sources"] == ["diary.md"]
+    assert guest["faults"] == owner["faults"] == []
+    assert all("401" in error for error in (*guest["errors"], *owner["errors"])), "before a key is given"
+
+
 def test_the_dashboard_shows_the_numbers_of_metrics_and_timelines_those_of_their_reports(
     browse: Browse, pair: Pair
 ) -> None:

@@ -118,6 +118,25 @@ const SCENARIOS = {
     return { bodies, faults, back, state, texts: [text, (await lastAnswer(page)).text] };
   },
 
+  // A document that waits for its owner: confirmed by a key that may, and any other is told how.
+  async confirms(page, { url, key, given }) {
+    await seeded(page);
+    await page.goto(url);
+    await page.waitForSelector("#key[open]");
+    await page.fill("#key-field", key);
+    await page.keyboard.press("Enter");
+    await page.waitForFunction(() => document.querySelector("#model").options.length > 0);
+    await ask(page, given.question);
+    const note = page.locator(".answer .note").first();
+    const asked = (await note.count()) ? await note.innerText() : "";
+    const faults = await accessibilityFaults(page);
+    if (asked) await note.locator("button").click();
+    if (given.may) await page.waitForSelector(".answer .source");
+    else if (asked) await page.waitForFunction(() => !document.querySelector(".answer .note button"));
+    const told = given.may || !asked ? "" : await note.innerText();
+    return { asked, told, faults, sources: await page.locator(".source .name").allTextContents() };
+  },
+
   // A server with keys: nothing but the page is there without one.
   async key(page, { url, key }) {
     await seeded(page);
