@@ -135,17 +135,28 @@ def test_what_a_model_a_document_or_a_file_name_holds_stays_text(browse: Browse,
 def test_a_server_with_keys_asks_for_one(browse: Browse, tmp_path: Path) -> None:
     with Children(tmp_path) as children:
         state = ("--state-dir", str(tmp_path / "state"))
-        key = json.loads(children.run(command("keys", "create", "page", "--json", *state)))["key"]
+        key, first, second = (
+            json.loads(children.run(command("keys", "create", name, "--json", *state)))["key"]
+            for name in ("page", "first", "second")
+        )
         port = free_port(0)
         serve = command("serve", "--model", "fake", "--embedder", "hash", "--port", str(port), *state)
-        child = children.start("cloud", [*serve, *configured(tmp_path, "answers.max_tokens_default = 8")], port=port)
+        serve += configured(tmp_path, "answers.max_tokens_default = 8", PACE)
+        child = children.start("cloud", serve, port=port)
         children.wait(lambda said: all(said))
         seen = browse("key", child.url, key=key)
+        two = browse("keys", child.url, key=first, given=second)
     assert seen["faults"] == [] and seen["refused"] == "Incorrect API key provided."
     assert seen["answer"]["state"] == "done" and seen["answer"]["text"]
     assert seen["stored"] == [True, None], "kept in the tab alone, unless the user says otherwise"
     assert "POST /v1/chat/completions" in seen["routes"] and "GET /page/app.js" not in seen["routes"]
-    assert all("401" in error for error in seen["errors"]), "browsers log refused requests themselves"
+    assert all("401" in error for error in [*seen["errors"], *two["errors"]]), "logged by browsers themselves"
+    assert two["digests"] == 200 and not two["told"], "the key's name tells nothing of it"
+    assert two["first"] == ["Old", "Left"], "what was there before is the first key's"
+    assert two["changed"] == [[], 0, False], "nothing of one key is shown to the other"
+    assert two["tabs"] == [["Again?", "Other?"], ["Still mine?", "Mine?", "Old", "Left"]]
+    assert two["kept"] == [["Mine?", "Still mine?"], ["Again?", "Other?"]], "nor pushed to the server for it"
+    assert two["sent"] == [[0, 1], [0]], "a tab keeps the key that it was opened with"
 
 
 def test_an_owner_lets_answers_read_a_document_at_the_page_and_nobody_else_can(browse: Browse, tmp_path: Path) -> None:
@@ -235,6 +246,15 @@ def test_a_conversation_that_is_deleted_while_it_waits_for_its_answer_stays_dele
     assert seen["errors"] == [] and seen["left"] == 0
 
 
+def test_what_the_server_has_of_a_deleted_conversation_goes_as_soon_as_it_answers(browse: Browse, pair: Pair) -> None:
+    seen = browse("forgotten", pair.url("cloud"))
+    assert [error for error in seen["errors"] if "net::ERR_FAILED" not in error] == [], "those the test refuses"
+    assert seen["one"] == ["", 200, 404], "before it was ever kept at the server"
+    assert seen["two"] == [[], 200, 1, 404, 404], "while the server did not answer, over a reload"
+    assert seen["three"] == [200, 404], "before the answer had a name"
+    assert seen["foreign"] == 1, "another key's conversations are not deleted"
+
+
 def test_a_second_conversation_is_answered_beside_the_first(browse: Browse, pair: Pair) -> None:
     seen = browse("beside", pair.url("cloud"))
     assert seen["free"] and seen["two"] == ["Two?"] and seen["first"] == "writing", "stopping one leaves the other"
@@ -254,6 +274,9 @@ def test_conversations_are_renamed_pinned_found_edited_saved_and_taken_over(brow
     first, second = seen["bodies"]
     assert not first["background"] and not first["store"], "kept in this browser alone"
     assert len(first["paceline"]["vector_stores"]) >= 2, "the file of this conversation is read"
+    ((text, by_own_voice),) = seen["said"]
+    assert text.startswith("So") and by_own_voice, "as it is shown, by a voice that sends nothing away"
+    assert seen["summary"].startswith("fake · 3 tokens") and " tokens of context" in seen["summary"]
     assert [item["content"] for item in second["input"]] == ["How slow is a wave?"]
     assert seen["edited"] == seen["again"] == ["How slow is a wave?", "2/2"]
     assert seen["found"] == [*(f"Old {number}" for number in range(179, 169, -1)), "Old 17"]
@@ -289,6 +312,7 @@ MARKDOWN = [
     ("\\*a\\*\nb", "<p>*a*<br>b</p>"),
     ("# A\n\n---\n> b\n> c", "<h3>A</h3><hr><blockquote><p>b<br>c</p></blockquote>"),
     ("- a\n  - b\n- c", "<ul><li>a<ul><li>b</li></ul></li><li>c</li></ul>"),
+    ("   - a\n   - b", "<ul><li>a</li><li>b</li></ul>"),
     ("3. a\n4. b", '<ol start="3"><li>a</li><li>b</li></ol>'),
     (
         "|a|b|\n|-|-:|\n|1|<i>|",
@@ -343,6 +367,14 @@ HOSTILE = [
     "#",
     "|a|b|c|\n|-|-|-|\n" + "|\n" * 20,
 ]
+STREAMED = [  # of one kind each, as long as answers get
+    "```py\nif x:\n" + "    y = 1  # z\n" * 300 + "```\n",
+    "- a **b** `c`\n" * 300,
+    "|a|b|\n|-|-|\n" + "|`c`|d e|\n" * 300,
+    "> a *b* c\n\n" * 300,
+    "> - a\n" * 300,
+    "# A\n\nb *c* d\n\n$$\nx\n$$\n\n" * 50,
+]
 LINES = ["~" * LONG + "`", "~~~" + " " * LONG + "`", "`" * LONG + "a`"]  # each searched once
 
 
@@ -355,3 +387,11 @@ def test_markdown_is_rendered_and_text_that_means_harm_takes_no_longer(browse: B
     assert rendered[: len(expected)] == expected and len(rendered) == len(expected) + len(long)
     assert seen["slow"] == {"early": True, "later": 200}, "what takes too long is shown as it was written, for now"
     assert not [html[:200] for html in rendered if html.startswith("unlike")]
+
+
+def test_a_streamed_answer_is_that_of_its_text_at_once_and_is_built_only_once(browse: Browse, pair: Pair) -> None:
+    more = ["$x$", "$$\nx", "\n$$", "```", "```py\n", "1. a\n", "   b", "|", "a b", "é😀"]
+    pieces = [*HOSTILE, *(text for text, _ in MARKDOWN), *more]
+    seen = browse("streamed", pair.url("device"), given={"pieces": pieces, "long": STREAMED})
+    assert seen["errors"] == [] and seen["unlike"] == [] and seen["cuts"] > 3000
+    assert max(seen["made"]) < 8, "nodes made for each that the answer has"

@@ -5,6 +5,7 @@ import { createInterface } from "node:readline";
 import {
   accessibilityFaults, ask, begin, deleteFirst, ended, inBrowser, lastAnswer, launched, linked, seeded, streamOf,
 } from "./browser.mjs";
+import { OWNERS } from "./owners.mjs";
 import { PICTURES } from "./pictures.mjs";
 
 const FILE = "omber.md";
@@ -12,6 +13,7 @@ const FACT = "The lighthouse of Omber is painted in green stripes.\n";
 const HOSTILE_NAME = "<img src=x onerror=alert(1)>.md";
 
 const SCENARIOS = {
+  ...OWNERS,
   ...PICTURES,
 
   // Upload, ask, watch the lanes, stop, retry, reload, find the conversation again.
@@ -316,11 +318,17 @@ const SCENARIOS = {
 
   // Rename, pin, search, edit, export, delete and import, beside 200 other conversations; a file of one of them.
   async manage(page, { url }) {
-    const said = "**So** $c = \\sqrt{g h}$:\n\n```python\ndef f():\n    return 1\n```\n\n$$\n\\frac{1}{2}\n$$";
+    const written = "**So** $c = \\sqrt{g h}$:\n\n```python\ndef f():\n    return 1\n```\n\n$$\n\\frac{1}{2}\n$$";
     const bodies = [];
+    await page.addInitScript(() => { // a machine with voices
+      window.said = [];
+      const local = { lang: "en-GB", localService: true };
+      Object.defineProperty(window, "SpeechSynthesisUtterance", { value: class { constructor(text) { this.text = text; } } });
+      Object.defineProperty(window, "speechSynthesis", { value: { getVoices: () => [{ lang: "en", localService: false }, local], cancel() {}, speak: ({ text, voice }) => window.said.push([text, voice === local]) } });
+    });
     await page.route("**/v1/responses", (route) => {
       bodies.push(route.request().postDataJSON());
-      return route.fulfill({ contentType: "text/event-stream", body: streamOf([[said, "cloud"]]) });
+      return route.fulfill({ contentType: "text/event-stream", body: streamOf([[written, "cloud"]], { usage: { output_tokens: 3, total_tokens: 1000 } }) });
     });
     await page.goto(url);
     await linked(page);
@@ -339,6 +347,9 @@ const SCENARIOS = {
     await page.waitForSelector(".answer .hljs-keyword");
     await page.waitForSelector(".answer .formula.display math");
     const rich = await page.locator(".answer math").count();
+    await page.getByLabel("Read aloud").click();
+    const said = await page.evaluate(() => window.said);
+    const summary = await page.textContent(".foot .summary");
     await page.locator(".question").hover();
     await page.getByLabel("Edit").click();
     await page.keyboard.press("Control+A");
@@ -375,7 +386,7 @@ const SCENARIOS = {
     await page.waitForSelector(".question");
     const again = [await page.textContent(".question .words"), await page.textContent(".version")];
     const kept = await page.evaluate(async () => (await (await fetch("v1/conversations")).json()).data.length);
-    return { bodies, rich, edited, faults, found, top, markdown, left, again, kept };
+    return { bodies, rich, said, summary, edited, faults, found, top, markdown, left, again, kept };
   },
 
   // One conversation in two tabs, asked in turns.
@@ -446,9 +457,59 @@ const SCENARIOS = {
       const { AnswerView } = await import("/page/answer.js");
       const report = { citations: [{ side: "device", document: "\u202egnp.exe\u2066", passage: "" }] };
       const answer = { role: "assistant", text: "", lanes: "", state: "done", steps: [], report, usage: null };
-      return new AnswerView(answer, { versions: () => [] }).node.querySelector(".source").textContent;
+      const view = new AnswerView(answer, { versions: () => [] });
+      view.show();
+      return view.node.querySelector(".source").textContent;
     });
     return { rows, told, source };
+  },
+
+  // Texts as they arrive, in pieces of any size: after each the nodes are those of the text at once, and in all not many more
+  // are made than the text has. given: {pieces, long}, of which texts are put together, and long ones of one kind.
+  async streamed(page, { url, given }) {
+    await page.goto(url);
+    return page.evaluate(async ({ pieces, long }) => {
+      const { renderMarkdown } = await import("/page/markdown.js");
+      const { Run } = await import("/page/run.js");
+      let seed = 1;
+      const below = (most) => (seed = (seed * 48271) % 2147483647) % most;
+      const shown = (run, box = document.createElement("div")) => {
+        while (!renderMarkdown(box, run)); // what took too long goes on the next time
+        return box;
+      };
+      const lanesOf = (size) => {
+        let lanes = "";
+        while (lanes.length < size) lanes += "cd."[below(3)].repeat(1 + below(9));
+        return lanes.slice(0, size);
+      };
+      const unlike = [];
+      let cuts = 0;
+      for (let round = 0; round < 250; round += 1) {
+        let text = "";
+        while (text.length < 250) text += pieces[below(pieces.length)].slice(0, 60) + ["", " ", "\n", "\n\n", "\n  "][below(5)];
+        const run = new Run(text, lanesOf(text.length));
+        const box = document.createElement("div");
+        for (let end = 0; end < text.length; cuts += 1) {
+          end = Math.min(text.length, end + 1 + below(24));
+          if (!shown(run.slice(0, end), box).isEqualNode(shown(run.slice(0, end)))) unlike.push([text.slice(0, end), box.innerHTML]);
+        }
+      }
+      const made = long.map((text) => {
+        const run = new Run(text, lanesOf(text.length));
+        const box = document.createElement("div");
+        let count = 0;
+        const seen = new MutationObserver(() => {});
+        seen.observe(box, { childList: true, subtree: true });
+        const nodesOf = (node) => 1 + [...node.childNodes].reduce((sum, each) => sum + nodesOf(each), 0);
+        for (let end = 0; end < text.length; ) {
+          end = Math.min(text.length, end + 12);
+          shown(run.slice(0, end), box);
+          for (const { addedNodes } of seen.takeRecords()) for (const node of addedNodes) count += nodesOf(node);
+        }
+        return count / nodesOf(box);
+      });
+      return { cuts, unlike: unlike.slice(0, 3), made };
+    }, given);
   },
 
   // Markdown to HTML, of the given cases.

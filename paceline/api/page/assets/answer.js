@@ -2,8 +2,8 @@
 
 import { request } from "./api.js";
 import { renderMarkdown } from "./markdown.js";
-import { copyButton, icon, iconButton, make } from "./rich.js";
-import { Run, NONE } from "./run.js";
+import { copyButton, icon, iconButton, make, voiceButton } from "./rich.js";
+import { appendRun, NONE, Run } from "./run.js";
 import { t } from "./text.js";
 
 const LOST = ["lost", "missing", "refused"];
@@ -54,7 +54,19 @@ export function versionsBar(versions, message, turn) {
   return [make("span", { className: "versions" }, before, told, after)];
 }
 
-/** An answer whose node follows it: `update` after each change. actions: {retry, goOn, openSource, versions}. */
+const unfinished = new Set(); // views that are to be drawn on
+const FRAME_MS = 15; // of each frame, for that
+
+function drawOn() {
+  const end = performance.now() + FRAME_MS;
+  for (const view of unfinished) {
+    if (!view.node.isConnected || view.update()) unfinished.delete(view);
+    if (performance.now() > end) break;
+  }
+  if (unfinished.size) requestAnimationFrame(drawOn);
+}
+
+/** An answer whose node follows it: `show` or `update` after each change. actions: {retry, goOn, openSource, versions}. */
 export class AnswerView {
   constructor(answer, actions) {
     this.answer = answer;
@@ -63,15 +75,20 @@ export class AnswerView {
     this.folded = make("div", { className: "folded" });
     this.notes = make("div", { className: "notes" });
     this.node = make("article", { className: "message answer", ariaLabel: t("answer") }, this.folded, this.words, this.notes);
-    this.update();
+  }
+
+  /** Draw what can be until then, and the rest in later frames. */
+  show(until) {
+    if (this.update(until) || unfinished.has(this)) return;
+    if (unfinished.add(this).size === 1) requestAnimationFrame(drawOn);
   }
 
   /** False: it took too long to draw all of it, and is to be called again. */
-  update() {
+  update(until) {
     const { text, lanes, state } = this.answer;
     this.node.setAttribute("aria-busy", String(state === "writing"));
     this.node.dataset.state = state;
-    const whole = renderMarkdown(this.words, new Run(text, lanes.length === text.length ? lanes : NONE.repeat(text.length)));
+    const whole = renderMarkdown(this.words, new Run(text, lanes.length === text.length ? lanes : NONE.repeat(text.length)), until);
     this.fold();
     if (state !== "writing") this.notes.replaceChildren(...this.ending());
     return whole;
@@ -82,7 +99,7 @@ export class AnswerView {
     const { thought, steps = [], calls = [], text } = this.answer;
     const parts = [
       ["steps", steps.length > 0, () => make("ol", {}, ...steps.map((step) => make("li", { textContent: step })))],
-      ["thought", Boolean(thought), () => make("p", { className: "thought", textContent: thought })],
+      ["thought", Boolean(thought), (shown) => grown(shown, thought)],
       ["calls", calls.length > 0, () => make("ol", {}, ...calls.map((call) => make("li", {}, `${t("called", call)} `, make("code", { textContent: call.arguments }))))],
     ];
     for (const [kind, there, made] of parts) {
@@ -94,7 +111,8 @@ export class AnswerView {
         node.touched = false;
         title.onclick = () => (node.touched = true);
       }
-      node.replaceChildren(node.firstElementChild, made());
+      const content = made(node.children[1]);
+      if (content !== node.children[1]) node.replaceChildren(node.firstElementChild, content);
       if (kind === "thought" && text && !node.touched) node.open = false; // folded when the answer begins
     }
   }
@@ -111,7 +129,7 @@ export class AnswerView {
     if (answer.state === "failed") yield make("p", { className: "error", role: "alert", textContent: answer.error });
     if (/[cd]/.test(answer.lanes)) yield sharesBar(answer.lanes);
     const bar = make("div", { className: "actions" }, ...this.actions.versions(answer));
-    if (answer.text) bar.append(copyButton(answer.text));
+    if (answer.text) bar.append(copyButton(answer.text), ...voiceButton(() => this.words.innerText));
     bar.append(iconButton("retry", t("retry"), () => this.actions.retry(answer)));
     const told = summary(answer);
     if (answer.report?.strategy) yield make("div", { className: "foot" }, written(answer, told), bar);
@@ -129,6 +147,13 @@ export class AnswerView {
     });
     return make("ul", { className: "sources", ariaLabel: t("sources") }, ...items);
   }
+}
+
+/** The paragraph of what a model thinks, of which browsers lay out what has come since. */
+function grown(shown, thought) {
+  const node = shown ?? make("p", { className: "thought" });
+  appendRun(node, new Run(thought.slice(node.textContent.length)));
+  return node;
 }
 
 function* sentences({ state, finish, report, response }) {
@@ -182,10 +207,11 @@ function written({ report }, told) {
   return details;
 }
 
-function summary({ report, usage, seconds }) {
-  const parts = [];
+function summary({ report, usage, seconds, model, context }) {
+  const parts = model ? [model.split("/").at(-1)] : [];
   if (report?.strategy) parts.push(report.strategy);
   if (usage) parts.push(t("tokens", { count: usage.output_tokens ?? usage.completion_tokens }));
   if (usage?.output_tokens > 4 && seconds > 0.05) parts.push(t("rate", { rate: (usage.output_tokens / seconds).toFixed(1) }));
+  if (usage?.total_tokens && context) parts.push(t("context", { share: Math.ceil((100 * usage.total_tokens) / context), context }));
   return parts.join(" · ");
 }

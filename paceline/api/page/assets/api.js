@@ -1,6 +1,7 @@
 // Requests to the server that this page came from, over OpenAI's API. Addresses are relative, so that the page also works
 // below a path of a reverse proxy.
 
+import { sha256 } from "./digest.js";
 import { keep, recall } from "./storage.js";
 
 const KEY = "paceline.key";
@@ -15,18 +16,31 @@ export class ApiError extends Error {
 }
 
 // ---- the key --------------------------------------------------------------------------------------------------------
-export function savedKey() {
-  return recall(KEY, "sessionStorage") ?? recall(KEY) ?? "";
+let used = null; // by this page to its end, whatever other tabs keep meanwhile
+let taken = false; // the server has answered to it
+
+function savedKey() {
+  return (used ??= recall(KEY, "sessionStorage") ?? recall(KEY) ?? "");
 }
 
-/** lasting: also when the browser is closed. */
+/** lasting: also when the browser is closed. False: the page begins anew, since all that is under way in it is another key's. */
 export function saveKey(key, lasting) {
   keep(KEY, lasting ? null : key, "sessionStorage");
   keep(KEY, lasting ? key : null);
+  if (taken && key !== savedKey()) {
+    location.reload();
+    return false;
+  }
+  used = key;
+  return true;
 }
 
-function headers(more = {}) {
-  const key = savedKey();
+/** A name for the key in use that does not tell it; empty where there is none. */
+export function keyName() {
+  return savedKey() && sha256(`paceline conversations ${savedKey()}`).slice(0, 32);
+}
+
+function headers(more = {}, key = savedKey()) {
   return key ? { authorization: `Bearer ${key}`, ...more } : more;
 }
 
@@ -35,9 +49,9 @@ function address(path) {
 }
 
 // ---- requests -------------------------------------------------------------------------------------------------------
-/** The JSON of an answer. Raises ApiError with the server's own sentence. */
-export async function request(path, { method = "GET", body, signal } = {}) {
-  const answer = await send(path, { method, body, signal });
+/** The JSON of an answer. key: to be tried, in place of the one in use. Raises ApiError with the server's own sentence. */
+export async function request(path, { method = "GET", body, signal, key } = {}) {
+  const answer = await send(path, { method, body, signal, key });
   return parsed(answer.status, await answer.text());
 }
 
@@ -65,17 +79,18 @@ function parsed(status, text) {
   }
 }
 
-async function send(path, { method, body, signal }) {
+async function send(path, { method, body, signal, key }) {
   const sent = body === undefined ? {} : { body: JSON.stringify(body) };
   const kind = body === undefined ? {} : { "content-type": "application/json" };
   let answer;
   try {
-    answer = await fetch(address(path), { method, headers: headers(kind), signal, ...sent, credentials: "omit" });
+    answer = await fetch(address(path), { method, headers: headers(kind, key), signal, ...sent, credentials: "omit" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server does not answer. Is it still running?");
   }
   if (!answer.ok) throw failure(answer.status, await answer.text());
+  taken ||= key === undefined && path.startsWith("v1/");
   return answer;
 }
 

@@ -1,7 +1,7 @@
 // The page: wires conversations, settings, documents and the key to the elements of index.html.
 
 import { AnswerView, questionNode, versionsBar } from "./answer.js";
-import { ApiError, request } from "./api.js";
+import { ApiError, keyName, request } from "./api.js";
 import { Archive } from "./archive.js";
 import { add, asJson, fromJson, newAnswer, newConversation, pathOf, requestBody, titleOf, turnTo, versionsOf } from "./conversation.js";
 import { readable, Uploads } from "./documents.js";
@@ -17,7 +17,8 @@ import { welcome } from "./welcome.js";
 import { cancelAnswer, writeAnswer } from "./writer.js";
 
 const SAVE_MS = 1000; // between two savings of an answer that is being written
-const DRAW_MS = 60; // between two drawings of it, or four times as long as one takes
+const DRAW_MS = 50; // between two drawings of it, or so long that they take a quarter of the time; each in a frame
+const SHOW_MS = 30; // for the answers of a conversation that is opened
 const NEAR_END = 80; // px: whoever reads further up is left there
 
 const $ = (id) => document.getElementById(id);
@@ -25,9 +26,10 @@ const settings = loadSettings();
 const uploads = new Uploads(say);
 const attached = new WeakMap(); // by conversation, its uploads
 const archive = new Archive((key, reason) => say(t(key, { reason })));
-const keyDialog = new KeyDialog($("key"), connect);
+const keyDialog = new KeyDialog($("key"), () => load().then(connect));
 const list = new ConversationList({ list: $("conversations"), search: $("search"), menu: $("menu") }, archive, { select, changed, remove });
 let current = newConversation();
+let shown = new Map(); // by answer, their views
 const writing = new Map(); // by conversation, the {abort, answer, view} that is being written in it
 let asking = false; // a question waits for what other tabs have kept
 let models = [];
@@ -65,13 +67,17 @@ async function select(conversation) {
 function showConversation() {
   $("title").textContent = current.title || t("newConversation");
   document.title = current.title ? `${current.title} – Paceline` : "Paceline";
-  const nodes = pathOf(current).map((message) => {
+  const until = performance.now() + SHOW_MS;
+  const views = new Map();
+  const nodes = pathOf(current).reverse().map((message) => { // the last one is seen first
     if (message.role === "user") return questionNode(message, actions.versions(message), (text) => ask(text, message.parent));
-    // An answer that is still being written keeps the view that its events go to.
     const written = writing.get(current);
-    if (message === written?.answer) return written.view.node;
-    return new AnswerView(message, actions).node;
-  });
+    const view = (message === written?.answer ? written.view : shown.get(message)) ?? new AnswerView(message, actions);
+    view.show(until);
+    views.set(message, view);
+    return view.node;
+  }).reverse();
+  shown = views;
   const empty = !nodes.length && !current.away;
   $("messages").replaceChildren(...(empty ? [welcome({ server, documents, ask })] : nodes));
   $("main").dataset.empty = String(empty);
@@ -101,16 +107,22 @@ function changed(conversation) {
 
 function remove(conversation) {
   if (!confirm(t("deleteThis", conversation))) return;
-  stop(conversation);
-  archive.remove(conversation);
+  removeAtOnce(conversation);
   if (current === conversation) select(newConversation());
   else list.show(current, writing);
+}
+
+function removeAtOnce(conversation) {
+  archive.remove(conversation); // and its answer, which is read on here alone where the server has not yet said its id
+  const { answer, abort } = writing.get(conversation) ?? {};
+  if (answer?.response || !answer?.kept) abort?.abort();
 }
 
 /** Show what other tabs and browsers have kept since. */
 async function catchUp(remote = true) {
   const before = JSON.stringify([current.leaf, current.messages.length, current.title]);
   await archive.catchUp(writing);
+  if (remote) archive.inTurn(() => archive.bury());
   if (remote && archive.kept) await archive.inTurn(() => archive.pull(writing));
   if (!archive.has(current) && current.messages.length) current = newConversation(); // deleted elsewhere
   if (before === JSON.stringify([current.leaf, current.messages.length, current.title])) return list.show(current, writing);
@@ -173,7 +185,8 @@ function answerNow(conversation, question, from = null) {
   const kept = archive.kept;
   const stores = [uploads.readable, attached.get(conversation)?.readable].filter(Boolean);
   const body = requestBody(conversation, settings, stores, kept);
-  const answer = { ...newAnswer(), kept };
+  const { model } = settings;
+  const answer = { ...newAnswer(), kept, model, context: models.find(({ id }) => id === model)?.max_model_len ?? 0 };
   if (from) {
     Object.assign(answer, { text: from.text, lanes: from.lanes });
     body.input.push({ type: "message", role: "assistant", content: from.text });
@@ -198,24 +211,26 @@ async function write(conversation, answer, body) {
     kept: answer.kept,
     signal: abort.signal,
     changed() {
-      timer ||= setTimeout(draw, Math.max(0, next - performance.now()));
-      // A conversation that was deleted meanwhile stays so.
+      timer ||= setTimeout(requestAnimationFrame, next - performance.now(), draw);
       const began = known !== answer.response;
-      if ((!began && Date.now() - saved < SAVE_MS) || !archive.has(conversation)) return;
+      if (!began && Date.now() - saved < SAVE_MS) return;
       saved = Date.now();
       known = answer.response;
-      archive.remember(conversation, began);
+      if (archive.has(conversation)) archive.remember(conversation, began);
+      else if (began) { // it was deleted meanwhile
+        archive.forget({ ...conversation, id: answer.id, server: "", store: "", messages: [answer] });
+        abort.abort();
+      }
     },
   });
   function draw() {
     clearTimeout(timer);
-    timer = 0;
     const start = performance.now();
     const follow = atEnd();
     const whole = view.update();
     if (follow && current === conversation) toEnd();
-    next = performance.now() + Math.max(DRAW_MS, 4 * (performance.now() - start));
-    if (!whole) timer = setTimeout(draw, DRAW_MS);
+    next = start + Math.max(DRAW_MS, 4 * (performance.now() - start));
+    timer = whole ? 0 : setTimeout(requestAnimationFrame, next - performance.now(), draw);
   }
   writing.delete(conversation);
   if (archive.has(conversation)) archive.remember(conversation);
@@ -273,6 +288,7 @@ async function connect() {
   fillSettings(settings, models);
   saveSettings(settings);
   archive.kept = settings.keep === "server";
+  await archive.own();
   const [read] = await Promise.all([readable().catch(() => null), uploads.load().catch(() => {}), catchUp()]); // a key need not allow documents
   documents = read;
   if (!current.messages.length && !current.away) showConversation();
@@ -289,6 +305,7 @@ async function settingsChanged(name) {
   if (name === "language") {
     await speak(settings.language);
     showSettings(settings, settingsChanged);
+    shown.clear(); // they speak the one before
     showConversation();
     refreshStatus();
   }
@@ -304,8 +321,7 @@ $("change-key").onclick = () => {
 };
 $("delete-all").onclick = () => {
   if (!confirm(t("deleteAllSure"))) return;
-  for (const conversation of writing.keys()) stop(conversation);
-  archive.removeAll();
+  for (const each of archive.conversations) removeAtOnce(each);
   $("settings").close();
   select(newConversation());
 };
@@ -432,15 +448,16 @@ function closeSide() {
 }
 
 // ---- begin ----------------------------------------------------------------------------------------------------------
+/** Hold the conversations of the key in use. */
+function load() {
+  return archive.load(keyName()).catch(() => say(t("cannotKeep")));
+}
+
 async function start() {
   await speak(settings.language);
   showSettings(settings, settingsChanged);
   $("status").textContent = t("connecting");
-  try {
-    await archive.load();
-  } catch {
-    say(t("cannotKeep"));
-  }
+  await load();
   const wanted = new URLSearchParams(location.hash.slice(1)).get("c");
   current = archive.find(wanted) ?? current;
   showConversation();
@@ -451,9 +468,15 @@ async function start() {
   for (const conversation of archive.conversations) if (!conversation.away) complete(conversation);
 }
 
-window.addEventListener("focus", () => {
-  refreshStatus();
-  catchUp();
+for (const kind of ["focus", "online"]) {
+  window.addEventListener(kind, () => {
+    refreshStatus();
+    if (models.length) catchUp();
+    else connect();
+  });
+}
+window.addEventListener("pagehide", () => {
+  const left = [...writing.keys()].filter((each) => archive.has(each));
+  if (left.length) saveUnfinished(left);
 });
-window.addEventListener("pagehide", () => writing.size && saveUnfinished([...writing.keys()]));
 start();

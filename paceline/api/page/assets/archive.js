@@ -1,9 +1,10 @@
 // The conversations of this browser, as this tab shows them, and their copies at /v1/conversations where they are to be kept
-// there. Other tabs keep theirs in the same storage, other browsers at the same server: what either has is merged.
+// there. Other tabs keep theirs in the same storage, other browsers at the same server: what either has is merged. Each is of
+// the key with which it was begun; other keys of this browser see nothing of it.
 
 import { request, requestAll } from "./api.js";
 import { DONE, merge, newAnswer, newConversation, upgraded } from "./conversation.js";
-import { deleteAllConversations, deleteConversation, loadConversations, saveConversation } from "./storage.js";
+import { deleteConversation, loadConversations, ownConversations, saveConversation } from "./storage.js";
 
 const MADE_BY = "paceline page"; // in the metadata
 const BURIED = "paceline page: deleted"; // of the one whose items are the ids of deleted ones
@@ -15,7 +16,10 @@ export class Archive {
   constructor(failed) {
     this.failed = failed;
     this.conversations = []; // the latest first
-    this.unsaved = new Set(); // of them: what the storage has not taken, or not yet
+    this.deleted = []; // here, but not yet at the server: the ids of what it has of each
+    this.unsaved = new Set(); // of both: what the storage has not taken, or not yet
+    this.owner = ""; // a name of the key in use
+    this.taken = false; // the server has answered to that key
     this.kept = false; // at the server as well
     this.queue = Promise.resolve(); // of what the server is to keep
     this.grave = ""; // the id of the list of deleted ones, once it is known
@@ -34,19 +38,38 @@ export class Archive {
     this.conversations.sort((one, other) => other.updated - one.updated);
   }
 
-  /** Raises what the storage does. Answers that nobody writes any more are told as cut. */
-  async load() {
-    this.conversations = (await loadConversations()).map(upgraded);
+  /** Hold what the storage has of this owner, and nothing of others. Raises what the storage does. Answers that nobody writes
+   * any more are told as cut. */
+  async load(owner) {
+    this.owner = owner;
+    this.conversations = this.conversations.filter((each) => each.owner === undefined); // begun in this page, before a key was taken
+    this.conversations.push(...(await this.stored()));
     for (const { messages } of this.conversations) {
       for (const message of messages) if (message.state === "writing" && !message.response) message.state = "cut";
     }
+  }
+
+  async stored() {
+    const all = await loadConversations(this.owner);
+    const held = new Map(this.deleted.filter((each) => each.owner === this.owner).map((each) => [each.id, each]));
+    const unsaved = [...held.values()].filter((each) => this.unsaved.has(each));
+    const others = all.filter(({ id, deleted }) => deleted && !unsaved.some((each) => each.id === id));
+    this.deleted = [...unsaved, ...others.map((each) => held.get(each.id) ?? each)];
+    return all.filter((each) => !each.deleted).map(upgraded);
+  }
+
+  /** The server has taken the key in use: what no key has, of a former release too, is this one's from now on. */
+  async own() {
+    this.taken = true;
+    for (const each of this.conversations) each.owner ??= this.owner;
+    await ownConversations(this.owner).catch(() => {}); // of this tab alone
   }
 
   /** Take over what other tabs have kept since. writing: a map whose keys are the conversations being written here. */
   async catchUp(writing) {
     let stored;
     try {
-      stored = (await loadConversations()).map(upgraded);
+      stored = await this.stored();
     } catch {
       return; // of this tab alone
     }
@@ -70,29 +93,45 @@ export class Archive {
   }
 
   save(conversation) {
+    if (this.taken) conversation.owner ??= this.owner;
     this.unsaved.add(conversation);
-    saveConversation(conversation).then(() => this.unsaved.delete(conversation), () => this.failed("cannotKeep"));
+    saveConversation(conversation).then(
+      () => this.unsaved.delete(conversation),
+      () => (conversation.deleted ? this.drop(conversation) : this.failed("cannotKeep")),
+    );
   }
 
-  remove(conversation) {
+  /** elsewhere: the server has nothing of it any more. */
+  remove(conversation, elsewhere = false) {
     this.conversations = this.conversations.filter((each) => each !== conversation);
     this.unsaved.delete(conversation);
-    deleteConversation(conversation.id).catch(() => this.failed("cannotKeep"));
-    this.inTurn(() => this.forget(conversation));
+    if (elsewhere) this.drop(conversation);
+    else this.forget(conversation);
   }
 
-  removeAll() {
-    const all = this.conversations;
-    this.conversations = [];
-    this.unsaved.clear();
-    deleteAllConversations().catch(() => this.failed("cannotKeep"));
-    for (const each of all) this.inTurn(() => this.forget(each));
+  drop({ id }) {
+    deleteConversation(id).catch(() => this.failed("cannotKeep"));
+  }
+
+  /** Keep of a removed conversation what the server has of it, until that is deleted too: now, or when it answers again. */
+  forget(conversation) {
+    const { id, owner, server, store, away } = conversation;
+    const responses = responsesOf(conversation);
+    this.deleted = this.deleted.filter((each) => each.id !== id);
+    if (!server && !store && !responses.length) {
+      this.drop(conversation);
+      return;
+    }
+    const left = { id, owner, server, store, away, responses, deleted: true };
+    this.deleted.push(left);
+    this.save(left);
+    this.inTurn(() => this.bury());
   }
 
   // ---- at the server --------------------------------------------------------------------------------------------------
   /** One change after the other. What fails is tried again with the next change, since it is not marked as sent. */
   inTurn(work) {
-    this.queue = this.queue.then(work).catch(({ message }) => this.failed("keepsNothing", message));
+    this.queue = this.queue.then(work).catch(({ message }) => this.failed(this.deleted.length ? "deletesLater" : "keepsNothing", message));
     return this.queue;
   }
 
@@ -101,6 +140,10 @@ export class Archive {
     const metadata = metadataOf(conversation);
     if (!conversation.server) {
       conversation.server = (await request("v1/conversations", { method: "POST", body: { metadata } })).id;
+      if (!this.has(conversation)) { // deleted meanwhile, when this was not known
+        this.forget({ ...conversation, id: conversation.server, store: "", messages: [] });
+        return;
+      }
     } else {
       await request(`v1/conversations/${conversation.server}`, { method: "POST", body: { metadata } });
     }
@@ -117,15 +160,16 @@ export class Archive {
   async pull(writing) {
     const before = this.conversations.filter(({ server }) => server);
     const all = await requestAll("v1/conversations");
-    const listed = all.filter(({ metadata }) => metadata.made_by === MADE_BY);
-    await this.exhume(all.find(({ metadata }) => metadata.made_by === BURIED));
+    const deleted = new Set(this.deleted.map(({ server }) => server));
+    const listed = all.filter(({ id, metadata }) => metadata.made_by === MADE_BY && !deleted.has(id));
+    await this.exhume(all);
     const there = new Set(listed.map(({ id }) => id));
     let changed = false;
     for (const held of before) {
       if (there.has(held.server) || writing.has(held)) continue;
       changed = true;
       // What is not there and was not deleted has expired, or another server answers at this address: it stays here.
-      if (this.buried.ids.has(held.server)) this.remove(Object.assign(held, { server: "" }));
+      if (this.buried.ids.has(held.server)) this.remove(held, true);
       else Object.assign(held, { server: "", sent: [] });
     }
     for (const { id, metadata, paceline } of listed) {
@@ -161,24 +205,42 @@ export class Archive {
     return { messages: [...messages.values()], sent: items.map((item) => item.id) };
   }
 
-  async forget({ server, store, messages }) {
+  /** Delete at the server what was deleted here. What fails is tried again when the page is looked at, or opened. */
+  async bury() {
+    let failure = null;
+    for (const left of [...this.deleted]) {
+      try {
+        await this.delete(left);
+        this.unsaved.delete(left);
+        this.deleted = this.deleted.filter((each) => each !== left);
+        if (!this.deleted.some(({ id }) => id === left.id)) this.drop(left);
+      } catch (error) {
+        failure = error;
+        if (!error.status) break; // nobody answers
+      }
+    }
+    if (failure) throw failure;
+  }
+
+  async delete({ server, store, away, responses }) {
     if (server) { // told before it is done, so that nobody takes it for expired
+      if (!this.grave) await this.exhume(await requestAll("v1/conversations"));
+      if (away) responses = responsesOf(await this.items(server).catch((error) => gone(error) ?? { messages: [] }));
       const items = [{ type: "message", role: "user", content: server }];
       if (this.grave) await request(`v1/conversations/${this.grave}/items`, { method: "POST", body: { items } });
       else this.grave = (await request("v1/conversations", { method: "POST", body: { metadata: { made_by: BURIED }, items } })).id;
       await request(`v1/conversations/${server}`, { method: "DELETE" }).catch(gone);
     }
-    for (const { response, kept } of messages) {
-      if (response && kept && server) await request(`v1/responses/${response}`, { method: "DELETE" }).catch(gone);
-    }
+    for (const response of responses) await request(`v1/responses/${response}`, { method: "DELETE" }).catch(gone);
     if (!store) return;
     const files = await requestAll(`v1/vector_stores/${store}/files`).catch((error) => gone(error) ?? []);
     for (const { id } of files) await request(`v1/files/${id}`, { method: "DELETE" }).catch(gone);
     await request(`v1/vector_stores/${store}`, { method: "DELETE" }).catch(gone);
   }
 
-  /** Read which conversations were deleted, by whatever browser. listed: their list, if there is one. */
-  async exhume(listed) {
+  /** Read which conversations were deleted, by whatever browser. all: what is kept at the server, with their list. */
+  async exhume(all) {
+    const listed = all.find(({ metadata }) => metadata.made_by === BURIED);
     this.grave = listed?.id ?? "";
     if (!listed || listed.paceline.updated_at <= this.buried.seen) return;
     const items = await requestAll(`v1/conversations/${listed.id}/items`, "order=asc");
@@ -188,6 +250,10 @@ export class Archive {
 
 function gone(error) {
   if (error.status !== 404) throw error;
+}
+
+function responsesOf({ messages }) {
+  return messages.filter(({ response, kept }) => response && kept).map(({ response }) => response);
 }
 
 // ---- the form of OpenAI's conversations -----------------------------------------------------------------------------

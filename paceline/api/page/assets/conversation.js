@@ -29,12 +29,12 @@ export function titleOf(text) {
 
 /**
  * An answer before its first token. `state`: writing, done, stopped, failed, cut. `response`: its id, and `sequence` its last
- * event; `kept`: the server goes on with it when nobody reads. `bare`: its lanes and report are at the server alone, for now.
+ * event; `kept`: the server goes on with it when nobody reads. `model`: which was asked, and `context` its tokens. `bare`: its lanes and report are at the server alone, for now.
  */
 export function newAnswer() {
   return {
     role: "assistant", text: "", lanes: "", thought: "", steps: [], calls: [], state: "writing", error: "", finish: "",
-    report: null, usage: null, seconds: 0, response: "", sequence: -1, kept: false,
+    report: null, usage: null, seconds: 0, response: "", sequence: -1, kept: false, model: "", context: 0,
   };
 }
 

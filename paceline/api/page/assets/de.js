@@ -89,6 +89,8 @@ export const WORDS = {
   neither: "keine",
   tokens: "{count} Token",
   rate: "{rate} Token/s",
+  context: "{share} % von {context} Token Kontext",
+  readAloud: "Vorlesen",
   written: "Wie dies geschrieben wurde",
   strategy: "Strategie",
   why: "Warum",
@@ -210,4 +212,5 @@ export const WORDS = {
   serverHas: "{model}, {count} Dokumente",
   cannotKeep: "Dieser Browser bewahrt keine Gespräche auf: Sein Speicher ist voll oder verboten.",
   keepsNothing: "Der Server bewahrt keine Gespräche auf: {reason}",
+  deletesLater: "Hier gelöscht, und beim Server, sobald er antwortet: {reason}",
 };

@@ -93,6 +93,8 @@ export const WORDS = {
   neither: "neither",
   tokens: "{count} tokens",
   rate: "{rate} tokens/s",
+  context: "{share} % of {context} tokens of context",
+  readAloud: "Read aloud",
   written: "How this was written",
   strategy: "Strategy",
   why: "Why",
@@ -221,4 +223,5 @@ export const WORDS = {
   serverHas: "{model}, {count} documents",
   cannotKeep: "This browser keeps no conversations: its storage is full or forbidden.",
   keepsNothing: "The server keeps no conversations: {reason}",
+  deletesLater: "Deleted here, and at the server once it answers: {reason}",
 };

@@ -24,15 +24,16 @@ export class KeyDialog {
   }
 
   async take() {
-    saveKey(this.field.value.trim(), this.dialog.querySelector("input[type=checkbox]").checked);
+    const key = this.field.value.trim();
     try {
-      await request("v1/models");
+      await request("v1/models", { key });
     } catch (error) {
       this.told.textContent = error.message;
       return;
     }
     this.field.value = "";
     this.dialog.close();
+    if (!saveKey(key, this.dialog.querySelector("input[type=checkbox]").checked)) return;
     await this.accepted();
     this.then();
   }

@@ -17,38 +17,73 @@ const MAX_COLUMNS = 64;
 const RENDERED = /\.(md|markdown|html?|xhtml|docx|pptx|epub)$/i;
 const BUDGET_MS = 30; // of one rendering
 const MAX_BLOCK = 20_000; // characters: a longer one is shown as it was written
+const MAX_PARAGRAPH = 8000; // likewise: it is made anew each time it grows
 const MAX_BLOCKS = 1500; // what comes after them is one more, shown so if it is long
-const PIECE = 4000; // characters of such a one that are laid out together
+const PIECE = 1500; // characters of such a one that are laid out together
 const MAX_FORMULA = 30; // lines
 const FORMULA = /^ {0,3}(\$\$|\\\[)/;
 const FORMULA_ENDS = { "$$": "$$", "\\[": "\\]" };
 
 /**
- * Show a run in a container. Raises nothing: every text is some Markdown. What takes longer than the budget is shown as it
- * was written; false then, and a later rendering goes on there.
+ * Show a run in a container. Raises nothing: every text is some Markdown. What takes longer than the budget, or than `until`,
+ * is shown as it was written; false then, and a later rendering goes on there.
  */
-export function renderMarkdown(container, run) {
+export function renderMarkdown(container, run, until = 0) {
   const lines = run.lines();
   const blocks = parseBlocks(lines, 0, MAX_BLOCKS);
   const rest = blocks.at(-1)?.end ?? 0;
-  if (blocks.length === MAX_BLOCKS && rest < lines.length) blocks.push({ start: rest, end: lines.length, build: null });
-  let until = 0; // once something is to be built
+  if (blocks.length === MAX_BLOCKS && rest < lines.length) blocks.push({ start: rest, end: lines.length });
+  return follow(container, partsOf(lines, blocks), until);
+}
+
+/**
+ * Make the children of a node these parts, {run, build, kind, fill}: one whose run is the same stays as it is, and one of the
+ * same kind is filled anew, if `fill` can; it makes the node that `build` would. until: 0 gives it the budget from what is
+ * built first on. False: not all could be built in time.
+ */
+function follow(parent, parts, until = Infinity) {
   let whole = true;
-  blocks.forEach((block, index) => {
-    const source = Run.join(lines.slice(block.start, block.end));
-    const key = `${block.end < lines.length}${source.text}\u0000${source.lanes}`;
-    const shown = container.children[index];
-    if (shown?.source === key) return;
-    until ||= performance.now() + BUDGET_MS;
-    const late = performance.now() > until;
-    const node = late || !block.build || source.length > MAX_BLOCK ? asWritten(source) : block.build();
-    if (late) whole = false;
-    else node.source = key;
-    if (shown) shown.replaceWith(node);
-    else container.append(node);
-  });
-  while (container.children.length > blocks.length) container.lastElementChild.remove();
+  let shown = parent.firstElementChild;
+  for (const { run, build, kind, fill } of parts) {
+    const next = shown?.nextElementSibling;
+    const source = `${run.text}\u0000${run.lanes}`;
+    if (shown?.source !== source) {
+      until ||= performance.now() + BUDGET_MS;
+      const late = until < Infinity && performance.now() > until;
+      const filled = !late && kind !== undefined && shown?.kind === kind && fill(shown);
+      const node = filled ? shown : late ? written(run).build() : build();
+      if (late) whole = false;
+      else Object.assign(node, { source, kind });
+      if (!shown) parent.append(node);
+      else if (!filled) shown.replaceWith(node);
+    }
+    shown = next;
+  }
+  for (let next = shown; shown; shown = next) {
+    next = shown.nextElementSibling;
+    shown.remove();
+  }
   return whole;
+}
+
+/** A part that is filled with parts, in a node of its own. */
+function filledWith(kind, make, parts) {
+  const fill = (node) => {
+    follow(node, parts());
+    return true;
+  };
+  return { kind, fill, build: () => {
+    const node = make();
+    fill(node);
+    return node;
+  } };
+}
+
+function partsOf(lines, blocks) {
+  return blocks.map(({ start, end, ...part }) => {
+    const run = Run.join(lines.slice(start, end));
+    return { run, ...(part.build && run.length <= MAX_BLOCK ? part : written(run)) };
+  });
 }
 
 /** Show a text of a document of this name: rendered where it holds Markdown, as the parsers write it; else as it is. */
@@ -59,14 +94,13 @@ export function renderDocument(container, name, text) {
 }
 
 /** A long text in pieces, of which browsers lay out those that are seen. */
-function asWritten(run) {
-  const made = document.createElement("div");
-  made.className = "as-written";
-  for (let at = 0; at < run.length; at += PIECE) made.append(element("div", run.slice(at, at + PIECE), appendRun));
-  return made;
+function written(run) {
+  const pieces = Array.from({ length: Math.ceil(run.length / PIECE) }, (_, at) => run.slice(at * PIECE, (at + 1) * PIECE));
+  return filledWith("written", () => Object.assign(document.createElement("div"), { className: "as-written" }),
+    () => pieces.map((piece) => ({ run: piece, build: () => element("div", piece, appendRun) })));
 }
 
-/** Blocks as {start, end, build}: their lines, and a function that makes their node. */
+/** Blocks as {start, end, …}: their lines, and how to make their node (see `follow`). */
 function parseBlocks(lines, depth, most = Infinity) {
   const blocks = [];
   let at = 0;
@@ -124,7 +158,7 @@ function paragraph(lines, at, depth) {
   let end = at + 1;
   while (end < lines.length && !BLANK.test(lines[end].text) && !begins(lines, end, depth)) end += 1;
   const content = Run.join(lines.slice(at, end).map((line) => line.trim()));
-  return { end, build: () => element("p", content) };
+  return { end, ...(content.length > MAX_PARAGRAPH ? written(content) : { build: () => element("p", content) }) };
 }
 
 function fenced(lines, at, fence) {
@@ -135,7 +169,19 @@ function fenced(lines, at, fence) {
   };
   while (end < lines.length && !closes(lines[end].text)) end += 1;
   const content = Run.join(lines.slice(at + 1, end));
-  return { end: Math.min(lines.length, end + 1), build: () => codeBlock(content, fence[2], end < lines.length) };
+  const closed = end < lines.length;
+  const open = closed ? {} : { kind: `code ${fence[2]}`, fill: (figure) => growCode(figure, content) };
+  return { end: Math.min(lines.length, end + 1), build: () => codeBlock(content, fence[2], closed), ...open };
+}
+
+/** Bring code that is still being written up to date, if it has only grown. */
+function growCode(figure, content) {
+  const code = figure.querySelector("code");
+  if (!content.text.startsWith(code.run.text) || !content.lanes.startsWith(code.run.lanes)) return false;
+  appendRun(code, content.slice(code.run.length));
+  code.run = content;
+  figure.querySelector("button").dataset.copy = content.text;
+  return true;
 }
 
 /** A formula of its own lines, where it ends. */
@@ -160,7 +206,7 @@ function codeBlock(content, language, closed) {
   name.textContent = language || "text";
   const pre = document.createElement("pre");
   pre.tabIndex = 0; // scrolled with the keyboard
-  const code = element("code", content, appendRun);
+  const code = Object.assign(element("code", content, appendRun), { run: content });
   bar.append(name, copyButton(content.text));
   pre.append(code);
   figure.append(bar, pre);
@@ -175,12 +221,7 @@ function quote(lines, at, depth) {
     inner.push(lines[end].slice(QUOTE.exec(lines[end].text)[0].length));
     end += 1;
   }
-  return { end, build: () => nested(document.createElement("blockquote"), inner, depth) };
-}
-
-function nested(parent, lines, depth) {
-  for (const block of parseBlocks(lines, depth + 1)) parent.append(block.build());
-  return parent;
+  return { end, ...filledWith("quote", () => document.createElement("blockquote"), () => partsOf(inner, parseBlocks(inner, depth + 1))) };
 }
 
 function list(lines, at, depth) {
@@ -190,7 +231,7 @@ function list(lines, at, depth) {
   while (end < lines.length) {
     const text = lines[end].text;
     const marker = ITEM.exec(text);
-    const beside = marker && marker[1].length < (items.at(-1)?.base ?? 0) + 2; // further in, it is the item's own list
+    const beside = marker && marker[1].length < (items.at(-1)?.base ?? marker[1].length) + 2; // further in, it is the item's own list
     if (beside && !isRule(text) && /\d/.test(marker[2]) === ordered) {
       items.push({ base: marker[1].length, indent: marker[0].length, lines: [lines[end].slice(marker[0].length)] });
     } else if (BLANK.test(text)) {
@@ -208,23 +249,20 @@ function list(lines, at, depth) {
     end += 1;
   }
   const first = Number.parseInt(ITEM.exec(lines[at].text)[2], 10);
-  return { end, build: () => listNode(items, ordered, first, depth) };
+  const make = () => Object.assign(document.createElement(ordered ? "ol" : "ul"), ordered && first !== 1 ? { start: first } : {});
+  return { end, ...filledWith(`list ${ordered} ${first}`, make, () => items.map((item) => ({ run: Run.join(item.lines), build: () => itemNode(item, depth) }))) };
 }
 
 function indentOf(text) {
   return text.length - text.trimStart().length;
 }
 
-function listNode(items, ordered, first, depth) {
-  const made = document.createElement(ordered ? "ol" : "ul");
-  if (ordered && first !== 1) made.start = first;
-  for (const item of items) {
-    const node = nested(document.createElement("li"), item.lines, depth);
-    const only = node.firstElementChild;
-    if (only?.tagName === "P") only.replaceWith(...only.childNodes); // tight
-    made.append(node);
-  }
-  return made;
+function itemNode({ lines }, depth) {
+  const node = document.createElement("li");
+  for (const block of parseBlocks(lines, depth + 1)) node.append(block.build());
+  const only = node.firstElementChild;
+  if (only?.tagName === "P") only.replaceWith(...only.childNodes); // tight
+  return node;
 }
 
 function cells(line) {
@@ -253,14 +291,9 @@ function table(lines, at) {
   while (end < lines.length && lines[end].text.includes("|")) end += 1;
   const head = cells(lines[at]);
   const sides = cells(lines[at + 1]).map(({ text }) => (text.endsWith(":") ? (text.startsWith(":") ? "middle" : "right") : "left"));
-  const rows = lines.slice(at + 2, end).map(cells);
-  return { end, build: () => tableNode(head, sides, rows) };
-}
-
-function tableNode(head, sides, rows) {
-  const row = (name, contents) => {
+  const row = (name, line) => {
     const made = document.createElement("tr");
-    const given = contents.slice(0, head.length);
+    const given = cells(line).slice(0, head.length);
     given.forEach((content, index) => {
       const cell = element(name, content);
       cell.className = `align-${sides[index]}`;
@@ -270,15 +303,15 @@ function tableNode(head, sides, rows) {
     if (given.length < head.length) made.insertCell().colSpan = head.length - given.length;
     return made;
   };
-  const made = document.createElement("table");
-  const top = document.createElement("thead");
-  const body = document.createElement("tbody");
-  top.append(row("th", head));
-  body.append(...rows.map((contents) => row("td", contents)));
-  made.append(top, body);
-  const frame = document.createElement("div");
-  frame.className = "table";
-  frame.tabIndex = 0;
-  frame.append(made);
-  return frame;
+  const rows = filledWith("rows", () => document.createElement("tbody"), () => lines.slice(at + 2, end).map((run) => ({ run, build: () => row("td", run) })));
+  const build = () => {
+    const made = document.createElement("table");
+    made.createTHead().append(row("th", lines[at]));
+    made.append(rows.build());
+    const frame = Object.assign(document.createElement("div"), { className: "table", tabIndex: 0 });
+    frame.append(made);
+    return frame;
+  };
+  const top = Run.join(lines.slice(at, at + 2));
+  return { end, build, kind: `table ${top.text} ${top.lanes}`, fill: (frame) => rows.fill(frame.querySelector("tbody")) };
 }

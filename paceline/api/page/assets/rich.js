@@ -63,6 +63,21 @@ export async function copyFrom(button) {
   return t(done);
 }
 
+window.speechSynthesis?.getVoices(); // browsers look for them when first asked
+
+/** A button by which the browser reads a text aloud, or falls silent; none without a voice of this machine, since others
+ * would have the text sent away. text: is called for it. */
+export function voiceButton(text) {
+  const voices = window.speechSynthesis?.getVoices().filter((each) => each.localService) ?? [];
+  const voice = voices.find(({ lang }) => lang.startsWith(document.documentElement.lang)) ?? voices[0];
+  if (!voice) return [];
+  return [iconButton("voice", t("readAloud"), () => {
+    const silent = !speechSynthesis.speaking;
+    speechSynthesis.cancel();
+    if (silent) speechSynthesis.speak(Object.assign(new SpeechSynthesisUtterance(text()), { voice, lang: voice.lang }));
+  })];
+}
+
 // ---- code -----------------------------------------------------------------------------------------------------------
 /** Colour a block of code whose end has come, once the browser has time. The words' lanes stay. */
 export function colourCode(code, run, language) {

@@ -45,18 +45,23 @@ export class Run {
   }
 }
 
-/** Append a run as text nodes, each stretch of one lane in an element of its own. */
+/** Append a run as text nodes, each stretch of one lane in an element of its own, also with what stands before it. */
 export function appendRun(parent, run) {
   for (let start = 0; start < run.length; ) {
     const lane = run.lanes[start];
     let end = start + 1;
     while (end < run.length && run.lanes[end] === lane) end += 1;
-    const text = document.createTextNode(run.text.slice(start, end));
-    if (lane === NONE) {
+    const text = run.text.slice(start, end);
+    const last = parent.lastChild;
+    const name = `lane-${SIDES[lane]}`;
+    const before = lane === NONE ? last : last?.className === name ? last.firstChild : null;
+    if (before?.nodeType === Node.TEXT_NODE) {
+      before.appendData(text);
+    } else if (lane === NONE) {
       parent.append(text);
     } else {
       const span = document.createElement("span");
-      span.className = `lane-${SIDES[lane]}`;
+      span.className = name;
       span.append(text);
       parent.append(span);
     }

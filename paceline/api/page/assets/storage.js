@@ -85,17 +85,33 @@ async function run(mode, work) {
 
 /** Keep conversations while their page is being left: only localStorage writes before the page is gone. */
 export function saveUnfinished(conversations) {
-  keep(UNFINISHED, JSON.stringify(conversations));
+  const left = new Map([...unfinished(), ...conversations].map((each) => [each.id, each])); // other tabs' too
+  keep(UNFINISHED, JSON.stringify([...left.values()]));
 }
 
-/** All conversations, the latest first. */
-export async function loadConversations() {
-  const unfinished = recalledObject(UNFINISHED);
+function unfinished() {
+  const found = recalledObject(UNFINISHED);
+  return (Array.isArray(found) ? found : [found]).filter((each) => each?.id); // one alone of a former release
+}
+
+/** All conversations of this owner, the latest first. */
+export async function loadConversations(owner) {
+  const left = unfinished();
   keep(UNFINISHED, null);
-  const left = Array.isArray(unfinished) ? unfinished : [unfinished]; // one alone of a former release
-  for (const each of left) if (each?.id) await saveConversation(each);
+  for (const each of left) await saveConversation(each);
   const found = await run("readonly", (store) => store.getAll());
-  return found.sort((one, other) => other.updated - one.updated);
+  return found.filter((each) => each.owner === owner).sort((one, other) => other.updated - one.updated);
+}
+
+/** Give this owner the conversations that have none. */
+export function ownConversations(owner) {
+  return run("readwrite", (store) => {
+    const asked = store.getAll();
+    asked.onsuccess = () => {
+      for (const each of asked.result) if (each.owner === undefined) store.put({ ...each, owner });
+    };
+    return asked;
+  });
 }
 
 export function saveConversation(conversation) {
@@ -104,8 +120,4 @@ export function saveConversation(conversation) {
 
 export function deleteConversation(id) {
   return run("readwrite", (store) => store.delete(id));
-}
-
-export function deleteAllConversations() {
-  return run("readwrite", (store) => store.clear());
 }
