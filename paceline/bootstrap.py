@@ -28,6 +28,7 @@ from paceline.api.models import read_aliases
 from paceline.api.responses.log import Retention
 from paceline.core.offloading import Unit
 from paceline.core.policy import Policy
+from paceline.core.side import HandoffLevel
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ModelInfo, ServedModel
 from paceline.engine.loader import choose_device, gpu_uuid
 from paceline.engine.reader.engine import is_reader, load_pointer
@@ -51,6 +52,7 @@ from paceline.runtime.parts import Company, Computing, Kept, NodeParts, Offer
 from paceline.runtime.policy import Policing, PolicyGuard
 from paceline.runtime.questions import Judge
 from paceline.runtime.served_models import ServedModels
+from paceline.runtime.sessions.handoff import Outcomes
 from paceline.runtime.stimuli import FILE as STIMULI
 from paceline.runtime.stimuli import StimulusLog
 from paceline.runtime.tracing import Tracer, tracer_of
@@ -159,10 +161,12 @@ async def run_node(
         if isinstance(settings, ServerSettings):
             temperature = settings.tuning.relevance_temperature
         judge = next((Judge(partial(load_pointer, folder)) for folder in shipped.values() if is_reader(folder)), None)
-        kept = Kept(open_kv(settings, store), open_tables(settings, model, seal), temperature, judge)
+        outcomes = Outcomes(settings.state_dir) if settings.side == "device" else None
+        kept = Kept(open_kv(settings, store), open_tables(settings, model, seal), temperature, judge, outcomes)
         cloud_texts = isinstance(settings, AgentSettings) and settings.tuning.cloud_texts
         guard = PolicyGuard(settings.side, settings.policy.policy(), Policing(settings.state_dir, names))
-        terms = Company(expects_peer, open_to_peer, asks, cloud_texts, tracer, guard)
+        handoff: HandoffLevel = settings.handoff if isinstance(settings, AgentSettings) else "off"
+        terms = Company(expects_peer, open_to_peer, asks, cloud_texts, tracer, guard, handoff)
         tools = Tools(reranker, open_web(settings))
         node = Node(settings.side, model, store, NodeParts(offer, computing, kept, terms), tools)
 

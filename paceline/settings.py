@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from paceline.core.addresses import is_loopback
-from paceline.core.side import MayAsk, Side
+from paceline.core.side import HandoffLevel, MayAsk, Side
 from paceline.settings_tables import (
     AgentTuning,
     AnswerSettings,
@@ -315,6 +315,11 @@ class AgentSettings(NodeSettings):
     cloud_asks_per_hour: int = Field(1200, ge=0, le=1_000_000, description="likewise in an hour")
     energy_per_token: float | None = Field(
         None, ge=0, le=1e6, description="energy budget of drafting for the cloud, mean J a token of the answer"
+    )
+    handoff: HandoffLevel = Field(
+        "off",
+        description="which answers this device writes by itself though its cloud's model is larger, as long as it is "
+        "sure enough: quality hands over most, balanced, cheap least; off: everything is the cloud's",
     )
     tuning: AgentTuning = Field({}, validate_default=True)
 

@@ -50,6 +50,9 @@ class AnswerCounts:
         self.drafted = count("drafted_tokens", "Tokens that were drafted and verified", "strategy")
         self.accepted = count("accepted_tokens", "Tokens of drafts that were accepted", "strategy")
         self.joules = count("joules", "Joules of answers at this side, by what took them", "of")
+        self.handoffs = count("handoffs", "Answers that a device has begun by itself, by who ended them", "decided")
+        self.saved = count("saved_cloud_tokens", "Tokens of them that the device has written in the cloud's place")
+        self.risk = count("handoff_risk", "Sum over them of the chance that what the device has written is worse")
         self.web = count("web_sent_bytes", "Bytes that answers have sent to the web, by kind", "kind")
         self.writing = count("writing_seconds", "From the first text to the last, by strategy", "strategy")
         self.written = count("written_tokens", "Tokens after the first text", "strategy")
@@ -166,6 +169,10 @@ class AnswerWatch:
             counts.written.labels(strategy).inc(self._after_first)
         counts.drafted.labels(strategy).inc(int(result.stats.get("drafted", 0)))
         counts.accepted.labels(strategy).inc(int(result.stats.get("accepted", 0)))
+        if (handoff := result.handoff) is not None:
+            counts.handoffs.labels(handoff.decided).inc()
+            counts.saved.inc(handoff.saved_cloud_tokens)
+            counts.risk.inc(handoff.risk)
         told: dict[str, str | int | float] = {
             "completion_tokens": result.completion_tokens,
             "prompt_tokens": result.prompt_tokens,

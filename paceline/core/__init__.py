@@ -6,6 +6,7 @@ drafting      drafts without a draft model, and how many draft tokens pay
 verification  drafted chains against the target's distributions
 offloading    how much a device drafts for a verifier elsewhere, within an energy budget
 aggregation   DRAGON's weights and the aggregators
+difficulty    whether a small model's answer will be as good as a larger one's
 clock         what is expected of steps, links, peers and drafts, from what was measured
 energy        joules of steps, messages and answers
 policy        the owner's rules of documents, keys, models and budgets, and their decision

@@ -13,6 +13,10 @@ def other(side: Side) -> Side:
     return "device" if side == "cloud" else "cloud"
 
 
+HandoffLevel = Literal["off", "quality", "balanced", "cheap"]
+"""What a device leaves to the larger model of its cloud: everything, or what it is too unsure of."""
+
+
 # Zones: where documents, models and processing units may be.
 
 

@@ -20,7 +20,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.runtime.admission import AnswerPlaces
 from paceline.runtime.asking import CloudAsks
-from paceline.runtime.energy import SAVE_S, SideEnergy
+from paceline.runtime.energy import SAVE_S
 from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentPrefiller
 from paceline.runtime.link.connection import link_states
 from paceline.runtime.parts import NodeParts
@@ -57,10 +57,10 @@ async def watch_removals(store: DocumentStore, forget: Callable[[int], None]) ->
         await asyncio.sleep(WATCH_S)
 
 
-async def keep_debt(energy: SideEnergy) -> None:
+async def keep(save: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(SAVE_S)
-        await asyncio.to_thread(energy.save)
+        await asyncio.to_thread(save)
 
 
 async def prefill_documents(prefiller: DocumentPrefiller, is_busy: Callable[[], bool]) -> None:
@@ -140,8 +140,8 @@ class Node(NodeTexts):
             self.library.start()
         if resources.store is not None:
             self._run(watch_removals(resources.store, resources.forget_removed))
-        if resources.energy.kept is not None:
-            self._run(keep_debt(resources.energy))
+        if self.side == "device":
+            self._run(keep(resources.save_learnt))
         if resources.prefiller is not None:
             self._run(prefill_documents(resources.prefiller, self._is_busy))
         return self

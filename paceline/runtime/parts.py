@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.core.sampling.sampler import NO_DEFAULTS, SamplingDefaults
+from paceline.core.side import HandoffLevel
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.runtime.energy import SideEnergy
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.runtime.lookup_tables.store import TableStore
     from paceline.runtime.policy import PolicyGuard
     from paceline.runtime.questions import Judge
+    from paceline.runtime.sessions.handoff import Outcomes
     from paceline.runtime.stimuli import StimulusLog
     from paceline.runtime.tracing import Tracer
     from paceline.runtime.units import NodeUnits
@@ -51,6 +53,7 @@ class Kept:
     tables: TableStore | None = None  # n-grams for drafts, saved at the end; None: kept in memory only
     relevance_temperature: float = RELEVANCE_TEMPERATURE  # by which cosines are divided
     judge: Judge | None = None  # None: all passages that are found are read
+    outcomes: Outcomes | None = None  # of answers that a device has handed over; None: kept in memory only
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class Company:
     cloud_texts: bool = True  # of a device: its cloud's model may write texts of its workflows' agents
     tracer: Tracer | None = None  # of what this side does for peers' clients
     policy: PolicyGuard | None = None  # of the documents' owner; None: there is none
+    handoff: HandoffLevel = "off"  # of a device: what it writes though its cloud's model is larger
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+from paceline.core.difficulty import HEAD
 from paceline.core.policy import causes_of
 from paceline.core.sampling.sampler import Constraint, Mask, Thinking
 from paceline.engine.thinking import thinking_after
@@ -23,9 +24,10 @@ from paceline.runtime.questions import parts_asked, unanswered_form
 from paceline.runtime.reading import Begun, Read, Reading
 from paceline.runtime.resources import without_drafts
 from paceline.runtime.service import GenerateRequest, Generation, SharedPrompt
-from paceline.runtime.sessions.client import AloneWay, ClientSession, PreparedRequest
+from paceline.runtime.sessions.client import BegunSession, ClientSession
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.output_text import Written, token_strings
+from paceline.runtime.sessions.prepared import AloneWay, PreparedRequest
 from paceline.runtime.sessions.prompts import (
     PromptSet,
     query_with_text,
@@ -39,7 +41,9 @@ from paceline.runtime.sessions.timeline import Timeline
 from paceline.runtime.terms import (
     UNANSWERED_REASON,
     answered_alone,
+    begun_alone,
     check_budget,
+    handed_over,
     lifetime_of,
     nothing_found,
     searched_once,
@@ -150,12 +154,22 @@ class Preparation(Reading):
             shared.prompts = await self._read(begun, request, egress)
         begun = self._narrowed(begun, request, shared.prompts)
         guard, prepared = self._resources.guard, await self._decided(begun, egress, shared.prompts)
-        session = self._session(prepared, begun.removals, egress)
+        tried = begun_alone(prepared, begun.context, self._resources, begun.peer[1])
+        session = self._session(tried or prepared, begun.removals, egress)
         decision = guard.for_client(begun.held, request.account.owner, shared.prompts.asked)
         held = HeldAnswer(session, guard, decision, request.prompt.messages)
-        if prepared.end < prepared.limit:
+        if tried is not None:
+            held.written = Stretches(session, partial(self._hand_over, prepared, begun.removals))
+        elif prepared.end < prepared.limit:
             held.written = Stretches(session, partial(self._go_on, held))
         return held if guard.policy else held.written
+
+    async def _hand_over(self, prepared: PreparedRequest, removals: int, earlier: ClientSession) -> ClientSession:
+        """What this device has begun, as the cloud's model writes it on."""
+        with self._place(prepared.request.account.owner, earlier.egress.timeline, anyhow=True) as egress:
+            written = earlier.written
+            prepared = handed_over(prepared, earlier.prepared, len(written.tokens))
+            return self._session(prepared, removals, egress, written if written.tokens else None)
 
     async def _decided(self, begun: Begun, egress: Egress, read: Read) -> PreparedRequest:
         """The strategy that writes, after what was read, and the claim of memory. Raises RequestError."""
@@ -293,8 +307,7 @@ class Preparation(Reading):
         *,
         joined: bool = True,
     ) -> ClientSession:
-        """The session of a stretch. removals: of documents, when its own were looked for. joined: the peer is to take
-        part, if there is one."""
+        """A session of a stretch. removals: of documents, when its own were looked for. joined: with a peer if any."""
         resources = self._resources
         link = self._peers.link(prepared.peer_name) if joined else None  # it may have changed meanwhile
         machine = partial(self._machine, removals=removals, written=written, link=link)
@@ -302,7 +315,7 @@ class Preparation(Reading):
         for each in (prepared, replace(prepared, prompts=replace(prepared.prompts, unanswered=True))):
             alone = answered_alone(each, resources.facts(answers=1 + len(self._clients))) if written is None else None
             ways.append(None if alone is None else (alone, partial(machine, alone, joined=False)))
-        session = ClientSession(
+        session = (BegunSession if prepared.watch else ClientSession)(
             machine(prepared, joined=joined),
             resources.worker,
             prepared,
@@ -339,7 +352,7 @@ class Preparation(Reading):
                 prepared.end,
                 prepared.mask,
                 needs_dists=top is not None and not told,
-                num_top=max(1, top or 0) if told else 0,
+                num_top=max(1, top or 0) if told else 0 if prepared.watch is None else HEAD,
             ),
             prepared.options,
             PeerTerms(

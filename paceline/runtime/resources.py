@@ -34,6 +34,7 @@ from paceline.runtime.lookup_tables.store import DocumentTables, Lifetime, Table
 from paceline.runtime.parts import NodeParts
 from paceline.runtime.policy import PolicyGuard
 from paceline.runtime.questions import is_judged
+from paceline.runtime.sessions.handoff import Outcomes
 from paceline.runtime.sessions.mask_threads import MaskBesideLoop, MaskThreads
 from paceline.runtime.sessions.prompts import scale_of
 from paceline.runtime.sessions.routing import ALONE, STAGED, Costs
@@ -191,6 +192,7 @@ class Resources:
         self._times: Sequence[Timed] = ()
         self._cache_secret = secrets.token_bytes(32)
         self.costs = Costs(self._ways_alone())
+        self.outcomes = parts.kept.outcomes or Outcomes()
         self._run = run
 
     async def start(self) -> None:
@@ -219,7 +221,12 @@ class Resources:
         if self.prefiller is not None:
             await asyncio.to_thread(self.prefiller.close)
         await asyncio.to_thread(self._tables.save)
-        await asyncio.to_thread(self.energy.save)
+        await asyncio.to_thread(self.save_learnt)
+
+    def save_learnt(self) -> None:
+        """Keep what must survive a restart. Writes the disk."""
+        self.energy.save()
+        self.outcomes.save()
 
     @property
     def max_positions(self) -> int:

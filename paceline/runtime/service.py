@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from paceline.core.energy import EnergyUse
 from paceline.core.policy import Budget, Decision
 from paceline.core.sampling.sampler import Constraint, SamplingParams
+from paceline.core.side import HandoffLevel
 from paceline.engine.base import ModelInfo
 from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
 from paceline.settings_tables import ANSWERS
@@ -91,6 +92,7 @@ class Joining:
     privacy: Privacy = "document-private"
     device: str | None = None  # server only: device to join, named by the request or bound to its key
     names_device: bool = False  # the request itself names `device`, and is refused where that may not be asked
+    handoff: HandoffLevel | None = None  # of a device that may answer by itself; None: as its settings say
     any_device: bool = True  # without `device`, the only linked one joins; not for a key that is bound to none
 
 
@@ -194,6 +196,18 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
+class Handoff:
+    """Who wrote an answer that a device has begun by itself."""
+
+    decided: Side
+    at: int | None  # tokens of the device's before the cloud's; None: all are the device's
+    score: float  # chance that the device's answer would be as good as the cloud's, as it was seen last
+    threshold: float  # most risk that was to be taken
+    saved_cloud_tokens: int  # that the device has written
+    risk: float  # that was taken: chance that what the device has written is worse
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationResult:
     """Last event of every generation that did not fail."""
 
@@ -212,6 +226,7 @@ class GenerationResult:
     steps: tuple[WorkflowStep, ...] = ()  # of the workflow before it, if there was one
     timeline: tuple[Moment, ...] = ()  # where the request wants it
     policy: Decision | None = None  # where a rule decided, or a document waits for its owner's word
+    handoff: Handoff | None = None  # of an answer that a device has begun by itself
 
 
 GenerateEvent = TextDelta | GenerationResult

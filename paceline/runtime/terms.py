@@ -1,5 +1,6 @@
 """What holds for an answer once its strategy is chosen: energy budget, weights of documents, who writes where nothing
-is found, whether it is searched for again, and for how long what it teaches is kept. Pure.
+is found or where a device may begin by itself, whether it is searched for again, and for how long what it teaches is
+kept. Pure.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from typing import Final
 
 from paceline.errors import RequestError
 from paceline.runtime.energy import SideEnergy
+from paceline.runtime.link.connection import Link
 from paceline.runtime.lookup_tables.store import Lifetime
+from paceline.runtime.resources import Resources
 from paceline.runtime.service import AUTO, GenerateRequest
-from paceline.runtime.sessions.client import PreparedRequest
+from paceline.runtime.sessions.handoff import Watch
+from paceline.runtime.sessions.prepared import PreparedRequest
 from paceline.runtime.sessions.prompts import PeerScales, PromptSet
-from paceline.runtime.sessions.routing import StrategyChoice, alone_by
+from paceline.runtime.sessions.routing import ALONE, PLAIN, StrategyChoice, alone_by, may_find
 from paceline.strategies.base import RoutingContext, Side, SideFacts, Strategy
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Options
@@ -123,3 +127,42 @@ def lifetime_of(request: GenerateRequest, prompts: PromptSet, strategy: Strategy
         return "answer"
     is_first = all(message["role"] in _ASKING for message in request.prompt.messages)
     return "owner" if is_first and not prompts.passages else "documents"
+
+
+def begun_alone(
+    prepared: PreparedRequest, context: RoutingContext, resources: Resources, link: Link | None
+) -> PreparedRequest | None:
+    """What the other side's larger model is to write, as this device begins it by itself; None where it may not: where
+    a document was read or may be found there, the text has a form, or it is to wait for the other side."""
+    prompts, options, joining = prepared.prompts, prepared.options, prepared.request.joining
+    level = joining.handoff or resources.parts.company.handoff
+    theirs = context.larger != context.side and STRATEGIES[prepared.strategy].needs_peer
+    looked = prepared.request.sources.passages is not None or may_find(context.wish, context.peer)
+    read = prompts.num_passages or prompts.unanswered or looked
+    waits = prepared.missing is not None or joining.on_loss != "continue"
+    formed = prepared.mask is not None or options.stretch or options.energy_budget is not None
+    tries = context.side == "device" and context.wish.strategy == AUTO
+    if level == "off" or link is None or not (tries and theirs) or read or waits or formed:
+        return None
+    pair = f"{resources.info.fingerprint[:16]} {link.peer.model[:16]}"
+    return replace(
+        prepared,
+        strategy=ALONE if context.own.drafts else PLAIN,  # of each token the head of its row is known
+        reason=f"{prepared.reason}; the {prepared.side} begins by itself, and is sure enough of what it writes",
+        options=Options(rescoring=options.rescoring, drafting=options.drafting),
+        peer_name=None,
+        nothing_found="",
+        unanswered_mask=None,
+        costs=None,  # its rows have heads, which take time
+        watch=Watch(resources.outcomes, pair, level, prompts.longest),
+    )
+
+
+def handed_over(prepared: PreparedRequest, begun: PreparedRequest, at: int) -> PreparedRequest:
+    """An answer that was begun alone, as the other side's model writes it on. at: tokens of it that have been told."""
+    watch = begun.watch
+    assert watch is not None, "it has been watched"
+    told = watch.told("cloud", at)
+    where = f"hands over behind token {at}" if at else "leaves it to the cloud"
+    reason = f"the {prepared.side} is unsure and {where}: {told.score:.2f} sure, {1.0 - told.threshold:.2f} wanted"
+    return replace(prepared, reason=f"{prepared.reason}; {reason}", handoff=told, outcome=watch.learn)

@@ -65,7 +65,7 @@ class OutputRules:
     vocab_size: int  # of the tokenizer, equal on both sides; an engine's logits may be padded beyond
     mask: Mask | None = None  # the constraint of the answer; used only after `Retrieved`
     needs_dists: bool = True  # `Emit` has the distribution, for logprobs; else it may have none
-    num_top: int = 0  # without it: ids of the distribution's head that `Emit` has, of plain decoding
+    num_top: int = 0  # without it: ids of the distribution's head that `Emit` has, at least, of one side alone
 
 
 @dataclass(frozen=True, slots=True)

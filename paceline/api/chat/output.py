@@ -341,6 +341,7 @@ def report(whole: bool, done: GenerationResult, links: Addresses = NO_ADDRESSES)
             for one in done.citations
         ],
         "stats": dict(done.stats),
+        **({"handoff": asdict(done.handoff)} if done.handoff else {}),
         **({"steps": [asdict(step) for step in done.steps]} if done.steps else {}),
         **({"timeline": [_moment(moment) for moment in done.timeline]} if done.timeline else {}),
         "energy": {side: _energy(use, done.completion_tokens) for side, use in done.energy.items()},

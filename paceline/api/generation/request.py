@@ -99,6 +99,7 @@ def generation_of(
             privacy=extension.privacy,
             device=device_of(extension.device, service, identity),
             names_device=extension.device is not None,
+            handoff=extension.handoff,
             any_device=not identity.key,
         ),
         AskedStrategy(

@@ -12,6 +12,7 @@ from pydantic import AliasChoices, BeforeValidator, ConfigDict, Discriminator, F
 
 from paceline.api.http.body import Schema
 from paceline.core.sampling.sampler import MAX_BIASES, MAX_STOP_IDS, MAX_TEMPERATURE
+from paceline.core.side import HandoffLevel
 from paceline.errors import RequestError
 from paceline.runtime.service import OnLoss
 from paceline.strategies.base import Privacy
@@ -86,6 +87,7 @@ class Extension(Schema):
     unanswered: Literal["say", "write"] = "say"
     search_every: Annotated[int, Field(ge=MIN_STRETCH, le=MAX_STRETCH)] | None = None  # tokens, of `aggregate`
     on_device_loss: OnLoss = "continue"
+    handoff: HandoffLevel | None = None  # of a device that may begin by itself; default: as it is set
     energy: EnergyFields | None = None
     workflow: WorkflowName | None = None  # agents that search before the answer
     steps: bool = False  # tell of their steps as they end

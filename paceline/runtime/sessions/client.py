@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, cast
 
 from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import SeqId
-from paceline.core.drafting.suffix_automaton import TextMemory
 from paceline.core.printable import printable
-from paceline.core.sampling.sampler import Mask, Thinking
 from paceline.engine.base import TextModel
 from paceline.engine.thinking import Piece
 from paceline.errors import LinkClosed, LinkError, PacelineError, RequestError
 from paceline.rag.prompt import query_of
 from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.link.connection import Link
-from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, GenerationResult, Logprobs, TextDelta
+from paceline.runtime.service import (
+    Citation,
+    GenerateEvent,
+    GenerationResult,
+    Logprobs,
+    TextDelta,
+)
 from paceline.runtime.sessions.base import Session
 from paceline.runtime.sessions.driver import ClientPorts, Driver, Ports
+from paceline.runtime.sessions.handoff import Watch
 from paceline.runtime.sessions.output_text import AnswerText, Written, logprobs_of
-from paceline.runtime.sessions.prompts import PromptSet, peer_citations, sharing_words
-from paceline.runtime.sessions.routing import Costs
+from paceline.runtime.sessions.prepared import AloneWay, PreparedRequest
+from paceline.runtime.sessions.prompts import peer_citations, sharing_words
 from paceline.runtime.sessions.timeline import Timeline
 from paceline.strategies.base import (
     Cancelled,
@@ -48,14 +52,10 @@ from paceline.strategies.base import (
     other,
 )
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.codec import constraint_to_wire, encode_options, sampling_to_wire
 from paceline.wire.messages import (
     REFUSED,
     Approximate,
-    ChatMessage,
     CloseSession,
-    OpenSession,
-    Options,
     RetrievedPassages,
     SessionFrame,
     SessionMessage,
@@ -66,64 +66,6 @@ log = logging.getLogger("paceline.session")
 MAX_REFUSAL: Final = 300  # characters of it that are told
 MIN_TIMED: Final = 16  # tokens of an answer that tells how long one takes
 PAUSE_S: Final = 60.0  # longest wait for a lost peer, for a request with on_loss "pause"
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A request with its strategy, prompts and claim of memory, before anything runs."""
-
-    request: GenerateRequest
-    side: Side
-    strategy: str
-    reason: str  # for the choice of the strategy
-    options: Options
-    prompts: PromptSet
-    max_new_tokens: int  # output tokens that fit the context
-    limit: int  # output tokens of the answer, at most
-    end: int  # of them, up to the end of this stretch; below `limit` a further stretch may follow
-    missing: str | None  # "device_missing" or "cloud_missing" where a wanted peer is not linked
-    peer_name: str | None  # the peer that may return; None where the strategy needs none
-    cache_key: bytes = b""  # by which the peer recognises answers that may share KV
-    mask: Mask | None = None  # of the request's constraint
-    unanswered_mask: Mask | None = (
-        None  # of an answer that says that no document answers, if the peer finds nothing either
-    )
-    thinking: Thinking | None = None  # that the answer may begin with
-    claim: int = 0  # KV rows of all branches together
-    salt: str | None = None  # of its KV; None: shared with no other answer
-    predicted: TextMemory | None = None  # what the client expects the text to be
-    draft_claim: int | None = None  # likewise of the draft model's KV; None: its machine is told of no such model
-    refusals: tuple[str, ...] = ()  # as in `ModelInfo`
-    nothing_found: str = ""  # who writes where the peer has not found anything either, as the end of the reason
-    writer: Side | None = None  # that side: of the larger model
-    costs: Costs | None = None  # told how long the answer took
-    held: bool = False  # by a rule: no look-up table learns it
-
-    def opening(self, session: int, targets: Sequence[int], epoch: int) -> OpenSession:
-        """Of the peer's session, from these output tokens on."""
-        request = self.request
-        template = request.prompt.template
-        return OpenSession(
-            session=session,
-            strategy=self.strategy,
-            messages=[ChatMessage(message["role"], message["content"]) for message in request.prompt.messages],
-            query="",
-            sampling=sampling_to_wire(request.sampling),
-            max_tokens=self.limit,
-            top_k_documents=request.sources.documents,
-            privacy=request.joining.privacy,
-            options=encode_options(self.options),
-            targets=list(targets),
-            epoch=epoch,
-            constraint=constraint_to_wire(request.output.constraint),
-            asker=request.account.asker,
-            cache_key=self.cache_key,
-            trace=request.account.trace,
-            template=json.dumps(dict(template), ensure_ascii=False) if template else "",
-        )
-
-
-AloneWay = tuple[PreparedRequest, Callable[[], Machine]]
 
 
 class Ahead:
@@ -249,6 +191,7 @@ class ClientSession(Session):
         self._began: float | None = None  # s, when the first token came
         self.token_s: float | None = None  # of an answer long enough to tell
         self._peer_approximate = False
+        self._hands_over = False  # the other side writes on what this one has begun by itself
 
     @property
     def prompt_tokens(self) -> int:
@@ -527,7 +470,10 @@ class ClientSession(Session):
         super().finish(finish)
         prepared, written = self.prepared, self.written
         reached = len(written.tokens) >= prepared.end
-        self.goes_on = not self._stopped and finish.reason == "length" and reached and prepared.end < prepared.limit
+        more = not self._stopped and finish.reason == "length" and reached and prepared.end < prepared.limit
+        self.goes_on = more or self._hands_over
+        if prepared.outcome is not None:
+            prepared.outcome(int(finish.stats.get("accepted", 0)), int(finish.stats.get("examined", 0)))
         if not (self._stopped or self.goes_on):
             pieces, self._stopped = written.text.flush()
             self._put_text(pieces, last=True)
@@ -540,7 +486,9 @@ class ClientSession(Session):
         refused = f"it refuses: {written.refusal}" if written.refusal else ""
         approximate = f"approximate: {self._doubt}" if self._certainty.approximate else ""
         theirs = f"approximate at the {other(prepared.side)}" if self._peer_approximate else ""
-        more = self._thinking() | ({"further_calls": float(calls)} if (calls := self._certainty.further_calls) else {})
+        stats = self._thinking() | ({"further_calls": float(calls)} if (calls := self._certainty.further_calls) else {})
+        if self._hands_over:
+            stats["searches"] = 0.0  # the documents of both parts are those of one search
         self._events.put_nowait(
             GenerationResult(
                 reason=self._reason(finish.reason),
@@ -552,10 +500,11 @@ class ClientSession(Session):
                 degraded=self._degraded,
                 citations=self._cited(),
                 found=self._citations,
-                stats={**finish.stats, "cached_tokens": self._cached, **more, **self.egress.stats()},
+                stats={**finish.stats, "cached_tokens": self._cached, **stats, **self.egress.stats()},
                 energy={} if (use := self._energy.use) is None else {prepared.side: use},
                 end=None if end is None else self._logprobs(end),
                 timeline=() if (told := self.egress.timeline) is None else told.moments(self._driver.timeline),
+                handoff=prepared.handoff,
             )
         )
 
@@ -585,6 +534,36 @@ class ClientSession(Session):
         elif self._deciding:
             own = tuple(citation for index, citation in enumerate(own) if index in self._deciding)
         return (*own, *(self._peer_citations if self._lanes[other(self.prepared.side)] else ()))
+
+
+class BegunSession(ClientSession):
+    """What a device begins by itself, and hands over where it is too unsure."""
+
+    def emit(self, token: Emit) -> None:
+        if self._stopped:
+            return
+        self._tell(self.watch.take(token))
+        if self._hands_over:
+            self._driver.abandon()
+            self.finish(Finish("length"))
+
+    def finish(self, finish: Finish) -> None:
+        if finish.reason in ("stop", "length") and not self._hands_over:
+            self._tell(self.watch.end(finish.end))
+        if not self._hands_over:
+            self.prepared = replace(self.prepared, handoff=self.watch.told("device", len(self.written.tokens)))
+        super().finish(finish)
+
+    @property
+    def watch(self) -> Watch:
+        assert self.prepared.watch is not None, "it is prepared so"
+        return self.prepared.watch
+
+    def _tell(self, tokens: Sequence[Emit]) -> None:
+        """What may be told now, after a look."""
+        self._hands_over = self.watch.over
+        for token in tokens:
+            super().emit(token)
 
 
 def peer_lost(peer: Side, how: str, *, refused: bool = False) -> RequestError:

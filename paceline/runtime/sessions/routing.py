@@ -140,10 +140,11 @@ def _cloud_may_write(context: RoutingContext) -> bool:
     of its owner's. Where answers search again, the device may find something later."""
     if context.side != "device" or VERIFIED not in context.common or context.wish.options.get("search_every"):
         return False
-    return context.larger == "cloud" or _may_find(context.wish, context.peer)
+    return context.larger == "cloud" or may_find(context.wish, context.peer)
 
 
-def _may_find(wish: Wish, facts: SideFacts) -> bool:
+def may_find(wish: Wish, facts: SideFacts) -> bool:
+    """The side may find passages for this request."""
     return wish.documents > 0 and facts.documents > 0
 
 
@@ -153,9 +154,9 @@ def _nothing_found(context: RoutingContext) -> bool:
 
 def _own_alone(context: RoutingContext) -> bool:
     """The other side cannot find anything, and this one has found something, or may write without."""
-    if _may_find(context.wish, context.peer):
+    if may_find(context.wish, context.peer):
         return False
-    return bool(context.passages) or context.larger == context.side or not _may_find(context.wish, context.own)
+    return bool(context.passages) or context.larger == context.side or not may_find(context.wish, context.own)
 
 
 def _budget_asked(context: RoutingContext) -> bool:
@@ -204,7 +205,7 @@ AUTO_RULES: tuple[Rule, ...] = (
     Rule(lambda c: c.wish.documents == 0, ALONE, "the request wants no documents"),
     Rule(lambda c: c.own.documents + c.peer.documents == 0, ALONE, "neither side has documents"),
     Rule(
-        lambda c: not (_may_find(c.wish, c.peer) or c.wish.options.get("search_every")),
+        lambda c: not (may_find(c.wish, c.peer) or c.wish.options.get("search_every")),
         ALONE,
         "the {peer} has no documents",
         takes=_own_alone,

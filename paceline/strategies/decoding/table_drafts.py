@@ -102,7 +102,7 @@ class TableDrafts:
         """Read the prompts. Returns the number of rows at the last one's end to learn from."""
         prompts, targets = [branch.prompt for branch in branches], self._config.seat.targets
         self.feed.begin([*prompts[:-1], (*prompts[-1], *targets)])
-        self._decoder.num_top = 0 if self.budget.resting else NUM_SUCCESSORS
+        self._decoder.num_top = self._config.output.num_top if self.budget.resting else NUM_SUCCESSORS
         most = min(int(min(self.feed.rows_per_step, MAX_LEARNT_ROWS)), len(prompts[-1]) - 1)
         return self.budget.take_prompt_rows(max(0, most))
 
@@ -222,7 +222,7 @@ class TableDrafts:
         rows = self._decoder.pop_branch_dists()  # in any case: distributions are large
         prompt = self._decoder.prompt_dists() if prefilled else ((), ())
         feed, sequences = self.feed, self._step_size.sequences
-        self._decoder.num_top = 0
+        self._decoder.num_top = self._config.output.num_top
         if self.budget.resting:
             feed.rest(sequences)
             return

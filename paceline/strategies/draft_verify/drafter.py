@@ -170,6 +170,7 @@ class Drafter(Joint):
             "rows": float(decoder.rows),
             "drafted": float(counts.drafted),
             "accepted": float(counts.accepted),
+            "examined": float(counts.examined),
             "looked_up": float(counts.looked_up),
             "second_accepted": float(counts.second),
             "alone": float(self._alone),

@@ -105,6 +105,7 @@ class DraftCounts:
     """Of one answer, for its stats."""
 
     drafted: int = 0
+    examined: int = 0  # in whose place a target is known
     accepted: int = 0
     looked_up: int = 0  # of the drafted ones: from tables and the text, without a forward
     second: int = 0  # second guesses that were the target in place of their draft
@@ -182,6 +183,7 @@ class Drafting:
             if not self._pace.empty:
                 self._pace.cancel()
             return
+        self._counts.examined += 1
         self._counts.accepted += examined.accepted
         self._counts.second += examined.second is True
         if not self._late:

@@ -17,7 +17,7 @@ from paceline.api.http.logs import OneObject
 from paceline.api.observation import Observer, new_request_id
 from paceline.core.energy import Energy, EnergyUse
 from paceline.errors import PacelineError
-from paceline.runtime.service import GenerationResult, TextDelta
+from paceline.runtime.service import GenerationResult, Handoff, TextDelta
 from tests.api.scripted import Script, ScriptedService, client_of, running, serving
 
 ASKED = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
@@ -58,7 +58,8 @@ def test_times_are_those_of_tokens_and_lanes_are_counted(clock: Clock, observer:
     clock.now = 1.0
     use = EnergyUse("power", Energy(3.0), Energy(0.5))
     stats = {"drafted": 5, "accepted": 2, "cached_tokens": 7, "sent_web_query_bytes": 11}
-    watch.took(result(stats=stats, degraded="cloud_lost", energy={"device": use}))
+    handoff = Handoff("cloud", 12, 0.5, 0.25, 12, 0.125)
+    watch.took(result(stats=stats, degraded="cloud_lost", energy={"device": use}, handoff=handoff))
     watch.left()  # after the end: nothing more
     assert counted(observer, "tokens_total", strategy="aggregate", lane="device") == 1
     assert counted(observer, "tokens_total", strategy="aggregate", lane="cloud") == 3
@@ -67,6 +68,8 @@ def test_times_are_those_of_tokens_and_lanes_are_counted(clock: Clock, observer:
     assert (counted(observer, "prompt_tokens_total"), counted(observer, "cached_prompt_tokens_total")) == (10, 7)
     assert counted(observer, "drafted_tokens_total", strategy="aggregate") == 5
     assert counted(observer, "accepted_tokens_total", strategy="aggregate") == 2
+    assert counted(observer, "handoffs_total", decided="cloud") == 1
+    assert (counted(observer, "saved_cloud_tokens_total"), counted(observer, "handoff_risk_total")) == (12, 0.125)
     joules = [counted(observer, "joules_total", of=each) for each in ("computing", "sending")]
     assert joules == [3, 0.5]
     assert counted(observer, "web_sent_bytes_total", kind="query") == 11

@@ -129,6 +129,17 @@ function strategies(all) {
   panel("Strategies").draw("Strategies, as a table", table("What answers were written by", ["strategy", "answers", "by auto", "tokens", "accepted", "tokens a s", "of plain"], rows));
 }
 
+function handoff(all) {
+  const [own, theirs] = ["device", "cloud"].map((decided) => all.sum("paceline_handoffs_total", { decided }));
+  if (!(own + theirs)) return;
+  const at = panel("Answers that this device began");
+  at.figure("begun here", own + theirs);
+  at.figure("ended here", own, `${short(own)} (${percent(own, own + theirs)})`);
+  at.figure("cloud tokens saved", all.sum("paceline_saved_cloud_tokens_total"));
+  const worse = all.sum("paceline_handoff_risk_total");
+  at.figure("expected to be worse than the cloud's own", worse, `${short(worse)} (${percent(worse, own + theirs)})`);
+}
+
 function links(all) {
   const at = panel("Links");
   if (all.has("paceline_link_rtt_seconds")) at.figure("longest round trip", all.sum("paceline_link_rtt_seconds"), ms(all.sum("paceline_link_rtt_seconds")));
@@ -234,7 +245,7 @@ async function read() {
   document.title = `Dashboard of the ${side} – Paceline`;
   $("title").textContent = `Dashboard of the ${side}`;
   $("told").textContent = `Paceline ${version}`;
-  for (const show of [now, speed, left, links, strategies, engine, energy, ends]) show(all);
+  for (const show of [now, speed, left, links, strategies, handoff, engine, energy, ends]) show(all);
 }
 
 $("pause").onclick = () => {

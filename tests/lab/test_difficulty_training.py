@@ -1,0 +1,91 @@
+"""What is learnt of answers of two models: chances that come true, levels in order, and the same index as is served."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from lab.training.difficulty import Answer, Record, as_good, batched, chances, fit, played, risks_of
+from paceline.core.difficulty import HELD, Glance
+from paceline.core.sampling.dist import Dist
+from paceline.runtime.sessions import handoff
+from paceline.runtime.sessions.handoff import Outcomes, Watch
+from paceline.strategies.base import Emit
+
+BINS = 5
+
+
+def records(count: int, seed: int) -> list[Record]:
+    """Of made-up models, of which the smaller one is wrong the more often, the less sure it is."""
+    random_ = random.Random(seed)
+    return [a_record(random_, f"{seed} {number}") for number in range(count)]
+
+
+def a_record(random_: random.Random, name: str) -> Record:
+    hard = random_.random()
+    rows = []
+    for _ in range(random_.choice((4, HELD, 25, 60))):
+        unsure = min(1.0, max(0.0, hard + random_.gauss(0.0, 0.15)))
+        rows.append(Glance(1.5 * unsure, 1.0 - unsure, 0.8 * unsure))
+    cloud = random_.random() < 0.8
+    device = random_.random() < 0.95 - 0.8 * hard
+    agreed = tuple(random_.random() < 0.95 - 0.5 * hard for _ in range(30))
+    answers = (Answer((1,) * len(rows), tuple(rows), "", device), Answer((1,) * 30, (), "", cloud))
+    return Record(name, "made", random_.choice((20, 300)), *answers, agreed)
+
+
+def test_chances_come_true_on_answers_that_nothing_was_learnt_of() -> None:
+    learnt, others = fit(records(400, 1)), records(1500, 2)
+    seen = sorted((chances(record, learnt.weights)[-1][1], as_good(record)) for record in others)
+    for part in batched(seen, len(seen) // BINS):
+        expected, came = (sum(each[which] for each in part) / len(part) for which in (0, 1))
+        assert came == pytest.approx(expected, abs=0.08)
+    assert seen[0][0] < 0.5 < seen[-1][0], "they are told apart"
+    assert 0.4 < learnt.weights.expected(0.4) < 0.7 < learnt.weights.expected(0.9) < 1.0
+
+
+def test_a_level_keeps_what_it_promises_where_it_was_learnt_and_less_of_it_costs_less() -> None:
+    found = records(300, 3)
+    learnt = fit(found)
+    whole = sum(record.cloud.right for record in found)
+    rights, tokens = [], []
+    for level in ("quality", "balanced", "cheap"):
+        outcomes = [played(record, learnt.weights, learnt.risks[level]) for record in found]
+        rights.append(sum(each.right for each in outcomes) / whole)
+        tokens.append(sum(each.written for each in outcomes))
+    assert rights[0] >= 0.99 and rights[1] >= 0.97 and rights[2] >= 0.9
+    assert tokens == sorted(tokens, reverse=True) and tokens[-1] < 0.8 * 30 * len(found)
+    nothing = [played(record, learnt.weights, 1.0) for record in found]
+    assert all(each.at is None and not each.written for each in nothing)
+    everything = [played(record, learnt.weights, -1.0) for record in found]
+    assert all((each.at, each.right) == (0, record.cloud.right) for each, record in zip(everything, found, strict=True))
+
+
+def test_what_is_reported_is_handed_over_where_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = records(120, 4)
+    learnt = fit(found)
+    monkeypatch.setattr(handoff, "WEIGHTS", learnt.weights)
+    places = set()
+    for record in found:
+        risks = risks_of(record, learnt.weights)
+        for most in (max(risks) - 1e-9, risks[0] - 1e-9, 0.5 * (risks[0] + max(risks)), 1.0):
+            expected = played(record, learnt.weights, most).at
+            assert served(record, most, monkeypatch) == expected
+            places.add(expected)
+    assert {None, 0} < places, "some in their middle"
+
+
+def served(record: Record, most: float, monkeypatch: pytest.MonkeyPatch) -> int | None:
+    monkeypatch.setattr(handoff, "RISKS", {"balanced": most})
+    rows = iter(record.device.rows)
+    monkeypatch.setattr(handoff, "glance", lambda _head, _token: next(rows))
+    watch, told = Watch(Outcomes(), "", "balanced", record.prompt), 0
+    token = Emit(0, Dist.dense(np.ones(1)))
+    for _ in record.device.tokens[:-1]:
+        told += len(watch.take(token))
+        if watch.over:
+            return told
+    watch.end(token)
+    return 0 if watch.over else None
