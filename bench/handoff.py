@@ -46,7 +46,7 @@ from paceline.engine.base import LoadedModel
 from paceline.errors import ConfigError
 from paceline.rag.embedder import Embedder, load_embedder
 
-from .bootstrap import estimate, share_of
+from .bootstrap import Estimate, estimate, share_of
 from .findings import claimed
 from .models import KEPT as KEPT_MODELS
 from .notes import SET
@@ -144,6 +144,7 @@ FOLDS: Final = 5
 LEVELS: Final[tuple[HandoffLevel, ...]] = ("quality", "balanced", "cheap")
 STEPS: Final = 10  # thresholds of the curve
 BINS: Final = 5  # of the calibration
+RESAMPLES: Final = 1000
 KEPT, MOST_TOKENS = 0.95, 0.4  # aims of `balanced`
 
 
@@ -178,8 +179,9 @@ def thresholds(records: Sequence[Record], learnt: Sequence[Learnt]) -> list[floa
 def wanted(records: Sequence[Record], learnt: Sequence[Learnt]) -> dict[str, set[int]]:
     """Where answers are handed over in their middle, by question, at any threshold that is reported."""
     found: dict[str, set[int]] = {}
+    curve = thresholds(records, learnt)
     for record, of in zip(records, learnt, strict=True):
-        for most in (*of.risks.values(), *thresholds(records, learnt)):
+        for most in (*of.risks.values(), *curve):
             if at := played(record, of.weights, most).at:
                 found.setdefault(record.name, set()).add(at)
     return found
@@ -231,20 +233,20 @@ def reported(
     chances = [1.0 - risks_of(each, of.weights)[0] for each, of in pairs]  # at the first look
     good = [as_good(each) for each in records]
     rows += calibration(chances, good)
-    balanced, count = ways["balanced"], len(records)
-    shares = {what: estimate(count, partial(_share, balanced, cloud, what)) for what in ("written", "read")}
+    balanced = ways["balanced"]
+    off = estimate(len(records), partial(_miscalibration, chances, good), RESAMPLES)
     claims = (
-        claimed("handoff.kept", estimate(count, partial(_share, balanced, better, "right")), KEPT, "higher"),
-        claimed("handoff.cloud_tokens", shares["written"], MOST_TOKENS, "lower"),
-        claimed("handoff.cloud_reads", shares["read"], None, "lower"),
-        claimed("handoff.beyond_random", estimate(count, partial(_beyond, balanced, cloud, device)), None, "higher"),
-        claimed("handoff.calibration", estimate(count, partial(_miscalibration, chances, good)), None, "lower"),
+        claimed("handoff.kept", _share(balanced, better, "right"), KEPT, "higher"),
+        claimed("handoff.cloud_tokens", _share(balanced, cloud, "written"), MOST_TOKENS, "lower"),
+        claimed("handoff.cloud_reads", _share(balanced, cloud, "read"), None, "lower"),
+        claimed("handoff.beyond_random", _beyond(balanced, cloud, device), None, "higher"),
+        claimed("handoff.calibration", off, None, "lower"),
     )
     told = {
         "models": label,
         "temperature": 0.0,
         "answers": f"at most {SHORT} tokens, GSM8K {LONG}; numbers of llama.cpp or torch, side by side",
-        "questions": count,
+        "questions": len(records),
         "learnt": f"on the other {FOLDS - 1} of {FOLDS} folds: weights, and thresholds that keep {dict(KEEPS)}",
         "interval_90": "resampled questions",
         "quick": quick,
@@ -271,24 +273,34 @@ def _row(
     cloud: Sequence[Outcome],
     device: Sequence[Outcome],
 ) -> dict[str, object]:
-    kept = estimate(len(of), partial(_share, of, better, "right"))
-    tokens = estimate(len(of), partial(_share, of, cloud, "written"))
+    kept, tokens = _share(of, better, "right"), _share(of, cloud, "written")
     told = {"kept": kept.value, "kept_90": kept.interval, "tokens": tokens.value, "tokens_90": tokens.interval}
-    by_lot = sum(each.right for each in of) - _beyond(of, cloud, device, range(len(of))) * len(of)
+    by_lot = sum(each.right for each in of) - _beyond(of, cloud, device).value * len(of)
     random = by_lot / sum(each.right for each in better)
     return {"part": part, "way": name, **_sums(of), **told, "random_kept": round(random, 3)}
 
 
-def _share(of: Sequence[Outcome], whole: Sequence[Outcome], what: str, among: Sequence[int]) -> float:
-    ours, theirs = (sum(float(getattr(each[at], what)) for at in among) for each in (of, whole))
-    return ours / max(1.0, theirs)
+def _share(of: Sequence[Outcome], whole: Sequence[Outcome], what: str) -> Estimate:
+    """How much of this column there is, of what there is in the other way's."""
+    ours, theirs = ([float(getattr(each, what)) for each in way] for way in (of, whole))
+
+    def ratio(among: Sequence[int]) -> float:
+        return sum(ours[at] for at in among) / max(1.0, sum(theirs[at] for at in among))
+
+    return estimate(len(ours), ratio, RESAMPLES)
 
 
-def _beyond(of: Sequence[Outcome], cloud: Sequence[Outcome], device: Sequence[Outcome], among: Sequence[int]) -> float:
+def _beyond(of: Sequence[Outcome], cloud: Sequence[Outcome], device: Sequence[Outcome]) -> Estimate:
     """Share of the questions right beyond what as many of the cloud's tokens give that are spent by lot."""
-    spent = _share(of, cloud, "written", among)
-    right, whole, none = (sum(each[at].right for at in among) for each in (of, cloud, device))
-    return float(right - none - spent * (whole - none)) / len(among)
+    rows = [(a.right, b.right, c.right, a.written, b.written) for a, b, c in zip(of, cloud, device, strict=True)]
+
+    def beyond(among: Sequence[int]) -> float:
+        right, whole, none, spent, all_ = (
+            float(sum(column)) for column in zip(*(rows[at] for at in among), strict=True)
+        )
+        return (right - none - spent / max(1.0, all_) * (whole - none)) / len(among)
+
+    return estimate(len(rows), beyond, RESAMPLES)
 
 
 # ---- calibration -----------------------------------------------------------------------------------------------------
@@ -308,8 +320,9 @@ def calibration(chances: Sequence[float], good: Sequence[bool]) -> list[dict[str
 
 def _miscalibration(chances: Sequence[float], good: Sequence[bool], among: Sequence[int]) -> float:
     """Mean over the bins of how far what came is from what was expected."""
-    rows = calibration([chances[at] for at in among], [good[at] for at in among])
-    return sum(abs(float(str(each["expected"])) - float(str(each["as_good"]))) for each in rows) / len(rows)
+    pairs = sorted((chances[at], good[at]) for at in among)
+    bins = [pairs[number * len(pairs) // BINS : (number + 1) * len(pairs) // BINS] for number in range(BINS)]
+    return sum(abs(sum(chance - came for chance, came in each)) / len(each) for each in bins if each) / BINS
 
 
 def plot(report: Report) -> str:

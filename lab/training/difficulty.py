@@ -247,8 +247,9 @@ def fit(records: Sequence[Record]) -> Learnt:
     weights = Weights(float(found[0] - of @ mean), Features(*map(float, of)), (0.0, 1.0))
     ends = np.array([chances(record, weights)[0][1] for record in records])
     agreed = np.array([sum(record.agreed) / len(record.agreed) for record in records])
-    slope, least = np.polyfit(ends, agreed, 1)
-    weights = replace(weights, agreement=(float(least), float(least + max(slope, 0.0))))
+    slope = max(0.0, float(np.polyfit(ends, agreed, 1)[0]))
+    least = float(agreed.mean() - slope * ends.mean())
+    weights = replace(weights, agreement=(max(0.0, least), min(1.0, least + slope)))
     return Learnt(weights, {level: _most(records, weights, keeps) for level, keeps in KEEPS.items()})
 
 
