@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from lab.training.difficulty import (
-    KEEPS,
+    SPENDS,
     Continued,
     Learnt,
     Outcome,
@@ -247,7 +247,8 @@ def reported(
         "temperature": 0.0,
         "answers": f"at most {SHORT} tokens, GSM8K {LONG}; numbers of llama.cpp or torch, side by side",
         "questions": len(records),
-        "learnt": f"on the other {FOLDS - 1} of {FOLDS} folds: weights, and thresholds that keep {dict(KEEPS)}",
+        "learnt": f"on the other {FOLDS - 1} of {FOLDS} folds: weights, and thresholds",
+        "spends": f"of the cloud's tokens, where that is learnt: {dict(SPENDS)}",
         "interval_90": "resampled questions",
         "quick": quick,
     }

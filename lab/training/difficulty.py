@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.difficulty import HEAD, HELD, Features, Glance, Reading, Weights, glance
+from paceline.core.difficulty import HEAD, HELD, Features, Glance, Sureness, Weights, glance
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import head
 from paceline.core.side import SIDES, HandoffLevel, Side
@@ -177,8 +177,10 @@ def _agreed(model: LoadedModel, behind: Sequence[tuple[Sequence[int], Sequence[i
 
 
 # ---- what is learnt --------------------------------------------------------------------------------------------------
-KEEPS: Final[Mapping[HandoffLevel, float]] = {"quality": 0.99, "balanced": 0.97, "cheap": 0.9}
-"""Share of the larger model's right answers that a level is to keep."""
+SPENDS: Final[Mapping[HandoffLevel, float]] = {"quality": 0.6, "balanced": 0.35, "cheap": 0.15}
+"""Share of the tokens that the larger model would write in all answers, that a level may spend."""
+SIGNS: Final = Features(prompt=0, tokens=0, nats=-1, surprise=-1, doubt=-1, margin=1)
+"""Of weights: a surer model has a better chance, whatever few answers say; 0: any."""
 EVERY: Final = 8  # tokens between prefixes that are learnt from
 RIDGE: Final = 3.0  # on weights of features of unit variance
 Continued = Mapping[tuple[str, int], tuple[int, bool]]
@@ -207,7 +209,7 @@ def as_good(record: Record) -> bool:
 def chances(record: Record, weights: Weights) -> list[tuple[int, float]]:
     """Where the answer may be handed over, as tokens of the device's before, with the chance that is seen there; the
     end last, as all its tokens."""
-    reading, rows = Reading(record.prompt), record.device.rows
+    reading, rows = Sureness(record.prompt), record.device.rows
     found: list[tuple[int, float]] = []
     for number, row in enumerate(rows, 1):
         reading.add(row)
@@ -232,8 +234,8 @@ def played(record: Record, weights: Weights, most: float, continued: Continued |
 
 
 def fit(records: Sequence[Record]) -> Learnt:
-    """Weights by ridge-penalised logistic regression over prefixes, then the highest risk of each level that keeps its
-    share of the cloud's right answers."""
+    """Weights by ridge-penalised logistic regression over prefixes, then the lowest risk of each level that spends no
+    more than its share of the cloud's tokens."""
     rows, labels, share = [], [], []
     for record in records:
         prefixes = _prefixes(record)
@@ -242,20 +244,16 @@ def fit(records: Sequence[Record]) -> Learnt:
         share += [1.0 / len(prefixes)] * len(prefixes)
     features = np.array(rows)
     mean, scale = features.mean(axis=0), features.std(axis=0) + 1e-9
-    found = _logistic((features - mean) / scale, np.array(labels), np.array(share))
-    of = found[1:] / scale
-    weights = Weights(float(found[0] - of @ mean), Features(*map(float, of)), (0.0, 1.0))
-    ends = np.array([chances(record, weights)[0][1] for record in records])
-    agreed = np.array([sum(record.agreed) / len(record.agreed) for record in records])
-    slope = max(0.0, float(np.polyfit(ends, agreed, 1)[0]))
-    least = float(agreed.mean() - slope * ends.mean())
-    weights = replace(weights, agreement=(max(0.0, least), min(1.0, least + slope)))
-    return Learnt(weights, {level: _most(records, weights, keeps) for level, keeps in KEEPS.items()})
+    bias, found = _logistic((features - mean) / scale, np.array(labels), np.array(share))
+    of = found / scale
+    agreement = sum(sum(record.agreed) / len(record.agreed) for record in records) / len(records)
+    weights = Weights(float(bias - of @ mean), Features(*map(float, of)), agreement)
+    return Learnt(weights, {level: _most(records, weights, spends) for level, spends in SPENDS.items()})
 
 
 def _prefixes(record: Record) -> list[Features]:
     """Features at the end of the first tokens, then every so many, and at the end."""
-    reading, rows = Reading(record.prompt), record.device.rows
+    reading, rows = Sureness(record.prompt), record.device.rows
     found: list[Features] = []
     for number, row in enumerate(rows, 1):
         reading.add(row)
@@ -264,8 +262,20 @@ def _prefixes(record: Record) -> list[Features]:
     return found
 
 
-def _logistic(features: Floats, labels: Floats, share: Floats) -> Floats:
-    """Bias and weights, by Newton's method."""
+def _logistic(features: Floats, labels: Floats, share: Floats) -> tuple[float, Floats]:
+    """Bias and weights, by Newton's method; weights of the wrong sign are left out, and the others found anew."""
+    kept = list(range(features.shape[1]))
+    while True:
+        bias, found = _newton(features[:, kept], labels, share)
+        wrong = [at for at, weight in zip(kept, found, strict=True) if weight * SIGNS[at] < 0.0]
+        if not wrong:
+            weights = np.zeros(features.shape[1])
+            weights[kept] = found
+            return bias, weights
+        kept = [at for at in kept if at not in wrong]
+
+
+def _newton(features: Floats, labels: Floats, share: Floats) -> tuple[float, Floats]:
     rows = np.column_stack([np.ones(len(features)), features])
     penalty = np.diag([0.0, *[RIDGE] * features.shape[1]])
     found = np.zeros(rows.shape[1])
@@ -277,18 +287,18 @@ def _logistic(features: Floats, labels: Floats, share: Floats) -> Floats:
         found += step
         if np.abs(step).max() < 1e-9:
             break
-    return found
+    return float(found[0]), found[1:]
 
 
-def _most(records: Sequence[Record], weights: Weights, keeps: float) -> float:
-    """The highest risk at which so many of the cloud's right answers are kept."""
-    wanted = keeps * sum(record.cloud.right for record in records)
-    seen = [(risks_of(record, weights), record) for record in records]
-    for most in np.arange(0.99, 0.0, -0.01):
-        right = sum((record.device.right if max(risks) <= most else record.cloud.right) for risks, record in seen)
-        if right >= wanted:
-            return round(float(most), 2)
-    return 0.01
+def _most(records: Sequence[Record], weights: Weights, spends: float) -> float:
+    """The lowest risk above which no more than this share of the cloud's tokens is handed over."""
+    worst = sorted(((max(risks_of(record, weights)), len(record.cloud.tokens)) for record in records), reverse=True)
+    left = spends * sum(length for _, length in worst)
+    for risk, length in worst:
+        left -= length
+        if left < 0:
+            return risk
+    return 0.0
 
 
 def risks_of(record: Record, weights: Weights) -> list[float]:
@@ -303,9 +313,10 @@ def main() -> None:
     rounded = Weights(
         round(weights.bias, 4),
         Features(*(round(each, 4) for each in weights.of)),
-        (round(weights.agreement[0], 3), round(weights.agreement[1], 3)),
+        round(weights.agreement, 3),
     )
-    sys.stdout.write(f"WEIGHTS: Final = {rounded}\nRISKS: Final = {dict(learnt.risks)}\n")
+    risks = {level: round(risk, 3) for level, risk in learnt.risks.items()}
+    sys.stdout.write(f"WEIGHTS: Final = {rounded}\nRISKS: Final = {risks}\n")
 
 
 if __name__ == "__main__":

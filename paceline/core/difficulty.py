@@ -1,7 +1,7 @@
 """How difficult a question is for a small model, by how sure it was of the tokens that it has written. Pure.
 
-`Reading` takes a row for each token and gives the chance that the small model's whole answer will be as good as that of
-a larger one. It costs no forward: a row is the head of a distribution from which a token was sampled anyway. It is a
+`Sureness` takes a row for each token and gives the chance that the small model's whole answer will be as good as that
+of a larger one. It costs no forward: a row is the head of a distribution from which a token was sampled anyway. It is a
 function of the prompt's length and of those rows, so of the prefix alone: the same prefix is handed over at the same
 token, whatever was drafted or came late. Not known: whether the larger model would be right.
 
@@ -54,18 +54,13 @@ class Features(NamedTuple):
 class Weights:
     bias: float
     of: Features
-    agreement: tuple[float, float]  # share of drafts that the larger model takes: where the chance is 0, and 1
+    agreement: float  # share of its drafts that the larger model takes, a mean of answers
 
     def logit(self, features: Features) -> float:
         return self.bias + sum(weight * value for weight, value in zip(self.of, features, strict=True))
 
-    def expected(self, chance: float) -> float:
-        """Share of its drafts that the larger model takes, of an answer with this chance."""
-        least, most = self.agreement
-        return least + (most - least) * chance
 
-
-class Reading:
+class Sureness:
     """One answer of the small model as it grows."""
 
     def __init__(self, prompt: int) -> None:
@@ -103,33 +98,43 @@ def logistic(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What answers on this machine have taught, of one pair of models."""
+    """What answers on this machine have taught, of one pair of models: how often the larger one takes a draft.
 
-    shift: float = 0.0  # of the logit
+    Models that always agree are as good as each other. Of single answers that share tells nothing (`bench/LOG.md`), so
+    only its mean moves the chances: by the logarithm of its odds, against those of the pair that was learnt from.
+    """
+
+    agreed: float  # mean share of drafts that were taken
     seen: int = 0  # answers
 
     @staticmethod
-    def of(shift: float, seen: int) -> Correction:
+    def of(agreed: float, seen: int) -> Correction:
         """With what any file may say."""
-        return Correction(_bounded(shift), max(0, seen))
+        return Correction(min(max(agreed, 0.0), 1.0) if math.isfinite(agreed) else WEIGHTS.agreement, max(0, seen))
 
-    def after(self, chance: float, agreed: float) -> Correction:
-        """With one more answer, of which the larger model took this share of the drafts. chance: that was expected of
-        it, with this correction."""
+    def after(self, agreed: float) -> Correction:
+        """With one more answer."""
         step = max(LEAST_STEP, 1.0 / (FIRST_ANSWERS + self.seen))
-        return Correction(_bounded(self.shift + GAIN * step * (agreed - WEIGHTS.expected(chance))), self.seen + 1)
+        return Correction(self.agreed + step * (agreed - self.agreed), self.seen + 1)
+
+    @property
+    def shift(self) -> float:
+        """Of the logit of a chance."""
+        shift = _logit(self.agreed) - _logit(WEIGHTS.agreement)
+        return max(-MOST_SHIFT, min(shift, MOST_SHIFT))
 
 
-def _bounded(shift: float) -> float:
-    return max(-MOST_SHIFT, min(shift, MOST_SHIFT)) if math.isfinite(shift) else 0.0
+def _logit(share: float) -> float:
+    share = min(max(share, 1e-6), 1.0 - 1e-6)
+    return math.log(share / (1.0 - share))
 
 
 MOST_SHIFT: Final = 2.0
-FIRST_ANSWERS: Final = 10  # that the published weights count for
-LEAST_STEP: Final = 0.02  # of an answer, however many there were
-GAIN: Final = 4.0  # of the logit, for drafts that are all taken where none was expected to be
+FIRST_ANSWERS: Final = 10  # that the published mean counts for
+LEAST_STEP: Final = 0.01  # of an answer, however many there were
 
 # Learnt by `lab.training.difficulty`; `bench handoff` has what they are worth.
-WEIGHTS: Final = Weights(0.0, Features(0.0, 0.0, 0.0, 0.0, 0.0, 0.0), (0.6, 0.9))
-RISKS: Final[dict[HandoffLevel, float]] = {"quality": 0.2, "balanced": 0.3, "cheap": 0.5}
+WEIGHTS: Final = Weights(-1.6128, Features(0.6631, 0.0163, 0.0, -1.5264, 0.0, 0.0), 0.869)
+RISKS: Final[dict[HandoffLevel, float]] = {"quality": 0.215, "balanced": 0.228, "cheap": 0.265}
 """Most risk at which this side writes: that its answer is worse than the larger model's."""
+UNTAUGHT: Final = Correction(WEIGHTS.agreement)

@@ -8,7 +8,18 @@ import random
 import numpy as np
 import pytest
 
-from paceline.core.difficulty import HEAD, HELD, MOST_SHIFT, RISKS, WEIGHTS, Correction, Glance, Reading, glance
+from paceline.core.difficulty import (
+    HEAD,
+    HELD,
+    MOST_SHIFT,
+    RISKS,
+    UNTAUGHT,
+    WEIGHTS,
+    Correction,
+    Glance,
+    Sureness,
+    glance,
+)
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import head
 from paceline.core.side import HandoffLevel
@@ -68,7 +79,7 @@ def test_a_row_is_seen_as_its_head_and_one_other_token() -> None:
 def test_surer_rows_have_a_better_chance_and_every_chance_is_one() -> None:
     chances = []
     for unsure in (0.0, 0.3, 0.8):
-        reading = Reading(200)
+        reading = Sureness(200)
         for _ in range(20):
             reading.add(Glance(2.0 * unsure, 1.0 - unsure, unsure))
         chances.append(reading.chance(WEIGHTS))
@@ -76,17 +87,19 @@ def test_surer_rows_have_a_better_chance_and_every_chance_is_one() -> None:
     assert reading.chance(WEIGHTS, -1e9) == 0.0 and reading.chance(WEIGHTS, 1e9) == 1.0
 
 
-def test_a_correction_finds_how_this_pair_differs_and_stays_bounded() -> None:
+def test_a_correction_finds_how_often_this_pair_agrees_and_stays_bounded() -> None:
     random_ = random.Random(0)
-    for true in (-1.0, 0.0, 1.0):
-        found = Correction()
-        for _ in range(400):
-            logit = random_.gauss(0.5, 1.0)
-            expected, really = (1.0 / (1.0 + math.exp(-logit - shift)) for shift in (found.shift, true))
-            agreed = min(1.0, max(0.0, WEIGHTS.expected(really) + random_.gauss(0.0, 0.1)))
-            found = found.after(expected, agreed)
-        assert found.shift == pytest.approx(true, abs=0.35) and found.seen == 400
-    for _ in range(1000):
-        found = found.after(1.0, 0.0)
-    assert found.shift == -MOST_SHIFT
-    assert Correction.of(math.nan, -3) == Correction() and Correction.of(1e300, 1).shift == MOST_SHIFT
+    assert UNTAUGHT.shift == 0.0
+    shifts = []
+    for really in (0.0, 0.6, WEIGHTS.agreement, 1.0):
+        found = UNTAUGHT
+        for number in range(600):
+            found = found.after(min(1.0, max(0.0, really + random_.gauss(0.0, 0.05) * (0.0 < really < 1.0))))
+            assert abs(found.shift) <= MOST_SHIFT
+            if number == 0:
+                assert abs(found.shift) < 1.5, "one answer does not settle it"
+        assert (found.agreed, found.seen) == (pytest.approx(really, abs=0.02), 600)
+        shifts.append(found.shift)
+    assert shifts[0] == -MOST_SHIFT < shifts[1] < shifts[2] < shifts[3] == MOST_SHIFT
+    assert shifts[2] == pytest.approx(0.0, abs=0.2)
+    assert Correction.of(math.nan, -3) == UNTAUGHT and Correction.of(1e300, 1).agreed == 1.0

@@ -15,7 +15,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from paceline.core.difficulty import HEAD, HELD, RISKS, WEIGHTS, Correction, Reading, glance
+from paceline.core.difficulty import HEAD, HELD, RISKS, UNTAUGHT, WEIGHTS, Correction, Sureness, glance
 from paceline.core.sampling.sampler import head
 from paceline.core.side import HandoffLevel, Side
 from paceline.errors import ConfigError
@@ -40,11 +40,11 @@ class Outcomes:
         self._saved = dict(self._learnt)
 
     def shift(self, pair: str) -> float:
-        return self._learnt.get(pair, Correction()).shift
+        return self._learnt.get(pair, UNTAUGHT).shift
 
-    def learn(self, pair: str, score: float, agreed: float) -> None:
+    def learn(self, pair: str, agreed: float) -> None:
         """Learn of an answer that the larger model has written. agreed: share of this side's drafts that it took."""
-        self._learnt[pair] = self._learnt.get(pair, Correction()).after(score, agreed)
+        self._learnt[pair] = self._learnt.get(pair, UNTAUGHT).after(agreed)
 
     def save(self) -> None:
         """Write it if it has changed. A disk that takes nothing costs a line in the log."""
@@ -54,7 +54,7 @@ class Outcomes:
         try:
             private_folder(self._path.parent)
             write_private(
-                self._path, json.dumps({pair: [each.shift, each.seen] for pair, each in learnt.items()}).encode()
+                self._path, json.dumps({pair: [each.agreed, each.seen] for pair, each in learnt.items()}).encode()
             )
         except (OSError, ConfigError) as error:
             log.warning("what handing over has taught cannot be kept in %s: %s", self._path, error)
@@ -67,7 +67,7 @@ class Outcomes:
         try:
             content = read_private(self._path, otherwise="remove it")
             found = json.loads(content or b"{}")
-            return {str(pair): Correction.of(float(shift), int(seen)) for pair, (shift, seen) in found.items()}
+            return {str(pair): Correction.of(float(agreed), int(seen)) for pair, (agreed, seen) in found.items()}
         except (OSError, ConfigError, ValueError, TypeError, AttributeError) as error:
             log.warning("%s cannot be read and begins anew: %s", self._path, error)
             return {}
@@ -80,7 +80,7 @@ class Watch:
         """pair: of models. level: not "off". prompt: tokens of it."""
         self._outcomes, self._pair = outcomes, pair
         self._most, self._shift = RISKS[level], outcomes.shift(pair)
-        self._reading = Reading(prompt)
+        self._reading = Sureness(prompt)
         self._held: list[Emit] | None = []  # None: they have been told
         self._risk = self._taken = 0.0  # at the last look, and at the last one that it passed
         self.over = False  # the other side writes the next token
@@ -110,7 +110,7 @@ class Watch:
     def learn(self, accepted: int, examined: int) -> None:
         """The other side has written: it was shown so many of this side's drafts, and took so many."""
         if examined >= LEAST_EXAMINED:
-            self._outcomes.learn(self._pair, 1.0 - self._risk, accepted / examined)
+            self._outcomes.learn(self._pair, accepted / examined)
 
     def _read(self, token: Emit) -> None:
         if token.dist is not None:
