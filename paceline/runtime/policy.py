@@ -243,6 +243,7 @@ class PolicyGuard:
             lambda each: kept(each) or asked(each),
             lambda each: asked(each) and not kept(each),
             lambda text, rules: self.remember(text, self._level(rules)),
+            bars_others=any(grant.reads is not None for grant in grants),
         )
 
     def _strictest(self, *levels: Privacy) -> Privacy:

@@ -144,7 +144,7 @@ async def test_every_rule_at_every_level_and_strategy_lets_no_more_leave_than_it
             pair.confirm("velda.md")
         read = rule != "ask me"
         for asked, strategy in product(PRIVACY_LEVELS, ("auto", *STRATEGIES)):
-            case, request = (rule, asked, strategy), changed(ASKED, privacy=asked, strategy=strategy)
+            case, request = (rule, asked, strategy), changed(ASKED, privacy=asked, strategy=strategy, max_tokens=6)
             pair.guards["device"]._marks.clear()  # each case alone
             level = strictest(asked, HIGHEST[rule])
             joint = strategy != "auto" and STRATEGIES[strategy].needs_peer
@@ -179,7 +179,7 @@ async def test_a_document_with_a_rule_is_not_read_for_the_other_side_at_all(rule
         if "confirmed" in rule:
             pair.confirm("velda.md")
         for level in JOINT_LEVELS:
-            _, done = await pair.ask(changed(ASKED, privacy=level, strategy="aggregate"), "cloud")
+            _, done = await pair.ask(changed(ASKED, privacy=level, strategy="aggregate", max_tokens=6), "cloud")
             assert done.degraded is None
             assert any(one.side == "device" for one in done.citations) == (rule == "none"), level
         _, done = await pair.ask(changed(ASKED, privacy="answer-private"))

@@ -45,6 +45,7 @@ class Known(NamedTuple):
     generation: str
     by_id: Mapping[str, RuledDocument]
     by_passage: Mapping[tuple[str, str], RuledDocument]  # collection, and `Passage.file_id`
+    ruled: Sequence[RuledDocument] = ()  # those with a rule
 
     def of(self, passage: Passage) -> RuledDocument:
         return self.by_passage.get((passage.collection, passage.file_id), UNKNOWN)
@@ -66,12 +67,16 @@ class RuledDocuments:
                 generation, rows = self.store.described()
                 found = {key: self._ruled(key, collection, file, facts) for key, collection, file, facts in rows}
                 passages = {(collection, file): found[key] for key, collection, file, _ in rows}
-                self._known = Known(generation, found, passages)
+                ruled = [each for each in found.values() if each.rules]
+                self._known = Known(generation, found, passages, ruled)
             return self._known
 
     def _ruled(self, key: str, collection: str, file: str, facts: DocumentFacts | None) -> RuledDocument:
         if facts is None:
             return replace(UNKNOWN, id=key)
+        before = self._known.by_id.get(key)
+        if before is not None and before.facts == facts:
+            return before
         identity = facts.paths[0] if facts.paths and not facts.stores else f"{collection} {file}"
         return RuledDocument(key, facts.paths[-1] if facts.paths else key, identity, facts, self.policy.of(facts))
 
@@ -89,12 +94,16 @@ class Readable:
         bars: Callable[[RuledDocument], bool],
         asks: Callable[[RuledDocument], bool],
         told: Told,
+        *,
+        bars_others: bool = False,
     ) -> None:
         """ruled: None: no rule says anything of documents. bars: this reader does not read it. asks: it would, once
-        its owner has confirmed it. told: called with a text that the reader is given, and its rules."""
+        its owner has confirmed it. told: called with a text that the reader is given, and its rules. bars_others: also
+        of documents without a rule some are not read."""
         self.store = store
         self._ruled = ruled
         self._bars, self._asks, self._told = bars, asks, told
+        self._bars_others = bars_others
         self._lock = threading.Lock()
         self._found: dict[DocumentRule, None] = {}
         self.asked: dict[str, str] = {}  # names of documents that would have been found, by id
@@ -107,7 +116,9 @@ class Readable:
         """What of it is searched."""
         if self._ruled is None:
             return selection
-        barred = frozenset(key for key, each in self._ruled.known().by_id.items() if self._bars(each))
+        known = self._ruled.known()
+        documents = known.by_id.values() if self._bars_others else known.ruled
+        barred = frozenset(each.id for each in documents if self._bars(each))
         return replace(selection, barred=selection.barred | barred)
 
     def count(self, selection: Selection = MANAGED) -> int:
@@ -128,7 +139,7 @@ class Readable:
             return found
         known = self._ruled.known()
         found = [passage for passage in found if not self._bars(known.of(passage))]
-        asking = {key for key, each in known.by_id.items() if self._asks(each)}
+        asking = {each.id for each in known.ruled if self._asks(each)}
         if selection.document_ids is not None:
             asking &= selection.document_ids
         if asking:
