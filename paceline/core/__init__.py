@@ -15,5 +15,7 @@ fair          turns and shares of owners, one rule at every door
 rendezvous    the server of a conversation
 addresses     addresses of senders, and strangers by them
 words         the words of a text, for comparison
+redaction     names and numbers replaced by placeholders, and put back
+lexicon       common words of English and German, which are no names
 printable     strangers' text for logs and terminals
 """

@@ -8,6 +8,7 @@ quantised    its encoder in 8 bits, by a kernel in C
 database     SQLite schema and transactions
 rows         documents and chunks in the database
 index        vector and word search over chunks
+entities     names in a text, by a model
 rerank       passages scored again, each together with the query
 store        document store, uploaded files, vector stores
 folders      documents that follow files

@@ -43,7 +43,11 @@ class CrossEncoder:
         """threads: cores in use. Raises ConfigError when it is not here, is no cross-encoder or cannot be loaded."""
         directory = find(path_or_name, download=False)
         self.name = served_name(path_or_name)
-        self._model, self._tokenizer = _loaded(directory)
+        self._model, self._tokenizer = loaded_encoder(
+            directory, "AutoModelForSequenceClassification", "cross-encoder", "a model for text ranking, with one label"
+        )
+        if (labels := self._model.config.num_labels) not in (1, 2):
+            raise ConfigError(f"{directory} is no cross-encoder: it has {labels} labels instead of one.")
         self._max_tokens = _max_tokens(self._model, self._tokenizer)
         self._tells_texts_apart = getattr(self._model.config, "type_vocab_size", 0) > 1  # as BERT does, and RoBERTa not
         self._compute = ComputeThreads(1, "paceline-rerank", threads, limit_threads)
@@ -84,13 +88,17 @@ def limit_threads(threads: int) -> None:
     restorer.join()
 
 
-def _loaded(directory: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
+def loaded_encoder(
+    directory: Path, architecture: str, what: str, wanted: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model of transformers with a head, and its tokenizer. architecture: an Auto class. what, wanted: what it is to
+    be, for errors. Raises ConfigError."""
     try:
+        import torch
+        import transformers
+
         with quiet():
-            loaded = AutoModelForSequenceClassification.from_pretrained(
+            loaded = getattr(transformers, architecture).from_pretrained(
                 directory,
                 dtype=torch.float32,
                 local_files_only=True,
@@ -98,16 +106,14 @@ def _loaded(directory: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
     except Exception as error:  # bad files, unknown architectures and odd configurations raise errors of any type
-        raise ConfigError(f"{directory} cannot be loaded as a cross-encoder: {error}") from error
+        raise ConfigError(f"{directory} cannot be loaded as a {what}: {error}") from error
     model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     if missing := sorted(report["missing_keys"]):  # transformers would make them up at random
-        raise ConfigError(
-            f"{directory} is no cross-encoder: it lacks {missing[0]}. Give a model for text ranking, with one label."
-        )
-    if model.config.num_labels not in (1, 2):
-        raise ConfigError(f"{directory} is no cross-encoder: it has {model.config.num_labels} labels instead of one.")
+        raise ConfigError(f"{directory} is no {what}: it lacks {missing[0]}. Give {wanted}.")
     model.requires_grad_(False)
     model.train(False)
     return model, tokenizer
