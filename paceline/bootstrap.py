@@ -28,6 +28,7 @@ from paceline.api.models import read_aliases
 from paceline.api.responses.log import Retention
 from paceline.core.offloading import Unit
 from paceline.core.policy import Policy
+from paceline.core.redaction import combined, find_entities
 from paceline.core.side import HandoffLevel
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ModelInfo, ServedModel
 from paceline.engine.loader import choose_device, gpu_uuid
@@ -39,11 +40,13 @@ from paceline.model_opening import step_limits as step_limits
 from paceline.model_opening import workflow_units as workflow_units
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import load_embedder
+from paceline.rag.entities import load_entity_model
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.rerank import Reranker, TokenEncoder, load_reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.web.search import SearxngSearch
 from paceline.runtime.asking import CloudAsks
+from paceline.runtime.endpoint import OutsideEndpoint
 from paceline.runtime.energy import ChosenMeter, DebtFile, MeterSources, Powers, SideEnergy, choose_meter
 from paceline.runtime.lookup_tables.store import FOLDER as TABLES
 from paceline.runtime.lookup_tables.store import TableStore
@@ -166,7 +169,7 @@ async def run_node(
         cloud_texts = isinstance(settings, AgentSettings) and settings.tuning.cloud_texts
         guard = PolicyGuard(settings.side, settings.policy.policy(), Policing(settings.state_dir, names))
         handoff: HandoffLevel = settings.handoff if isinstance(settings, AgentSettings) else "off"
-        terms = Company(expects_peer, open_to_peer, asks, cloud_texts, tracer, guard, handoff)
+        terms = Company(expects_peer, open_to_peer, asks, cloud_texts, tracer, guard, handoff, open_outside(settings))
         tools = Tools(reranker, open_web(settings))
         node = Node(settings.side, model, store, NodeParts(offer, computing, kept, terms), tools)
 
@@ -298,6 +301,30 @@ def open_web(settings: NodeSettings) -> WebAccess | None:
     if settings.web_search == STORE:
         return WebAccess(None, limits)
     return WebAccess(SearxngSearch(settings.web_search, timeout_s=limits.search_s), limits)
+
+
+def open_outside(settings: NodeSettings) -> OutsideEndpoint | None:
+    """The stranger's endpoint of the settings, with what is hidden from it; None where there is none. Raises
+    ConfigError for a model of names that cannot be used."""
+    outside = settings.outside
+    if outside.url is None or outside.model is None:
+        return None
+    find = find_entities if outside.entities is None else combined(find_entities, load_entity_model(outside.entities))
+    return OutsideEndpoint(outside.url, outside.model, outside.key, find=find)
+
+
+def look_outside(settings: NodeSettings) -> str:
+    """What that endpoint says of its models, of which it is asked and told nothing else. Raises PacelineError."""
+
+    async def look() -> str:
+        endpoint = open_outside(settings)
+        assert endpoint is not None, "it is set"
+        try:
+            return await endpoint.look()
+        finally:
+            await endpoint.close()
+
+    return asyncio.run(look())
 
 
 def open_tables(settings: NodeSettings, model: ServedModel, seal: Seal = PLAIN) -> TableStore:

@@ -6,6 +6,7 @@ PacelineError
 │   └── DocumentError           a file cannot be read as a document; carries OpenAI's `code`
 ├── ParserLost                  the process that reads a document was killed from outside: try again
 ├── WebError                    a page may not or cannot be fetched, or a web search failed
+├── EndpointError               a stranger's endpoint refuses, is lost, or sends what is no answer
 ├── RequestError                carries the HTTP status and OpenAI's `type`, `code` and `param`
 ├── LinkError
 │   ├── LocalProtocolError      this side broke the protocol: a bug here
@@ -76,6 +77,14 @@ class ParserLost(PacelineError):
 
 class WebError(PacelineError):
     """A page may not or cannot be fetched, or a web search failed. The text says why, and names no private address."""
+
+
+class EndpointError(PacelineError):
+    """An endpoint of a stranger refuses, is lost, or sends what is no answer. status: of a refusal; 0: of none."""
+
+    def __init__(self, message: str, *, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class RequestError(PacelineError):

@@ -1,8 +1,8 @@
 """Settings of the programs: one schema for flags, variables and the file, with the checks of each value.
 
 What people choose is a field of a program, with a flag that `--help` shows. The rest are fields of `[answers]`,
-`[energy]`, `[policy]` and `[tuning]`, tables of the file. `paceline.settings_sources` resolves them once at start-up.
-Knows nothing of models, stores or the network: whether a model exists is checked by the engine.
+`[energy]`, `[outside]`, `[policy]` and `[tuning]`, tables of the file. `paceline.settings_sources` resolves them once
+at start-up. Knows nothing of models, stores or the network: whether a model exists is checked by the engine.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from paceline.settings_tables import (
     AgentTuning,
     AnswerSettings,
     EnergySettings,
+    OutsideSettings,
     PolicySettings,
     ServerTuning,
     StageTuning,
@@ -31,11 +32,12 @@ from paceline.settings_tables import (
 
 PREFIX = "PACELINE_"
 STORE: Final = "store"  # as `web_search`: the cloud's public documents stand for the web
-SECRETS = frozenset({"api_keys", "code", "engine_key", "web_search", "database"})
+SECRETS = frozenset({"api_keys", "code", "engine_key", "web_search", "database", "outside.key"})
 TRUSTING = frozenset(  # whom this machine believes, lets in and tells, and where what it knows lies
     {"cloud", "server", "code", "code_file", "cloud_may_ask", "share_distributions", "web_search", "tuning.cloud_texts"}
     | {"api_keys", "api_key_file", "allowed_origins", "trusted_proxies", "host", "listen", "insecure"}
     | {"encrypt_documents", "docs_dir", "state_dir", "tuning.local_users", "engine_url", "database", "server_url"}
+    | {"outside.url", "outside.key"}
 )
 DERIVED = frozenset(
     {"state_dir", "docs_dir", "embedder", "device", "server_url"}
@@ -152,6 +154,7 @@ class NodeSettings(ProgramSettings):
     log_format: Literal["text", "json"] = Field("text", description="of a line of the log; json: one object a line")
     answers: AnswerSettings = Field({}, validate_default=True)
     energy: EnergySettings = Field({}, validate_default=True)
+    outside: OutsideSettings = Field({}, validate_default=True)
     policy: PolicySettings = Field({}, validate_default=True)
     tuning: Tuning = Field({}, validate_default=True)
 

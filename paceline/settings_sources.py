@@ -2,8 +2,8 @@
 
 Precedence: flag > environment > file > default. An unknown key is an error that names the nearest known one.
 The file (`--config`, or `paceline.toml` in the working directory if others cannot have written it) has keys that all
-programs read, and the tables `[server]`, `[agent]` and `[stage]` for one of them. `[answers]`, `[energy]` and
-`[tuning]` stand in the file or in a program's table (`[server.tuning]`); their settings have variables
+programs read, and the tables `[server]`, `[agent]` and `[stage]` for one of them. `[answers]`, `[energy]`,
+`[outside]` and `[tuning]` stand in the file or in a program's table (`[server.tuning]`); their settings have variables
 (`PACELINE_TUNING_THREADS`) and no flags. Here they are named by paths (`tuning.threads`). A folder named for several
 programs (by a variable, or by a key outside the tables) is split: each side uses its own subfolder, so that the two
 never share files.
@@ -241,7 +241,10 @@ def _check_own(path: Path, status: os.stat_result) -> None:
 
 
 def _warn_of_readers(path: Path, status: os.stat_result, content: Mapping[str, object]) -> None:
-    secrets = SECRETS & {key for table in (content, *content.values()) if isinstance(table, dict) for key in table}
+    tables = [table for table in (content, *content.values()) if isinstance(table, dict)]
+    inside = [(name, each) for table in tables for name, each in table.items() if isinstance(each, dict)]
+    inner = {f"{name}.{key}" for name, each in inside for key in each}
+    secrets = SECRETS & (inner | {key for table in tables for key in table})
     readers = 0o077 if status.st_uid == user_id() else 0o007  # root's file is this user's by its group
     if secrets and stat.S_ISREG(status.st_mode) and open_mode(status) & readers:
         _log.warning(

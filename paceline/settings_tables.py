@@ -1,4 +1,5 @@
-"""Tables of the file that settings are read from: `[answers]`, `[energy]`, `[policy]`, `[tuning]` and its units.
+"""Tables of the file that settings are read from: `[answers]`, `[energy]`, `[outside]`, `[policy]`, `[tuning]` and its
+units.
 
 Settings without a flag, of all programs or inside the table of one. `paceline.settings` has those that people choose.
 """
@@ -9,9 +10,11 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, Self, get_args
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from paceline.core.addresses import is_loopback
 from paceline.core.energy import MeterName
 from paceline.core.policy import BUDGETS, DocumentRule, Grant, Pattern, Policy, Privacy, Rule
 from paceline.system import cores
@@ -22,7 +25,7 @@ HOME: Final = os.path.expanduser("~")  # what `~` stands for in patterns
 # ---- processing units of workflows, as tables of the file: [tuning.units.NAME] ----
 Task = Literal["search", "rerank", "embed"]
 TASKS: Final[tuple[Task, ...]] = get_args(Task)
-_FOUND: Final = frozenset({"web", "link", "cloud"})  # names of units that are not declared
+_FOUND: Final = frozenset({"web", "link", "cloud", "outside"})  # names of units that are not declared
 
 
 class UnitSettings(BaseModel):
@@ -181,6 +184,45 @@ def _patterns(texts: Sequence[str]) -> tuple[Pattern, ...]:
         if path.startswith("/") and fixed and (real := os.path.realpath(fixed)) != fixed.rstrip("/"):
             found[real + path[len(fixed) :]] = Pattern.parse(real + path[len(fixed) :], HOME)
     return tuple(found.values())
+
+
+class OutsideSettings(Table):
+    """`[outside]`: an endpoint of a stranger that writes where a request asks for it."""
+
+    url: str | None = Field(
+        None,
+        max_length=500,
+        description="of an API like OpenAI's, as https://api.example.com/v1; default: none, nothing is asked of "
+        "strangers",
+    )
+    model: str | None = Field(None, min_length=1, max_length=200, description="its name there")
+    key: str | None = Field(None, repr=False, description="its key: set the variable, or keep the file private")
+    entities: str | None = Field(
+        None,
+        description="model that finds names in what is sent, besides patterns: a directory, or the name of one that "
+        "was downloaded; default: patterns alone",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _encrypted(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            url = urlsplit(value)
+            here = url.scheme == "http" and is_loopback(url.hostname or "")
+            is_known = bool(url.hostname) and url.port != 0 and not ("@" in url.netloc or url.query or url.fragment)
+        except ValueError:
+            is_known = here = False
+        if not (is_known and (here or url.scheme == "https")):
+            raise ValueError("must be an https URL such as https://api.example.com/v1; http on this machine alone")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.url is None) != (self.model is None):
+            raise ValueError("url and model of [outside] belong together: set both")
+        return self
 
 
 class StageTuning(Table):

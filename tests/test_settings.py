@@ -156,13 +156,14 @@ def test_what_stands_in_a_table_and_is_given_elsewhere_is_told_where_it_is(
     for path in (path for path in paths(schema) if "." in path):
         table, key = path.split(".")
         said = f"{key} in \\[{table}\\] of the file, see --config, or {variable(path)}"
-        for flags, env, text in (
+        bare: tuple[tuple[dict[str, str], dict[str, str], str], ...] = (
             ({key: "1"}, {}, ""),
-            ({path.replace(".", "_"): "1"}, {}, ""),
             ({}, {f"PACELINE_{key.upper()}": "1"}, ""),
             ({}, {}, f"{key} = 1"),
             ({}, {}, f"[{schema.table}]\n{key} = 1"),
-        ):
+        )
+        own = any(key in paths(each) for each in PROGRAMS)  # then the bare key means that
+        for flags, env, text in (({path.replace(".", "_"): "1"}, {}, ""), *(() if own else bare)):
             with pytest.raises(ConfigError, match=said):
                 resolve(schema, flags, env, written(tmp_path, text))
 

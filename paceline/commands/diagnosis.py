@@ -290,6 +290,13 @@ def program(settings: NodeSettings) -> Found:
     return "ok", told
 
 
+def outside(settings: NodeSettings) -> Found:
+    """Ask a stranger's endpoint for its models. Raises PacelineError."""
+    from paceline.bootstrap import look_outside
+
+    return "ok", look_outside(settings)
+
+
 def bind_fault(host: str, port: int) -> str | None:
     """Why this port cannot be listened on; None where it can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -389,6 +396,8 @@ def run(nodes: tuple[NodeSettings, ...], others: NodeChecks) -> Iterator[Check]:
             name = f"{node.side} model{'' if number == 1 else f' {number}'}"
             subjects.append((name, partial(model, node, wanted)))
         subjects.append((f"{node.side} program", partial(program, node)))
+        if node.outside.url is not None:
+            subjects.append((f"{node.side} outside", partial(outside, node)))
         subjects += [(name, look) for name, check in others.items() if (look := check(node)) is not None]
         if isinstance(node, AgentSettings):
             subjects.append(("cloud may ask", partial(cloud_may_ask, node)))

@@ -35,7 +35,7 @@ StateDir = Annotated[Path | None, typer.Option("--state-dir", help="default: tha
 
 SHOW_HELP = (
     "print every setting with its value and where that comes from, those of the file's tables [answers], [energy], "
-    "[policy] and [tuning] too, and do nothing else"
+    "[outside], [policy] and [tuning] too, and do nothing else"
 )
 CONFIG_HELP = "TOML file with settings; default: paceline.toml in the working directory, if there is one"
 

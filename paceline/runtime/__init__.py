@@ -18,6 +18,8 @@ engine_loop    the thread that owns an engine
 stages         a model whose layers are spread over processes
 units          processing units: lanes of the engine, threads, the link
 workflows      workflows of agents, served
+endpoint       a stranger's endpoint over HTTP
+outside        answers and agents' texts that it writes
 lookup_tables  n-gram tables on disk
 peers          links of a node and the sessions that peers open
 link           connections between device and cloud

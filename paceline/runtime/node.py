@@ -23,6 +23,7 @@ from paceline.runtime.asking import CloudAsks
 from paceline.runtime.energy import SAVE_S
 from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentPrefiller
 from paceline.runtime.link.connection import link_states
+from paceline.runtime.outside import OutsideWriter
 from paceline.runtime.parts import NodeParts
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
@@ -38,6 +39,7 @@ from paceline.runtime.service import (
 )
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.texts import NodeTexts
+from paceline.runtime.units import OUTSIDE
 from paceline.runtime.workflows.run import Tools, Workflows
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
@@ -122,7 +124,12 @@ class Node(NodeTexts):
         self.wait_for_room, self.check = self._places.wait_for_room, self._preparation.check
         self.on_link = self._peers.on_link
         admit = partial(self._preparation.prepare, in_workflow=True)
-        self._workflows = Workflows(self._resources, self._peers, admit, tools)
+        endpoint = parts.company.outside
+        self.outside: OutsideWriter | None = None  # answers of a stranger's endpoint, see `prepare`
+        if endpoint is not None:
+            self.outside = OutsideWriter(endpoint, self._resources, self._peers, self._places, admit)
+            endpoint.on_sent = self._peers.on_sent if beside is None else endpoint.on_sent
+        self._workflows = Workflows(self._resources, self._peers, admit, tools, self.outside)
         self.workflows = self._workflows.names
         self._tasks: set[asyncio.Task[None]] = set()
         self.library = None if beside is None else beside.library
@@ -160,6 +167,8 @@ class Node(NodeTexts):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._asks.close()
+        if self.outside is not None and self._is_first:
+            await self.outside.endpoint.close()
         if self.library is not None and self._is_first:
             await asyncio.to_thread(self.library.close)
         if self._is_first:
@@ -182,7 +191,7 @@ class Node(NodeTexts):
         return ModelStatus("loaded", is_joint=not links or any(link.strategies for link in links))
 
     def strategies(self) -> Sequence[str]:
-        return tuple(STRATEGIES)
+        return (*STRATEGIES, *([OUTSIDE] if self.outside is not None else []))
 
     @property
     def num_documents(self) -> int:
@@ -229,10 +238,11 @@ class Node(NodeTexts):
         return self.worker.fault
 
     async def prepare(self, request: GenerateRequest) -> Generation:
+        writer = self.outside if request.strategy.name == OUTSIDE else None
         if request.sources.workflow is None:
-            return await self._preparation.prepare(request)
+            return await (writer or self._preparation).prepare(request)
         closed = partial(self._places.give_back, request.account.owner)
-        return await self._workflows.prepare(request, self._preparation.begin, closed)
+        return await self._workflows.prepare(request, (writer or self._preparation).begin, closed)
 
     async def _admit(self, request: GenerateRequest) -> Generation:
         """See `TextServer`. The peers are there before the preparation of answers."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paceline.engine.base import Engine
     from paceline.rag.document_kv import DocumentKvStore
     from paceline.runtime.asking import CloudAsks
+    from paceline.runtime.endpoint import OutsideEndpoint
     from paceline.runtime.lookup_tables.store import TableStore
     from paceline.runtime.policy import PolicyGuard
     from paceline.runtime.questions import Judge
@@ -69,6 +70,7 @@ class Company:
     tracer: Tracer | None = None  # of what this side does for peers' clients
     policy: PolicyGuard | None = None  # of the documents' owner; None: there is none
     handoff: HandoffLevel = "off"  # of a device: what it writes though its cloud's model is larger
+    outside: OutsideEndpoint | None = None  # of a stranger, which writes where a request asks for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ class Peers:
         self.links[peer] = link
         link.tell_documents(lambda: self._resources.num_documents)
         self._may_ask = MayAsk.of(link.peer.asked_by)
-        link.on_sent = self._on_sent
+        link.on_sent = self.on_sent
         link.on_open = lambda opening: self._on_open(link, peer, opening)
         link.on_down = lambda: self._on_down(link, peer)
         log.info("linked with %s, which holds %s documents", peer, link.peer.documents)
@@ -146,7 +146,8 @@ class Peers:
             if client.prepared.peer_name == peer:
                 client.link_back(link)
 
-    def _on_sent(self, kind: str, num_bytes: int) -> None:
+    def on_sent(self, kind: str, num_bytes: int) -> None:
+        """Count what leaves."""
         self._totals.today.add(kind, num_bytes)
         self._resources.guard.spend("bytes", num_bytes)
 

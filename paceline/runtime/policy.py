@@ -476,7 +476,7 @@ class HeldAnswer:
                     if isinstance(event, GenerationResult):
                         self._mark_all()
                         told = self.decision if self.decision.rule or self.decision.asks else None
-                        event = replace(event, policy=told)
+                        event = replace(event, policy=event.policy or told)
                     else:
                         self._mark(event.text)
                     yield event

@@ -148,7 +148,12 @@ class Resources:
         computing = parts.computing
         self.parts = parts
         units = computing.units or NodeUnits()
-        self.registry = units.registry(side, web=web, cloud=side == "device" and parts.company.cloud_texts)
+        self.registry = units.registry(
+            side,
+            web=web,
+            cloud=side == "device" and parts.company.cloud_texts,
+            outside=side == "device" and parts.company.outside is not None,
+        )
         self.work = PlainWork(self.registry)
         self.energy = computing.energy
         info, self.model_engine = model.engine.info, model.engine

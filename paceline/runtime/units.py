@@ -48,6 +48,7 @@ ENGINE: Final = "engine"  # kind of a lane
 HOST: Final = "cpu"
 LINK: Final = "link"
 CLOUD: Final = "cloud"  # kind of a text that the cloud's model writes for a device
+OUTSIDE: Final = "outside"  # likewise a stranger's endpoint; the strategy that asks for it, and the kind of its bytes
 LANES: Final = 4  # of an engine, by default
 SEARCHES: Final = 4  # at once, of the other side: a mute one takes seconds
 TEXTS: Final = 4  # at once, that the cloud writes
@@ -78,9 +79,9 @@ class NodeUnits:
     engine: str = ENGINE
     engine_cores: frozenset[int] = frozenset()
 
-    def registry(self, zone: Zone, *, web: bool = False, cloud: bool = False) -> UnitRegistry:
-        """web, cloud: see `UnitRegistry`."""
-        return UnitRegistry(zone, self.lanes, self.hosts, web=web, cloud=cloud, engine=self.engine)
+    def registry(self, zone: Zone, *, web: bool = False, cloud: bool = False, outside: bool = False) -> UnitRegistry:
+        """web, cloud, outside: see `UnitRegistry`."""
+        return UnitRegistry(zone, self.lanes, self.hosts, web=web, cloud=cloud, outside=outside, engine=self.engine)
 
 
 @dataclass(slots=True)
@@ -88,7 +89,8 @@ class UnitRegistry:
     """All units of one node. `close` ends the threads.
 
     engine: name of its lanes. web: pages can be searched for and fetched. cloud: the cloud's model may write texts, for
-    a device. The link, the cloud and the web are units that are waited for, and take none of this host's time.
+    a device. outside: likewise a stranger's endpoint. The link, the cloud, strangers and the web are units that are
+    waited for, and take none of this host's time.
     """
 
     zone: Zone
@@ -96,6 +98,7 @@ class UnitRegistry:
     hosts: Sequence[HostUnit] = (HostUnit("cpu"),)
     web: bool = False
     cloud: bool = False
+    outside: bool = False
     engine: str = ENGINE
     units: tuple[ProcessingUnit, ...] = field(init=False)
     under_way: Counter[str] = field(init=False, default_factory=Counter)  # launches of each host unit
@@ -118,6 +121,7 @@ class UnitRegistry:
             (self.engine, ENGINE, {WRITE.model, ANSWER.model}, self.zone, self.lanes),
             (LINK, LINK, {SEARCH_FAR.model}, "cloud", SEARCHES),
             (CLOUD, CLOUD, {WRITE.model}, "cloud", TEXTS if self.cloud else 0),
+            (OUTSIDE, OUTSIDE, {WRITE.model}, "cloud", TEXTS if self.outside else 0),
             ("web", "web", {FETCH.model}, "cloud", PAGES if self.web else 0),
         ):
             units += [ProcessingUnit(f"{name} {n}", kind, frozenset(models), zone, kind) for n in range(count)]

@@ -35,9 +35,10 @@ class Operation:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One workflow. owner: whose it is; owners take turns."""
+    """One workflow. owner: whose it is; owners take turns. barred: kinds of units that nothing of it runs on."""
 
     owner: str = ""
+    barred: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,9 @@ class WorkflowScheduler:
         return [
             unit
             for unit in self.policy.units(stage, units)
-            if memory in (None, unit.memory) and self._failures.get((stage, unit.name), 0) < MAX_FAILURES
+            if memory in (None, unit.memory)
+            and unit.kind not in stage.request.barred
+            and self._failures.get((stage, unit.name), 0) < MAX_FAILURES
         ]
 
     def _dispatch(self, now: float) -> list[WorkflowEffect]:

@@ -248,6 +248,13 @@ class Egress:
         if self.timeline is not None:
             self.timeline.received(message, num_bytes)
 
+    def beside(self, kind: str, *, sent: int = 0, received: int = 0) -> None:
+        """Count what passes beside the link, as to a stranger's endpoint."""
+        for counts, name, num_bytes in ((self._bytes, "sent", sent), (self._received, "received", received)):
+            counts.update({kind: num_bytes} if num_bytes else {})
+            if num_bytes and self.timeline is not None:
+                self.timeline.note(name, num_bytes, kind)
+
     def __bool__(self) -> bool:
         return bool(self._bytes)
 
@@ -257,7 +264,8 @@ class Egress:
 
     def __str__(self) -> str:
         sessions = ", ".join(map(str, sorted(self._sessions)))
-        return f"session {sessions}: " + ", ".join(f"{kind} {size} bytes" for kind, size in sorted(self._bytes.items()))
+        told = ", ".join(f"{kind} {size} bytes" for kind, size in sorted(self._bytes.items()))
+        return f"session {sessions}: {told}" if sessions else told
 
     def kinds(self) -> dict[str, int]:
         """Bytes by kind of message."""

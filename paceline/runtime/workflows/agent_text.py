@@ -309,22 +309,36 @@ class AgentText:
 # here from its beginning. Not handled: several clouds, and a cloud's workflows on its devices' models.
 
 
+Told = list[dict[str, str]]  # messages
 REST_S: Final = 10.0  # for which a cloud that did not write a text is asked for none
 KNOWN_S: Final = 60.0  # for which it is believed to be slower than this side: one that was busy is tried again
 TEXT: Final = 32  # tokens of a prompt and of a text, of which it is asked which side is faster
 
 
+class Way(Protocol):
+    """What leads to another writer: a link, or an endpoint."""
+
+    @property
+    def accepting(self) -> bool: ...
+
+    @property
+    def rtt(self) -> float | None: ...
+
+    @property
+    def bandwidth(self) -> float | None: ...
+
+
 class CloudUnits:
     """Those of a node's scheduler; none at a cloud. Belongs to the event loop."""
 
-    def __init__(self, driver: WorkflowDriver) -> None:
-        self._driver = driver
-        self.names = tuple(unit.name for unit in driver.registry.units if unit.kind == CLOUD)
-        self._link: Link | None = None
+    def __init__(self, driver: WorkflowDriver, kind: str = CLOUD) -> None:
+        self._driver, self._kind = driver, kind
+        self.names = tuple(unit.name for unit in driver.registry.units if unit.kind == kind)
+        self._link: Way | None = None
         self._until = -math.inf  # on the loop's clock
         self._forgets = -math.inf  # likewise: when it may be tried again
 
-    def offer(self, link: Link | None) -> bool:
+    def offer(self, link: Way | None) -> bool:
         """Whether they may be used now. Tells the scheduler, and what the link takes."""
         if not self.names:
             return False
@@ -337,14 +351,14 @@ class CloudUnits:
             self._link, self._forgets = link, now + KNOWN_S
             if another or not self._is_faster(link.rtt or 0.0):
                 for operation in (READ_PROMPT, WRITE):
-                    self._driver.profiles.forget(operation.name, CLOUD)
+                    self._driver.profiles.forget(operation.name, self._kind)
         self._driver.reach(self.names, link.rtt or 0.0, link.bandwidth)
         return True
 
     def _is_faster(self, way_s: float) -> bool:
         """Whether it is known to write a text sooner than this side: then texts go there, and each tells what it takes
         now."""
-        here, there = self._seconds(ENGINE), self._seconds(CLOUD)
+        here, there = self._seconds(ENGINE), self._seconds(self._kind)
         return here is not None and there is not None and way_s + there < here
 
     def _seconds(self, kind: str) -> float | None:
@@ -360,36 +374,36 @@ class CloudUnits:
         cache_key: Callable[[], bytes],
         told: Callable[[int], object] = lambda _: None,
     ) -> CloudTexts | None:
-        """For a request; None where there is no cloud now, or its level of privacy keeps all texts here. told: see
-        `CloudTexts`."""
+        """For a request; None where there is no cloud now, or its level of privacy keeps all texts here. told: tokens
+        of its texts."""
         if not self.offer(link) or link is None or privacy not in LEVELS:
             return None
-        return CloudTexts(self, link, privacy, cache_key(), told)
+        key, egress = cache_key(), Egress()
+
+        def write(messages: Told, max_tokens: int) -> TextSource:
+            return RemoteText(link, messages, max_tokens, privacy, key, egress, told)
+
+        return CloudTexts(self, write, egress)
 
     def rest(self, reason: str) -> None:
         """The cloud has not written a text: it is asked for none for a while."""
-        log.warning("the cloud writes no texts of workflows for %g s: %s", REST_S, reason)
+        log.warning("texts of workflows: nothing is asked of the %s for %g s: %s", self._kind, REST_S, reason)
         self._until = asyncio.get_running_loop().time() + REST_S
         self._driver.lose(self.names)
 
 
 @dataclass(slots=True)
 class CloudTexts:
-    """For one request. egress: counts what its texts have sent."""
+    """For one request, whose level of privacy lets texts be written there. begin: a text, greedy as here. egress:
+    counts what its texts have sent."""
 
     units: CloudUnits
-    link: Link
-    privacy: Privacy
-    cache_key: bytes
-    told: Callable[[int], object] = lambda _: None  # tokens of its texts
-    egress: Egress = field(default_factory=Egress)
+    begin: Callable[[Told, int], TextSource]
+    egress: Egress
 
     def has(self, unit: str) -> bool:
         return unit in self.units.names
 
     def write(self, messages: Prompt, max_tokens: int) -> TextStream:
-        """Begin a text, greedy as here. Raises PacelineError where this level of privacy lets none leave."""
-        if self.privacy not in LEVELS:
-            raise PacelineError(f"at {self.privacy} no text is written elsewhere")
         told = [{name: str(value) for name, value in message.items()} for message in messages]
-        return TextStream(RemoteText(self.link, told, max_tokens, self.privacy, self.cache_key, self.egress, self.told))
+        return TextStream(self.begin(told, max_tokens))

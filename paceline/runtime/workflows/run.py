@@ -23,6 +23,7 @@ from paceline.rag.rerank import LateInteraction, Reranker, TokenEncoder
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
 from paceline.runtime.link.connection import Link
+from paceline.runtime.outside import OutsideWriter
 from paceline.runtime.peers import Peers
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import (
@@ -40,6 +41,7 @@ from paceline.runtime.service import (
 )
 from paceline.runtime.sessions.remote import Admit
 from paceline.runtime.sessions.routing import peer_missing
+from paceline.runtime.units import CLOUD, OUTSIDE
 from paceline.runtime.workflows.agent_text import (
     CHARACTERS,
     AgentText,
@@ -106,7 +108,7 @@ class WorkflowRun:
         self._request = request
         self._web = web if request.sources.workflow == "research" else None
         self._cloud = cloud
-        barred = request.sources.workflow == "research" and web is None
+        without_web = request.sources.workflow == "research" and web is None
         self._side = side
         self._driver = driver
         self._admit = admit
@@ -117,15 +119,16 @@ class WorkflowRun:
         self._events: asyncio.Queue[GenerateEvent | Exception] = asyncio.Queue()
         self._running: Request | None = None  # at the driver
         sizes = _sizes(self._question, side, far=places.has_far, alone=cloud is None)
-        flow = FLOWS["advanced" if barred else request.sources.workflow]
-        self._stages = WorkflowStages(flow, sizes, Request(request.account.owner))
+        flow = FLOWS["advanced" if without_web else request.sources.workflow]
+        barred = CLOUD if request.strategy.name == OUTSIDE else OUTSIDE  # another's units, which it has no part in
+        self._stages = WorkflowStages(flow, sizes, Request(request.account.owner, frozenset([barred])))
         self.kept = flow.kept
         self._lookups = 0
         self._texts: list[AgentText] = []
         self._answer: TextStream | None = None
         self._read: list[Found] = []  # passages of the answer, as they were chosen
         self._steps: list[WorkflowStep] = []
-        self._failed = ["the web, which this level of privacy does not search"] if barred else list[str]()
+        self._failed = ["the web, which this level of privacy does not search"] if without_web else list[str]()
 
     @property
     def prompt_tokens(self) -> int:
@@ -359,7 +362,9 @@ class Workflows:
         peers: Peers,
         admit: Admit,
         tools: Tools,
+        outside: OutsideWriter | None = None,
     ) -> None:
+        self._outside = outside
         self._resources = resources
         self._peers = peers
         self._admit = admit
@@ -367,6 +372,7 @@ class Workflows:
         self._web = tools.web
         self._driver: WorkflowDriver | None = None
         self._cloud: CloudUnits | None = None
+        self._strangers: CloudUnits | None = None
 
     async def prepare(
         self,
@@ -389,7 +395,7 @@ class Workflows:
         request, answer = await begin(request)
         if self._driver is None:
             self._driver = WorkflowDriver(resources.registry)
-            self._cloud = CloudUnits(self._driver)
+            self._cloud, self._strangers = CloudUnits(self._driver), CloudUnits(self._driver, OUTSIDE)
         _, link = self._peers.peer_for(request)
         searched = request.sources.documents > 0  # otherwise the client wants none
         places = NodePlaces(
@@ -400,8 +406,9 @@ class Workflows:
             self._reranker,
             link if searched and side == "device" and request.joining.privacy != "local-only" else None,
         )
-        web, cloud = self._web_for(request, link), self._cloud_for(request, link)
-        apart = not resources.reads_together(str(request.strategy.options.get("reading", "")))
+        web, cloud = self._web_for(request, link), await self._cloud_for(request, link)
+        away = request.strategy.name == OUTSIDE  # nothing that the answer reads is computed here
+        apart = not (away or resources.reads_together(str(request.strategy.options.get("reading", ""))))
         return WorkflowRun(request, side, places, self._driver, self._admit, closed, web, cloud, answer, apart=apart)
 
     def names(self) -> tuple[WorkflowName, ...]:
@@ -420,10 +427,16 @@ class Workflows:
             return None
         return NodeWeb(resources.side, self._web, readable, request.sources.min_score, link, resources.work.parsing)
 
-    def _cloud_for(self, request: GenerateRequest, link: Link | None) -> CloudTexts | None:
-        """The cloud's model for a request's agents; None where it may write none of their texts, or there is none."""
-        if self._cloud is None:
+    async def _cloud_for(self, request: GenerateRequest, link: Link | None) -> CloudTexts | None:
+        """The cloud's model, or a stranger's, for a request's agents; None where it may write none of their texts, or
+        there is none."""
+        if self._cloud is None or self._strangers is None:
             return None
+        if request.strategy.name == OUTSIDE and self._outside is not None:
+            if not self._strangers.offer(self._outside.endpoint):
+                return None
+            texts = await self._outside.texts(request)
+            return CloudTexts(self._strangers, *texts)
         key = partial(self._resources.cache_key, f"workflows of {request.account.owner}")
         told = partial(self._resources.guard.spend, "cloud_tokens")
         return self._cloud.texts(link, request.joining.privacy, key, told)

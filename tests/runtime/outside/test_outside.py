@@ -1,0 +1,394 @@
+"""A stranger's endpoint over real sockets: what reaches it at each level, byte for byte, and what it may do to us."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from paceline.api.app import create_app
+from paceline.api.http.auth import Keyring
+from paceline.core.policy import Grant, Policy
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import LoadedModel
+from paceline.engine.fake import ByteTokenizer, FakeEngine
+from paceline.errors import EndpointError, RequestError
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+from paceline.runtime.endpoint import EndpointLimits, OutsideEndpoint
+from paceline.runtime.node import Node
+from paceline.runtime.parts import Company, NodeParts
+from paceline.runtime.policy import Policing, PolicyGuard
+from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.units import ENGINE, OUTSIDE
+from paceline.runtime.workflows.agent_text import CloudUnits
+from paceline.runtime.workflows.driver import WorkflowDriver
+from paceline.runtime.workflows.run import Tools
+from paceline.strategies.base import SIDES, Side
+from paceline.workflow.profiles import WINDOW, Profiles
+from tests.requests import a_request, changed
+from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
+
+pytestmark = pytest.mark.anyio
+
+KEY = "sk-very-secret"
+LIMITS = EndpointLimits(connect_s=2.0, silent_s=0.5, total_s=5.0, body_bytes=1 << 16, line_bytes=1 << 14)
+CONVERSATION = (
+    {"role": "system", "content": "You help Anna Berg of Kassel."},
+    {"role": "user", "content": "What does my diary say?"},
+    {"role": "assistant", "content": "It says plughed, as Doktor Grünewald knows."},
+    {"role": "user", "content": "Where may Anna Berg, phone 0170 5550123, have left the garden key of the museum?"},
+)
+ASKED = a_request(messages=CONVERSATION, max_tokens=40, strategy="outside", documents=2)
+PRIVATE = ("Anna", "Berg", "0170", "5550123", "Grünewald", "XYZZY", KEY.removeprefix("sk-"))
+Script = Callable[["Stranger", asyncio.StreamWriter, dict[str, Any]], Awaitable[None]]
+
+
+def event(text: str | None = None, end: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": {} if text is None else {"content": text}, "finish_reason": end}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\r\n\r\n"
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nSet-Cookie: who=you\r\nConnection: close\r\n\r\n"
+
+
+async def polite(stranger: Stranger, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+    """Says again what it was asked, a few characters at a time."""
+    said = f"Ask {stranger.mention(body)}: PERSON_1's key, not [PERSON_77]."
+    writer.write(OK + b": ping\n\n" + event())
+    for at in range(0, len(said), 3):
+        writer.write(event(said[at : at + 3]))
+        await writer.drain()
+    writer.write(event(end="stop") + b"data: [DONE]\n\n")
+
+
+@dataclass(eq=False)
+class Stranger:
+    """Keeps all bytes of all connections."""
+
+    script: Script = polite
+    heard: bytearray = field(default_factory=bytearray)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    url: str = ""
+    closed: int = 0
+
+    @staticmethod
+    def mention(body: dict[str, Any]) -> str:
+        return str(body["messages"][-1]["content"])
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(
+                (int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0
+            )
+            content = await reader.readexactly(length)
+            self.heard += head.replace(f"Bearer {KEY}".encode(), b"Bearer") + content
+            assert f"Bearer {KEY}".encode() in head
+            self.bodies.append(json.loads(content or b"{}"))
+            await self.script(self, writer, self.bodies[-1])
+            await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.closed += 1
+            writer.close()
+
+
+@dataclass
+class Rig:
+    bench: Bench
+    stranger: Stranger
+
+    @property
+    def device(self) -> Node:
+        return self.bench.device
+
+    async def ask(self, request: GenerateRequest = ASKED) -> tuple[str, GenerationResult]:
+        return await collect(await self.device.prepare(request))
+
+
+@asynccontextmanager
+async def rig(
+    folder: Path, script: Script = polite, *, linked: bool = True, policy: Policy | None = None
+) -> AsyncIterator[Rig]:
+    """A device with a private document, a cloud with a public one, and a stranger."""
+    stranger = Stranger(script)
+    server = await asyncio.start_server(stranger.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    stranger.url = f"http://127.0.0.1:{port}/v1"
+    endpoint = OutsideEndpoint(stranger.url, "their-model", KEY, limits=LIMITS)
+    texts = {"device": "The garden key is with XYZZY.", "cloud": "Anna Berg keeps the museum garden and its key."}
+    with ExitStack() as stack:
+        stores = {
+            side: stack.enter_context(DocumentStore.open(folder / side, HashEmbedder(), side=side)) for side in SIDES
+        }
+        for side, store in stores.items():
+            store.add_text("note.md", texts[side], zone=side)
+
+        def node(side: Side) -> Node:
+            guard = None if policy is None else PolicyGuard(side, policy, Policing(names=str))
+            company = Company(asks=open_gate(), policy=guard, outside=endpoint if side == "device" else None)
+            model = LoadedModel(FakeEngine(seed=1 + SIDES.index(side), spread=0.3), ByteTokenizer())
+            return Node(side, model, stores[side], NodeParts(company=company), Tools())
+
+        bench = Bench(node("cloud"), node("device"))
+        async with server, side_by_side(bench, linked=linked):
+            yield Rig(bench, stranger)
+
+
+@pytest.mark.parametrize("level", ["open", "document-private", "answer-private"])
+async def test_nothing_private_reaches_the_stranger_and_the_names_come_back(level: str, tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        said, done = await made.ask(changed(ASKED, privacy=level, min_score=-1.0))
+        (body,), heard = made.stranger.bodies, bytes(made.stranger.heard)
+        for word in PRIVATE:
+            assert word.encode() not in heard, word
+            assert json.dumps(word)[1:-1].encode() not in heard, word
+        is_open = level == "open"
+        for word in ("plughed", "diary", "museum garden"):  # the conversation, and the cloud's passage
+            assert (word.encode() in heard) == is_open, word
+        question = CONVERSATION[-1]["content"]
+        assert said == f"Ask {question}: Anna Berg's key, not [PERSON_77]."
+        assert body["model"] == "their-model" and body["messages"][-1]["role"] == "user"
+        assert b"cookie" not in heard.lower()
+        assert (done.strategy, done.degraded, done.reason) == ("outside", None, "stop")
+        assert "their-model at 127.0.0.1" in done.strategy_reason
+        size = len(json.dumps(body, ensure_ascii=False).encode())
+        assert done.stats["sent_outside_bytes"] == size and done.stats["received_outside_bytes"] > 100
+        assert done.stats["redactions"] == (4 if is_open else 2)
+        hours = made.device.load().sent_today.values()
+        assert sum(kinds.get("outside", 0) for kinds in hours) == size
+        assert [each.side for each in done.citations] == (["cloud"] if is_open else [])
+        assert ("sent_open_bytes" in done.stats) == is_open  # its own cloud was searched
+        assert done.completion_tokens == len(said.encode())
+        await made.ask(changed(ASKED, privacy=level))
+        assert b"cookie" not in bytes(made.stranger.heard).lower()
+
+
+async def test_what_may_not_go_there_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        for change in (
+            {"privacy": "local-only"},
+            {"top_logprobs": 2},
+            {"stop_token_ids": (3,)},
+            {"messages": ({"role": "user", "content": "x" * (1 << 20 | 1)},)},
+            {"workflow": "advanced"},  # at document-private
+        ):
+            with pytest.raises(RequestError):
+                await made.device.prepare(changed(ASKED, **change))
+        with pytest.raises(RequestError):
+            await made.bench.cloud.prepare(ASKED)  # it has no endpoint
+        assert not made.stranger.heard and "outside" not in made.bench.cloud.strategies()
+        assert made.device._places._shares.taken == 0
+
+
+async def test_the_owner_s_rules_hold_towards_a_stranger(tmp_path: Path) -> None:
+    policy = Policy(budgets={"cloud_tokens": 100.0}, keys={"phone": Grant("key phone", privacy="answer-private")})
+    said = "The doctor says that the knee needs an operation next spring, and that it will not heal alone."
+    async with rig(tmp_path, policy=policy) as made:
+        guard = made.device._resources.guard
+        _, done = await made.ask(changed(ASKED, privacy="open", owner="phone"))
+        assert done.policy is not None and done.policy.level == "answer-private"
+        assert b"plughed" not in made.stranger.heard and guard.left()["cloud_tokens"] < 100.0
+        guard.remember(said, "local-only")
+        told = ({"role": "user", "content": f"Shorten this: {said}"},)
+        sent = len(made.stranger.heard)
+        for request in (changed(ASKED, messages=told), ASKED):  # the second when the budget is used up
+            with pytest.raises(RequestError) as refused:
+                await made.device.prepare(request)
+            assert (refused.value.status, refused.value.code) == (403, "policy_forbids")
+            guard.spend("cloud_tokens", 100.0)
+        assert len(made.stranger.heard) == sent and made.device._places._shares.taken == 0
+
+
+async def silent(_: Stranger, writer: asyncio.StreamWriter, __: dict[str, Any]) -> None:
+    writer.write(OK + event("Ask"))
+    for _ in range(100):
+        writer.write(b": still here\n\n" + event())  # which is no text
+        await writer.drain()
+        await asyncio.sleep(0.1)
+
+
+async def endless(_: Stranger, writer: asyncio.StreamWriter, __: dict[str, Any]) -> None:
+    writer.write(OK)
+    for _ in range(1 << 20):
+        writer.write(b": " + b"x" * 1022 + b"\n")
+        await writer.drain()
+
+
+async def one_line(_: Stranger, writer: asyncio.StreamWriter, __: dict[str, Any]) -> None:
+    writer.write(OK + b"data: ")
+    for _ in range(1 << 20):
+        writer.write(b"x" * 1024)
+        await writer.drain()
+
+
+def answers(data: bytes) -> Script:
+    async def script(_: Stranger, writer: asyncio.StreamWriter, __: dict[str, Any]) -> None:
+        writer.write(data)
+
+    return script
+
+
+def status(line: str, words: str = "no") -> Script:
+    return answers(f"HTTP/1.1 {line}\r\nContent-Length: {len(words)}\r\n\r\n{words}".encode())
+
+
+HOSTILE = {
+    "silent": silent,
+    "endless": endless,
+    "one line": one_line,
+    "no JSON": answers(OK + b"data: {oops\n\n"),
+    "no object": answers(OK + b"data: [1]\n\n"),
+    "deep": answers(OK + b"data: " + b"[" * 15_000 + b"\n\n"),
+    "wrong types": answers(OK + b'data: {"choices": [{"delta": {"content": 7}}]}\n\n'),
+    "an error": answers(OK + event("Ask") + b'data: {"error": {"message": "out of credit"}}\n\n'),
+    "cut": answers(OK + event("Ask")),
+    "no HTTP": answers(b"SSH-2.0\r\n\r\n"),
+    "redirect": status("302 Found\r\nLocation: http://127.0.0.1:1/"),
+    "401": status("401 Unauthorized", f"the key {KEY} is wrong"),
+    "429": status("429 Too Many Requests"),
+    "500": status("500 Oops", "x" * 100_000),
+}
+
+
+@pytest.mark.parametrize("fault", HOSTILE)
+async def test_whatever_the_stranger_does_the_answer_goes_on_here_and_says_so(fault: str, tmp_path: Path) -> None:
+    async with rig(tmp_path, HOSTILE[fault]) as made:
+        request = changed(ASKED, privacy="answer-private", documents=0)
+        said, done = await made.ask(request)
+        begun = fault in ("silent", "an error", "cut")
+        assert (done.degraded, done.strategy) == ("outside_lost", "lookup_tree")
+        assert said.startswith("Ask") == begun and done.completion_tokens > 3
+        assert "their-model at 127.0.0.1" in done.strategy_reason and KEY not in done.strategy_reason
+        assert done.stats["sent_outside_bytes"] > 100
+        with pytest.raises(RequestError) as refused:
+            await made.ask(changed(request, on_loss="fail"))
+        assert refused.value.code == "outside_lost" and refused.value.status == (429 if fault == "429" else 503)
+        assert KEY not in str(refused.value)
+        assert made.device._places._shares.taken == 0
+
+
+async def test_the_text_goes_on_where_the_stranger_has_left_it(tmp_path: Path) -> None:
+    """What this side writes is what it writes behind the same beginning of the assistant's."""
+    async with rig(tmp_path, answers(OK + event("It is with [PERSON_1"))) as made:
+        request = changed(ASKED, privacy="answer-private", documents=0, max_tokens=60)
+        question = {"role": "user", "content": "Where is Anna Berg?"}
+        said, _ = await made.ask(changed(request, messages=(question,)))
+        begun = {"role": "assistant", "content": "It is with [Anna Berg"}
+        alone = changed(
+            request, messages=(question, begun), strategy="lookup_tree", max_tokens=60 - len(begun["content"])
+        )
+        rest, _ = await made.ask(alone)
+        assert said == begun["content"] + rest
+
+
+async def test_a_placeholder_cut_by_the_end_is_whole_and_stop_strings_are_of_the_names_that_come_back(
+    tmp_path: Path,
+) -> None:
+    script = answers(OK + event("Ask [PERS") + event("ON_1] at home") + event(end="length"))
+    async with rig(tmp_path, script) as made:
+        said, done = await made.ask()
+        assert (said, done.reason) == ("Ask Anna Berg at home", "length")
+        said, done = await made.ask(changed(ASKED, stop=("Berg",)))
+        assert (said, done.stop, done.reason) == ("Ask Anna ", "Berg", "stop")
+
+
+async def test_a_parameter_that_the_stranger_does_not_take_is_left_out(tmp_path: Path) -> None:
+    async def picky(stranger: Stranger, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+        wrong = [name for name in ("max_tokens", "temperature") if name in body]
+        words = f"Unsupported: {' and '.join(wrong)}. Use 'max_completion_tokens' instead."
+        await (status("400 Bad Request", words) if wrong else answers(OK + event("Yes.", "stop")))(
+            stranger, writer, body
+        )
+
+    async with rig(tmp_path, picky) as made:
+        cold = changed(ASKED, sampling=SamplingParams(temperature=0.0))
+        said, done = await made.ask(cold)
+        assert (said, done.degraded) == ("Yes.", None)
+        first, second = made.stranger.bodies
+        assert first["max_tokens"] == second["max_completion_tokens"] == 40 and "temperature" not in second
+
+
+async def test_a_client_that_leaves_ends_the_connection(tmp_path: Path) -> None:
+    async with rig(tmp_path, silent) as made:
+        events = (await made.device.prepare(ASKED)).run()
+        assert isinstance(await anext(events), TextDelta)
+        await events.aclose()  # type: ignore[attr-defined]
+        async with asyncio.timeout(5):
+            while not made.stranger.closed:
+                await asyncio.sleep(0.01)
+        assert made.device._places._shares.taken == 0
+
+
+async def test_a_workflow_s_public_texts_are_the_stranger_s_and_private_ones_are_not(tmp_path: Path) -> None:
+    async def agent(_: Stranger, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+        rewrites = "Split the question" in str(body["messages"])
+        said = "Where does [PERSON_1] keep keys?\n" if rewrites else "With [PERSON_1] [1]."
+        writer.write(OK + event(said) + event(end="stop"))
+
+    async with rig(tmp_path, agent) as made:
+        workflows, known = made.device._workflows, Profiles()
+        for phase in ("prefill", "decode"):
+            for _ in range(WINDOW):
+                known.learn(f"agent/{phase}", OUTSIDE, 4, 0.01)
+                known.learn(f"agent/{phase}", ENGINE, 4, 1.0)
+        workflows._driver = WorkflowDriver(made.device._resources.registry, known)
+        workflows._cloud = CloudUnits(workflows._driver)
+        workflows._strangers = strangers = CloudUnits(workflows._driver, OUTSIDE)
+        assert made.device.outside is not None
+        strangers._link, strangers._forgets = made.device.outside.endpoint, float("inf")  # what it takes is known
+        request = changed(ASKED, privacy="open", workflow="advanced", min_score=-1.0, messages=CONVERSATION[3:])
+        said, done = await made.ask(request)
+        assert said == "With Anna Berg [1]." and done.degraded is None
+        heard = bytes(made.stranger.heard)
+        assert not [word for word in PRIVATE if word.encode() in heard]
+        units = {step.stage: step.unit.split()[0] for step in done.steps if step.unit}
+        assert units["rewrite"] == units["refine public"] == "outside" and units["refine"] == "engine"
+        assert b"museum garden" in heard
+        assert done.stats["sent_outside_bytes"] == sum(
+            len(json.dumps(body, ensure_ascii=False).encode()) for body in made.stranger.bodies
+        )
+
+
+async def test_a_client_of_the_api_asks_for_it_by_name(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        app = create_app(made.device, keyring=Keyring({}))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            asked = {"model": "fake", "messages": CONVERSATION[3:], "paceline": {"strategy": "outside", "report": True}}
+            answer = (await client.post("/v1/chat/completions", json=asked)).json()
+            assert "Anna Berg, phone 0170 5550123" in answer["choices"][0]["message"]["content"]
+            assert answer["paceline"]["strategy"] == "outside" and answer["paceline"]["stats"]["redactions"] == 2
+            tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+            for more in ({"tools": [tool]}, {"logprobs": True}, {"response_format": {"type": "json_object"}}):
+                refused = await client.post("/v1/chat/completions", json=asked | more)
+                assert refused.status_code == 400 and "plain text" in refused.json()["error"]["message"], more
+            assert "outside" in (await client.get("/v1/models")).json()["data"][0]["paceline"]["strategies"]
+    assert len(made.stranger.bodies) == 1
+
+
+async def test_looking_at_the_endpoint_tells_it_nothing(tmp_path: Path) -> None:
+    async with rig(tmp_path, status("200 OK", '{"data": [{"id": "their-model"}]}')) as made:
+        assert made.device.outside is not None
+        endpoint = made.device.outside.endpoint
+        assert await endpoint.look() == "their-model at 127.0.0.1 answers"
+        made.stranger.script = status("401 No", f"bad {KEY}")
+        with pytest.raises(EndpointError, match=r"does not accept the key: bad \(key\)"):
+            await endpoint.look()
+        assert bytes(made.stranger.heard).startswith(b"GET /v1/models HTTP/1.1\r\n")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            gone = OutsideEndpoint(f"http://127.0.0.1:{free.getsockname()[1]}", "m", limits=LIMITS)
+            with pytest.raises(EndpointError, match="cannot be reached"):
+                await gone.look()
+            await gone.close()
